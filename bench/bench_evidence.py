@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from marlcore.training import preset_names
+from marlcore.config import preset_names
 
 from .__main__ import main
 from .core import report

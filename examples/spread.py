@@ -13,7 +13,7 @@ from dataclasses import replace
 import matplotlib.pyplot as plt
 
 import marlcore as mc
-from marlcore.training import read_metrics
+from marlcore.record import read_metrics
 
 ALGORITHMS, AGENTS = ("vdn", "qmix", "matd3", "maddpg", "happo", "coma", "mappo", "ppo"), 3
 

@@ -133,7 +133,7 @@ def _run(command: str, arguments: list[str]) -> int:
 def _how_to_resume(run_dir: str) -> str:
     from pathlib import Path
 
-    from .training import has_all_steps
+    from .record import has_all_steps
 
     if not run_dir:
         return ""

@@ -20,4 +20,5 @@ if find_spec("torch"):
     # Set before any computation: a forked process has no OpenMP threads and would wait for them forever.
     torch.set_num_threads(1)
 if is_installed("train"):
-    from .training import self_play, workers  # noqa: F401
+    from . import self_play  # noqa: F401
+    from .run import workers  # noqa: F401

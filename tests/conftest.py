@@ -81,7 +81,7 @@ def pytest_xdist_setupnodes() -> None:
     cache = jit.cache_directory()
     if cache is not None and (cache / jit.WARM).exists():
         return
-    rooms = ["planning", *(["training"] if is_installed("train") else [])]
+    rooms = ["planning", *(["run"] if is_installed("train") else [])]
     code = "from marlcore.{} import warm_up; warm_up()"
     started = [subprocess.Popen([sys.executable, "-c", code.format(room)]) for room in rooms]
     assert [each.wait() for each in started] == [0] * len(rooms)

@@ -13,7 +13,7 @@ from statistics import fmean
 import tyro
 
 from marlcore.processes import Metric
-from marlcore.training.record.curves import plot_runs
+from marlcore.record.curves import plot_runs
 
 from .. import ROOT
 from ..figures import FOLDER, load, today, use_fewer_colours, write

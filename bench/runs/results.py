@@ -24,8 +24,7 @@ from random_play import sample
 import marlcore as mc
 from marlcore.envs import factory, vectorize
 from marlcore.processes import Metric
-from marlcore.training import read_metrics
-from marlcore.training.record import plot_runs
+from marlcore.record import plot_runs, read_metrics
 
 from ..figures import FOLDER, load, today, write
 from ..machine import load_since, processor, say, software

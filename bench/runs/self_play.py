@@ -22,9 +22,9 @@ from puck import chaser, idle, two_player_puck
 
 import marlcore as mc
 from marlcore import algos
+from marlcore.config import read_settings
 from marlcore.declared import changed
 from marlcore.envs import NamedEnvironment
-from marlcore.training.config import read_settings
 
 from ..machine import say
 from ..pages.tables import records

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import marlcore as mc
-from marlcore.training import read_metrics
+from marlcore.record import read_metrics
 
 from ..peers.setting import COPIES, Setting, Trained
 from ..processes import fresh_processes

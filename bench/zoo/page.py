@@ -16,7 +16,7 @@ from matplotlib.ticker import EngFormatter
 from numpy.typing import NDArray
 
 import marlcore as mc
-from marlcore.training import preset_names
+from marlcore.config import preset_names
 
 from .. import ROOT
 from ..figures import picture

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 import marlcore as mc
+from marlcore.config import PRESETS, preset_names
 from marlcore.envs import factory, vectorize
-from marlcore.training import preset_names, read_metrics
-from marlcore.training.config import PRESETS
-from marlcore.training.record.curves import returns_of
+from marlcore.record import read_metrics
+from marlcore.record.curves import returns_of
 
 from .. import ROOT
 from ..machine import cpu_seconds, say, system

@@ -16,9 +16,9 @@ import numpy as np
 
 from ..notices import say
 from ..replay import Prioritized, ReplayBuffer
+from ..run import compile_before_a_run
 from ..spec import Field, TransitionSpec
 from ..tables import FittedTable, print_fitted
-from ..training import compile_before_a_run
 from ..weights import ParameterStore
 from .options import CommandLine
 

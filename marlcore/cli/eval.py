@@ -15,8 +15,9 @@ import tyro
 from numpy.typing import NDArray
 
 from ..envs import NamedEnvironment, vectorize
+from ..evaluation import EvaluatedRun, evaluate
+from ..loops import play
 from ..tables import print_fitted
-from ..training import EvaluatedRun, evaluate, play
 from .options import CommandLine
 
 RENDER_MODE = "rgb_array"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from ..training import load_policy
+from ..evaluation import load_policy
 from .options import CommandLine
 
 

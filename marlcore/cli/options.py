@@ -98,7 +98,7 @@ class CommandLine:
             about = f"usage: marlcore {self._command} [OPTIONS]\n\n{inspect.getdoc(kind)}\n"
             sys.stdout.write(about + (f"\noptions:\n{options}" if options else ""))
             sys.exit(0)
-        from ..training import Schedule
+        from ..config import Schedule
 
         registry = tyro.constructors.ConstructorRegistry()
 

@@ -19,8 +19,8 @@ from ..errors import MarlcoreError
 from ..memory import SHM_DIR, SegmentHandle
 from ..notices import say
 from ..processes import PID, READY, RESTARTS, STEPS, UPDATES, Control, Telemetry
+from ..record import agent_order, has_ended, is_address
 from ..tables import FittedTable, print_fitted
-from ..training import agent_order, has_ended, is_address
 from .options import CommandLine
 
 COLUMNS = {  # of the table, the most important first; key of a worker's figures: format

@@ -7,19 +7,11 @@ from typing import Annotated, Any
 
 from .. import algos
 from ..checks import brief, did_you_mean, printable, short
+from ..config import Config, Settings, hints_by_policy, preset_names, read_preset, read_settings
 from ..declared import changed, hints_of
-from ..training import (
-    Config,
-    Settings,
-    described_run,
-    hints_by_policy,
-    preset_names,
-    read_preset,
-    read_settings,
-    summary,
-    train_seeds,
-)
-from ..training import train as run
+from ..meta import train_seeds
+from ..record import described_run, summary
+from ..run import train as run
 from .options import CommandLine, print_table
 
 

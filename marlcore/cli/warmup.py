@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from .. import planning
 from ..kernels import jit
-from ..training import warm_up
+from ..run import warm_up
 from .options import CommandLine
 
 

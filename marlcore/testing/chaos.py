@@ -21,10 +21,11 @@ from typing import Annotated
 import numpy as np
 
 from ..cli import CommandLine
+from ..config import ActorConfig, Config, EvaluationConfig, LearnerConfig, ReplayConfig, SupervisionConfig
 from ..declared import Declared, Number
 from ..memory import survey_segments
 from ..processes import end_with_parent
-from ..training import ActorConfig, Config, EvaluationConfig, LearnerConfig, ReplayConfig, SupervisionConfig, train
+from ..run import train
 from .checked import AGENTS, CheckedAlgorithm, CheckedEnvironment, read_faults, read_rows
 from .victim import Lost, Victim, parent_of
 

@@ -23,12 +23,12 @@ from whole_runs import LONG, checkpoint, opponents_of, steps_of, values_of
 import marlcore as mc
 from marlcore.cluster import Bookings, DirectLink, Ingest, Porter
 from marlcore.cluster.nodes.actors import ActorNode, ActorOrders
+from marlcore.config import AssignedPolicy, source_of
 from marlcore.envs import vectorize
+from marlcore.loops import build_model
 from marlcore.processes import BEATS
-from marlcore.training.config import AssignedPolicy, source_of
-from marlcore.training.loops import build_model
-from marlcore.training.self_play import make_beside_anchors, odds_fields, published_numbers
-from marlcore.training.workers import spec_of
+from marlcore.run.workers import spec_of
+from marlcore.self_play import make_beside_anchors, odds_fields, published_numbers
 
 EXAMPLES = str(Path(__file__).parents[2] / "examples")
 

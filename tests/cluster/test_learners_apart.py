@@ -58,7 +58,7 @@ def test_the_only_learner_learns_on_policy_on_another_machine(drive: Drive) -> N
 BOTH = """
 from dataclasses import replace
 from pathlib import Path
-from marlcore.training.record import checkpoint_path, load_checkpoint
+from marlcore.record import checkpoint_path, load_checkpoint
 
 learners = {"apart": mc.LearnerConfig(device="cpu", warmup=100, batch_size=16)}
 config = of_hunt(learners={"apart": "CPU=1", "here": {"CPU": 0.5}}, total_steps=6000, nodes=2,
@@ -88,7 +88,7 @@ def test_learners_get_machines_with_room_also_when_resumed(drive: Drive) -> None
 
 
 LOST = """
-from marlcore.training.record import checkpoint_path, load_checkpoint
+from marlcore.record import checkpoint_path, load_checkpoint
 from pathlib import Path
 import contextlib
 from marlcore.processes import READY, UPDATES

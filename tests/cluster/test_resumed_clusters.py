@@ -15,10 +15,10 @@ from whole_clusters import NOTHING, Drive, called, left_on, result_of
 from whole_runs import LONG, Runs, checkpoint, finished, marlcore, saved_replay, steps_of
 
 import marlcore as mc
+from marlcore.config import assign
 from marlcore.errors import Fenced
+from marlcore.record import Hold, RunDirectory, check_resumed, describe
 from marlcore.spaces import Spaces
-from marlcore.training.config import assign
-from marlcore.training.record import Hold, RunDirectory, check_resumed, describe
 
 CARTPOLE = mc.NamedEnvironment("gymnasium:CartPole-v1")
 POLICIES = assign({"agent_0": Spaces(Box(-1, 1, (3,)), Discrete(2))}, None, mc.DQN(), stack=1)

@@ -16,8 +16,8 @@ from whole_runs import LONG, ON_POLICY, Runs, checkpoint, history, kill, updatin
 
 import marlcore as mc
 from marlcore.envs import Recall
-from marlcore.training.evaluation import SavedRun
-from marlcore.training.loops import build_model
+from marlcore.evaluation import SavedRun
+from marlcore.loops import build_model
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 

@@ -17,7 +17,7 @@ from gymnasium.spaces import Discrete
 from whole_runs import LONG, Runs
 
 import marlcore as mc
-from marlcore.training.record import RunDirectory
+from marlcore.record import RunDirectory
 
 runs = Runs(mode="async", total_steps=300, actor={"envs": 1}, learner={"warmup": 20})
 train = runs.train

@@ -18,8 +18,9 @@ from whole_runs import LONG, Runs, change_checkpoint, checkpoint, history, kill,
 
 import marlcore as mc
 from marlcore.__main__ import main
-from marlcore.training import EVALUATOR, async_run
-from marlcore.training.workers import EvaluatorWorker
+from marlcore.config import EVALUATOR
+from marlcore.run import async_run
+from marlcore.run.workers import EvaluatorWorker
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -257,12 +258,16 @@ def newest(run: mc.Run) -> int:
 class Lagging(Corridor):
     """In the evaluator an evaluation ends once two more are due, or all steps are taken."""
 
-    lag = 250
+    evaluations = until = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        if seed is not None:  # an evaluation begins
-            self.until = (mc.run_step().step + self.lag) // 125 * 125
+        if seed:  # an evaluation of one episode begins; by 0 the environment is only looked at
+            self.evaluations += 1
+            self.until = self.end(mc.run_step().step)
         return super().reset(seed=seed)
+
+    def end(self, step: int) -> int:
+        return (step // 125 + 2) * 125
 
     def step(self, action: int) -> Any:
         while current_process().name == EVALUATOR and mc.run_step().step < min(self.until, 600):
@@ -271,9 +276,10 @@ class Lagging(Corridor):
 
 
 class Punctual(Lagging):
-    """Here one more, which may be due when the evaluation begins: training then waits for it."""
+    """Here once the next one is due, at which training waits: so the first ends at 250 steps, wherever it began."""
 
-    lag = 124
+    def end(self, step: int) -> int:
+        return (self.evaluations + 1) * 125
 
 
 @LONG
@@ -283,7 +289,8 @@ def test_each_evaluation_that_falls_due_is_made_or_counted(
 ) -> None:
     """With `wait` all are made, while the training goes on to the next one that is due."""
     wait = env_fn is Punctual
-    path = train(tmp_path, env_fn, DQN, mode="async", evaluation={"interval": 125, "wait": wait}).run_dir
+    settings = {"interval": 125, "episodes": 1, "wait": wait}
+    path = train(tmp_path, env_fn, DQN, mode="async", evaluation=settings).run_dir
     made, skipped = len(evaluations(path)), evaluations(path, "eval_skipped")[-1][1]
     assert made + skipped == 5 and (skipped == 0) == wait
     assert (f"evaluation: {skipped:g} that fell due every 125 steps were skipped" in caplog.text) == (not wait)

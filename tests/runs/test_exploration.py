@@ -13,7 +13,7 @@ from crowd import Crowd, Naming
 from whole_runs import MODES, Runs, metrics_of, saved_replay, values_of
 
 import marlcore as mc
-from marlcore.training.loops import Behaviour
+from marlcore.loops import Behaviour
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 

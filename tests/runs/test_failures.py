@@ -18,7 +18,7 @@ from hunt import HUNT
 from whole_runs import LONG, MODES, Runs, checkpoint, failure, updating
 
 import marlcore as mc
-from marlcore.training import EVALUATOR
+from marlcore.config import EVALUATOR
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 

@@ -18,7 +18,7 @@ from refused import check_refused
 from whole_runs import LONG, Runs, values_of
 
 import marlcore as mc
-from marlcore.training.record.descriptions import _each
+from marlcore.record.descriptions import _each
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 

@@ -13,10 +13,10 @@ from processes import until
 import marlcore as mc
 from marlcore.cluster.nodes import learners
 from marlcore.cluster.nodes.learners import LearnerNode, LearnerOrders, LearnerStatus
+from marlcore.config import AssignedPolicy, source_of
 from marlcore.envs import vectorize
-from marlcore.training.config import AssignedPolicy, source_of
-from marlcore.training.record import Hold, load_checkpoint
-from marlcore.training.workers import attach_storage
+from marlcore.record import Hold, load_checkpoint
+from marlcore.run.workers import attach_storage
 
 ENV = mc.NamedEnvironment("gymnasium:CartPole-v1")
 CONFIG = mc.Config(

@@ -22,7 +22,7 @@ from whole_runs import LONG, Runs, values_of
 
 import marlcore as mc
 from marlcore.algos.dqn import DQNTrainer
-from marlcore.training.loops import NetworkPlayer
+from marlcore.loops import NetworkPlayer
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 ROOT = Path(__file__).parents[2]
 SOURCE = "\n".join(
     path.read_text()
-    for room in ("algos", "training", "cluster")
+    for room in ("algos", "loops", "record", "self_play", "run", "meta", "cluster")
     for path in sorted((ROOT / "marlcore" / room).rglob("*.py"))
 )
 CARTPOLE, ENVIRONMENTS = "gymnasium:CartPole-v1", {"continuous": "gymnasium:Pendulum-v1"}

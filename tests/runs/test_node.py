@@ -14,11 +14,11 @@ import marlcore as mc
 from marlcore.cluster import Bookings, DirectLink, Ingest, Leases, Porter
 from marlcore.cluster.nodes import program
 from marlcore.cluster.nodes.actors import ActorNode, ActorOrders
+from marlcore.config import AssignedPolicy, crews, source_of
 from marlcore.envs import vectorize
 from marlcore.errors import Fenced
-from marlcore.training.config import AssignedPolicy, crews, source_of
-from marlcore.training.loops import build_model
-from marlcore.training.workers import spec_of
+from marlcore.loops import build_model
+from marlcore.run.workers import spec_of
 
 ENV = mc.NamedEnvironment("gymnasium:CartPole-v1")
 SETTINGS: dict[str, Any] = {

@@ -14,7 +14,7 @@ from crowd import Crowd
 from whole_runs import LONG, Runs, saved_replay
 
 import marlcore as mc
-from marlcore.training.loops import Learner
+from marlcore.loops import Learner
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 

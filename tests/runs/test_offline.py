@@ -15,8 +15,8 @@ from refused import Refused, check_refused
 from whole_runs import LONG, MODES, changed, checkpoint, config_of
 
 import marlcore as mc
-from marlcore.training import read_metrics
-from marlcore.training.config import applied_offline
+from marlcore.config import applied_offline
+from marlcore.record import read_metrics
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 

@@ -26,7 +26,7 @@ import marlcore as mc
 from marlcore.declared import flattened
 from marlcore.envs import TreasureHunt
 from marlcore.queue.cursor import ReadCursor
-from marlcore.training.run_input import RunInput
+from marlcore.run.run_input import RunInput
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 

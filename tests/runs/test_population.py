@@ -24,11 +24,11 @@ from refused import Refused, check_refused, check_row
 from whole_runs import LONG, Runs, checkpoint, config_of, metrics_of, steps_of
 
 import marlcore as mc
-from marlcore.training import Member
-from marlcore.training.lineage import Lineage
-from marlcore.training.population import _score, links_to_take, take_links
-from marlcore.training.record import checkpoint_path, load_checkpoint, save_checkpoint, write_json
-from marlcore.training.several import folder_of, held
+from marlcore.meta import Member
+from marlcore.meta.lineage import Lineage
+from marlcore.meta.population import _score, links_to_take, take_links
+from marlcore.meta.several import folder_of, held
+from marlcore.record import checkpoint_path, load_checkpoint, save_checkpoint, write_json
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -40,13 +40,13 @@ runs = Runs(total_steps=60, actor={"envs": 1})
 
 @pytest.fixture(autouse=True)
 def unplotted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marlcore.training.population.plot_lineage", lambda *_: None)
+    monkeypatch.setattr("marlcore.meta.population.plot_lineage", lambda *_: None)
 
 
 @pytest.fixture
 def scored_by_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """A member's score is its learning rate."""
-    monkeypatch.setattr("marlcore.training.population._score", lambda run_dir, *_: rate_of(run_dir))
+    monkeypatch.setattr("marlcore.meta.population._score", lambda run_dir, *_: rate_of(run_dir))
 
 
 def rate_of(run_dir: Path) -> float:
@@ -143,7 +143,7 @@ def test_a_diverged_member_copies_another(tmp_path: Path) -> None:
 
 def test_a_score_is_of_the_last_tenth_of_episodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     rows = [SimpleNamespace(name="episode_return", step=i, agent="a", value=float(i)) for i in range(1, 19)]
-    monkeypatch.setattr("marlcore.training.population.each_metric", lambda path: rows)
+    monkeypatch.setattr("marlcore.meta.population.each_metric", lambda path: rows)
     assert _score(tmp_path, 0, evaluates=False) == 18.0
 
 
@@ -282,7 +282,7 @@ def test_what_a_killed_program_began_to_make_is_made_anew(tmp_path: Path, monkey
         raise Cut
 
     with monkeypatch.context() as patched, pytest.raises(Cut):
-        patched.setattr("marlcore.training.population.make_runs", cut)
+        patched.setattr("marlcore.meta.population.make_runs", cut)
         train(tmp_path, population(size=2))
     (tmp_path / "run" / "member-0").mkdir()
     (tmp_path / "run" / "member-0" / "metrics.csv").write_text("time_s,step,agent,name,value\n")

@@ -22,8 +22,8 @@ from refused import Refused, refusals, refused
 from whole_runs import LONG, SMALL, changed, config_of
 
 import marlcore as mc
-from marlcore.training.oracles.against import Against
-from marlcore.training.oracles.result import Population, add_policies, read_into, write_result
+from marlcore.meta.against import Against
+from marlcore.meta.result import Population, add_policies, read_into, write_result
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -150,7 +150,7 @@ def test_opponents_of_a_response_receive_their_rewards(monkeypatch: pytest.Monke
         reward=lambda reward, at: told.extend(reward.tolist()),
     )
     load = lambda *saved: SimpleNamespace(player=lambda copies: player)  # noqa: E731
-    monkeypatch.setattr("marlcore.training.oracles.against.load_policy", load)
+    monkeypatch.setattr("marlcore.meta.against.load_policy", load)
     env = Against(OneShot, 2, "a", {(Path(), "b", "last"): 1.0})
     env.reset(0)
     for _ in range(60):
@@ -175,7 +175,7 @@ import os, signal, sys
 sys.path[:0] = sys.argv[2:]
 from pathlib import Path
 from types import SimpleNamespace
-from marlcore.training.oracles import nash
+from marlcore.meta import nash
 from test_psro import respond
 
 def solver(payoffs):
@@ -207,7 +207,7 @@ def test_a_killed_psro_continues_after_its_last_whole_iteration(tmp_path: Path) 
 def test_ctrl_c_names_the_directory_that_continues(
     during: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = sys.modules["marlcore.training.run" if during == "work" else mc.psro.__module__]
+    module = sys.modules["marlcore.run.run" if during == "work" else mc.psro.__module__]
     whole = getattr(module, during)
 
     def interrupted(*arguments: Any, **options: Any) -> Any:

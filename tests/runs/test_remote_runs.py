@@ -14,7 +14,7 @@ from refused import check_refused
 from whole_runs import SMALL, changed, checkpoint, metrics_of, steps_of
 
 import marlcore as mc
-from marlcore.training.record import RemoteCopy, described_run, fetch_run
+from marlcore.record import RemoteCopy, described_run, fetch_run
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 

@@ -20,11 +20,11 @@ from seams import undrawn
 from whole_runs import LONG, Runs, checkpoint, config_of, finished, marlcore, metrics_of, steps_of
 
 import marlcore as mc
+from marlcore.config import assign
 from marlcore.envs import TreasureHunt
+from marlcore.meta import train_seeds
+from marlcore.record import RunDirectory, describe, described_run, save_checkpoint, write_json
 from marlcore.spaces import Spaces
-from marlcore.training import described_run, train_seeds
-from marlcore.training.config import assign
-from marlcore.training.record import RunDirectory, describe, save_checkpoint, write_json
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 

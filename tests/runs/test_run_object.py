@@ -87,11 +87,11 @@ def test_a_fork_server_imports_while_the_input_is_checked(monkeypatch: pytest.Mo
 
 FIRST_OF_ALL = """
 import sys
-import marlcore as mc, marlcore.training
+import marlcore as mc, marlcore.run
 from marlcore.processes import ForkServer
 
 def begin(server):
-    print({"torch", "numba", "rich", "marlcore.training.run"} & sys.modules.keys())
+    print({"torch", "numba", "rich", "marlcore.run.run"} & sys.modules.keys())
     raise SystemExit
 
 ForkServer.begin = begin

@@ -16,7 +16,7 @@ from whole_runs import LONG, Runs, checkpoint, finished, marlcore, metrics_of, s
 
 import marlcore as mc
 from marlcore.processes import ForkServer, Metric
-from marlcore.training.record import Progress, SharedProgress
+from marlcore.record import Progress, SharedProgress
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -66,7 +66,7 @@ def test_ctrl_c_stops_all_seeds(tmp_path: Path) -> None:
 
 def test_serial_seeds_work_in_the_main_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some environments set handlers of signals, as pygame does, which only a program's first thread may."""
-    monkeypatch.setattr("marlcore.training.seeds.plot_runs", lambda *_: None)
+    monkeypatch.setattr("marlcore.meta.seeds.plot_runs", lambda *_: None)
     before = signal.getsignal(signal.SIGUSR2)
     set_handler = partial(signal.signal, signal.SIGUSR2, signal.SIG_IGN)
     config = runs.configured(tmp_path, mode="serial", total_steps=100)
@@ -99,7 +99,7 @@ def test_a_signal_after_a_failure_waits_for_no_other_seed(tmp_path: Path, monkey
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr("marlcore.training.several.Run", Half)
+    monkeypatch.setattr("marlcore.meta.several.Run", Half)
     with pytest.raises(KeyError, match="mine"):
         mc.train_seeds(HUNT, "dqn", runs.configured(tmp_path), [0, 1], parallel=2, progress=False)
     assert len(made) == 2
@@ -108,7 +108,7 @@ def test_a_signal_after_a_failure_waits_for_no_other_seed(tmp_path: Path, monkey
 def test_a_shared_table_has_a_row_for_each_agent_of_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rate is that of all runs, also of one that ends before its own rate is known; seed 7 is resumed."""
     now = 100.0
-    monkeypatch.setattr("marlcore.training.record.progress.monotonic", lambda: now)
+    monkeypatch.setattr("marlcore.record.progress.monotonic", lambda: now)
     shown = io.StringIO()
     shared = SharedProgress(Progress(Console(file=shown, width=200), interval=0.0), total_steps=400)
     parts = [shared.part("seed 4", 0), shared.part("seed 7", 20)]

@@ -11,10 +11,10 @@ from refused import check_refused
 from whole_runs import MODES, Runs, checkpoint, metrics_of, past, values_of
 
 import marlcore as mc
+from marlcore.config import StopConfig
 from marlcore.processes import Metric
-from marlcore.training import StopConfig
-from marlcore.training.record import StopConditions
-from marlcore.training.record.sinks.background import Sinks
+from marlcore.record import StopConditions
+from marlcore.record.sinks.background import Sinks
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 

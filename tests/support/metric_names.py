@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from marlcore.training import read_metrics
+from marlcore.record import read_metrics
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 

@@ -51,7 +51,7 @@ def without_gates() -> None:
 @contextmanager
 def undrawn() -> Iterator[None]:
     """Runs end without their pictures, which would take longer than most runs of tests."""
-    with mock.patch("marlcore.training.run.plot_run"), mock.patch("marlcore.training.run.plot_payoff"):
+    with mock.patch("marlcore.run.run.plot_run"), mock.patch("marlcore.run.run.plot_payoff"):
         yield
 
 

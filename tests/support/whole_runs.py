@@ -20,8 +20,7 @@ from seams import without_limits
 
 import marlcore as mc
 from marlcore.processes import PID
-from marlcore.training import read_metrics
-from marlcore.training.record import save_checkpoint
+from marlcore.record import read_metrics, save_checkpoint
 
 LONG = pytest.mark.long
 MODES = pytest.mark.parametrize("mode", ["serial", pytest.param("async", marks=LONG)])

@@ -21,24 +21,23 @@ BELOW = {
     "transitions": ["memory", "kernels"], "weights": ["memory"], "processes": ["memory"],
     "replay": ["transitions"], "queue": ["transitions"], "interfaces": ["replay", "spaces"],
     "cluster": ["replay", "queue", "weights", "processes"], "planning": ["processes", "kernels"],
-    "algos": ["kernels", "interfaces"], "envs": ["interfaces"],
-    "training": ["cluster", "algos", "envs", "tables"], "compat": ["training", "planning"],
-    "cli": ["training", "planning"], "testing": ["cli"],
+    "algos": ["kernels", "interfaces"], "envs": ["interfaces"], "config": ["algos", "tables", "processes"],
+    "loops": ["config", "envs", "weights"], "record": ["config", "envs", "weights"],
+    "self_play": ["loops", "record"], "evaluation": ["loops", "record"],
+    "run": ["self_play", "evaluation", "queue", "cluster"], "meta": ["run"], "compat": ["meta", "planning"],
+    "cli": ["meta", "planning"], "testing": ["cli"],
 }  # fmt: skip
 TOP = {"cgroup", "checks", "closing", "declared", "errors", "lazy", "notices", "observations", "references", "spec"}
 TOP |= {"npz", "regular_files", "shm", "unpickling"}
 ABOVE_ALL = {"__init__", "__main__", "preload"}
 OPEN_ROOMS = {"kernels", "algos", "envs"}  # whose modules are what they offer
 
-# The rooms of training, in the same way.
-TRAINING = {
-    "config": [], "warmup": [], "loops": ["config"], "record": ["config"], "offline": ["config"], "presets": ["config"],
-    "self_play": ["loops", "record"], "workers": ["self_play"], "evaluation": ["workers"], "serial": ["workers"],
-    "async_run": ["workers"], "nodes": ["async_run"],
-    "run_input": ["self_play", "warmup", "offline"],
-    "session": ["serial", "async_run", "nodes", "evaluation", "run_input"], "run": ["session"],
-    "several": ["run"], "seeds": ["several"], "lineage": ["record"], "population": ["several", "lineage"],
-    "doors": ["seeds", "population"], "oracles": ["doors"],
+# The parts of a run, in the same way; `nodes` is the upper floor of `cluster`.
+RUN = {
+    "workers": [], "offline": [], "presets": [], "warmup": [],
+    "serial": ["workers"], "async_run": ["workers"], "nodes": ["async_run"],
+    "run_input": ["warmup", "offline"], "session": ["serial", "async_run", "nodes", "run_input"], "run": ["session"],
+    "doors": ["run"],
 }  # fmt: skip
 
 
@@ -57,8 +56,8 @@ def imports_of(path: Path) -> Iterator[tuple[str, ...]]:
 
 
 def ruled(parts: tuple[str, ...]) -> tuple[str, ...]:
-    """The parts of a name as the rules know it: the upper floor of `cluster`, a run's nodes, is a room of training."""
-    return ("training", *parts[1:]) if parts[:2] == ("cluster", "nodes") else parts
+    """The parts of a name as the rules know it: the upper floor of `cluster`, a run's nodes, is a part of `run`."""
+    return ("run", *parts[1:]) if parts[:2] == ("cluster", "nodes") else parts
 
 
 def parts_of(path: Path) -> tuple[str, ...]:
@@ -85,11 +84,11 @@ def test_a_file_imports_only_what_its_room_may() -> None:
             assert not inside or target in OPEN_ROOMS, f"{path}: expected names of {target}, got its {inside[0]}"
 
 
-def test_a_file_of_training_imports_only_what_its_room_may() -> None:
+def test_a_file_of_a_run_imports_only_what_its_part_may() -> None:
     for path, target in imports():
-        room = room_of(path, 1) if room_of(path) == "training" else "__init__"
-        if target[0] == "training" and len(target) > 1 and target[1] != room and room != "__init__":
-            assert target[1] in below(room, TRAINING), f"{path}: {room} may not import {target[1]}"
+        room = room_of(path, 1) if room_of(path) == "run" else "__init__"
+        if target[0] == "run" and len(target) > 1 and target[1] != room and room != "__init__":
+            assert target[1] in below(room, RUN), f"{path}: {room} may not import {target[1]}"
             assert len(target) == 2, f"{path}: expected names of {target[1]}, got its {target[2]}"
 
 
@@ -104,8 +103,8 @@ def test_no_algorithm_imports_the_file_of_another() -> None:
 
 def test_every_room_has_its_rule() -> None:
     assert {room_of(path) for path in PACKAGE.rglob("*.py")} == {*BELOW, *TOP, *ABOVE_ALL}
-    of_training = {room_of(path, 1) for path in PACKAGE.rglob("*.py") if room_of(path) == "training"}
-    assert of_training == {*TRAINING, "__init__"}
+    of_run = {room_of(path, 1) for path in PACKAGE.rglob("*.py") if room_of(path) == "run"}
+    assert of_run == {*RUN, "__init__"}
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:

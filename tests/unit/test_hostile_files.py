@@ -19,10 +19,11 @@ from marlcore.__main__ import main
 from marlcore.checks import brief, printable
 from marlcore.compat.cpprb import ReplayBuffer
 from marlcore.compat.sorrel import Buffer
+from marlcore.config import read_settings
 from marlcore.declared import hints_of
 from marlcore.notices import say, shown_with
+from marlcore.record import read_metrics
 from marlcore.tables import FittedTable
-from marlcore.training import read_metrics, read_settings
 
 MOST_BYTES = 2**23  # that a refusal may allocate
 

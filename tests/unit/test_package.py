@@ -13,9 +13,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import marlcore
+import marlcore.meta
 import marlcore.planning
+import marlcore.run
 import marlcore.testing
-import marlcore.training
 from marlcore.lazy import is_installed
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +49,7 @@ def test_a_python_without_what_marlcore_needs_is_told_so(before: str, says: str)
 
 
 def test_every_public_name_can_be_imported() -> None:
-    further = [marlcore.testing, marlcore.training] if is_installed("train") else []
+    further = [marlcore.testing, marlcore.run, marlcore.meta] if is_installed("train") else []
     for room in (marlcore, marlcore.planning, *further):
         assert sorted(room.__all__) == dir(room)
         for name in room.__all__:

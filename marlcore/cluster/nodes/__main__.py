@@ -10,11 +10,10 @@ import sys
 import time
 from contextlib import closing
 
+from ...config import learner_names
 from ...errors import WorkerFailed
 from ...processes import Children, Control, end_with_parent
-from ...training.async_run import POLL_S, grace_of, resume_actors, supervisor_of
-from ...training.config import learner_names
-from ...training.workers import Blueprint
+from ...run import POLL_S, Blueprint, grace_of, resume_actors, supervisor_of
 
 GRACE_S = 5.0  # for actors to end by themselves
 

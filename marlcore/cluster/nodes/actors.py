@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...cluster import Mirror
+from ...config import EVALUATOR, AssignedPolicy, Config, crews
 from ...errors import WorkerFailed
 from ...processes import BEGUN, EPISODES, RESTARTS, SHARE, STEPS, Control, Metric, Telemetry
-from ...training.config import EVALUATOR, AssignedPolicy, Config, crews
-from ...training.self_play import SelfPlay, results_in
-from ...training.workers import Blueprint, dealt
+from ...run import Blueprint, dealt
+from ...self_play import SelfPlay, results_in
 from .program import Program
 from .uplink import Address, Uplink
 

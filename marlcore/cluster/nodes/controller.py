@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from functools import partial
 
 from ...cluster import Leases, WeightsLink
+from ...config import node_names
 from ...errors import Fenced
 from ...processes import Control, Telemetry, failure_of
-from ...training.config import node_names
-from ...training.workers import Blueprint, deal_steps
+from ...run import Blueprint, deal_steps
 from ...weights import ParameterStore
 from .ray_cluster import AgentLost, RayCluster
 from .seats import ActorSeat, LearnerSeat, Seat, SeatContext

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...cluster import Leases
+from ...config import AssignedPolicy, Config, Crew, learner_names
 from ...interfaces import QueueSource
+from ...loops import build_model, choose_device
 from ...processes import DONE, READY, RESTARTS, STEPS, UPDATES, Control, Telemetry
-from ...training.config import AssignedPolicy, Config, Crew, learner_names
-from ...training.loops import build_model, choose_device
-from ...training.record import Hold, load_checkpoint
-from ...training.workers import Blueprint, PolicyBlueprint, create_storage, create_weights
+from ...record import Hold, load_checkpoint
+from ...run import Blueprint, PolicyBlueprint, create_storage, create_weights
 from .actors import OTHERS, Status
 from .program import Program
 from .uplink import Address, serve

@@ -13,7 +13,7 @@ import cloudpickle
 from ...closing import Closing
 from ...errors import WorkerFailed, suppress_failed_calls
 from ...processes import start_child
-from ...training.workers import Blueprint
+from ...run import Blueprint
 
 SUPERVISOR = "supervisor"  # the worker that failed where a program died
 KILL_S = 10.0

@@ -19,10 +19,10 @@ import cloudpickle
 from ... import __version__
 from ...checks import brief
 from ...closing import ClosedAfterError, Closing
+from ...config import ClusterConfig
 from ...errors import MarlcoreError
 from ...lazy import missing
 from ...processes import Interrupts, handlers_kept
-from ...training.config import ClusterConfig
 from .agent import Agent, clean_up, make_once
 
 CONNECT_S = 5.0

@@ -14,11 +14,11 @@ from typing import Any
 import cloudpickle
 
 from ...cluster import Leases, WeightsLink
+from ...config import EVALUATOR, AssignedPolicy, learner_names
 from ...errors import WorkerFailed
 from ...processes import BEGUN, DONE, EPISODES, READY, RESTARTS, SHARE, STEPS, UPDATES, Control, Reporter, Telemetry
-from ...training.config import EVALUATOR, AssignedPolicy, learner_names
-from ...training.self_play import report_result
-from ...training.workers import Blueprint, PolicyBlueprint
+from ...run import Blueprint, PolicyBlueprint
+from ...self_play import report_result
 from ...weights import ParameterStore
 from .actors import ActorNode, ActorOrders, Status
 from .learners import LearnerNode, LearnerOrders, LearnerStatus

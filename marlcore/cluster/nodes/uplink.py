@@ -21,14 +21,14 @@ from ...cluster import (
     end_actor,
     start_ingest,
 )
+from ...config import AssignedPolicy, Config, Crew, crews
 from ...errors import LinkLost
 from ...interfaces import QueueSource, ReplaySource
 from ...memory import SegmentHandle
 from ...queue import TrajectoryQueue
+from ...record import Hold
 from ...replay import ReplayBuffer
-from ...training.config import AssignedPolicy, Config, Crew, crews
-from ...training.record import Hold
-from ...training.workers import PolicyBlueprint, attach_storage, spec_of
+from ...run import PolicyBlueprint, attach_storage, spec_of
 
 
 @dataclass(frozen=True)

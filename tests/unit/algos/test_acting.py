@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from marlcore.algos import DQN, IQN, PPO, SAC, TD3
+from marlcore.config import Schedule
 from marlcore.interfaces import QueueSource, ReplaySource
 from marlcore.replay import Prioritized, Sequence
 from marlcore.spaces import MASK, Spaces
 from marlcore.spec import Field, TransitionSpec
-from marlcore.training.config import Schedule
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")
 

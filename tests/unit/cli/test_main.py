@@ -14,10 +14,10 @@ from gymnasium.spaces import Box, Discrete
 from marlcore import DQN, IQN, ActorConfig, Config, ExplorationConfig, LearnerConfig, ReplayConfig, Result, Spaces
 from marlcore.__main__ import COMMANDS, main
 from marlcore.cli import gc
+from marlcore.config import assign
 from marlcore.errors import EnvironmentFailed
 from marlcore.processes import Control, Interrupts, Telemetry
-from marlcore.training.config import assign
-from marlcore.training.record import RunDirectory, describe
+from marlcore.record import RunDirectory, describe
 
 REFUSED = {
     "train --learner.gamma 2": "learner.gamma: expected a number from 0 to 1, got 2.0",

@@ -11,10 +11,10 @@ import pytest
 
 import marlcore as mc
 from marlcore.__main__ import main
+from marlcore.config import Config, Schedule, read_settings
 from marlcore.memory import SHM_DIR, Segment
-from marlcore.training import Config, Schedule, read_settings
-from marlcore.training.record import RunDirectory
-from marlcore.training.serial import _guarded
+from marlcore.record import RunDirectory
+from marlcore.run.serial import _guarded
 
 
 def test_a_key_without_a_value_is_left_out_but_null_is_none(tmp_path):

@@ -10,8 +10,8 @@ from rich.live import Live
 from marlcore.cli.options import print_table
 from marlcore.cli.top import COLUMNS, _table
 from marlcore.processes import Metric
+from marlcore.record import Progress
 from marlcore.tables import FittedTable, print_fitted
-from marlcore.training.record import Progress
 
 METRICS = {"episode_return": -1234.567, "loss": 0.0123456, "epsilon": 0.05, "policy_lag": 12.0, "updates_per_s": 1234.5}
 LEARNER = {

@@ -18,8 +18,8 @@ from refused import check_refused
 from marlcore.cli.top import REPORTED, WatchedRun, _find, _table, main
 from marlcore.notices import shown_with
 from marlcore.processes import READY, STEPS, UPDATES, Control, Metric, Telemetry
+from marlcore.record import RunDirectory, has_ended
 from marlcore.testing.victim import parent_of
-from marlcore.training.record import RunDirectory, has_ended
 
 MARLCORE = [sys.executable, "-m", "marlcore"]
 

@@ -13,8 +13,8 @@ from PIL import Image
 from refused import Refused, refusals
 
 from marlcore.cli.eval import check_format, film, write_video
+from marlcore.loops import ScriptedPlayer
 from marlcore.spaces import Spaces
-from marlcore.training.loops import ScriptedPlayer
 
 
 class Filmed(Corridor):

@@ -22,8 +22,8 @@ from tiers import long_but
 import marlcore as mc
 from marlcore.envs import NamedEnvironment, vectorize
 from marlcore.envs.team import Teams
+from marlcore.loops import Recorder, ScriptedPlayer, Seat, act, observe, play
 from marlcore.observations import each
-from marlcore.training.loops import Recorder, ScriptedPlayer, Seat, act, observe, play
 
 COPIES = 2
 SEED = 3  # whose children for both copies are below 2^31, as Hanabi needs

@@ -12,12 +12,12 @@ from refused import Refused, check_refused, refusals
 
 import marlcore as mc
 from marlcore.algos.networks.teams import TeamSpaces
+from marlcore.config import teams_of
 from marlcore.envs import EnvironmentFailed, NamedEnvironment, vectorize
 from marlcore.envs.joint import JointObservations
 from marlcore.envs.team import TeamEnvironment, Teams
 from marlcore.observations import ALONE
 from marlcore.spaces import ALIVE, JOINT, MASK
-from marlcore.training.config import teams_of
 
 TWO, IMAGE = gym.Box(-99, 99, (2,), np.float32), gym.Box(0, 255, (2, 3), np.uint8)
 FOUND = gym.Dict({"place": gym.Discrete(3, start=1), "speed": gym.Box(0, 99, (1,), np.float64)})

@@ -22,12 +22,12 @@ from whole_runs import Runs, config_of
 
 import marlcore as mc
 from marlcore.cli import CommandLine
+from marlcore.config import AssignedPolicy
 from marlcore.declared import changed, hints_of
 from marlcore.envs import TreasureHunt, checked, vectorize
+from marlcore.loops import Behaviour, act, build_model
 from marlcore.processes import BEATS, BEGUN, STEPS, Control, Telemetry
-from marlcore.training.config import AssignedPolicy
-from marlcore.training.loops import Behaviour, act, build_model
-from marlcore.training.workers import ActorWorker, PolicyBlueprint, Worker
+from marlcore.run.workers import ActorWorker, PolicyBlueprint, Worker
 
 AGENT = "agent_0"
 HUNT = partial(TreasureHunt, agents=1, size=6, horizon=25, gems=3, food=1, bones=3)
@@ -37,8 +37,8 @@ CONFIG = mc.Config(actor=mc.ActorConfig(envs=1), replay=mc.ReplayConfig(capacity
 @pytest.mark.parametrize("ends", ["the first are published", "others are published", "the run stops"])
 def test_an_actor_waits_for_whole_weights(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It shows signs of life meanwhile. Their learner died in the middle of a publish; its successor publishes."""
-    monkeypatch.setattr("marlcore.training.loops.behaviour.FIRST_PULL_S", 0.01)
-    monkeypatch.setattr("marlcore.training.workers.actor_worker.WAIT_S", 0.01)
+    monkeypatch.setattr("marlcore.loops.behaviour.FIRST_PULL_S", 0.01)
+    monkeypatch.setattr("marlcore.run.workers.actor_worker.WAIT_S", 0.01)
     env, beats, versions = HUNT(), count(), [0]
     spaces = mc.Spaces(env.observation_spaces[AGENT], env.action_spaces[AGENT])
     policy = AssignedPolicy(AGENT, (AGENT,), spaces, mc.DQN())
@@ -226,8 +226,8 @@ def test_devices_are_dealt_out_to_the_actors_processes(tmp_path: Path, monkeypat
             names.append(name)
             return torch.device("cpu")
 
-        monkeypatch.setattr(f"marlcore.training.workers.{module}.choose_device", choose)
-    monkeypatch.setattr("marlcore.training.run_input.choose_device", lambda name: None)
+        monkeypatch.setattr(f"marlcore.run.workers.{module}.choose_device", choose)
+    monkeypatch.setattr("marlcore.run.run_input.choose_device", lambda name: None)
     actor = {"processes": 3, "envs": 1, "device": ("cuda:0", "cuda:1")}
     run = Runs(total_steps=30, actor=actor, evaluation={"interval": 30, "episodes": 1}).train(tmp_path, HUNT)
     assert chosen == {"actor_worker": ["cuda:0", "cuda:1", "cuda:0"], "evaluator_worker": ["cuda:0"]}

@@ -10,7 +10,7 @@ from refused import Refused, check_row
 
 import marlcore as mc
 from marlcore.processes import Metric
-from marlcore.training.record.sinks import CsvSink
+from marlcore.record.sinks import CsvSink
 
 Rows = list[tuple[int, str, float]]  # step, agent, value
 

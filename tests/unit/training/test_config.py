@@ -15,12 +15,11 @@ from gymnasium.spaces import Box, Dict, Discrete, Text
 from refused import Refused, check_refused, refusals
 
 import marlcore as mc
+from marlcore.config import ExplorationConfig, Schedule, assign, schedules_of, with_own_epsilons
 from marlcore.declared import hints_of
+from marlcore.run.run_input import RunInput
+from marlcore.self_play import policies_in_self_play
 from marlcore.spaces import Spaces
-from marlcore.training import ExplorationConfig
-from marlcore.training.config import Schedule, assign, schedules_of, with_own_epsilons
-from marlcore.training.run_input import RunInput
-from marlcore.training.self_play import policies_in_self_play
 
 CARTPOLE = "CartPole-v1"
 CARTPOLE_ALONE = partial(gymnasium.make, CARTPOLE)

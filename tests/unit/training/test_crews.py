@@ -13,11 +13,10 @@ from refused import Refused, refusals
 
 import marlcore as mc
 from marlcore.cli import CommandLine
+from marlcore.config import crews, read_settings
 from marlcore.declared import hints_of
 from marlcore.processes import SHARE, STEPS, Control
-from marlcore.training import read_settings
-from marlcore.training.config import crews
-from marlcore.training.workers import deal_steps, dealt
+from marlcore.run.workers import deal_steps, dealt
 
 CLUSTER = mc.ClusterConfig("auto", nodes=2, actors_per_node=3)
 CONFIG = mc.Config(total_steps=700, actor=mc.ActorConfig(processes=1, envs=2), cluster=CLUSTER)

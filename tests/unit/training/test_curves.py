@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from marlcore.processes import Metric
-from marlcore.training.record import curves
+from marlcore.record import curves
 
 
 def episode(step: int, value: float, agent: str = "agent_0") -> Metric:

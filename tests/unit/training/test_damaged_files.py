@@ -19,20 +19,17 @@ from refused import check_refused
 from whole_runs import Runs
 
 import marlcore as mc
+from marlcore import record
+from marlcore.config import AssignedPolicy
+from marlcore.evaluation import SavedRun, save_policies
+from marlcore.meta import PSROResult
+from marlcore.meta.result import read_into
 from marlcore.processes import Metric
+from marlcore.record import best_run, read_metrics
+from marlcore.record.sinks import CsvSink
+from marlcore.record.sinks.wandb import _run_id
+from marlcore.run.workers.storage import OwnerOf
 from marlcore.spaces import Spaces
-from marlcore.training import (
-    PSROResult,
-    best_run,
-    read_metrics,
-    record,
-)
-from marlcore.training.config import AssignedPolicy
-from marlcore.training.evaluation import SavedRun, save_policies
-from marlcore.training.oracles.result import read_into
-from marlcore.training.record.sinks import CsvSink
-from marlcore.training.record.sinks.wandb import _run_id
-from marlcore.training.workers.storage import OwnerOf
 
 SPACES = Spaces(gymnasium.spaces.Box(-1, 1, (3,)), gymnasium.spaces.Discrete(2))
 NEVER_READ = (".lock", "logs", "tensorboard", "curves.png", "payoff.png")

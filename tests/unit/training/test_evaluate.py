@@ -11,13 +11,13 @@ import pytest
 import torch
 from gymnasium import spaces as gym
 
+from marlcore import loops
+from marlcore.config import AssignedPolicy
 from marlcore.errors import TimedOut
 from marlcore.interfaces import Action, Outcome, Turn
+from marlcore.loops.episodes import t_975
+from marlcore.record import KeptCheckpoints, checkpoint_path, kept_steps, load_checkpoint
 from marlcore.spaces import Spaces
-from marlcore.training import loops
-from marlcore.training.config import AssignedPolicy
-from marlcore.training.loops.episodes import t_975
-from marlcore.training.record import KeptCheckpoints, checkpoint_path, kept_steps, load_checkpoint
 
 SPACES = Spaces(gym.Box(-1e6, 1e6, (1,)), gym.Discrete(2))
 

@@ -23,12 +23,12 @@ from whole_runs import Runs
 import marlcore as mc
 from marlcore.__main__ import main
 from marlcore.algos import ALGORITHMS
+from marlcore.config import AssignedPolicy
 from marlcore.envs import AgentView
+from marlcore.evaluation import LoadedPolicy, save_policies
+from marlcore.loops import Normalizer, PolicyModel, build_model
 from marlcore.observations import in_form
-from marlcore.training.config import AssignedPolicy
-from marlcore.training.evaluation import LoadedPolicy, save_policies
-from marlcore.training.loops import Normalizer, PolicyModel, build_model
-from marlcore.training.record import checkpoint_path, save_checkpoint
+from marlcore.record import checkpoint_path, save_checkpoint
 
 DOCS = (Path(__file__).parents[3] / "docs" / "training.md").read_text()
 LAYOUT = DOCS.partition("| key | what it is |")[2].partition("What evaluations keep")[0]

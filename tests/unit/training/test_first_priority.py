@@ -14,9 +14,9 @@ from rounding import rounding
 
 import marlcore as mc
 from marlcore.envs import vectorize
+from marlcore.loops import FirstPriorities, Recorder, Seat, act, observe
 from marlcore.spec import Field
 from marlcore.testing.checked import CheckedEnvironment
-from marlcore.training.loops import FirstPriorities, Recorder, Seat, act, observe
 from marlcore.transitions import HeldRows
 
 SPEC = mc.TransitionSpec(Field((4,), "int64"), Field((), "int64"), {"priority": Field()})

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from marlcore.errors import Fenced
-from marlcore.training.record import Hold, files, load_checkpoint, save_checkpoint
+from marlcore.record import Hold, files, load_checkpoint, save_checkpoint
 
 
 @pytest.fixture

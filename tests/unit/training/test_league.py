@@ -15,15 +15,15 @@ import torch
 from arena import Counted, Marking, weak
 
 import marlcore as mc
+from marlcore.loops import PolicyModel
 from marlcore.processes import Telemetry
-from marlcore.training.loops import PolicyModel
-from marlcore.training.record import read_json
-from marlcore.training.self_play import League, Pool, Snapshot, plot_payoff, report_result
-from marlcore.training.self_play.league import Payoff
-from marlcore.training.self_play.matchmaking import Standings, odds_of, pool_odds
-from marlcore.training.self_play.opponents import name_of
-from marlcore.training.self_play.pool import pool_store, saved_opponents
-from marlcore.training.self_play.ratings import Elo, rating_of
+from marlcore.record import read_json
+from marlcore.self_play import League, Pool, Snapshot, plot_payoff, report_result
+from marlcore.self_play.league import Payoff
+from marlcore.self_play.matchmaking import Standings, odds_of, pool_odds
+from marlcore.self_play.opponents import name_of
+from marlcore.self_play.pool import pool_store, saved_opponents
+from marlcore.self_play.ratings import Elo, rating_of
 
 EXTRAS: dict[str, Any] = {"updates": (), "step": (), "epsilon": ()}
 BOX = gymnasium.spaces.Box(0, 1, (1,), np.float32)

@@ -19,12 +19,12 @@ from whole_runs import MODES, Runs, updating
 import marlcore as mc
 from marlcore.algos.fast import passes
 from marlcore.algos.fast.passes import AutogradPass
+from marlcore.loops import FiniteCheck, Learner, PolicyModel, choose_device
+from marlcore.loops import learner as loop
+from marlcore.loops.learner import learn, learn_until_stopped
+from marlcore.loops.model import Normalizer
+from marlcore.run.workers.learner_worker import compile_model
 from marlcore.spaces import MASK
-from marlcore.training.loops import FiniteCheck, Learner, PolicyModel, choose_device
-from marlcore.training.loops import learner as loop
-from marlcore.training.loops.learner import learn, learn_until_stopped
-from marlcore.training.loops.model import Normalizer
-from marlcore.training.workers.learner_worker import compile_model
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 

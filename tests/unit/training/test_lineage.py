@@ -14,8 +14,8 @@ import pytest
 from refused import Refused, check_refused, refusals
 
 import marlcore as mc
-from marlcore.training.lineage import LOST, STATE, Kin, Lineage, explored, parent_of, plot_lineage, promoted
-from marlcore.training.record import read_json, write_json
+from marlcore.meta.lineage import LOST, STATE, Kin, Lineage, explored, parent_of, plot_lineage, promoted
+from marlcore.record import read_json, write_json
 
 RATE = {"algorithm.learning_rate": mc.LogUniform(1e-5, 1e-2)}
 SEEDS = range(200)
@@ -82,7 +82,7 @@ def test_the_best_of_a_rung_go_on_once() -> None:
 
 def test_a_copy_is_joined_to_its_sources_last_score(monkeypatch: pytest.MonkeyPatch) -> None:
     axes, columns = Mock(), ("member", "step", "score", "copied")
-    monkeypatch.setattr("marlcore.training.lineage.canvas", lambda *_: nullcontext((None, axes)))
+    monkeypatch.setattr("marlcore.meta.lineage.canvas", lambda *_: nullcontext((None, axes)))
     rows = [
         dict(zip(columns, row, strict=True))
         for row in ((0, 10, 1, ""), (1, 10, 0, ""), (0, 20, 2, ""), (1, 20, 1.5, 0))

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from refused import refused
 
-from marlcore.training.oracles import nash, replicator, uniform
-from marlcore.training.oracles.meta_solvers import mixture_by, solver_of
+from marlcore.meta import nash, replicator, uniform
+from marlcore.meta.meta_solvers import mixture_by, solver_of
 
 ROCK_PAPER_SCISSORS = np.array([[0.0, -1, 1], [1, 0, -1], [-1, 1, 0]])
 TWICE_FOR_ROCK = np.array([[0.0, -1, 2], [1, 0, -1], [-2, 1, 0]])  # rock beats scissors for 2

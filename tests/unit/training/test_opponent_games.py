@@ -13,12 +13,12 @@ import torch
 from arena import ANCHOR, SIDES, Arena, Marking, episodes_of, weak
 
 import marlcore as mc
+from marlcore.config import AssignedPolicy
 from marlcore.envs import vectorize
-from marlcore.training.config import AssignedPolicy
-from marlcore.training.loops import Candidate, PolicyModel
-from marlcore.training.record import KeptCheckpoints, checkpoint_path, load_checkpoint
-from marlcore.training.self_play import OpponentGames, Opponents, Rival
-from marlcore.training.self_play.opponent_games import paired, spread
+from marlcore.loops import Candidate, PolicyModel
+from marlcore.record import KeptCheckpoints, checkpoint_path, load_checkpoint
+from marlcore.self_play import OpponentGames, Opponents, Rival
+from marlcore.self_play.opponent_games import paired, spread
 
 SPACES = mc.Spaces(Arena(Path()).observation_space("left"), Arena(Path()).action_space("left"))
 

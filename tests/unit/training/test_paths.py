@@ -12,10 +12,10 @@ from whole_runs import SMALL, changed
 
 import marlcore as mc
 from marlcore.cli.eval import main
+from marlcore.config import ReplayConfig, SelfPlayConfig
 from marlcore.envs import factory
-from marlcore.training import ReplayConfig, SelfPlayConfig, read_metrics
-from marlcore.training.record import RunDirectory
-from marlcore.training.run_input import RunInput
+from marlcore.record import RunDirectory, read_metrics
+from marlcore.run.run_input import RunInput
 
 
 def moving(folder):

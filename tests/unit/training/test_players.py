@@ -12,8 +12,8 @@ from gymnasium import spaces as gym
 from refused import check_refused, refusals
 
 import marlcore as mc
-from marlcore.training.evaluation import LoadedPolicy
-from marlcore.training.loops import NetworkPlayer, PolicyModel, Recorder, ScriptedPlayer
+from marlcore.evaluation import LoadedPolicy
+from marlcore.loops import NetworkPlayer, PolicyModel, Recorder, ScriptedPlayer
 
 BOX = gym.Box(-1, 1, (2,), np.float32)
 PLAIN = mc.Spaces(BOX, gym.Discrete(3))

@@ -9,7 +9,7 @@ from whole_runs import config_of
 import marlcore as mc
 from marlcore.__main__ import main
 from marlcore.algos import ALGORITHMS
-from marlcore.training import preset_names, read_preset
+from marlcore.config import preset_names, read_preset
 
 
 @pytest.mark.parametrize("name", preset_names())

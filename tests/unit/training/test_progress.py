@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from marlcore.processes import Metric
-from marlcore.training.record import Progress, final_returns, progress, summary
-from marlcore.training.record.progress import LateReturns
+from marlcore.record import Progress, final_returns, progress, summary
+from marlcore.record.progress import LateReturns
 
 BOTH = pytest.mark.parametrize("terminal", [True, False])
 

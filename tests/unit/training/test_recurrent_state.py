@@ -18,10 +18,10 @@ from whole_runs import Runs
 import marlcore as mc
 from marlcore.algos.networks.qnetwork import RecurrentQNetwork
 from marlcore.algos.networks.recurrent import Windows
+from marlcore.evaluation import LoadedPolicy
 from marlcore.interfaces import PREVIOUS_REWARD
-from marlcore.training import LoadedPolicy
-from marlcore.training.loops import Behaviour, NetworkPlayer, PolicyModel, Seat
-from marlcore.training.self_play import Contender, Matches
+from marlcore.loops import Behaviour, NetworkPlayer, PolicyModel, Seat
+from marlcore.self_play import Contender, Matches
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 

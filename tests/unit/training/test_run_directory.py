@@ -20,10 +20,17 @@ from refused import check_refused
 
 from marlcore.errors import ClosedError
 from marlcore.memory import try_lock
+from marlcore.meta.several import held
 from marlcore.processes import Metric, opener
-from marlcore.training import read_metrics
-from marlcore.training.record import RunDirectory, has_ended, lock_directory, read_config, write_atomically, write_json
-from marlcore.training.several import held
+from marlcore.record import (
+    RunDirectory,
+    has_ended,
+    lock_directory,
+    read_config,
+    read_metrics,
+    write_atomically,
+    write_json,
+)
 
 
 @pytest.fixture
@@ -263,7 +270,7 @@ def test_a_user_who_may_only_read_a_run_cannot_block_it(run):
 
 
 def test_a_directory_that_another_program_fills_meanwhile_stays(tmp_path, monkeypatch):
-    monkeypatch.setattr("marlcore.training.several.holds_files", lambda folder: (folder / "new").touch())
+    monkeypatch.setattr("marlcore.meta.several.holds_files", lambda folder: (folder / "new").touch())
     with held(tmp_path / "psro", "psro"):
         pass
     assert [path.name for path in (tmp_path / "psro").iterdir()] == ["new"]
@@ -281,7 +288,7 @@ def test_a_lock_whose_file_was_removed_meanwhile_is_taken_anew(tmp_path, monkeyp
         (tmp_path / ".lock").unlink()
         return try_lock(fd, offset, exclusive)
 
-    monkeypatch.setattr("marlcore.training.record.run_directory.try_lock", removed)
+    monkeypatch.setattr("marlcore.record.run_directory.try_lock", removed)
     with lock_directory(tmp_path) as lock:
         assert os.path.samestat(os.fstat(lock.fd), os.stat(tmp_path / ".lock")) and lock_directory(tmp_path) is None
 

@@ -14,8 +14,8 @@ from refused import check_refused
 from whole_runs import Runs, updating
 
 import marlcore as mc
-from marlcore.training.config import EPSILON, Custom, schedules_of
-from marlcore.training.config.schedules import Stages
+from marlcore.config import EPSILON, Custom, schedules_of
+from marlcore.config.schedules import Stages
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

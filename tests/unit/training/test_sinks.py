@@ -27,15 +27,14 @@ from whole_runs import Runs
 
 import marlcore
 import marlcore as mc
+from marlcore.config import SINKS, MetricsConfig
 from marlcore.processes import EPISODES, PID, STEPS, Control, Metric, Telemetry
-from marlcore.training import MetricsConfig, read_metrics
-from marlcore.training.config import SINKS
-from marlcore.training.record import Monitor, Progress, RunDirectory
-from marlcore.training.record import monitor as monitors
-from marlcore.training.record.sinks import Background, CsvSink, Sinks, TensorBoardSink, open_sinks
-from marlcore.training.record.sinks.wandb import WandbSink, check_wandb
-from marlcore.training.session import Session
-from marlcore.training.workers import Worker
+from marlcore.record import Monitor, Progress, RunDirectory, read_metrics
+from marlcore.record import monitor as monitors
+from marlcore.record.sinks import Background, CsvSink, Sinks, TensorBoardSink, open_sinks
+from marlcore.record.sinks.wandb import WandbSink, check_wandb
+from marlcore.run.session import Session
+from marlcore.run.workers import Worker
 
 STREAM = [
     Metric(0.5, 10, "agent_0", "loss", 1 / 3),
@@ -210,7 +209,7 @@ def test_a_worker_reports_its_gpu_at_intervals(monkeypatch):
     worker: Any = SimpleNamespace(name="actor-0", _weighed=-math.inf, report=lambda *metric: reports.append(metric))
     monkeypatch.setattr("torch.cuda.memory_allocated", lambda device: 3 * 2**19)
     monkeypatch.setattr("torch.cuda.utilization", lambda device: 85)
-    monkeypatch.setattr("marlcore.training.workers.worker.find_spec", lambda name: name == "pynvml" or None)
+    monkeypatch.setattr("marlcore.run.workers.worker.find_spec", lambda name: name == "pynvml" or None)
     for device in ("cpu", "cuda:0", "cuda:0"):
         Worker.report_gpu(worker, torch.device(device))
     assert reports == [("", "gpu_mib/actor-0", 1.5), ("", "gpu_percent/actor-0", 85)]
@@ -500,9 +499,9 @@ import json, sys
 from contextlib import closing
 from pathlib import Path
 from marlcore.processes import Metric
-from marlcore.training import MetricsConfig
-from marlcore.training.record.run_directory import RunDirectory
-from marlcore.training.record.sinks import open_sinks
+from marlcore.config import MetricsConfig
+from marlcore.record.run_directory import RunDirectory
+from marlcore.record.sinks import open_sinks
 path, config = Path(sys.argv[1]), MetricsConfig(("csv", "wandb"), wandb_project="forest", wandb_mode="offline")
 
 def part(run, metrics):
@@ -594,7 +593,7 @@ def test_wandb_without_credentials_is_refused_before_a_run(program, tmp_path):
     for name in [name for name in os.environ if name.startswith("WANDB")]:
         del os.environ[name]
     os.environ.update(HOME=sys.argv[1], NETRC=sys.argv[1] + "/netrc")
-    from marlcore.training.record.sinks.wandb import check_wandb
+    from marlcore.record.sinks.wandb import check_wandb
     try:
         check_wandb(None)
     except ValueError as error:

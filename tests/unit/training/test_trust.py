@@ -21,15 +21,15 @@ from odd_spaces import Counting
 from refused import check_refused
 
 import marlcore as mc
+from marlcore import record
 from marlcore.__main__ import COMMANDS, main
 from marlcore.algos import name_of
+from marlcore.config import AssignedPolicy, ExplorationConfig, MetricsConfig, SelfPlayConfig
+from marlcore.evaluation import SavedRun, save_policies
+from marlcore.loops import build_model
+from marlcore.record.descriptions import POLICIES, hyperparameters
+from marlcore.record.trust import open_run
 from marlcore.spaces import Spaces
-from marlcore.training import ExplorationConfig, MetricsConfig, SelfPlayConfig, record
-from marlcore.training.config import AssignedPolicy
-from marlcore.training.evaluation import SavedRun, save_policies
-from marlcore.training.loops import build_model
-from marlcore.training.record.descriptions import POLICIES, hyperparameters
-from marlcore.training.record.trust import open_run
 
 SPACES = Spaces(gym.Box(-np.inf, 1, (3,)), gym.Discrete(2, start=4))
 OBS = np.array([0.1, -2.0, 0.5], np.float32)
@@ -201,7 +201,11 @@ def test_every_door_has_a_way_and_a_call_here() -> None:
 def test_few_files_of_training_unpickle() -> None:
     """Apart from `open_run`'s reader, these are told by their own parent."""
     package = Path(mc.__file__).parent
-    files = [path for room in ("training", "cluster") for path in (package / room).rglob("*.py")]
+    files = [
+        path
+        for room in ("record", "evaluation", "self_play", "run", "meta", "cluster")
+        for path in (package / room).rglob("*.py")
+    ]
     unpickle = {path.name for path in files if re.search(r"pickle\.loads?\(|unpickled\(", path.read_text())}
     assert unpickle == {"loaded_policy.py", "agent.py", "program.py", "__main__.py"}
 

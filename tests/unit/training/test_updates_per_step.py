@@ -14,8 +14,8 @@ from tiers import long_but
 from whole_runs import Runs, changed, metrics_of, updating, values_of
 
 import marlcore as mc
-from marlcore.training import Schedule
-from marlcore.training.run_input import RunInput, warn_of_few_samples
+from marlcore.config import Schedule
+from marlcore.run.run_input import RunInput, warn_of_few_samples
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 

@@ -25,7 +25,7 @@ def test_warmup_compiles_every_kernel_that_python_calls():
         from pkgutil import iter_modules
         from numba.core.dispatcher import Dispatcher
         from marlcore import kernels, planning
-        from marlcore.training import warmup
+        from marlcore.run import warmup
         warmup.warm_up()
         planning.warm_up()
         modules = [*iter_modules(kernels.__path__, "marlcore.kernels.")]
@@ -169,7 +169,7 @@ def test_after_a_warm_up_workers_compile_nothing():
     """Neither what the fork server loads, nor a learner's first batch; and another process compiles nothing at all."""
     counts = """if True:
         import gc
-        from marlcore.training.warmup import warm_up
+        from marlcore.run.warmup import warm_up
         from numba.core.dispatcher import Dispatcher
         kernels = lambda: {k: len(k.signatures) for k in gc.get_objects() if isinstance(k, Dispatcher)}
         warm_up()
@@ -196,8 +196,8 @@ STOPS = """
 
 
 SIGNALS = [
-    ("marlcore.training.warmup.Prioritized", signal.SIGINT),
-    ("marlcore.training.warmup.Prioritized", signal.SIGKILL),
+    ("marlcore.run.warmup.Prioritized", signal.SIGINT),
+    ("marlcore.run.warmup.Prioritized", signal.SIGKILL),
     ("marlcore.queue.TrajectoryQueue.reader", signal.SIGKILL),
     ("marlcore.planning.induction.induce", signal.SIGINT),
 ]

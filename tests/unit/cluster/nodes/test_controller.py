@@ -19,10 +19,10 @@ from marlcore.cluster.nodes.program import SUPERVISOR
 from marlcore.cluster.nodes.ray_cluster import START_S, AgentLost
 from marlcore.cluster.nodes.uplink import Address
 from marlcore.processes import DONE, RESTARTS, SHARE, STEPS, UPDATES, Control, Telemetry
-from marlcore.training import async_run
-from marlcore.training.record import Hold
-from marlcore.training.self_play import results_in
-from marlcore.training.workers import deal_steps
+from marlcore.record import Hold
+from marlcore.run import async_run
+from marlcore.run.workers import deal_steps
+from marlcore.self_play import results_in
 
 NODES = ["node-0", "node-1"]
 CONFIG = mc.Config(total_steps=300, cluster=mc.ClusterConfig("auto", nodes=2, lease_seconds=2.0))

@@ -1,0 +1,114 @@
+"""The settings of a run whose actors work on several machines."""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+from ..checks import brief, check_type, is_number
+from ..declared import Declared, Number, Whole
+
+
+def _resources(label: str, value: Any) -> dict[str, float]:
+    """Amounts by name, as Ray takes them. Raises ValueError, TypeError."""
+    check_type(label, value, Mapping, expected="amounts by name")
+    named = all(isinstance(name, str) and name for name in value)
+    if not named or not all(is_number(n) and 0 < n < 2**53 and (n < 1 or n % 1 == 0) for n in value.values()):
+        expected = "expected numbers above 0 by name, whole ones above 1"
+        raise ValueError(f"{label}: {expected}, got {brief(dict(value))}")
+    return {name: float(amount) for name, amount in value.items()}
+
+
+def _by_policy(label: str, value: Any) -> dict[str, dict[str, float]]:
+    """Amounts by policy, each also as text such as GPU=1,CPU=4. Raises ValueError, TypeError."""
+    check_type(label, value, Mapping, expected="resources by policy")
+    try:
+        read = {policy: _read(each) if isinstance(each, str) else each for policy, each in value.items()}
+    except ValueError:
+        raise ValueError(f"{label}: expected resources such as GPU=1,CPU=4, got {brief(dict(value))}") from None
+    return {policy: _resources(label, each) for policy, each in read.items()}
+
+
+def _read(text: str) -> dict[str, float]:
+    """Amounts of a text. Raises ValueError: it has another form, or names one twice."""
+    parts = [part.split("=") for part in text.split(",")]
+    read = {name.strip(): float(amount) for name, amount in parts}
+    if len(read) < len(parts):
+        raise ValueError(text)
+    return read
+
+
+def _address(label: str, value: Any) -> Any:
+    host, _, port = str(value).rpartition(":")
+    is_port = port.isascii() and port.isdigit() and 0 < int(port) < 2**16
+    if value != "auto" and not (host and is_port and "/" not in host):
+        where = "of a Ray cluster that this machine is part of"
+        raise ValueError(f"{label}: expected auto or host:port {where}, got {brief(value)}")
+    return value
+
+
+if TYPE_CHECKING:
+    Learners: TypeAlias = Mapping[str, str | Mapping[str, float]]
+else:
+    Learners = dict[str, str]  # what the command line reads
+
+
+@dataclass(frozen=True)
+class ClusterConfig(Declared):
+    """Further machines, on Ray, whose actors work for the run; needs marlcore[cluster]."""
+
+    address: Annotated[str | None, _address] = None
+    """Address of a running Ray cluster that this machine is part of: "auto" or host:port. None: one machine, no Ray."""
+    nodes: Annotated[int, Whole(1)] = 1
+    """Machines beside this one whose actors work for the run; this one has `actor.processes` of its own."""
+    nodes_at_start: Annotated[int | None, Whole(0)] = None
+    """Machines that must be there when the run starts; the others may join at any time. None: all."""
+    actors_per_node: Annotated[int, Whole(1)] = 1
+    """Actor processes on each of these machines, each of which steps `actor.envs` environment copies."""
+    resources: Annotated[dict[str, float], _resources] = field(default_factory=dict)
+    """What Ray reserves on each machine, by name, such as CPU 8 highmem 1; a machine that lacks it is not used. Without
+    an entry for CPU: one for each actor."""
+    learners: Annotated[Learners, _by_policy] = field(default_factory=dict)
+    """By policy, what Ray reserves for its learner on a machine that has it, such as agent_0 GPU=1,CPU=4: the policy's
+    learner and replay are there, while those of other policies are on this machine. In Python and files also
+    {"agent_0": {"GPU": 1}}. Without an entry for CPU: one. The run's directory must be on a shared file system."""
+    lease_seconds: Annotated[float, Number(0.2)] = 2.0
+    """Seconds without a sign of life after which a machine is given up: its later rows are refused, and other machines
+    take its share of the steps."""
+    sync_seconds: Annotated[float, Number(0)] = 0.05
+    """Seconds between looks for newer weights on each machine."""
+    flush_seconds: Annotated[float, Number(0.001, 60)] = 0.1
+    """Longest time, at most 60 s, for which a machine collects rows before it sends them; few bytes wait a tenth of
+    it."""
+    lane_rows: Annotated[int, Whole(3)] = 1000
+    """Rows of each environment copy that a machine keeps until they have arrived; beyond, the oldest are lost and
+    counted, unless the learner holds actors back, who wait instead."""
+    compress: Literal["lz4"] | None = None
+    """Compression of rows between machines: "lz4" for frames on a slow network."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        usual = {each.name: {} if each.default is MISSING else each.default for each in fields(self)}
+        chosen = [name for name in usual if getattr(self, name) != usual[name]]
+        if self.address is None and chosen:
+            raise ValueError(f"address: expected auto or host:port with {chosen[0]}, got None")
+        if self.nodes_at_start is not None and self.nodes_at_start > self.nodes:
+            raise ValueError(f"nodes_at_start: expected at most nodes = {self.nodes}, got {self.nodes_at_start}")
+
+    @property
+    def seats(self) -> int:
+        """Places for machines beside this one; 0 without a cluster."""
+        return 0 if self.address is None else self.nodes
+
+    def reserved_for(self, policy: str) -> dict[str, float]:
+        """What Ray reserves for a learner that is not on this machine."""
+        return {"CPU": 1.0, **self.learners[policy]}  # type: ignore[dict-item]  # text was read
+
+    @property
+    def actors(self) -> int:
+        """Actors of all machines beside this one."""
+        return self.seats * self.actors_per_node
+
+    @property
+    def reserved(self) -> dict[str, float]:
+        """What Ray reserves for the actors of a machine."""
+        return {"CPU": float(self.actors_per_node)} | self.resources

@@ -1,0 +1,264 @@
+"""The settings of a training run. Every field is an option of `marlcore train`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+from ..checks import absolute, brief, check_type, did_you_mean, short
+from ..declared import Declared, Whole, changed, flattened, hints_of
+from .cluster import ClusterConfig
+from .schedules import Constant, Schedule, Scheduled, Stages, ascending
+from .sections import (
+    ActorConfig,
+    Count,
+    EvaluationConfig,
+    ExplorationConfig,
+    LearnerConfig,
+    MetricsConfig,
+    ReplayConfig,
+    StopConfig,
+    SupervisionConfig,
+    distinct_names,
+    updates_per_step,
+)
+from .self_play import SelfPlayConfig, absolute_anchors
+
+if TYPE_CHECKING:
+    from ..replay import RateLimiter
+
+    PolicyOf: TypeAlias = Mapping[str, str] | Callable[[str], str]
+else:
+    PolicyOf = dict[str, str]  # what the command line reads
+
+
+SECTIONS = {"learners": "learner", "replays": "replay", "explorations": "exploration", "ratios": "updates_per_step"}
+BY_POLICY = {"learners": LearnerConfig, "replays": ReplayConfig, "explorations": ExplorationConfig}
+RUN_WIDE = {  # settings that no policy has for itself
+    "learner": ("processes", "threads"),
+    "replay": ("stack", "pad", "save", "clear_at_stage", "mixture", "path"),
+}
+
+
+def _by_policy(label: str, sections: Any) -> Any:
+    kind = BY_POLICY[label]
+    check_type(label, sections, Mapping, expected="a dict")
+    for policy, section in sections.items():
+        check_type(label, section, kind, expected=f"a {kind.__name__} for {brief(policy)}")
+    return dict(sections)
+
+
+def _ratios(label: str, ratios: Any) -> Any:
+    check_type(label, ratios, Mapping, expected="updates_per_step by policy")
+    return {
+        policy: None if ratio is None else updates_per_step(f"{label}.{short(policy)}", ratio)
+        for policy, ratio in ratios.items()
+    }
+
+
+@dataclass(frozen=True)
+class Config(Declared):
+    """A training run, such as Config(total_steps=50_000, learner=LearnerConfig(gamma=0.9)).
+
+    Raises: ValueError, TypeError: a setting is out of range or of another kind, in one line.
+    """
+
+    total_steps: Count = 300_000
+    """Steps of the whole run; a step is one action of one agent."""
+    seed: Annotated[int, Whole(0, 2**63)] = 0
+    """Seed of all randomness; in serial mode the same seed gives the same run."""
+    mode: Literal["async", "serial"] = "async"
+    """async: one process for each actor and each agent's learner. serial: the same work in turn in one process."""
+    updates_per_step: Annotated[Scheduled | float | None, updates_per_step] = 0.1
+    """Updates of each learner per step of its agent after the warm-up: a number, or a schedule, such as "linear(0.1, 1,
+    100000)", whose sum over the steps is the number of updates. None lets actors and learners run free."""
+    updates_tolerance: Count = 32
+    """Updates that a learner may lag behind updates_per_step before its actors wait; it never leads. They are those of
+    a schedule's highest number: at a lower one, fewer."""
+    run_dir: str | None = None
+    """Directory for the results, new or empty: a path, or an address of fsspec, such as s3://bucket/demo, to which they
+    are copied (marlcore[remote]). By default runs/<date and time>."""
+    stages: Annotated[tuple[int, ...], ascending] = ()
+    """Steps of the run at which its stages 1, 2, ... begin; the stage is published with the weights, and is one of the
+    numbers of an algorithm's `explore`."""
+    stage_names: Annotated[tuple[str, ...], distinct_names] = ()
+    """Names of the stages 1, 2, ..., for replay.clear_at_stage; none or one for each."""
+    policies: PolicyOf | None = None
+    """The policy of each agent, by agent; agents with the same policy share it. By default each has its own. In Python
+    also a function of the agent's name."""
+    teams: PolicyOf | None = None
+    """The team of each member, by agent: a team acts as one agent, of the team's name; see docs/guides/teams.md. By
+    default all agents are in the team "team" if an algorithm trains teams, otherwise there is none. In Python also a
+    function of the agent's name."""
+    learners: Annotated[dict[str, LearnerConfig], _by_policy] = field(default_factory=dict)
+    """By policy, settings of its learner that replace `learner`. In a file, and on the command line
+    (`--learners.guard.n-step 1`), missing ones are taken from `learner`; `processes` and `threads` always are."""
+    replays: Annotated[dict[str, ReplayConfig], _by_policy] = field(default_factory=dict)
+    """By policy, settings of its replay that replace `replay`, given like `learners`: capacity, priorities, hindsight.
+    The others are always taken from `replay`."""
+    explorations: Annotated[dict[str, ExplorationConfig], _by_policy] = field(default_factory=dict)
+    """By policy, settings of its exploration that replace `exploration`, given like `learners`."""
+    ratios: Annotated[dict[str, Scheduled | float | None], _ratios] = field(default_factory=dict)
+    """By policy, updates per step that replace `updates_per_step`."""
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    exploration: ExplorationConfig = field(default_factory=ExplorationConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    stop: StopConfig = field(default_factory=StopConfig)
+    self_play: SelfPlayConfig = field(default_factory=SelfPlayConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mode == "serial" and self.updates_per_step is None:
+            raise ValueError("updates_per_step: expected a number in serial mode, got None")
+        if self.cluster.seats and self.mode == "serial":
+            raise ValueError("mode: expected async with cluster.address, got 'serial'")
+        if self.cluster.learners and self.learner.processes is not None:
+            raise ValueError(f"learner.processes: expected None with cluster.learners, got {self.learner.processes}")
+        if self.cluster.learners and self.self_play.pool:
+            raise ValueError(f"self_play.pool: expected 0 with cluster.learners, got {self.self_play.pool}")
+        if self.cluster.seats and self.self_play.roles:
+            raise ValueError(f"self_play.roles: expected none with cluster.address, got {self.self_play.roles}")
+        if self.stage_names and len(self.stage_names) != len(self.stages):
+            raise ValueError(
+                f"stage_names: expected {len(self.stages)}, one for each of `stages`, got {brief(self.stage_names)}"
+            )
+        cleared = self.replay.clear_at_stage
+        for name in () if isinstance(cleared, bool) else cleared:
+            if name not in self.stage_names:
+                got = f"{brief(name)}{did_you_mean(name, self.stage_names)}"
+                raise ValueError(f"replay.clear_at_stage: expected names of {brief(self.stage_names)}, got {got}")
+        if self.stop.judges and self.stop.of_evaluation and not self.evaluation.evaluates:
+            raise ValueError(
+                f"stop.metric: expected one of a run without evaluations (evaluation.interval 0), "
+                f"got {brief(self.stop.metric)}"
+            )
+
+    def of(self, policy: str) -> Config:
+        """The settings as they apply to a policy."""
+        own: dict[str, Any] = {
+            usual: getattr(self, by)[policy] for by, usual in SECTIONS.items() if policy in getattr(self, by)
+        }
+        for section in own.keys() & RUN_WIDE.keys():
+            own[section] = replace(own[section], **{n: getattr(getattr(self, section), n) for n in RUN_WIDE[section]})
+        return replace(self, **dict[str, Any](own, **{by: {} for by in SECTIONS})) if own else self
+
+    def learner_of(self, policy: str) -> LearnerConfig:
+        return self.learners.get(policy, self.learner)
+
+    def timeout_of(self, policy: str) -> float:
+        """Seconds that a policy's learner may be silent."""
+        return self.learner_of(policy).timeout or self.supervision.learner_timeout
+
+    def check_policies(self, names: Sequence[str]) -> None:
+        """Raises ValueError: settings by policy are of none of these policies."""
+        by_policy = {name: getattr(self, name) for name in SECTIONS} | {"cluster.learners": self.cluster.learners}
+        for label, given in by_policy.items():
+            if wrong := given.keys() - names:
+                raise ValueError(f"{label}: expected the policies {names}, got {min(wrong)!r}")
+
+    def limiter(self, policy: str, lanes: int) -> RateLimiter | None:
+        """The rate limiter between a policy's learner and its actors, whose replay has so many lanes, or None."""
+        from ..replay import RateLimiter
+
+        learner, pace = self.learner_of(policy), self.of(policy).pace
+        if pace is None:
+            return None
+        slowest, fastest = pace.bounds
+        samples_per_insert = fastest * learner.batch_size  # at slower paces, a batch counts more: see `limit_to`
+        # Both sides must never wait at once: with a batch that is almost due, a row of every lane must fit, since in
+        # serial mode, or where no process can be started, one thread is both sides.
+        least = samples_per_insert * (lanes + 1) + learner.batch_size * fastest / slowest
+        tolerance = max(self.updates_tolerance * learner.batch_size, least)
+        return RateLimiter(samples_per_insert, learner.warmup, tolerance, lead=0.0)
+
+    @property
+    def pace(self) -> Schedule | None:
+        """The updates per step as a schedule; None where nothing holds them."""
+        updates = self.updates_per_step
+        return None if updates is None else Schedule.from_value("updates_per_step", updates)
+
+    @property
+    def offline(self) -> bool:
+        """Whether the run has no actors: its learners train on recorded data, and each update counts as a step."""
+        return not self.actors
+
+    @property
+    def actors(self) -> int:
+        """Actor processes of the run, on all machines."""
+        return self.actor.processes + self.cluster.actors
+
+    @property
+    def schedules(self) -> dict[str, Schedule]:
+        """The numbers that the configuration has learners publish with their weights, by name; see `schedules_of`."""
+        exploration = self.exploration
+        chosen: dict[str, Any] = {} if exploration.epsilon is None else {"epsilon": exploration.epsilon}
+        return chosen | dict(exploration.schedules) | ({"stage": Stages(self.stages)} if self.stages else {})
+
+    @property
+    def clearing_stages(self) -> frozenset[int]:
+        """The numbers of the stages whose beginnings end the use of earlier transitions."""
+        cleared, numbers = self.replay.clear_at_stage, range(1, len(self.stages) + 1)
+        if isinstance(cleared, bool):
+            return frozenset(numbers if cleared else ())
+        return frozenset(1 + self.stage_names.index(name) for name in cleared)
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of each agent in its policy's replay: one for each environment copy of each actor."""
+        return self.actors * self.actor.envs
+
+    def to_dict(self) -> dict[str, Any]:
+        """A form ready for JSON; schedules are text."""
+        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+
+    def with_absolute_paths(self) -> Config:
+        """The same settings wherever the working directory moves to; a run_dir of None stays None."""
+        run_dir = self.run_dir and str(absolute(self.run_dir))
+        replay = replace(self.replay, path=self.replay.path and str(absolute(self.replay.path)))
+        self_play = replace(self.self_play, anchors=absolute_anchors(self.self_play.anchors))
+        return replace(self, run_dir=run_dir, replay=replay, self_play=self_play)
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Config:
+        """The configuration of `to_dict`; missing fields get their defaults. Raises ValueError: see `Config`."""
+        names, values = {field.name for field in fields(cls)} - BY_POLICY.keys(), dict[str, Any]()
+        for by in BY_POLICY:
+            given = plain.get(by, {})
+            if isinstance(given, Mapping) and all(isinstance(section, Mapping) for section in given.values()):
+                values |= {f"{by}.{policy}.{name}": own[name] for policy, own in given.items() for name in own}
+            else:  # which `Config` refuses
+                values[by] = given
+        return cls().changed(dict(flattened({name: plain[name] for name in plain if name in names}, cls)) | values)
+
+    def changed(self, values: Mapping[str, Any]) -> Config:
+        """The settings with these, by dotted name, such as learners.guard.n_step. Raises ValueError, TypeError."""
+        own = {name: values[name] for name in values if "." in name and name.partition(".")[0] in BY_POLICY}
+        config = changed(self, {name: values[name] for name in values if name not in own})
+        for label, value in own.items():
+            prefix, _, name = label.rpartition(".")
+            by, _, policy = prefix.partition(".")
+            sections = getattr(config, by)
+            section = changed(sections.get(policy, getattr(config, SECTIONS[by])), {name: value}, f"{prefix}.")
+            config = changed(config, {by: {**sections, policy: section}})
+        return config
+
+
+def hints_by_policy(names: Iterable[str]) -> dict[str, Any]:
+    """The types of the settings by policy among these dotted names, such as learners.guard.n_step."""
+    prefixes = {(name.partition(".")[0], name.rpartition(".")[0]) for name in names if name.count(".") > 1}
+    each = (hints_of(BY_POLICY[by], f"{prefix}.") for by, prefix in prefixes if by in BY_POLICY)
+    return {name: hint for hints in each for name, hint in hints.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Schedule):
+        return value.value if isinstance(value, Constant) else str(value)
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    return {name: _plain(inside) for name, inside in value.items()} if isinstance(value, dict) else value

@@ -1,0 +1,196 @@
+"""A run's policies: agents, algorithms and workers; checked before anything starts."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from ..checks import brief, check_type, did_you_mean
+from ..interfaces import Algorithm, QueueSource, ReplaySource
+from ..processes import encoded_name
+from ..spaces import Spaces
+from .config import Config
+from .schedules import Schedule, check_free
+from .sections import EPSILON
+from .self_play import SelfPlayConfig
+
+EVALUATOR = "evaluator"
+TEAM = "team"  # the name of the team of all agents
+SCRIPT = "exploration.script"
+NO_SELF_PLAY = SelfPlayConfig()
+METHODS = ("transition", "source", "make_model", "act", "make_trainer")  # schedules may be missing
+
+
+@dataclass(frozen=True)
+class AssignedPolicy:
+    """A policy, the agents that act by it, their spaces and its algorithm."""
+
+    name: str
+    agents: tuple[str, ...]
+    spaces: Spaces
+    algorithm: Algorithm
+    source: ReplaySource | QueueSource = field(default_factory=ReplaySource)  # of its batches, by `source_of`
+    index: int = 0  # among the run's policies; seeds and devices follow it
+
+    @classmethod
+    def of(cls, policy: "AssignedPolicy") -> "AssignedPolicy":
+        """The policy alone, of one that is placed in memory."""
+        return cls(**{each.name: getattr(policy, each.name) for each in fields(AssignedPolicy)})
+
+
+def assign(
+    spaces: Mapping[str, Spaces],
+    policies: Mapping[str, str] | Callable[[str], str] | None,
+    algorithm: Algorithm | str | Mapping[str, Algorithm | str],
+    stack: int,
+    self_play: SelfPlayConfig = NO_SELF_PLAY,
+) -> tuple[AssignedPolicy, ...]:
+    """The policies of agents with these spaces, in the order of their first agents. Raises ValueError, TypeError.
+
+    The policies that have roles in self-play, if there are some, each act for all agents.
+    """
+    roles, setting = self_play.roles, "self_play" if self_play.pool else "policies"
+    agents_of = dict.fromkeys(roles, tuple(spaces))
+    for agent, name in () if roles else policy_names(list(spaces), policies).items():
+        agents_of[name] = (*agents_of.get(name, ()), agent)
+    algorithms = _algorithms([*agents_of], algorithm)
+    assigned = []
+    for index, (name, chosen) in enumerate(algorithms.items()):
+        agents = agents_of[name]
+        first = spaces[agents[0]]
+        for agent in agents[1:]:
+            if spaces[agent] != first:
+                raise ValueError(
+                    f"{setting}: expected agents of one policy to have equal spaces, got {first} for {agents[0]} and "
+                    f"{spaces[agent]} for {agent} of {name!r}"
+                )
+        stacked = replace(first, stack=stack)
+        try:
+            chosen.transition(stacked)
+        except ValueError as error:  # it cannot handle the spaces
+            raise ValueError(f"{error} for {agents[0]}") from error
+        assigned.append(AssignedPolicy(name, agents, stacked, chosen, index=index))
+    return tuple(assigned)
+
+
+def policy_names(agents: list[str], policies: Mapping[str, str] | Callable[[str], str] | None) -> dict[str, str]:
+    """The policy of each agent. Raises ValueError, TypeError: see `assign`."""
+    if policies is None:
+        names = {agent: agent for agent in agents}
+    elif isinstance(policies, Mapping):
+        _check_names("policies", policies, agents, "agents of the environment", "a policy for each agent")
+        names = {agent: policies[agent] for agent in agents}
+    elif callable(policies):
+        names = {agent: policies(agent) for agent in agents}
+    else:
+        raise TypeError(f"policies: expected the policy of each agent, got {brief(policies)}")
+    for agent, policy in names.items():
+        if not isinstance(policy, str) or not policy:
+            raise TypeError(f"policies: expected the name of a policy for {agent}, got {brief(policy)}")
+        encoded_name("agent", agent)  # refuses names that metrics cannot hold
+        encoded_name("policies", policy)
+    return names
+
+
+def wants_teams(algorithm: Any) -> bool:
+    """Whether an algorithm, or one of them by policy, trains teams. Raises ValueError, TypeError: it is none."""
+    given = algorithm.values() if isinstance(algorithm, Mapping) else [algorithm]
+    return any(getattr(_chosen(each), "wants_team", False) for each in given)
+
+
+def teams_of(
+    agents: Sequence[str], teams: Mapping[str, str] | Callable[[str], str] | None
+) -> dict[str, tuple[str, ...]]:
+    """The members of each team; by default of one of all agents. Raises ValueError, TypeError: see `Config.teams`."""
+    if teams is None:
+        return {TEAM: tuple(agents)}
+    if callable(teams):
+        teams = {agent: teams(agent) for agent in agents}
+    check_type("teams", teams, Mapping, expected="the team of each member")
+    for agent, team in teams.items():
+        if agent not in agents:
+            hint = did_you_mean(agent, agents)
+            raise ValueError(f"teams: expected agents of the environment, {list(agents)}, got {brief(agent)}{hint}")
+        if not isinstance(team, str) or not team:
+            raise TypeError(f"teams: expected the name of a team for {agent}, got {brief(team)}")
+        if team in agents and team not in teams:
+            raise ValueError(f"teams: expected names that no other agent has, got {brief(team)}")
+    there = [agent for agent in agents if agent in teams]  # whose order is that of members, whatever that of `teams`
+    return {teams[first]: tuple(agent for agent in there if teams[agent] == teams[first]) for first in there}
+
+
+def _algorithms(policies: list[str], algorithm: Any) -> dict[str, Algorithm]:
+    if not isinstance(algorithm, Mapping):
+        return dict.fromkeys(policies, _chosen(algorithm))
+    _check_names("algorithm", algorithm, policies, f"the policies {policies}", "one for each policy")
+    return {name: _chosen(algorithm[name]) for name in policies}
+
+
+def _check_names(label: str, values: Mapping[str, Any], names: list[str], known: str, complete: str) -> None:
+    """Raises ValueError: the values by name are not those of exactly these names."""
+    for name in values:
+        if name not in names:
+            raise ValueError(f"{label}: expected {known}, got {brief(name)}{did_you_mean(name, names)}")
+    missing = [name for name in names if name not in values]
+    if missing:
+        raise ValueError(f"{label}: expected {complete}, got none for {missing[0]!r}")
+
+
+def _chosen(algorithm: Any) -> Algorithm:
+    """Raises ValueError, TypeError: it is not an algorithm."""
+    if isinstance(algorithm, str):
+        from ..algos import make  # which imports torch
+
+        return make(algorithm)
+    missing = [name for name in METHODS if not hasattr(algorithm, name)]
+    if missing or isinstance(algorithm, type):
+        what = f"the class {algorithm.__name__}" if isinstance(algorithm, type) else brief(algorithm)
+        lacks = f", which has no {missing[0]}" if missing else ""
+        raise TypeError(f"algorithm: expected an Algorithm, such as marlcore.DQN(), or its name, got {what}{lacks}")
+    chosen: Algorithm = algorithm
+    return chosen
+
+
+def source_of(policy: AssignedPolicy, config: Config) -> ReplaySource | QueueSource:
+    """How the policy's learner gets its batches; windows without hindsight. Raises TypeError: it is no source."""
+    from ..replay import Hindsight, Prioritized  # here, so that settings load without Numba
+
+    config = replace(config, ratios={}).of(policy.name)  # one of None is refused in serial mode if it is of use
+    replay = config.replay
+    prioritized = Prioritized(replay.alpha, replay.beta, beta_steps=replay.beta_steps) if replay.prioritized else None
+    hindsight = None if replay.hindsight == "off" else Hindsight(replay.hindsight_k, replay.hindsight)
+    chosen = ReplaySource(config.learner.n_step, prioritized, hindsight=hindsight)
+    source = policy.algorithm.source(chosen)
+    if not isinstance(source, (ReplaySource, QueueSource)):
+        raise TypeError(f"source of {policy.name}: expected a ReplaySource or a QueueSource, got {brief(source)}")
+    if isinstance(source, ReplaySource) and source.sequence is not None:
+        return replace(source, hindsight=None)
+    return source
+
+
+def schedules_of(algorithm: Algorithm, config: Config) -> dict[str, Schedule]:
+    """The numbers that a policy's learner publishes with its weights; on-policy, epsilon only if it is its own."""
+    own: Mapping[str, Any] = getattr(algorithm, "schedules", dict)()  # an algorithm need not derive from Algorithm
+    check_free(f"schedules of {type(algorithm).__name__}", own)
+    schedules = {name: Schedule.from_value(name, value) for name, value in own.items()} | config.schedules
+    if "epsilon" in own or not isinstance(algorithm.source(ReplaySource()), QueueSource):
+        return {"epsilon": EPSILON} | schedules
+    schedules.pop("epsilon", None)
+    return schedules
+
+
+def with_own_epsilons(policies: tuple[AssignedPolicy, ...], config: Config) -> Config:
+    """Leaves the run's epsilon to the policies whose algorithms have none of their own."""
+    has_own = {p.name: "epsilon" in getattr(p.algorithm, "schedules", dict)() for p in policies}
+    if config.exploration.epsilon is None or len({*has_own.values()}) == 1:
+        return config
+    without = dict.fromkeys([name for name in has_own if has_own[name]], replace(config.exploration, epsilon=None))
+    return replace(config, explorations=without | config.explorations)
+
+
+def learner_names(config: Config, policies: Sequence[str]) -> dict[str, list[str]]:
+    """The policies that each learner process trains, by its name; one each, unless the configuration says otherwise."""
+    processes = config.learner.processes
+    if processes is None:
+        return {f"learner-{policy}": [policy] for policy in policies}
+    count = min(processes, len(policies))
+    return {f"learner-{i}": list(policies[i::count]) for i in range(count)}

@@ -1,0 +1,151 @@
+"""The settings of a population: which hyperparameters its members have, and how it searches for better ones."""
+
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+
+from ..checks import brief, is_number
+from ..declared import Declared, Number, Whole
+from .sections import Count
+
+
+class Distribution(ABC):
+    """Where the values of a setting come from."""
+
+    @property
+    @abstractmethod
+    def ends(self) -> tuple[Any, ...]:
+        """Values that are allowed if and only if all are: the ends of a range, or every option."""
+
+    @abstractmethod
+    def restored(self, label: str, value: Any) -> Any:
+        """The value that a file holds of it. Raises ValueError: it has no such value."""
+
+    @abstractmethod
+    def draw(self, generator: np.random.Generator) -> Any: ...
+
+    @abstractmethod
+    def perturbed(self, value: Any, factor: float) -> Any:
+        """A value near another one: larger, or after it, if the factor is above 1."""
+
+
+@dataclass(frozen=True)
+class Uniform(Distribution):
+    """Numbers from `low` to `high`, each equally likely."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        numbers = [is_number(end) and math.isfinite(end) for end in (self.low, self.high)]
+        if not all(numbers) or self.low >= self.high:
+            kind = type(self).__name__
+            raise ValueError(f"{kind}: expected two numbers, the lower one first, got {self.low!r} and {self.high!r}")
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        return float(self.low), float(self.high)
+
+    def restored(self, label: str, value: Any) -> float:
+        return float(Number(self.low, self.high)(label, value))
+
+    def draw(self, generator: np.random.Generator) -> float:
+        return float(generator.uniform(self.low, self.high))
+
+    def perturbed(self, value: float, factor: float) -> float:
+        return min(max(value * factor, self.low), self.high)
+
+
+@dataclass(frozen=True)
+class LogUniform(Uniform):
+    """Positive numbers from `low` to `high`, whose logarithms are equally likely."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.low <= 0:
+            raise ValueError(f"LogUniform: expected numbers above 0, got {brief(self.low)}")
+
+    def draw(self, generator: np.random.Generator) -> float:
+        drawn = math.exp(generator.uniform(math.log(self.low), math.log(self.high)))
+        return min(max(drawn, self.low), self.high)
+
+
+@dataclass(frozen=True, init=False)
+class Choice(Distribution):
+    """One of several options, such as Choice(16, 32, 64), whose neighbours are alike."""
+
+    options: tuple[Any, ...]
+
+    def __init__(self, *options: Any) -> None:
+        if len(options) < 2:
+            raise ValueError(f"Choice: expected at least two options, got {brief(options)}")
+        object.__setattr__(self, "options", options)
+
+    @property
+    def ends(self) -> tuple[Any, ...]:
+        return self.options
+
+    def restored(self, label: str, value: Any) -> Any:
+        for option in self.options:
+            if json.dumps(option) == json.dumps(value):
+                return option
+        raise ValueError(f"{label}: expected one of {brief(self.options)}, got {brief(value)}")
+
+    def draw(self, generator: np.random.Generator) -> Any:
+        return self.options[int(generator.integers(len(self.options)))]
+
+    def perturbed(self, value: Any, factor: float) -> Any:
+        place = self.options.index(value) + (1 if factor > 1 else -1)
+        return self.options[min(max(place, 0), len(self.options) - 1)]
+
+
+def _searched(label: str, settings: Any) -> dict[str, Distribution]:
+    if not isinstance(settings, Mapping) or not settings:
+        raise ValueError(f"{label}: expected distributions by the names of settings, got {brief(settings)}")
+    for name, distribution in settings.items():
+        if not isinstance(distribution, Distribution):
+            expected = f"{label}: expected a Uniform, a LogUniform or a Choice for {name!r}"
+            raise ValueError(f"{expected}, got {brief(distribution)}")
+    return dict(settings)
+
+
+def _factors(label: str, factors: Any) -> tuple[float, ...]:
+    if not isinstance(factors, tuple) or not factors:
+        raise ValueError(f"{label}: expected a tuple of factors, got {brief(factors)}")
+    return tuple(Number(above=0)(label, factor) for factor in factors)
+
+
+@dataclass(frozen=True)
+class PopulationConfig(Declared):
+    """A population, such as PopulationConfig(settings={"algorithm.learning_rate": LogUniform(1e-5, 1e-2)}).
+
+    Raises: ValueError: a setting is out of range or of another kind, in one line.
+    """
+
+    settings: Annotated[dict[str, Distribution], _searched]
+    """What differs between members: the distribution of each setting by its dotted name, such as "learner.gamma", or
+    "algorithm.learning_rate" of a hyperparameter."""
+    size: Annotated[int, Whole(2)] = 16
+    """Members; each is a run with settings of its own."""
+    parallel: Count = 2
+    """Members that train at a time; 1 in serial mode."""
+    interval: Count = 10_000
+    """Steps of a member until its next look at the scores of the others; of "halving", those before the first one."""
+    method: Literal["pbt", "random", "halving"] = "pbt"
+    """pbt: losers copy winners, and change the settings (Jaderberg et al. 2017). random: each member keeps its settings
+    for all its steps. halving: the best 1/eta of those that have taken as many steps continue, to eta times as many
+    (Jamieson & Talwalkar 2016), as soon as they are known (Li et al. 2020)."""
+    share: Annotated[float, Number(above=0, high=0.5)] = 0.25
+    """Of pbt: a member of the lowest share of scores copies one of the highest share."""
+    factors: Annotated[tuple[float, ...], _factors] = (0.8, 1.2)
+    """Of pbt: a copied number is multiplied by one of these, and stays in its range; of a Choice, the option before or
+    after it is taken."""
+    resample: Annotated[float, Number(0, 1)] = 0.25
+    """Of pbt: the probability with which a copied setting is drawn anew instead."""
+    eta: Annotated[int, Whole(2)] = 3
+    """Of halving: one of so many members goes on."""

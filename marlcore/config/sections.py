@@ -1,0 +1,364 @@
+"""The sections of a run's settings, each of which checks its own numbers; `Config` relates them to each other."""
+
+import math
+import os
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+from ..checks import brief, check_type, did_you_mean, is_number, short
+from ..declared import Declared, Number, Whole
+from ..observations import Pad
+from ..references import is_importable
+from .schedules import Constant, Custom, Exponential, Schedule, Scheduled, check_free, is_custom
+
+EPSILON = Exponential(1.0, 0.02, rate=0.95, every=100, of="updates")
+EVALUATED = "eval_"  # what the names of an evaluation's metrics begin with
+SINKS = ("csv", "tensorboard", "wandb")
+
+Count = Annotated[int, Whole(1)]
+Seconds = Annotated[float, Number(0)]
+Timeout = Annotated[float, Number(1)]
+RATIO = Number(1e-6, 1e6)
+
+
+def shares(label: str, value: Any) -> dict[str, float]:
+    """Shares by name. Raises ValueError, TypeError: they are none, or their sum is not 1."""
+    check_type(label, value, Mapping, expected="shares by name")
+    numbers = [*value.values()]
+    right = all(is_number(number) and number >= 0 for number in numbers)
+    if not right or (numbers and not math.isclose(sum(numbers), 1.0, abs_tol=1e-6)):
+        raise ValueError(f"{label}: expected numbers of at least 0 whose sum is 1, got {brief(dict(value))}")
+    return {name: float(share) for name, share in value.items()}
+
+
+def distinct_names(label: str, names: Any, expected: str = "") -> tuple[str, ...]:
+    """Names as a tuple. Raises ValueError: they are none, or one comes twice."""
+    if not isinstance(names, tuple) or not all(isinstance(name, str) and name for name in names):
+        raise ValueError(f"{label}: expected {expected}a tuple of names of stages, got {brief(names)}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"{label}: expected each name once, got {brief(names)}")
+    return names
+
+
+def flag_or_names(label: str, value: Any) -> bool | tuple[str, ...]:
+    return value if isinstance(value, bool) else distinct_names(label, value, "True, False or ")
+
+
+def existing_directory(label: str, path: Any) -> Any:
+    if not os.path.isdir(path):
+        raise ValueError(f"{label}: expected an existing directory, got {brief(path)}")
+    return path
+
+
+def probability(label: str, value: Any) -> Schedule:
+    """The schedule that a value stands for. Raises ValueError: its first or last number is no probability."""
+    schedule = Schedule.from_value(label, value)
+    for count in (0,) if isinstance(schedule, Custom) else (0, 10**9):  # a function may know no further
+        if not 0.0 <= schedule.at(count) <= 1.0:
+            raise ValueError(f"{label}: expected a probability, got {schedule.at(count):g} from {schedule}")
+    return schedule
+
+
+def updates_per_step(label: str, value: Any) -> Schedule | float:
+    """A number or a schedule. Raises ValueError: a number is out of range, or it is a function, of unknown range."""
+    if is_custom(value) or isinstance(value, Custom) or callable(value):
+        raise ValueError(f"{label}: expected a number or a schedule other than a function, got {brief(value)}")
+    if isinstance(value, str):
+        value = Schedule.from_value(label, value)
+    bounds = value.bounds if isinstance(value, Schedule) else (value,)
+    lowest, *_ = (RATIO(label, bound) for bound in bounds)
+    return value if isinstance(value, Schedule) and not isinstance(value, Constant) else lowest
+
+
+def named_schedules(label: str, value: Any) -> dict[str, Schedule]:
+    """Schedules by name. Raises ValueError, TypeError: one is none, or its name is taken."""
+    check_type(label, value, Mapping, expected="schedules by name")
+    check_free(label, value, "epsilon")
+    return {name: Schedule.from_value(f"{label}.{short(name)}", schedule) for name, schedule in value.items()}
+
+
+def importable(label: str, name: str) -> str:
+    if not is_importable(name):
+        raise ValueError(f"{label}: expected module:name of what can be imported, got {brief(name)}")
+    return str(name)
+
+
+def device_names(label: str, value: Any) -> str | tuple[str, ...]:
+    """A device, or several. Raises ValueError: they are none."""
+    names = (value,) if isinstance(value, str) else value
+    if not isinstance(names, tuple) or not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{label}: expected a device, or a tuple of devices, got {brief(value)}")
+    return names if len(names) > 1 else names[0]
+
+
+def sink_names(label: str, names: Any) -> tuple[str, ...]:
+    """Names of sinks, csv among them. Raises ValueError, TypeError."""
+    listed = isinstance(names, (tuple, list, Set, Mapping))
+    if not listed or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"{label}: expected names of sinks, got {brief(names)}")
+    for name in names:
+        if name not in SINKS and not is_importable(name):
+            known = ", ".join(SINKS)
+            raise ValueError(f"{label}: expected {known} or module:Class, got {brief(name)}{did_you_mean(name, SINKS)}")
+    if "csv" not in names or len(set(names)) < len(names):
+        got = brief(" ".join(names))
+        raise ValueError(f"{label}: expected csv, the run's own record, and others, each once, got {got}")
+    return tuple(names)
+
+
+@dataclass(frozen=True)
+class ActorConfig(Declared):
+    """The processes that step environments."""
+
+    processes: Annotated[int, Whole(0, most=4096)] = 1
+    """Actor processes; a run of `train_offline` has 0, and others at least 1."""
+    envs: Count = 4
+    """Environment copies that each actor steps together, choosing their actions in one batch."""
+    sync_interval: Count = 50
+    """Rounds (one action in each copy) between checks for newer weights. On-policy actors check in every round."""
+    max_policy_lag: Annotated[int | None, Whole(0)] = None
+    """Versions by which the acting weights may be behind: an actor whose weights are staler pulls before it acts. None:
+    stale weights last until the next check. On-policy actors always pull what is newer. The metric `policy_lag` is
+    another thing: the age of the rows that the learner draws."""
+    device: Annotated[str | tuple[str, ...], device_names] = "cpu"
+    """Device on which actors choose actions: "cpu", "cuda:0", "mps", or "auto" for the best available one. Several,
+    such as cuda:0 cuda:1, are dealt out to the processes in turn; the evaluator takes the first."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.devices) > max(self.processes, 1):
+            raise ValueError(f"device: expected at most one for each of {self.processes} processes, got {self.device}")
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return (self.device,) if isinstance(self.device, str) else self.device
+
+    def device_of(self, process: int) -> str:
+        return self.devices[process % len(self.devices)]
+
+
+@dataclass(frozen=True)
+class LearnerConfig(Declared):
+    """The processes that train the policies."""
+
+    processes: Annotated[int | None, Whole(1, most=4096)] = None
+    """Learner processes, among which the policies are dealt out; None: one for each policy."""
+    batch_size: Count = 64
+    """Transitions in each update."""
+    n_step: Count = 3
+    """Rewards in each return."""
+    gamma: Annotated[float, Number(0, 1)] = 0.99
+    """Discount of one step."""
+    warmup: Count = 500
+    """Transitions that a policy's replay must hold before training starts."""
+    compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = "off"
+    """Mode of `torch.compile` for the learner's model; "reduce-overhead" uses CUDA graphs. It takes half a minute at
+    each start, and pays on GPUs; on a CPU it makes small networks slower."""
+    obs_norm: Literal["off", "frozen", "running"] = "off"
+    """Subtract the mean of observations and divide by their standard deviation, for actors and learner alike: "running"
+    takes every batch into the statistics, "frozen" the first 100."""
+    reward_norm: Literal["off", "frozen", "running"] = "off"
+    """Divide rewards by the standard deviation of the discounted return so far, as VecNormalize of Stable-Baselines3
+    does, and clip them to 10; before an algorithm's reward_scale. Statistics are taken as those of `obs_norm`."""
+    norm_frozen_after: Annotated[int | None, Whole(1)] = None
+    """Observations, or returns, after which "frozen" statistics stay as they are; the frames of a stack count one by
+    one. None: 100 batches."""
+    prefetch: Annotated[int, Whole(0)] = 0
+    """Batches that a thread draws ahead, and copies to the learner's device; 0 draws each when it is needed. Only in
+    async mode."""
+    publish_interval: Count = 10
+    """Updates between publications of the weights."""
+    publish_mode: Literal["snapshot", "double_buffer", "triple_buffer"] = "double_buffer"
+    """Slots of shared memory for weights: 1, 2 or 3. More slots take memory; fewer make actors repeat copies."""
+    log_interval: Count = 200
+    """Updates between reports of loss, epsilon, policy lag and rate."""
+    checkpoint_interval: Count = 10_000
+    """Updates between checkpoints; the learner writes another one at the end."""
+    checkpoint_seconds: Timeout = 60.0
+    """Seconds after which a learner writes a checkpoint even if it made fewer updates."""
+    device: str = "auto"
+    """Device on which learners train: "cpu", "cuda:0", "mps", or "auto" for CUDA, then MPS, then the CPU."""
+    device_per_agent: bool = False
+    """With "auto" and several GPUs: assign the policies to them in turn."""
+    timeout: Annotated[float | None, Number(1)] = None
+    """Seconds without a heartbeat after which the learner's process is killed and restarted, in async mode; of several
+    policies in one process, the longest counts. None: `supervision.learner_timeout`."""
+    threads: Annotated[int, Whole(1, most=1024)] = 1  # a million would take all that the machine has
+    """CPU threads of each process of the run: learners, actors and the evaluator."""
+
+
+@dataclass(frozen=True)
+class ReplayConfig(Declared):
+    """Each policy's replay buffer."""
+
+    capacity: Count = 100_000
+    """Rows of a policy's replay, over all its agents and environment copies."""
+    stack: Annotated[int | None, Whole(1)] = None
+    """Observations in a network's input; None: 4 for atari:<game>, otherwise 1."""
+    pad: Pad = "repeat"
+    """Padding of a stack before an episode's first frame: repeat that frame, or zeros."""
+    save: bool = False
+    """Save each replay with its learner's checkpoints, so that a resumed run starts with its rows."""
+    clear_at_stage: Annotated[bool | tuple[str, ...], flag_or_names] = False
+    """Train only on transitions of the current stage: those written before a learner publishes its number are not
+    drawn any more. Names of `stage_names`: only the transitions before these stages are not drawn any more."""
+    mixture: Annotated[dict[str, float], shares] = field(default_factory=dict)
+    """Parts of each policy's replay by tag, with their shares of a batch, such as anchor 0.3 pool 0.7: rows lie in the
+    part of their episode's tag, which is the opponent's name in self-play, otherwise info["tag"]. Empty: one part."""
+    path: Annotated[str | None, existing_directory] = None
+    """An existing directory for the replays' files, for replays larger than memory; removed at the end. By default
+    they are in /dev/shm."""
+    prioritized: bool = False
+    """Draw transitions in proportion to their priorities (Schaul et al. 2016, arXiv:1511.05952)."""
+    alpha: Annotated[float, Number(0)] = 0.6
+    """Exponent of priorities; 0 draws uniformly."""
+    beta: Annotated[float, Number(0, 1)] = 0.4
+    """Exponent of importance weights at the first batch, from 0 to 1."""
+    beta_steps: Annotated[int | None, Whole(1)] = None
+    """Batches over which beta rises linearly to 1; None keeps it constant."""
+    hindsight: Literal["off", "future", "final", "episode"] = "off"
+    """Give most drawn transitions a goal that their episode achieved later, last or at any time (Andrychowicz et al.
+    2017, arXiv:1707.01495); for environments with goals and a `compute_reward`, and n_step 1."""
+    hindsight_k: Annotated[int, Whole(1, 2**31 - 1)] = 4
+    """With hindsight: transitions with another goal for each one that keeps its own."""
+
+    @property
+    def frames(self) -> int:
+        """Observations in a network's input: `stack`, and 1 while nothing has decided it."""
+        return self.stack or 1
+
+    @property
+    def parts(self) -> int:
+        return max(1, len(self.mixture))
+
+
+if TYPE_CHECKING:
+    Schedules: TypeAlias = Mapping[str, Scheduled]
+else:
+    Schedules = dict[str, Schedule]  # what the command line reads
+
+
+@dataclass(frozen=True)
+class ExplorationConfig(Declared):
+    """How actors explore; learners evaluate the schedules and publish the numbers with their weights."""
+
+    epsilon: Annotated[Scheduled | None, probability] = None
+    """Probability of a random action, a schedule: 0.1, "linear(1, 0.05, 50000)" over the run's steps, "exponential(1,
+    0.02, rate=0.95, every=100, of=updates)", "piecewise([(0, 1), (1000, 0.1)])" or "custom(module:function)". None:
+    that exponential, unless the algorithm has another default."""
+    ladder: Annotated[float, Number(0)] = 0.0
+    """Ape-X's ladder, its alpha: of N copies, over all actors, copy i explores with epsilon^(1 + ladder * i / (N - 1));
+    0 makes all explore alike, 7 is the paper's (Horgan et al. 2018, arXiv:1803.00933, section 4.1)."""
+    script: Annotated[str | None, importable] = None
+    """module:name of a script that acts for all learning policies until their learner's first update, so that the
+    warm-up's transitions are of its actions: a function of an observation that returns an action, or a class whose
+    objects have a method act(obs), one for each copy."""
+    schedules: Annotated[Schedules, named_schedules] = field(default_factory=dict)
+    """Further numbers for an algorithm's `explore`, by name."""
+
+    def exponents(self, copies: int) -> list[float]:
+        """The exponent of epsilon in each copy."""
+        return [1.0 + self.ladder * i / max(copies - 1, 1) for i in range(copies)]
+
+
+@dataclass(frozen=True)
+class StopConfig(Declared):
+    """Conditions that end a run in order before it has taken total_steps; any one of them does."""
+
+    episodes: Annotated[int | None, Whole(1)] = None
+    """Episodes, of the agent that has ended most."""
+    seconds: Annotated[float | None, Number(above=0)] = None
+    """Seconds since the run's beginning, earlier parts of a resumed run included."""
+    metric: str = "episode_return"
+    """The metric of `threshold` and `patience`: a name, such as episode_return or eval_return, or agent/name. Its value
+    is the mean over the agents or policies that report it of each one's last `window` values."""
+    threshold: Annotated[float | None, Number()] = None
+    """The value of the metric that ends the run."""
+    patience: Annotated[int | None, Whole(1)] = None
+    """Steps of the run without a better value of the metric, after which the run ends."""
+    min_delta: Annotated[float, Number(0)] = 0.0
+    """The least improvement that counts for `patience`."""
+    window: Annotated[int | None, Whole(1)] = None
+    """Values of each agent or policy in the metric's mean, all of which must have come; None: 100 of episodes, 1 of
+    others."""
+    minimize: bool = False
+    """Whether smaller values of the metric are better."""
+
+    @property
+    def values(self) -> int:
+        """The window, also where it follows from the metric."""
+        of_episodes = any(part.startswith(("episode_", "info")) for part in self.metric.split("/"))
+        return self.window or (100 if of_episodes else 1)
+
+    @property
+    def of_evaluation(self) -> bool:
+        """Whether the metric is one of evaluations, each of which is judged as a whole."""
+        return any(part.startswith(EVALUATED) for part in self.metric.split("/"))
+
+    @property
+    def judges(self) -> bool:
+        """Whether a condition depends on the metric."""
+        return self.threshold is not None or self.patience is not None
+
+    def watches(self, agent: str, name: str) -> bool:
+        """Whether the metric of this agent or policy and of this name counts."""
+        return self.judges and self.metric in (name, f"{agent}/{name}")
+
+
+@dataclass(frozen=True)
+class MetricsConfig(Declared):
+    """Where a run's metrics go."""
+
+    sinks: Annotated[tuple[str, ...], sink_names] = ("csv", "tensorboard")
+    """Sinks of the metrics: csv, which is the run's own record and must be among them, tensorboard, wandb (Weights &
+    Biases), or module:Class for a sink of your own, made with the run's directory."""
+    wandb_project: str = "marlcore"
+    """The project of the run in Weights & Biases."""
+    wandb_mode: Literal["online", "offline"] | None = None
+    """Whether Weights & Biases sends metrics, or keeps them for `wandb sync`; None takes WANDB_MODE of the
+    environment, else online."""
+
+
+@dataclass(frozen=True)
+class EvaluationConfig(Declared):
+    """The process that plays greedy episodes with the published weights during the run."""
+
+    interval: Annotated[int, Whole(0)] = 0
+    """Steps of the run between evaluations; another one follows the last step. 0: none by steps."""
+    seconds: Seconds = 0.0
+    """Seconds between the beginnings of evaluations, beside those by steps; another one follows the last step. 0: none
+    by time."""
+    episodes: Count = 10
+    """Episodes in each evaluation."""
+    envs: Count = 4
+    """Environment copies that play them."""
+    keep: Annotated[int, Whole(0)] = 3
+    """Checkpoints of the last evaluations to keep for each policy, beside the best one."""
+    wait: bool = False
+    """Hold the training where an evaluation by `interval` is due until it has begun, so that none is skipped, as in
+    serial mode. By default training never waits, and an evaluation that cannot begin before the next one is due is
+    skipped and counted (metric eval_skipped). If an evaluation's episodes never end, the run stops progressing."""
+
+    @property
+    def evaluates(self) -> bool:
+        return bool(self.interval or self.seconds)
+
+
+@dataclass(frozen=True)
+class SupervisionConfig(Declared):
+    """The treatment of workers that die, fail or hang; in async mode."""
+
+    max_restarts: Annotated[int, Whole(0)] = 3
+    """Restarts of each worker within the window; one more failure ends the run."""
+    window: Seconds = 600.0
+    """Seconds for which a failure counts."""
+    backoff: Seconds = 0.5
+    """Seconds before a worker's first restart, doubled before each further one in the window; at most 30."""
+    actor_timeout: Timeout = 60.0
+    """Seconds without a heartbeat after which an actor or the evaluator is killed and restarted; at least 120 while it
+    starts."""
+    learner_timeout: Timeout = 120.0
+    """The same for learners, which may take longer: they compile and write checkpoints."""
+    serial_fallback: bool = True
+    """If the system can start no process, do all work in this one, as in serial mode."""

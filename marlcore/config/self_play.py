@@ -1,0 +1,166 @@
+"""The settings of self-play."""
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..checks import absolute, brief, check_type, did_you_mean, short
+from ..declared import Declared, Number, Whole
+from ..processes import encoded_name
+from ..references import is_importable, reference_to
+from .schedules import Schedule, Scheduled
+from .sections import probability
+
+if TYPE_CHECKING:
+    Shares: TypeAlias = Mapping[str, Scheduled]
+    Roles: TypeAlias = Mapping[str, str]
+else:
+    Shares, Roles = dict[str, Schedule], dict[str, str]  # what the command line reads
+
+BOTH = "both"
+MAIN, MAIN_EXPLOITER = "main", "main_exploiter"
+ROLES = (MAIN, MAIN_EXPLOITER, "league_exploiter")
+DRAWS = ("uniform", "recent", "pfsp", "variance", "rating")
+COUNTS_CHECKED = (0, 10**9)  # of each share's schedule
+
+
+def _last_part(reference: str) -> str:
+    if reference.endswith(".pt"):
+        return reference.removesuffix(".pt").rpartition("/")[2]
+    return reference.rpartition(":")[2].rpartition(".")[2]
+
+
+def _anchors(label: str, anchors: Any) -> dict[str, Schedule]:
+    """The shares by reference; functions and classes that can be imported become references."""
+    check_type(label, anchors, Mapping, expected="shares by opponent")
+    shares = {}
+    for anchor, share in anchors.items():
+        name = anchor if isinstance(anchor, str) else reference_to(anchor) or ""
+        if not name.endswith(".pt") and not is_importable(name):
+            got = brief(anchor)
+            raise ValueError(f"{label}: expected module:name of what can be imported, or a checkpoint, got {got}")
+        shares[name] = probability(f"{label} {short(name)}", share)
+    if len({_last_part(name) for name in shares}) < len(shares):
+        raise ValueError(f"{label}: expected names that differ in their last parts, got {brief(list(shares))}")
+    return shares
+
+
+def _draw(label: str, draw: str) -> str:
+    if draw not in DRAWS and not is_importable(draw):
+        expected = f"{', '.join(DRAWS)}, or module:name of a function"
+        raise ValueError(f"{label}: expected {expected}, got {brief(draw)}{did_you_mean(draw, DRAWS)}")
+    return str(draw)
+
+
+def _roles(label: str, roles: Any) -> dict[str, str]:
+    check_type(label, roles, Mapping, expected="roles by policy")
+    for policy, role in roles.items():
+        if not isinstance(policy, str) or not policy:
+            raise TypeError(f"{label}: expected names of policies, got {brief(policy)}")
+        encoded_name(label, policy)  # refuses names that metrics cannot hold
+        if role not in ROLES:
+            expected = f"{label}: expected one of {', '.join(ROLES)} for {brief(policy)}"
+            raise ValueError(f"{expected}, got {brief(role)}{did_you_mean(role, ROLES)}")
+    if roles and MAIN not in roles.values():
+        raise ValueError(f"{label}: expected a policy of the role {MAIN}, got {dict(roles)}")
+    return dict(roles)
+
+
+@dataclass(frozen=True)
+class SelfPlayConfig(Declared):
+    """Self-play: in environments of two or more agents, one policy learns against frozen copies of itself."""
+
+    pool: Annotated[int, Whole(0)] = 0
+    """Frozen opponents held; a new one replaces the oldest. 0: no self-play."""
+    admit_updates: Annotated[int | None, Whole(1)] = 1000
+    """Updates of the learner after which a copy of it joins the pool; None: only past admit_win_rate."""
+    admit_win_rate: Annotated[float | None, Number(0, 1)] = None
+    """Win rate over the last `window` episodes, since the last admission, from which a copy joins the pool at once."""
+    window: Annotated[int, Whole(1)] = 100
+    """Episodes, the last ones, of which a win rate is the average; draws count half."""
+    draw: Annotated[str, _draw] = "pfsp"
+    """How an opponent is drawn from the pool: uniformly; in proportion to 1 / age^power, the newest one's age being 1;
+    as prioritized fictitious self-play, to (1 - w)^power or, by variance, to w (1 - w), where w is the win rate
+    against it (Vinyals et al. 2019, doi:10.1038/s41586-019-1724-z, Methods: f_hard and f_var); by rating, to how even a
+    game with it would be; or as module:name says, a function of the win rates and the games, arrays [k], oldest
+    opponent first, that returns k odds."""
+    power: Annotated[float, Number(0)] = 2.0
+    """The exponent of `draw` by recent or pfsp."""
+    latest: Annotated[Scheduled, probability] = 0.2
+    """Share of episodes against the latest policy itself, which learns from both sides; a number or a schedule."""
+    anchors: Annotated[Shares, _anchors] = field(default_factory=dict)
+    """Shares of episodes, numbers or schedules, against opponents that stay the same: module:name of a function of an
+    observation that returns an action, or of a class whose objects have a method act(obs), one for each copy and agent;
+    or a checkpoint, FILE.pt. Anchors also play in evaluations, whatever their share."""
+    begin_win_rate: Annotated[float | None, Number(0, 1)] = None
+    """Until the win rate over the last `window` episodes against the anchors reaches this, they alone are played, and
+    no copy joins the pool. None: self-play begins at once, or at begin_step."""
+    begin_step: Annotated[int | None, Whole(1)] = None
+    """The step of the run at which self-play begins at the latest, as above."""
+    block: Annotated[int, Whole(1)] = 1
+    """Episodes in a row against an opponent before a copy of the environment draws the next one."""
+    rollback: Annotated[float | None, Number(above=0, high=1)] = None
+    """After each `window` episodes against the anchors: if the win rate in them lies lower than the highest one so far
+    by more than this, the learner goes back to its weights and optimizer of then. None: never."""
+    rating: Literal["elo", "trueskill"] = "elo"
+    """The ratings in the table of results: Elo's (1978), or TrueSkill's (Herbrich et al. 2006) by the package
+    trueskill, `pip install "marlcore[ratings]"`."""
+    elo_k: Annotated[float, Number(above=0)] = 16.0
+    """Elo's K: the points that a game moves at most."""
+    side: str = BOTH
+    """The agent that the learning policy plays; both: it takes all sides in turn, episode by episode. Each other agent
+    draws an opponent of its own."""
+    explore: bool = False
+    """Opponents explore, frozen ones as at their admission, instead of acting greedily."""
+    roles: Annotated[Roles, _roles] = field(default_factory=dict)
+    """By policy its role in a league (Vinyals et al. 2019, Methods), where each policy plays every agent: main;
+    main_exploiter, which plays the newest main policies; league_exploiter, which plays the pools of all. Empty: one
+    policy, main."""
+    reset: Annotated[float, Number(0, 1)] = 0.25
+    """The probability that a league exploiter returns to its first weights when a copy of it joins the pool; a main
+    exploiter always does."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.admit_updates is None and self.admit_win_rate is None:
+            raise ValueError("admit_updates: expected a number, or an admit_win_rate, got None for both")
+        for count in COUNTS_CHECKED:
+            total = float(self.shares_at({"steps": count, "updates": count}).sum())
+            if total > 1.0 + 1e-9:
+                raise ValueError(f"anchors: expected shares that are at most 1 with `latest`, got {total:g}")
+        if self.roles and not self.pool:
+            raise ValueError("pool: expected at least 1 with roles, got 0")
+        for name in ("begin_win_rate", "begin_step", "rollback"):
+            if getattr(self, name) is not None and not self.anchors:
+                raise ValueError(f"{name}: expected None without anchors, got {brief(getattr(self, name))}")
+        if self.rating == "trueskill" and importlib.util.find_spec("trueskill") is None:
+            raise ValueError(
+                'rating: expected elo, or trueskill with its package (pip install "marlcore[ratings]"), got trueskill'
+            )
+
+    def shares_at(self, counts: Mapping[str, int]) -> NDArray[np.float64]:
+        """The shares [1 + anchors] of the latest policy and of the anchors, after so many "steps" and "updates"."""
+        schedules = [Schedule.from_value("share", share) for share in (self.latest, *self.anchors.values())]
+        return np.array([schedule.at(counts[schedule.of]) for schedule in schedules])
+
+    def role_of(self, policy: str) -> str:
+        return self.roles.get(policy, MAIN)
+
+    @property
+    def opponents(self) -> int:
+        """How many opponents a policy may have: the newest policies, the anchors, and the pools' members."""
+        return len(self.anchors) + max(len(self.roles), 1) * (1 + self.pool)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The anchors' names: "anchor:" and the last part of the reference."""
+        return tuple(f"anchor:{_last_part(anchor)}" for anchor in self.anchors)
+
+
+def absolute_anchors(anchors: Shares) -> dict[str, Scheduled]:
+    """The shares of anchors, with the absolute paths of checkpoints."""
+    return {str(absolute(name)) if name.endswith(".pt") else name: share for name, share in anchors.items()}

@@ -1,0 +1,159 @@
+"""Evaluating the policies of a run: of its directory, or of a live one."""
+
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from ..checks import check_whole
+from ..envs import factory, vectorize
+from ..envs.joint import JointObservations
+from ..envs.lockstep import child_seeds
+from ..envs.team import Teams
+from ..loops import Evaluation, Player, ScriptedPlayer, play
+from ..references import is_importable, resolve
+from .loaded_policy import LoadedPolicy, SavedRun
+
+
+class Bot(Protocol):
+    """A scripted player; it may have a method `reset()`, which is called where an episode begins."""
+
+    def act(self, obs: Any) -> Any: ...
+
+
+@runtime_checkable
+class LiveRun(Protocol):
+    """A run that `start` made; see run.py."""
+
+    env_fn: Callable[[], Any]
+
+    @property
+    def saved(self) -> SavedRun: ...
+
+    def policy(self, name: str) -> LoadedPolicy: ...
+
+
+Replacement: TypeAlias = LoadedPolicy | Bot | type[Bot] | Callable[[Any], Any] | str
+
+
+def evaluate(
+    run_or_dir: LiveRun | str | Path,
+    episodes: int = 100,
+    *,
+    which: str | int = "last",
+    envs: int = 8,
+    seed: int = 0,
+    explore: bool = False,
+    policies: Mapping[str, Replacement] | None = None,
+    env_fn: Callable[[], Any] | str | None = None,
+    trust: bool = False,
+) -> Evaluation:
+    """Plays whole episodes with a run's policies, greedily; each agent acts by its policy.
+
+    In each copy of the environment the first episodes count, equally many in each, so that short episodes are not
+    favoured.
+
+    A run's directory is code: its environment and algorithm are unpickled, which can execute anything. So a run that
+    another user could have changed is refused. See docs/security.md.
+
+    Args:
+        run_or_dir: a run that `start` made, or a run's directory; either may still go on.
+        episodes: how many.
+        which: the weights: "last", the newest published ones of a `Run`, the last checkpoints of a directory; "best",
+            by the run's evaluations; or the step of a kept checkpoint.
+        envs: copies of the environment.
+        seed: the same seed plays the same episodes.
+        explore: as actors do with these weights, instead of greedily.
+        policies: by name of a policy or an agent, what acts instead: a policy that `load_policy` returned; a script: a
+            function of an observation, or a class or an object with a method `act(obs)`, of which each environment
+            copy has its own; or a name, module:name of a script or the directory of a run, whose last policy of that
+            name or agent acts. A script gets the mask of the allowed actions as obs["action_mask"], beside
+            obs["observation"], if there is one; its method `reset()`, if it has one, is called where an episode begins.
+        env_fn: makes environments, which are put into the run's teams; by default as the run does.
+        trust: also load a directory that another user could have changed.
+
+    Raises:
+        ValueError, TypeError: bad input, the run is not trusted, or its environment function could not be pickled, in
+            one line.
+        EnvironmentFailed: the environment raised.
+        Whatever a script raises.
+    """
+    for label, value in {"episodes": episodes, "envs": envs}.items():
+        check_whole(label, value)
+    check_whole("seed", seed, 0)
+    run = EvaluatedRun(run_or_dir, str(which), policies or {}, env_fn, trust)
+    with closing(vectorize(run.env_fn, min(envs, episodes))) as env:
+        pairs = zip(env.agents, child_seeds(seed, len(env.agents)), strict=True)
+        players = {agent: run.player(agent, env.copies, own, explore) for agent, own in pairs}
+        outcome = play(env, players, episodes, seed)
+    assert outcome is not None
+    return outcome
+
+
+class EvaluatedRun:
+    """The environment (`env_fn`) and the policies of a run; arguments and errors as those of `evaluate`."""
+
+    def __init__(
+        self,
+        run_or_dir: LiveRun | str | Path,
+        which: str | int = "last",
+        policies: Mapping[str, Replacement] | None = None,
+        env_fn: Callable[[], Any] | str | None = None,
+        trust: bool = False,
+    ) -> None:
+        live = run_or_dir if isinstance(run_or_dir, LiveRun) else None
+        saved = run_or_dir.saved if isinstance(run_or_dir, LiveRun) else SavedRun.of(run_or_dir, trust=trust)
+        run = live or saved
+        self.env_fn = factory(run.env_fn) if env_fn is None else _as_seen(run, factory(env_fn))
+        load = live.policy if live and which == "last" else partial(saved.policy, which=which)
+        self._load: Callable[[str], LoadedPolicy] = cache(load)
+        # Of the policies of a league, which share all agents, the first acts
+        self._policy_of = {agent: policy for policy in reversed(saved.policies) for agent in policy.agents}
+        self._named = self._policy_of | {policy.name: policy for policy in self._policy_of.values()}
+        self._instead = {name: self._checked(name, player, trust) for name, player in (policies or {}).items()}
+
+    def player(self, agent: str, copies: int, seed: int, explore: bool = False) -> Player:
+        """A new player of an agent; see `LoadedPolicy.player`. Raises ValueError: the run has no such agent."""
+        if agent not in self._policy_of:
+            raise ValueError(f"env_fn: expected the agents {sorted(self._policy_of)}, got {agent!r}")
+        policy = self._policy_of[agent]
+        chosen = self._instead.get(agent, self._instead.get(policy.name))
+        if chosen is None:
+            chosen = self._load(policy.name)
+        if isinstance(chosen, LoadedPolicy):
+            return chosen.player(copies, seed, explore)
+        return ScriptedPlayer(f"policies[{agent!r}]", chosen, policy.spaces, copies, policy.algorithm)
+
+    def _checked(self, name: str, player: Any, trust: bool) -> Any:
+        """A policy or a script that can act for an agent or a policy of the run."""
+        label = f"policies[{name!r}]"
+        if name not in self._named:
+            raise ValueError(f"policies: expected names among {sorted(self._named)}, got {name!r}")
+        if isinstance(player, str):
+            if is_importable(player):
+                player = resolve(label, player)
+            elif Path(player).is_dir():
+                player = SavedRun.of(player, trust=trust).policy(name)
+            else:
+                raise ValueError(f"{label}: expected module:name or the directory of a run, got {player!r}")
+        spaces = self._named[name].spaces
+        if not isinstance(player, LoadedPolicy):
+            ScriptedPlayer(label, player, spaces, 1)  # it checks the script
+        elif replace(player.spaces, stack=1) != replace(spaces, stack=1):
+            raise ValueError(f"{label}: expected a policy for {spaces}, got one for {player.spaces}")
+        return player
+
+
+def _as_seen(run: LiveRun | SavedRun, env_fn: Callable[[], Any]) -> Callable[[], Any]:
+    """The caller's environments in the teams, and with the joint observations, of a run; see `evaluate`."""
+    with suppress(ValueError):  # its own function was not pickled, and the caller's stands in for it as it is
+        return _wrapped(run.env_fn, env_fn)
+    return env_fn
+
+
+def _wrapped(made: Any, env_fn: Callable[[], Any]) -> Callable[[], Any]:
+    if isinstance(made, JointObservations) or (isinstance(made, Teams) and not isinstance(env_fn, Teams)):
+        return replace(made, env_fn=_wrapped(made.env_fn, env_fn))
+    return env_fn

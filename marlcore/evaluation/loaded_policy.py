@@ -1,0 +1,328 @@
+"""Trained policies for use outside a run: from its directory, or from the shared memory of a live one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..checks import brief, check_finite
+from ..config import AssignedPolicy, Config, schedules_of
+from ..envs.agent_view import AgentView, fault_of
+from ..errors import TimedOut
+from ..interfaces import Action, Algorithm
+from ..loops import Behaviour, NetworkPlayer, PolicyModel, build_model, exploration_of, hides_joint
+from ..memory import SegmentHandle
+from ..observations import ALONE, Pad, Values, by_name, in_form
+from ..record import (
+    UNPICKLED,
+    WEIGHTS,
+    checkpoint_path,
+    described_policies,
+    load_checkpoint,
+    open_run,
+    read_sealed,
+    saved_checkpoints,
+    write_policies,
+    write_sealed,
+)
+from ..spaces import JOINT, MASK, Spaces
+from ..spec import Field, as_field
+from ..unpickling import unpickled
+from ..weights import ParameterStore
+from .export import export_policy
+
+FIRST_WEIGHTS_S = 60.0
+PICKLED = "checkpoints/run.pickle"
+_ALWAYS, _CRITICS = 2**26, 100  # bytes, and how many for each of a checkpoint, which may leave out the critics
+
+
+@dataclass(eq=False, repr=False)
+class LoadedPolicy:
+    """A policy that acts in one environment, or in several, as its actors did; it is greedy.
+
+    Made by `load_policy` or `Run.policy`. It acts with as many threads of torch as the run's workers, `learner.threads`
+    (1 by default), and gives the program its own number back after each call.
+
+    Attributes:
+        spaces: its agents' spaces.
+    """
+
+    _algorithm: Algorithm
+    _model: PolicyModel
+    spaces: Spaces
+    _pad: Pad
+    _numbers: Mapping[str, float]  # of exploration, as they were for these weights
+    _threads: int = 1
+
+    def __post_init__(self) -> None:
+        self.reset()
+
+    def reset(self, ended: Any = None) -> None:
+        """Begins an episode: clears the stack of observations and the recurrent state.
+
+        Args:
+            ended: of a batch, those in which an episode begins, bool [B]; None: all of them.
+        """
+        if ended is None:
+            self._player = self.player(1)
+            self._begins = np.ones(1, np.bool_)
+        else:
+            self._begins |= as_field("ended", Field(self._begins.shape, "bool"), ended)
+
+    def act(self, obs: Any, mask: Any = None, reward: Any = 0.0) -> int | NDArray[Any]:
+        """The action for an observation, as the environment's `step` takes it: an int for a Discrete.
+
+        Of a batch of observations, with a leading axis [B, ...] in each of their arrays, the actions [B, ...]. A policy
+        with a memory or a stack has one for each of them; their number may change at a `reset` only.
+
+        Args:
+            obs: of the observation space: an array, or a dict or tuple of them; with the mask of the allowed actions
+                if the environment puts it there.
+            mask: of the allowed actions, if the environment gives it elsewhere; of a batch [B, choices].
+            reward: of the action before, a float, or [B] of a batch; recurrent policies may have it as an input.
+                Ignored where an episode begins.
+
+        Raises: ValueError, TypeError: the observation is not of the space, or the reward is not finite. Of floats only
+            finiteness is checked, as in training: values beyond a Box's bounds are accepted.
+        """
+        values, rows, alone = _as_rows(self.spaces, obs, mask, hides_joint(self._algorithm, self.spaces))
+        rewards = as_field("reward", Field((rows,), "float64"), reward if np.ndim(reward) else np.full(rows, reward))
+        check_finite("reward", rewards)
+        if rows != len(self._begins):
+            if self._player.remembers and not self._begins.all():
+                raise ValueError(f"obs: expected {len(self._begins)} observations, as since the reset, got {rows}")
+            self._player, self._begins = self.player(rows), np.ones(rows, np.bool_)
+        self._player.reward(rewards, slice(None))
+        chosen = self._player.choose(values, slice(None), self._begins)
+        self._begins = np.zeros(rows, np.bool_)
+        actions = self.spaces.shifted(chosen.action)
+        action = actions[0] if alone else actions
+        return int(action) if action.ndim == 0 and action.dtype.kind in "iu" else np.asarray(action)
+
+    def player(self, copies: int, seed: int = 0, explore: bool = False) -> NetworkPlayer:
+        """The policy in several copies of the environment.
+
+        Args:
+            seed: of the algorithm's draws.
+            explore: as actors do with these weights; otherwise greedily.
+        """
+        return NetworkPlayer(self._policy(seed, self._numbers if explore else None), self.spaces, copies, self._pad)
+
+    def export(self, path: str | Path) -> dict[str, NDArray[Any]]:
+        """Writes the greedy policy as a program for other runtimes: ONNX to a file .onnx, TorchScript to a file .pt.
+
+        Its inputs are arrays with a first axis B of any length: `obs`, or `obs_<name>` for each part of a Dict or
+        Tuple, [B, *shape], with a stack [B, stack, *shape], oldest first; `action_mask`, bool [B, choices], if there
+        is a mask; and with memory `state_<name>`, float32 [B, ...], zeros where an episode begins. Its outputs are
+        `action`, [B, ...], as the environment takes it, and `next_state_<name>`. Put the reward of the action into
+        `next_state_previous_reward` before you pass it on. Observations are normalized by the program. A TorchScript
+        program takes a dict of tensors and returns one.
+
+        Returns: an example of the inputs of one row, by name, with the zero state.
+
+        Raises: ValueError: the file has another ending or no directory, torch cannot export the user's network, or the
+            algorithm is the user's own and has no method `greedy`. ImportError: ONNX needs a package.
+        """
+        return export_policy(path, self._policy(), self.spaces)
+
+    def _policy(self, seed: int = 0, numbers: Mapping[str, float] | None = None) -> Behaviour:
+        generator, device = np.random.default_rng(seed), torch.device("cpu")
+        return _WithThreads(self._algorithm, self._model, generator, device, numbers, threads=self._threads)
+
+    def __repr__(self) -> str:
+        return f"<LoadedPolicy for {self.spaces.observation}, {self.spaces.action}>"
+
+
+@dataclass(kw_only=True)
+class _WithThreads(Behaviour):
+    """Acts with so many threads of torch: on a busy machine small networks take ten times as long with several."""
+
+    threads: int
+
+    def act(self, obs: Values, at: Any, state: Mapping[str, torch.Tensor] | None) -> Action:
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)  # a fraction of a microsecond
+        try:
+            return super().act(obs, at, state)
+        finally:
+            torch.set_num_threads(before)
+
+
+def _as_rows(spaces: Spaces, obs: Any, mask: Any, joint: bool) -> tuple[Values, int, bool]:
+    """The rows [k, ...] of an environment's observation or of a batch of them, checked; k; whether it is one alone."""
+    if mask is None and spaces.masked and isinstance(obs, Mapping) and MASK in obs:
+        obs, mask = obs[ALONE] if obs.keys() == {MASK, ALONE} else obs, obs[MASK]
+    unseen = joint and not (isinstance(obs, Mapping) and {ALONE, JOINT} <= obs.keys())
+    own = next(part for part in spaces.parts if not (joint and part.name == JOINT))
+    shape: tuple[int, ...] = ()
+    with suppress(KeyError, IndexError, TypeError, ValueError):  # `Spaces.values` says what is wrong
+        shape = np.shape(own.of({ALONE: obs} if unseen else obs))
+    lead = shape[:1] if len(shape) == len(own.field.shape) + 1 else ()  # of a batch
+    if lead == (0,):
+        raise ValueError("obs: expected at least one observation, got none")
+    if unseen:
+        obs = {ALONE: obs, JOINT: by_name(spaces.obs)[JOINT].zeros(*lead)}  # which the policy does not see
+    if mask is not None:
+        if not spaces.masked:
+            raise ValueError(f"mask: expected None, since the policy learned without masks, got {brief(mask)}")
+        mask = AgentView("", spaces, "info", False).mask(mask, lead).astype(bool)
+    label = "" if isinstance(spaces.obs, Mapping) else "obs"
+    arrays, fields = by_name(spaces.values(obs, mask)), by_name(spaces.obs)
+    wide = {name: Field((*lead, *field.shape), field.dtype) for name, field in fields.items()}
+    parts = {name: as_field(label or name, wide[name], array) for name, array in arrays.items()}
+    values = in_form(parts if lead else {name: part[None] for name, part in parts.items()}, spaces.obs)
+    fault = fault_of(spaces, values, acting=True)
+    if fault is not None:
+        raise ValueError(fault[1])
+    return values, lead[0] if lead else 1, not lead
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A run's environment and policies, as its directory has them; `of` reads it."""
+
+    path: Path
+    policies: tuple[AssignedPolicy, ...]
+    config: Config
+    pickled_env_fn: bytes | None = None  # also if cloudpickle could not pickle it
+    described: bool = False  # by files that anybody may have made
+
+    @classmethod
+    def of(cls, run_dir: str | Path, *, trust: bool = False, weights_only: bool = False) -> SavedRun:
+        """See `load_policy`. Raises ValueError: there is no run, or another version wrote it."""
+        path = open_run(run_dir, WEIGHTS if weights_only else UNPICKLED, trust)
+        if weights_only:
+            return cls(path, *described_policies(path), described=True)
+        try:
+            saved = unpickled(read_sealed(path / PICKLED), apart=True)
+            return cls(path, saved["policies"], saved["config"], saved["env_fn"])
+        except Exception as error:  # unpickling may raise anything
+            if isinstance(error, ImportError) and not (error.name or "marlcore").startswith("marlcore"):
+                where = "load it where that can be imported, such as in the directory from which it was trained"
+                raise ValueError(f"run_dir: {str(run_dir)!r} names other code ({error}): {where}") from None
+            expected = f"run_dir: expected a run's directory with {PICKLED}"
+            pickled = (path / PICKLED).exists()
+            inside = [] if pickled else sorted(each.parent.name for each in path.glob("*/config.json"))
+            reason = f", which holds the runs {brief(inside)}" if inside else f" ({_reason(error)})"
+            raise ValueError(f"{expected}, got {str(run_dir)!r}{reason}") from None
+
+    @property
+    def env_fn(self) -> Callable[[], Any]:
+        """Makes environments. Raises ValueError: it could not be pickled, or cannot be unpickled here."""
+        reason = "it could not be pickled"
+        if self.pickled_env_fn is not None:
+            try:
+                env_fn: Callable[[], Any] = unpickled(self.pickled_env_fn, apart=True)
+                return env_fn
+            except Exception as error:  # unpickling may raise anything
+                reason = _reason(error)
+        raise ValueError(f"env_fn: {str(self.path)!r} has no environment function ({reason}); pass env_fn= or --env")
+
+    def policy(self, name: str, which: str | int = "last") -> LoadedPolicy:
+        """See `load_policy`."""
+        assigned = named(name, self.policies)
+        path = checkpoint_path(self.path, assigned.name, str(which))
+        state = load_checkpoint(path)
+        if not state:
+            expected = f"which: expected one of the checkpoints of {assigned.name!r} in {path.parent}"
+            there = saved_checkpoints(self.path, assigned.name)
+            raise ValueError(f"{expected}, {brief(there) if there else 'of which there is none yet'}, got {which!r}")
+        if self.described:
+            _check_claimed(assigned, self.config, path)
+        model = build_model(assigned, self.config)
+        model.restore(state)
+        counts = {"updates": int(state.get("updates", 0)), "steps": int(state.get("step", 0))}
+        schedules = schedules_of(assigned.algorithm, self.config.of(assigned.name))
+        numbers = {label: schedule.at(counts[schedule.of]) for label, schedule in schedules.items()}
+        return _loaded(assigned, model.acting, self.config, numbers)
+
+
+def _check_claimed(policy: AssignedPolicy, config: Config, path: Path) -> None:
+    """Raises ValueError, before memory is allocated: the network would be far larger than its checkpoint."""
+    with torch.device("meta"):
+        tensors = build_model(policy, config).whole.state_dict().values()
+    claimed, held = sum(tensor.nbytes for tensor in tensors), path.stat().st_size
+    if claimed > max(_ALWAYS, _CRITICS * held):
+        expected = f"weights_only: expected a network of the size of its checkpoint, {held:,} bytes"
+        raise ValueError(f"{expected}, got one of {claimed:,} bytes for {str(path)!r}")
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+def load_policy(
+    run_dir: str | Path,
+    name: str,
+    which: str | int = "last",
+    *,
+    trust: bool = False,
+    weights_only: bool = False,
+) -> LoadedPolicy:
+    """A policy from a run's checkpoint.
+
+    A run's directory is code: its algorithm is unpickled, which can execute anything. So a run that another user could
+    have changed is refused. See docs/security.md.
+
+    Args:
+        run_dir: of the run, which may still go on.
+        name: of the policy, or of one of its agents.
+        which: "last"; "best", by the run's evaluations; or a step count of a kept checkpoint.
+        trust: also load a run that another user could have changed.
+        weights_only: unpickle and import nothing of the run, so that any run may be loaded; only for policies of
+            built-in algorithms. Schedules of exploration that are functions are left out.
+
+    Raises: ValueError: there is no such run, policy or checkpoint, or the run is not trusted.
+    """
+    saved = SavedRun.of(run_dir, trust=trust, weights_only=weights_only)
+    try:
+        return saved.policy(name, which)
+    except (KeyError, MemoryError, OSError, OverflowError, RuntimeError, TypeError) as error:
+        if not weights_only:
+            raise
+        expected = "weights_only: expected a policy and weights that fit it"
+        raise ValueError(f"{expected}, got {str(run_dir)!r} ({brief(error)})") from None
+
+
+def published_policy(policy: AssignedPolicy, weights: SegmentHandle, config: Config) -> LoadedPolicy:
+    """A policy with the newest weights of a live run; see `Run.policy`."""
+    model = build_model(policy, config)
+    with ParameterStore.attach(weights) as store:
+        subscriber = store.subscriber(model.acting)
+        if not subscriber.wait(newer_than=0, timeout=FIRST_WEIGHTS_S) or not subscriber.pull():
+            raise TimedOut(f"policy: {policy.name} has published no weights after {FIRST_WEIGHTS_S:g} seconds")
+        numbers = exploration_of(subscriber.extras)
+    return _loaded(policy, model.acting, config, numbers)
+
+
+def _loaded(policy: AssignedPolicy, model: PolicyModel, config: Config, numbers: Mapping[str, float]) -> LoadedPolicy:
+    return LoadedPolicy(policy.algorithm, model, policy.spaces, config.replay.pad, numbers, config.learner.threads)
+
+
+def save_policies(
+    run_dir: Path, env_fn: Callable[[], Any], policies: tuple[AssignedPolicy, ...], config: Config
+) -> None:
+    """Saves what `SavedRun` reads; without the environment function if cloudpickle cannot pickle it."""
+    try:
+        pickled = cloudpickle.dumps(env_fn)  # apart, since policies can act without it
+    except Exception:  # pickling may raise anything; in serial mode nothing else needs it
+        pickled = None
+    write_policies(run_dir, policies, config)
+    write_sealed(run_dir / PICKLED, cloudpickle.dumps({"env_fn": pickled, "policies": policies, "config": config}))
+
+
+def named(name: str, policies: Any) -> Any:
+    """The policy of that name, or of the agent of that name; ValueError: there is none."""
+    agents = {agent: policy for policy in reversed(policies) for agent in policy.agents}  # the first of a league
+    named = agents | {policy.name: policy for policy in policies}
+    if not isinstance(name, str) or name not in named:
+        raise ValueError(f"policy: expected one of {sorted(named)}, got {brief(name)}")
+    return named[name]

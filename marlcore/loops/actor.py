@@ -1,0 +1,99 @@
+"""The actor's loop: observe, record the outcomes, act; it waits for a learner only where a limiter holds the ratio.
+
+It sees all copies of the environment at once, as arrays: no line of this file runs once for each copy.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..interfaces import Turn, VectorEnvironment
+from .seat import Ended, Seat, SharedSeat
+
+Seats = Mapping[str, Seat | SharedSeat]  # by agent
+
+
+class ActorHost(Protocol):
+    """An actor's worker, as its loop sees it."""
+
+    rounds: int  # so far
+    ended: NDArray[np.int64]  # [copies], episodes that are over, as of the last round
+
+    def acting(self) -> bool:
+        """Whether steps of this actor's share are left, and the run was not told to stop."""
+
+    def begin(self, turn: Turn) -> None:
+        """Fills the columns of the seats in the copies in which an episode begins."""
+
+    def report_ended(self, ended: Ended) -> None: ...
+
+    def report(self, agent: str, name: str, value: float) -> None: ...
+
+    def count_steps(self, steps: int) -> None:
+        """Counts the steps of a round, and shows that the worker does not hang."""
+
+
+def act_until_done(env: VectorEnvironment, seats: Seats, host: ActorHost) -> None:
+    """Steps the copies and writes transitions. Raises EnvironmentFailed: it raised, or its values are refused."""
+    while host.acting():
+        turns = observe(env, seats, host)
+        act(env, seats, turns, host)
+
+
+def observe(env: VectorEnvironment, seats: Seats, host: ActorHost) -> list[Turn]:
+    """Records the outcomes of earlier actions, where a writer may wait for a learner; returns the due turns."""
+    outcomes, turns = env.observe()
+    for outcome in outcomes:
+        seats[outcome.agent].record(outcome)
+    if (env.ended != host.ended).any():
+        _report_over(env, seats, host)
+    return turns
+
+
+def _report_over(env: VectorEnvironment, seats: Seats, host: ActorHost) -> None:
+    over = np.flatnonzero(env.ended != host.ended)
+    host.ended[over] = env.ended[over]
+    for ended in [ended for seat in seats.values() for ended in seat.end(over)]:  # results need all returns
+        host.report_ended(ended)
+
+
+def cut_episodes(env: VectorEnvironment, seats: Seats, host: ActorHost) -> None:
+    """After the last actions: records their outcomes, and truncates the episodes that would continue.
+
+    So the last transitions are whole, and a queue's reader finds the last batch.
+    """
+    outcomes, turns = env.observe()
+    following = {turn.agent: turn for turn in turns}
+    for outcome in outcomes:
+        turn = following.get(outcome.agent)
+        if turn and outcome.acted:
+            cut = np.isin(outcome.copies, turn.copies) & ~(outcome.terminated | outcome.truncated)
+            rest, outcome = outcome.part(cut), outcome.part(~cut)
+            final_obs = turn.part(np.isin(turn.copies, rest.copies)).obs
+            if len(rest.copies):  # its return is not one of a whole episode
+                seats[rest.agent].record(rest._replace(truncated=np.ones(len(rest.copies), bool), final_obs=final_obs))
+        if len(outcome.copies):
+            seats[outcome.agent].record(outcome)
+    _report_over(env, seats, host)
+
+
+def act(env: VectorEnvironment, seats: Seats, turns: list[Turn], host: ActorHost) -> None:
+    """Takes the actions that are due, by the newest weights if it is time for them.
+
+    Only policies that act now look for weights: the others would make each of many agents' turns longer.
+    """
+    for turn in turns:
+        seats[turn.agent].pull_if_due(host.rounds)
+    steps = 0
+    for turn in turns:
+        seat = seats[turn.agent]
+        if turn.begins.any():
+            host.begin(turn)
+            lost = seat.begin(turn.copies[turn.begins])
+            if lost:
+                host.report(turn.agent, "transitions_lost", lost)
+        env.act(turn, seat.act(turn))
+        steps += len(turn.copies)
+    host.count_steps(steps)

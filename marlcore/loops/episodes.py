@@ -1,0 +1,229 @@
+"""Whole episodes in several copies of an environment, and their returns by agent, with confidence intervals."""
+
+import io
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+
+from ..interfaces import Outcome, VectorEnvironment
+from ..observations import by_name
+from ..tables import FittedTable
+from .players import Player
+
+TITLES = ("mean return", "95 % confidence", "std", "min", "max", "mean length")
+WINNER = "winner"  # in the info at an episode's end: above 0 where this agent won, below 0 where it lost
+WIDTH = 100  # of the table as text
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The outcome of an evaluation's episodes.
+
+    Attributes:
+        returns: by agent, float64 [episodes]: all that the environment gave it, also where it never acted.
+        lengths: by agent, int64 [episodes], its actions.
+        infos: by agent and name, the mean of the numbers in its infos at the ends of episodes.
+        distinct: episodes that differ from each other in an observation, an action or a reward. 1 after several
+            episodes: all are copies of one game, so that nothing is known of the spread of returns.
+        results: by agent, int64 [episodes]: 1 where it won, 0 after a draw, -1 where it lost, by the sign of
+            `info["winner"]` at the episode's end. Where there is none, its return is compared with the highest of the
+            other agents, or with 0 if it is alone.
+    """
+
+    returns: Mapping[str, NDArray[np.float64]]
+    lengths: Mapping[str, NDArray[np.int64]]
+    infos: Mapping[str, Mapping[str, float]]
+    distinct: int
+    results: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+
+    @property
+    def episodes(self) -> int:
+        return len(next(iter(self.returns.values())))
+
+    @property
+    def mean(self) -> dict[str, float]:
+        """By agent: the mean return."""
+        return {agent: float(returns.mean()) for agent, returns in self.returns.items()}
+
+    @property
+    def std(self) -> dict[str, float]:
+        """By agent: the sample standard deviation of the return; NaN after one game and its copies."""
+        if self.distinct == 1:
+            return dict.fromkeys(self.returns, math.nan)
+        return {agent: float(returns.std(ddof=1)) for agent, returns in self.returns.items()}
+
+    @property
+    def interval(self) -> dict[str, tuple[float, float]]:
+        """By agent: the mean return's 95 % confidence interval; NaN after one game and its copies.
+
+        mean +- t(d - 1) s / sqrt(d - 1), where d counts the distinct games, t is Student's 0.975 quantile, and s^2 the
+        mean squared deviation of all episodes: copies of a game add nothing to what is known of the mean.
+        """
+        freedom = self.distinct - 1
+        scale = t_975(freedom) / math.sqrt(max(freedom, 1))
+        halves = {agent: scale * float(returns.std()) for agent, returns in self.returns.items()}
+        return {agent: (mean - halves[agent], mean + halves[agent]) for agent, mean in self.mean.items()}
+
+    def __rich__(self) -> FittedTable:
+        names = list(dict.fromkeys(name for numbers in self.infos.values() for name in numbers))
+        headline = [f"{self.episodes} episode{'s' if self.episodes > 1 else ''}"]
+        if self.distinct == 1 < self.episodes:
+            headline.append("all are copies of one game: neither the environment nor the policies vary it")
+        elif self.distinct < self.episodes:
+            headline.append(f"{self.distinct} of them distinct, the others are copies")
+        titles = [*TITLES, *(f"info/{name}" for name in names)]
+        return FittedTable(headline, "agent", titles, {agent: self._cells(agent, names) for agent in self.returns})
+
+    def _cells(self, agent: str, infos: list[str]) -> list[str]:
+        returns, (low, high) = self.returns[agent], self.interval[agent]
+        single = self.distinct == 1
+        return [
+            f"{returns.mean():,.2f}",
+            "-" if single else f"{low:,.2f} to {high:,.2f}",
+            "-" if single else f"{self.std[agent]:,.2f}",
+            f"{returns.min():,.2f}",
+            f"{returns.max():,.2f}",
+            f"{self.lengths[agent].mean():,.1f}",
+            *(f"{self.infos[agent][name]:,.4g}" if name in self.infos.get(agent, {}) else "" for name in infos),
+        ]
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        Console(file=text, width=WIDTH, color_system=None).print(self)
+        return text.getvalue().rstrip("\n")
+
+
+def t_975(freedom: int) -> float:
+    """The 0.975 quantile of Student's t: sqrt(freedom) tan(angle), where the angle is found by bisection.
+
+    The probability of values closer to 0 is a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4).
+    """
+    if freedom < 1:
+        return math.nan
+    odd = freedom % 2
+    k = np.arange(1 + odd, freedom - 2, 2)
+    low, high = 0.0, math.pi / 2
+    for _ in range(50):
+        angle = (low + high) / 2
+        sine, cosine = math.sin(angle), math.cos(angle)
+        within = sine * (1.0 + np.cumprod(k / (k + 1) * cosine**2).sum())
+        if odd:
+            within = (angle + (freedom > 1) * cosine * within) * 2 / math.pi
+        low, high = (angle, high) if within < 0.95 else (low, angle)
+    return math.sqrt(freedom) * math.tan(high)
+
+
+def play(
+    env: VectorEnvironment,
+    players: Mapping[str, Player],
+    episodes: int,
+    seed: int,
+    goes_on: Callable[[], bool] = lambda: True,
+) -> Evaluation | None:
+    """Plays episodes with new players; the same seed plays the same ones. None if `goes_on` ended it before a round."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        env.reset(seed)
+        played = _Episodes(env, players, episodes)
+        while not played.done:
+            if not goes_on():
+                return None
+            played.play_round()
+    return played.outcome()
+
+
+class _Episodes:
+    """The returns of episodes; the number that counts in each copy is fixed, since the first to end are short ones."""
+
+    def __init__(self, env: VectorEnvironment, players: Mapping[str, Player], episodes: int) -> None:
+        self._env = env
+        self._players = players
+        self._left = counted(episodes, env.copies)  # episodes of each copy that still count
+        self._place = np.cumsum(self._left) - self._left  # of each copy's present episode in the results
+        self._ended = env.ended.copy()
+        self._digests = {agent: [0] * env.copies for agent in env.agents}  # of each copy's present episode so far
+        self._games: set[tuple[int, ...]] = set()
+        self._returns = {agent: np.zeros(episodes) for agent in env.agents}
+        self._lengths = {agent: np.zeros(episodes, np.int64) for agent in env.agents}
+        self._winners = {agent: np.full(episodes, np.nan) for agent in env.agents}
+        # By agent and name, the last number of each episode, of which an agent that comes back has several ends.
+        self._infos: dict[str, dict[str, dict[int, float]]] = {agent: defaultdict(dict) for agent in env.agents}
+
+    @property
+    def done(self) -> bool:
+        return not self._left.any()
+
+    def play_round(self) -> None:
+        outcomes, turns = self._env.observe()
+        for outcome in outcomes:  # before the ends: no agent has acted in the next episode yet
+            self._add(outcome)
+        self._note_ends()
+        if self.done:
+            return
+        for turn in turns:
+            action = self._players[turn.agent].choose(turn.obs, turn.copies, turn.begins).action
+            self._digest(turn.agent, turn.copies, *by_name(turn.obs).values(), action)
+            self._lengths[turn.agent][self._place[turn.copies[self._left[turn.copies] > 0]]] += 1
+            self._env.act(turn, action)
+
+    def _add(self, outcome: Outcome) -> None:
+        if outcome.acted:
+            self._players[outcome.agent].reward(outcome.reward, outcome.copies)
+        counts = self._left[outcome.copies] > 0
+        at = self._place[outcome.copies[counts]]
+        self._returns[outcome.agent][at] += outcome.reward[counts]
+        self._digest(outcome.agent, outcome.copies, outcome.reward)
+        for copy, numbers in outcome.infos:
+            if self._left[copy]:
+                for name, value in numbers.items():
+                    self._infos[outcome.agent][name][int(self._place[copy])] = float(value)
+                if WINNER in numbers:
+                    self._winners[outcome.agent][self._place[copy]] = numbers[WINNER]
+
+    def _digest(self, agent: str, copies: NDArray[np.int64], *columns: NDArray[Any]) -> None:
+        """Adds arrays [k, ...] to the digests of an agent's episodes; equal ones are of equal episodes."""
+        digests = self._digests[agent]
+        for i, copy in enumerate(copies.tolist()):
+            digests[copy] = hash((digests[copy], *(rows[i].tobytes() for rows in columns)))
+
+    def _note_ends(self) -> None:
+        ended = (self._env.ended > self._ended) & (self._left > 0)
+        for copy in np.flatnonzero(ended).tolist():
+            self._games.add(tuple(digests[copy] for digests in self._digests.values()))
+            for digests in self._digests.values():
+                digests[copy] = 0
+        self._left[ended] -= 1
+        self._place[ended] += 1
+        self._ended[:] = self._env.ended
+
+    def outcome(self) -> Evaluation:
+        infos = {
+            agent: {name: sum(values.values()) / len(values) for name, values in numbers.items()}
+            for agent, numbers in self._infos.items()
+        }
+        results = {agent: self._results_of(agent) for agent in self._returns}
+        return Evaluation(self._returns, self._lengths, infos, len(self._games), results)
+
+    def _results_of(self, agent: str) -> NDArray[np.int64]:
+        winners, own = self._winners[agent], self._returns[agent]
+        others = [returns for other, returns in self._returns.items() if other != agent] or [np.zeros_like(own)]
+        by_return = compared(own, np.max(others, axis=0))
+        results: NDArray[np.float64] = np.where(np.isnan(winners), by_return, np.sign(winners))
+        return results.astype(np.int64)
+
+
+def compared(returns: Any, others: Any) -> Any:
+    """1 where a return is higher than another, -1 where it is lower, 0 where they differ by rounding at most."""
+    return np.where(np.isclose(returns, others, rtol=1e-9, atol=1e-9), 0.0, np.sign(np.subtract(returns, others)))
+
+
+def counted(episodes: int, copies: int) -> NDArray[np.int64]:
+    """How many episodes count in each copy, int64 [copies]; in the results, those of a copy follow one another."""
+    return np.bincount(np.arange(episodes) % copies, minlength=copies)

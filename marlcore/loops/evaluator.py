@@ -1,0 +1,147 @@
+"""The evaluator's loop: at intervals, greedy episodes with the newest weights.
+
+An evaluation never changes its weights midway, and the same weights are not evaluated twice.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from ..config import AssignedPolicy
+from ..errors import TimedOut
+from ..interfaces import VectorEnvironment
+from ..observations import Pad
+from ..weights import Subscriber
+from .behaviour import Behaviour, NetworkPlayer
+from .episodes import play
+from .model import PolicyModel
+
+Report = Callable[[str, str, float, int], None]  # agent or policy, name, value, step
+GoesOn = Callable[[], bool]  # asked before each round of actions; False ends the evaluation
+Games = Callable[[int, GoesOn], bool]  # plays, reports and keeps the weights at a step count; False: not all was played
+
+
+class Kept(Protocol):
+    """The KeptCheckpoints of record/checkpoints.py."""
+
+    last: int
+
+    def best_weights(self) -> dict[str, torch.Tensor] | None: ...
+
+    def add(self, state: dict[str, Any], mean: float, best: float | None = None) -> None: ...
+
+
+@dataclass(frozen=True)
+class Candidate:
+    policy: AssignedPolicy
+    model: PolicyModel  # which `subscriber` updates
+    device: torch.device
+    subscriber: Subscriber
+    kept: Kept
+
+    def player(self, copies: int, pad: Pad, seed: int, model: PolicyModel | None = None) -> NetworkPlayer:
+        """The policy with its present weights, or those of another model; greedy."""
+        generator = np.random.default_rng(seed)
+        acting = Behaviour(self.policy.algorithm, model or self.model, generator, self.device)
+        return NetworkPlayer(acting, self.policy.spaces, copies, pad)
+
+    @property
+    def step(self) -> int:
+        """The run's step count when the weights were published."""
+        return int(self.subscriber.extras["step"])
+
+    def keep(self, mean: float, best: float | None = None) -> None:
+        """Saves the weights, whose mean return over the policy's agents is `mean`; see `KeptCheckpoints.add`."""
+        weights = {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
+        updates = int(self.subscriber.extras["updates"])
+        state = {"acting": weights, "version": self.subscriber.version, "updates": updates, "step": self.step}
+        self.kept.add(state, mean, best)
+
+
+def play_in_common(
+    env: VectorEnvironment, candidates: Sequence[Candidate], episodes: int, pad: Pad, seed: Callable[[int], int],
+    report: Report, now: int, goes_on: GoesOn,
+) -> bool:  # fmt: skip
+    """Plays games in which each agent acts by its own policy; see `Games`. Seeds are independent for each step count.
+
+    Stacks are padded as in training.
+    """
+    seed_now = seed(now)
+    players = {
+        agent: candidate.player(env.copies, pad, seed_now + index)
+        for index, candidate in enumerate(candidates)
+        for agent in candidate.policy.agents
+    }
+    outcome = play(env, players, episodes, seed_now, goes_on)
+    if outcome is None:
+        return False
+    mean, std = outcome.mean, outcome.std
+    for candidate in candidates:
+        agents = candidate.policy.agents
+        candidate.keep(sum(mean[agent] for agent in agents) / len(agents))
+        for agent in agents:
+            length = float(outcome.lengths[agent].mean())
+            values = {"eval_return": mean[agent], "eval_length": length, "eval_distinct": float(outcome.distinct)}
+            if outcome.distinct > 1:
+                values["eval_return_std"] = std[agent]
+            for name, value in values.items():
+                report(agent, name, value, candidate.step)
+    return True
+
+
+@dataclass
+class Evaluator:
+    """Evaluates a run's policies every `interval` steps, and every so many seconds; 0: not by these.
+
+    `skipped` counts the evaluations by steps that were due and never made, since another one was under way.
+    """
+
+    candidates: Sequence[Candidate]
+    games: Games
+    interval: int
+    steps: Callable[[], int]  # the run's step count
+    seconds: float = 0.0
+    clock: Callable[[], float] = time.monotonic
+    begins: Callable[[int], None] = lambda step: None  # told the step count at which an evaluation begins
+
+    def __post_init__(self) -> None:
+        self._last_s = self.clock()
+        self.last = max((candidate.kept.last for candidate in self.candidates), default=0)  # the step of the last one
+        self.skipped = 0
+        self._evaluated: list[int] = []  # versions
+
+    @property
+    def due(self) -> bool:
+        return self._passed(self.steps()) > 0 or (self.seconds > 0 and self.clock() - self._last_s >= self.seconds)
+
+    def _passed(self, now: int) -> int:
+        """How many evaluations by steps fell due since the last one."""
+        return now // self.interval - self.last // self.interval if self.interval else 0
+
+    def evaluate(self, goes_on: GoesOn, final: bool = False) -> bool:
+        """Evaluates newer weights, if any; returns whether it did. An evaluation that was cut off stays due.
+
+        The `final` one, of the last weights, stands for one by steps only if that is due just then.
+        """
+        now, now_s = self.steps(), self.clock()
+        try:
+            for candidate in self.candidates:
+                candidate.subscriber.pull()
+        except TimedOut:
+            return False  # their learner is overwriting them, or died doing so
+        versions = [candidate.subscriber.version for candidate in self.candidates]
+        if not all(versions):
+            return False
+        self.begins(now)
+        played = versions != self._evaluated and self.games(now, goes_on)
+        if played:
+            self._evaluated = versions
+            stands = not final or (self.interval > 0 and now % self.interval == 0)
+            self.skipped += max(0, self._passed(now) - stands)
+        if versions == self._evaluated:
+            self.last, self._last_s = now, now_s
+        return played

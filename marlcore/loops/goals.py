@@ -1,0 +1,45 @@
+"""Hindsight in a run: its functions are the environment's, as Gymnasium-Robotics' GoalEnv has them."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..checks import brief
+from ..replay import Hindsight
+from ..spec import TransitionSpec
+
+ARGUMENTS = "(achieved_goal, desired_goal, info)"
+
+
+def with_functions_of(env: Any, hindsight: Hindsight, spec: TransitionSpec) -> Hindsight:
+    """Hindsight with the environment's functions, unless it has some: of its wrappers, else of itself.
+
+    Some environments' `compute_terminated` only takes single goals; those are left out.
+
+    Raises ValueError: it has no `compute_reward`, or one that does not return a reward for each row.
+    """
+    hindsight.check_goals(spec)
+    if hindsight.compute_reward is not None:
+        return hindsight
+    reward, terminated = _method(env, "compute_reward"), _method(env, "compute_terminated")
+    if reward is None:
+        raise ValueError(f"replay.hindsight: expected an environment with compute_reward{ARGUMENTS}, got {brief(env)}")
+    goals = spec.obs_fields["desired_goal"].zeros(2)
+    info = {name: field.zeros(2) for name, field in spec.extras.items()}
+    if (shape := np.shape(reward(goals, goals, info))) != (2,):
+        raise ValueError(
+            f"replay.hindsight: expected a compute_reward that returns [2] for goals {list(goals.shape)}, "
+            f"got {list(shape)}"
+        )
+    if terminated is not None and np.shape(terminated(goals, goals, info)) != (2,):
+        terminated = None
+    return replace(hindsight, compute_reward=reward, compute_terminated=terminated)
+
+
+def _method(env: Any, name: str) -> Any:
+    """A method of an environment or of one of its wrappers; None without one."""
+    try:
+        return env.get_wrapper_attr(name) if hasattr(env, "get_wrapper_attr") else getattr(env, name, None)
+    except AttributeError:
+        return None

@@ -1,0 +1,245 @@
+"""The learner's loop: sample, update, publish; it waits for data, and where a limiter holds the ratio."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from itertools import cycle
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from ..checks import brief
+from ..config import LearnerConfig, Schedule
+from ..errors import NotEnoughData, TimedOut
+from ..interfaces import RETURN, Trainer, Update
+from ..observations import rows_at
+from ..transitions import Batch, TorchBatch
+from ..weights import Publisher
+from .model import FiniteCheck, Normalizer, RewardNormalizer, RunningMoments
+
+WAIT_S = 0.1  # for data, between two heartbeats
+SHARED_WAIT_S = 0.005  # for that of one policy among several, at least
+PATIENCE = 10  # that wait as a multiple of a round without an update, so that many idle policies cost no core
+FROZEN_AFTER = 100  # batches
+
+
+class Batches(Protocol):
+    """The batches of a policy, from a `Sampler`, a `Mixture`, a `Prefetch` or, as the defaults are, its queue."""
+
+    sample: Callable[..., Batch | TorchBatch]  # within a `timeout`
+    prioritized: bool = False  # the priorities that updates return are used
+    on_policy: bool = False  # weights are published after each batch
+
+    def update_priorities(self, index: Any, priority: Any) -> None:
+        return
+
+    def clear(self) -> None:
+        return
+
+    def follow(self, pace: Callable[[float], float]) -> None:
+        """Holds the updates per step that a function gives for so many of the run's steps from now, or before now."""
+        return
+
+    @property
+    def due(self) -> bool:
+        """Whether an update is due by `updates_per_step`, or may be possible at once; never when the run is free."""
+
+    def stats(self) -> dict[str, float]: ...
+
+
+class LearnerHost(Protocol):
+    """A learner's worker, as its loop sees it."""
+
+    def learning(self) -> bool:
+        """Whether the run was not told to stop, and has updates to make."""
+
+    def count_updates(self) -> None:
+        """Counts the updates of a round, and shows that the worker does not hang."""
+
+
+def learn_until_stopped(learners: Sequence[Learner], host: LearnerHost) -> None:
+    """Updates the policies that have data in turn; waits a while if none has."""
+    waiting, wait_s = cycle(learners), WAIT_S if len(learners) == 1 else 0.0
+    while host.learning():
+        began = time.monotonic()
+        updated = [learn(learner, wait_s) for learner in learners]
+        if not any(updated) and not wait_s:
+            learn(next(waiting), min(max(SHARED_WAIT_S, PATIENCE * (time.monotonic() - began)), WAIT_S))
+        host.count_updates()
+
+
+def catch_up(learners: Sequence[Learner], host: LearnerHost) -> None:
+    for learner in learners:
+        while learner.batches.due and learn(learner):
+            host.count_updates()
+
+
+def learn(learner: Learner, wait_s: float = 0.0) -> bool:
+    """Updates a policy once; returns False if after `wait_s` seconds it still has too little data."""
+    batches = learner.batches
+    try:
+        sampled = batches.sample(timeout=wait_s or None)
+    except (NotEnoughData, TimedOut):
+        return False
+    batch = sampled.torch(learner.device) if isinstance(sampled, Batch) else sampled
+    learner.normalize(batch)
+    batch.numbers = learner.published
+    update = learner.trainer.update(batch)
+    learner.count(update)
+    if batches.prioritized and update.priority is not None:
+        try:
+            batches.update_priorities(sampled.index, update.priority)
+        except ValueError:
+            learner.check_loss()  # which may be why a priority is not finite
+            raise
+    learner.follow_up(update.updates, sampled)
+    return True
+
+
+@dataclass
+class Learner:
+    """A policy's trainer and batches; publishes, reports and saves at intervals. Raises Diverged: see `FiniteCheck`."""
+
+    batches: Batches
+    trainer: Trainer
+    publisher: Publisher  # of the model that the trainer updates
+    schedules: Mapping[str, Schedule]  # evaluated at each publication
+    steps: Callable[[], int]  # the run's step count
+    config: LearnerConfig
+    device: torch.device
+    norm: Normalizer | None  # of observations
+    rewards: RewardNormalizer | None = field(default=None, kw_only=True)
+    finite: FiniteCheck
+    report: Callable[[str, float], None]
+    save_state: Callable[[dict[str, Any]], None]
+    pace: Schedule | None = None  # of updates per step, where it changes
+    clearing: Set[int] = frozenset()  # the stages from which on batches forget earlier transitions
+    updates: int = 0  # so far, by all its processes
+    stage: int = 0
+    also_publish: Callable[[Mapping[str, float]], Mapping[str, Any]] | None = None  # given the numbers, more of them
+    also_report: Callable[[], None] | None = None
+
+    def __post_init__(self) -> None:
+        self._sums: dict[str, torch.Tensor | float] = {}  # of metrics
+        self._counts: Counter[str] = Counter()  # of updates that report a metric
+        self._reported = self.updates
+        self._last_report = self._last_save = time.monotonic()
+        if self.pace is not None:
+            self.batches.follow(self._pace_at)
+        self.publish()
+
+    def _pace_at(self, ahead: float) -> float:
+        """The updates per step, so many of the run's steps from now, or before now."""
+        assert self.pace is not None
+        return self.pace.at(self.updates if self.pace.of == "updates" else max(0, int(self.steps() + ahead)))
+
+    def normalize(self, batch: TorchBatch) -> None:
+        """Normalizes a batch's observations and rewards, after taking them into the statistics if settings say so."""
+        norm, rewards = self.norm, self.rewards
+        if norm is not None:
+            if self._takes(self.config.obs_norm, norm):
+                norm.update(_held(batch, batch.obs))
+            batch.obs, batch.next_obs = norm(batch.obs), norm(batch.next_obs)
+        if rewards is not None:
+            if self._takes(self.config.reward_norm, rewards):
+                rewards.update({RETURN: _held(batch, batch.extras[RETURN])})
+            batch.raw_reward, batch.reward = batch.reward, rewards(batch.reward)
+
+    def _takes(self, mode: str, moments: RunningMoments) -> bool:
+        """Whether statistics of the mode "frozen" or "running" take a batch in."""
+        most = self.config.norm_frozen_after
+        return mode == "running" or bool(moments.batches < FROZEN_AFTER if most is None else moments.count < most)
+
+    def count(self, update: Update) -> None:
+        """Adds an update's metrics to the averages. Raises TypeError, ValueError: it is none, or has no loss."""
+        if not isinstance(update, Update):
+            raise TypeError(f"update of the trainer: expected an mc.Update, got {brief(update)}")
+        if "loss" not in update.metrics:
+            raise ValueError(f"update of the trainer: expected the metric 'loss', got {sorted(update.metrics)}")
+        for name, value in update.metrics.items():
+            number = float(value) if getattr(value, "is_cpu", True) else value  # one on a device would be waited for
+            self._sums[name] = self._sums.get(name, 0.0) + number
+            self._counts[name] += 1
+        self.updates += update.updates
+
+    def follow_up(self, made: int, batch: Batch | TorchBatch) -> None:
+        """Publishes, reports and saves after the last `made` updates, each at its interval."""
+        config = self.config
+
+        def passed(interval: int) -> bool:
+            return self.updates // interval > (self.updates - made) // interval
+
+        if self.batches.on_policy or passed(config.publish_interval):
+            self.publish()
+        if passed(config.log_interval):
+            self._report_averages(batch)
+        if passed(config.checkpoint_interval) or time.monotonic() - self._last_save > config.checkpoint_seconds:
+            self.save()
+
+    def _report_averages(self, batch: Batch | TorchBatch) -> None:
+        self.check_loss()
+        now, count = time.monotonic(), self.updates - self._reported
+        for name, total in self._sums.items():
+            self.report(name, float(total) / self._counts[name])
+        self._sums.clear()
+        self._counts.clear()
+        self._reported = self.updates
+        acted = batch.policy_version if isinstance(batch, Batch) else batch.policy_version.cpu().numpy()
+        lag = (self.version - acted) % 2**32
+        lag[lag >= 2**31] = 0  # rows newer than the checkpoint from which the learner resumed
+        p50, p99 = np.percentile(lag, (50, 99))
+        lags = {"policy_lag": lag.mean(), "policy_lag_p50": p50, "policy_lag_p99": p99}
+        rates = {"updates_per_s": count / max(now - self._last_report, 1e-9)}
+        if self.pace is not None:
+            rates["updates_per_step"] = self._pace_at(0)
+        for name, value in {**self.numbers, **lags, **rates, **self.batches.stats()}.items():
+            self.report(name, float(value))
+        if self.also_report is not None:
+            self.also_report()
+        self._last_report = now
+
+    def publish(self) -> None:
+        """Publishes the weights and numbers, with the updates for a successor; in a new stage, clears the batches."""
+        self.check_loss()
+        self.finite.check_published(self.updates)
+        counts = {"steps": self.steps(), "updates": self.updates}
+        self.numbers = {name: _number(name, schedule, counts) for name, schedule in self.schedules.items()}
+        numbers: dict[str, Any] = {**self.numbers, "updates": self.updates, "step": counts["steps"]}
+        self.published = {"stage": 0.0, **numbers}
+        if self.also_publish is not None:
+            numbers |= self.also_publish(numbers)
+        self.version = self.publisher.publish(**numbers)
+        stage = int(self.published["stage"])
+        first, last = sorted((self.stage, stage))
+        if any(first < begun <= last for begun in self.clearing):  # a checkpoint may hold any stage
+            self.batches.clear()
+        self.stage = stage
+
+    def save(self) -> None:
+        self._last_save = time.monotonic()
+        trainer = self.trainer.state_dict()
+        self.check_loss()
+        self.finite.check_saved(trainer, self.updates)
+        counts = {"updates": self.updates, "version": self.version, "step": self.steps(), "stage": self.stage}
+        self.save_state({**counts, "trainer": trainer})
+        self.finite.saved = self.updates
+
+    def check_loss(self) -> None:
+        if "loss" in self._sums:
+            self.finite.check_loss(float(self._sums["loss"]) / self._counts["loss"], self.updates)
+
+
+def _held(batch: TorchBatch, values: Any) -> Any:
+    """A batch's values, without those behind an episode's end in a window."""
+    return values if batch.mask is None else rows_at(values, batch.valid[..., -1])
+
+
+def _number(name: str, schedule: Schedule, counts: Mapping[str, int]) -> float:
+    try:
+        return schedule.at(counts[schedule.of])
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None

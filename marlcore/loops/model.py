@@ -1,0 +1,268 @@
+"""A policy's model: its acting part, the normalization of observations, its device, and the check of its numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import InitVar, dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..algos.networks.moments import RunningMoments
+from ..checks import printable
+from ..config import AssignedPolicy, Config
+from ..errors import Diverged
+from ..interfaces import RETURN
+from ..observations import by_name, in_form
+from ..spaces import Spaces
+from ..weights import members_kept
+
+LIMIT = 10.0  # of a normalized number, as in Andrychowicz et al. 2021 (arXiv:2006.05990, C64)
+
+
+class Normalizer(RunningMoments):
+    """Subtracts the running mean of each number of an observation's float parts, and divides by its deviation.
+
+    Until the first update, it leaves observations as they are.
+    """
+
+    def __init__(self, spaces: Spaces) -> None:
+        super().__init__({part.name: part.field.shape for part in spaces.parts if part.field.numpy.kind == "f"})
+
+    def forward(self, obs: Any) -> Any:
+        """The observations with their float parts normalized, float32, within [-10, 10]."""
+        return self.normalized(obs) if self.is_active else obs
+
+    @property
+    def is_active(self) -> bool:
+        return bool(self._parts) and bool(self.count)
+
+    def normalized(self, obs: Any) -> Any:
+        """See `forward`; parts may be missing."""
+        values = by_name(obs)
+        for name in values.keys() & self._parts:
+            values[name] = self.normalized_part(name, values[name], LIMIT)
+        return in_form(values, obs)
+
+
+class RewardNormalizer(RunningMoments):
+    """Divides rewards by the standard deviation of the discounted return, as VecNormalize of Stable-Baselines3 does.
+
+    The returns are those so far, of each episode from its beginning: rows have them beside their rewards, which stay as
+    the environment gave them. The learner scales them when they are sampled: so it alone writes the statistics, and
+    each row of a replay is scaled by today's, however old it is.
+    """
+
+    def __init__(self) -> None:
+        super().__init__({RETURN: ()})
+
+    def forward(self, reward: torch.Tensor) -> torch.Tensor:
+        """The scaled rewards, float32, within [-10, 10]; sums of n steps are clipped as a whole."""
+        return (reward / self.deviation(RETURN)).clamp(-LIMIT, LIMIT).float()
+
+
+class PolicyModel(nn.Module):
+    """A policy's model. Its tensors are what is published: those of the acting part, and of the normalizations.
+
+    Attributes:
+        whole: the algorithm's model with all of its parts, for the learner; its tensors are not this module's.
+        model: its acting part, by which actors act.
+        norm: the normalization of observations.
+        rewards: that of rewards, for the actors' first priorities, and for a learner's successor.
+    """
+
+    whole: nn.Module
+
+    def __init__(
+        self, whole: nn.Module, norm: Normalizer | None = None, rewards: RewardNormalizer | None = None
+    ) -> None:
+        super().__init__()
+        self.__dict__["whole"] = whole  # beside the parts of this module
+        self.model, self.norm, self.rewards = getattr(whole, "acting", whole), norm, rewards
+
+    @property
+    def acting(self) -> PolicyModel:
+        """The same without the parts for the learner alone."""
+        return PolicyModel(self.model, self.norm, self.rewards)
+
+    def to(self, *args: Any, **kwargs: Any) -> PolicyModel:
+        self.whole.to(*args, **kwargs)
+        return super().to(*args, **kwargs)
+
+    def saved(self) -> dict[str, Any]:
+        """The weights for a checkpoint; copies, since torch saves no views of one storage that differ in dtype."""
+        return {"network": _copied(self.whole), "norm": _copied(self.norm), "reward_norm": _copied(self.rewards)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restores the weights of a checkpoint: a learner's, or an evaluator's with those of the acting part alone."""
+        if "acting" in state:
+            self.load_state_dict(state["acting"])
+            return
+        self.whole.load_state_dict(state["network"])
+        for module, name in ((self.norm, "norm"), (self.rewards, "reward_norm")):
+            if module is not None and state.get(name) is not None:
+                module.load_state_dict(state[name])
+
+    def initialise(self, state: Mapping[str, Any], strict: bool, policy: str) -> list[str]:
+        """Takes the weights of another run's checkpoint, or of a state_dict of the whole network ("network").
+
+        Returns the names of the weights that do not fit, which are left out. Raises ValueError: some do not fit and
+        `strict` is True, or none fits.
+        """
+        first: tuple[nn.Module, Mapping[str, torch.Tensor]]
+        first = (self, state["acting"]) if "acting" in state else (self.whole, state.get("network", {}))
+        parts, wrong = [first], ""
+        normalizations = ((self.norm, "norm", "observations"), (self.rewards, "reward_norm", "rewards"))
+        for normalization, name, what in normalizations:
+            if normalization is not None and state.get(name) is not None:
+                parts.append((normalization, state[name]))
+            if name in state and (state[name] is None) != (normalization is None):
+                wrong = f"weights for other {what}: one of the two runs normalizes them"
+        fitting: list[dict[str, torch.Tensor]] = []
+        left_out: list[str] = []
+        missing: list[str] = []
+        for module, weights in parts:
+            shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
+            fit = {name: part for name, part in weights.items() if shapes.get(name, 0) == getattr(part, "shape", None)}
+            fitting.append(fit)
+            left_out += [name for name in weights if name not in fit]
+            missing += [name for name in shapes if name not in fit]
+        if not wrong and (left_out or missing):
+            wrong = f"others, {', '.join(left_out)}" if left_out else f"none for {', '.join(missing)}"
+        expected = f"init_from: expected weights of {printable(policy)}'s network"
+        if not fitting[0]:
+            raise ValueError(f"{expected}, got none that fits")
+        if strict and wrong:
+            raise ValueError(f"{expected}, got {wrong[:200]}; init_strict=False takes those that fit")
+        for (module, _), weights in zip(parts, fitting, strict=True):
+            module.load_state_dict(weights, strict=False)
+        return left_out
+
+    def restore_checked(self, state: Mapping[str, Any], path: Path, expected: str) -> None:
+        """Restores the weights of the checkpoint `path`. Raises ValueError: it is of another network."""
+        try:
+            self.restore(state)
+        except (KeyError, RuntimeError) as error:
+            raise ValueError(f"{expected}, got {str(path)!r} ({' '.join(str(error).split())[:200]})") from None
+
+
+def _copied(module: nn.Module | None) -> dict[str, torch.Tensor] | None:
+    return None if module is None else {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def build_model(policy: AssignedPolicy, config: Config) -> PolicyModel:
+    """The untrained model of a policy, the same for the same seed; torch's generator is unchanged."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(run_seed(config, "network", policy.index))  # no GPU's, which would stay so
+        settings = config.learner_of(policy.name)
+        norm = None if settings.obs_norm == "off" else Normalizer(policy.spaces)
+        rewards = None if settings.reward_norm == "off" else RewardNormalizer()
+        return PolicyModel(policy.algorithm.make_model(policy.spaces), norm, rewards)
+
+
+def run_seed(config: Config, what: str, index: int, begin: int = 0) -> int:
+    """An independent seed for each use of randomness in a run, and for each point of restart."""
+    key = [config.seed, index, *what.encode(), *([begin] if begin else [])]
+    return int(np.random.SeedSequence(key).generate_state(1)[0])
+
+
+def choose_device(name: str, index: int = 0, spread: bool = False) -> torch.device:
+    """The device of a name; "auto" is CUDA, with `spread` the GPU at the index, then MPS, then the CPU.
+
+    Raises: ValueError: torch does not know the device, or this machine does not have it.
+    """
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda", index % torch.cuda.device_count() if spread else 0)
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        if device.type == "cuda":
+            if (device.index or 0) >= torch.cuda.device_count():
+                raise RuntimeError(f"there are {torch.cuda.device_count()} CUDA devices")
+        else:
+            torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device: expected one of this machine, got {name!r} ({str(error).splitlines()[0]})") from None
+    return device
+
+
+@dataclass
+class FiniteCheck:
+    """Checks a policy's loss, weights and checkpoints; each method raises Diverged if a number is NaN or infinite.
+
+    Buffers and parts of the trainer's state that were infinite at the beginning, such as a mask of -inf, may stay so.
+    """
+
+    policy: str
+    model: PolicyModel
+    trainer: InitVar[Mapping[str, Any]]  # its state at the beginning
+    checkpoint: Path
+    saved: int | None  # the updates of the checkpoint in that file
+
+    def __post_init__(self, trainer: Mapping[str, Any]) -> None:
+        model = self.model
+        self._has_members = members_kept(model)
+        self._published: dict[str, torch.Tensor] = {}
+        first = chain(model.whole.named_buffers(), model.named_buffers(), _tensors("trainer", trainer))
+        self._exempt = {name for name, tensor in first if _is_float(tensor) and bool(torch.isinf(tensor).any())}
+
+    def check_loss(self, loss: float, updates: int) -> None:
+        if not math.isfinite(loss):
+            self._refuse(f"the loss is {loss}", updates)
+
+    def check_published(self, updates: int) -> None:
+        """Checks the weights of the acting part: one pass over them, without a wait for each tensor."""
+        model = self.model
+        if not self._published or not self._has_members():
+            self._has_members = members_kept(model)
+            self._published = self._floats(chain(model.named_parameters(), model.named_buffers()))
+        self._check(self._published, updates)
+
+    def check_saved(self, trainer: Mapping[str, Any], updates: int) -> None:
+        whole = self.model.whole
+        named = chain(whole.named_parameters(), whole.named_buffers(), self.model.named_buffers())
+        self._check(self._floats(named), updates)
+        self._check(self._floats(_tensors("trainer", trainer)), updates)
+
+    def _floats(self, named: Iterator[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        return {name: tensor for name, tensor in named if _is_float(tensor) and name not in self._exempt}
+
+    @torch.no_grad()
+    def _check(self, tensors: dict[str, torch.Tensor], updates: int) -> None:
+        by_kind: dict[Any, list[torch.Tensor]] = {}  # one call and one wait for each device and dtype
+        for tensor in tensors.values():
+            by_kind.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+        if all(math.isfinite(torch.stack(torch._foreach_norm(alike)).sum()) for alike in by_kind.values()):
+            return
+        for name, tensor in tensors.items():  # a norm of finite numbers may be infinite
+            wrong = ~torch.isfinite(tensor)
+            if wrong.any():
+                self._refuse(f"{name} holds {tensor[wrong][0].item()}", updates)
+
+    def _refuse(self, what: str, updates: int) -> None:
+        kept = f"the checkpoint of update {self.saved} is kept, {str(self.checkpoint)!r}"
+        raise Diverged(
+            f"{self.policy}: expected finite numbers, but {what} at update {updates}; nothing more is published; "
+            + ("there is no checkpoint yet" if self.saved is None else kept)
+        )
+
+
+def _is_float(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.numel() > 0
+
+
+def _tensors(name: str, state: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors and floats in a state of dicts and sequences, with the names that lead to them."""
+    if isinstance(state, torch.Tensor):
+        yield name, state
+    elif isinstance(state, float):
+        yield name, torch.tensor(state, dtype=torch.float64)
+    elif isinstance(state, (Mapping, list, tuple)):
+        for key, part in state.items() if isinstance(state, Mapping) else enumerate(state):
+            yield from _tensors(f"{name}.{key}", part)

@@ -1,0 +1,125 @@
+"""Players of an agent in several copies of the environment: scripts, and several of whom one acts in each.
+
+The player of a network is in behaviour.py.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..checks import brief, check_finite
+from ..interfaces import Action, Algorithm
+from ..observations import ALONE, Values, rows_at
+from ..spaces import JOINT, MASK, Spaces
+from ..spec import as_field
+
+LATEST = 0  # the number of the policy that learns; its opponents have other numbers
+
+
+class Player(Protocol):
+    """An agent's actions in several copies of the environment."""
+
+    def choose(self, obs: Values, at: Any, begins: NDArray[np.bool_]) -> Action:
+        """Actions, in the form of rows, for k observations of the copies `at`, of which some begin an episode."""
+
+    def reward(self, reward: NDArray[Any], at: Any) -> None:
+        """Takes in the rewards [k] of the last actions in the copies `at`."""
+
+
+class ScriptedPlayer:
+    """A script that chooses: a function of an observation, or a class or an object with a method `act(obs)`.
+
+    Each copy of the environment has an object of its own. A method `reset()`, if there is one, is called where an
+    episode begins. A script gets the observation as `Spaces.obs` says, without what critics of the `algorithm` alone
+    see. Raises TypeError: it is none of these.
+    """
+
+    def __init__(self, name: str, script: Any, spaces: Spaces, copies: int, algorithm: Algorithm | None = None) -> None:
+        self._label = f"action of {name}"
+        self._spaces, self._joint = spaces, hides_joint(algorithm, spaces)
+        self._resets: list[Callable[[], Any]] = []
+        if not hasattr(script, "act"):
+            if isinstance(script, type):
+                raise TypeError(f"{name}: expected a class with a method act(obs), got {brief(script)}")
+            if not callable(script):
+                expected = "a function of an observation, or a class or object with a method act(obs)"
+                raise TypeError(f"{name}: expected {expected}, got {brief(script)}")
+            self._acts: list[Callable[[Any], Any]] = [script] * copies
+            return
+        try:
+            players = [script() if isinstance(script, type) else copy.deepcopy(script) for _ in range(copies)]
+        except Exception as error:  # an object may raise anything
+            if isinstance(script, type):
+                raise
+            expected = "an object that can be copied for each copy of the environment, or its class"
+            raise TypeError(f"{name}: expected {expected}, got {brief(script)} ({brief(error)})") from None
+        self._acts = [player.act for player in players]
+        if callable(getattr(script, "reset", None)):
+            self._resets = [player.reset for player in players]
+
+    def choose(self, obs: Values, at: Any, begins: NDArray[np.bool_]) -> Action:
+        """Raises ValueError, TypeError: an action is not of the space, or the mask forbids it."""
+        copies = np.arange(len(self._acts))[at].tolist()
+        if self._resets:
+            for i in np.flatnonzero(begins).tolist():
+                self._resets[copies[i]]()
+        return Action(np.stack([self._action(copy, rows_at(obs, i)) for i, copy in enumerate(copies)]))
+
+    def reward(self, reward: NDArray[Any], at: Any) -> None:
+        """Scripts take no rewards."""
+
+    def _action(self, copy: int, obs: Any) -> NDArray[Any]:
+        spaces, label, seen = self._spaces, self._label, obs
+        if self._joint:  # without the part that is for critics alone
+            own = {name.removeprefix(f"{ALONE}__"): value for name, value in obs.items() if name != JOINT}
+            seen = own[ALONE] if own.keys() == {ALONE} else own
+        action = as_field(label, spaces.action_field, self._acts[copy](seen))
+        if action.dtype.kind == "f":
+            check_finite(label, action)
+        if not spaces.action.contains(action):
+            raise ValueError(f"{label}: expected one of {spaces.action}, got {action.tolist()}")
+        of_row = (action - spaces.action_start).astype(action.dtype) if spaces.action_start.any() else action
+        if spaces.masked and not obs[MASK][spaces.mask_starts + of_row.ravel()].all():
+            raise ValueError(f"{label}: expected one that {MASK} allows, got {action.tolist()}")
+        return of_row
+
+
+def hides_joint(algorithm: Algorithm | None, spaces: Spaces) -> bool:
+    """Whether observations have a part for critics alone; other algorithms see an environment's own of its name."""
+    wants = getattr(algorithm, "wants_joint", False) or getattr(algorithm, "wants_team", False)
+    return wants and any(part.name == JOINT for part in spaces.parts)
+
+
+@dataclass
+class PlayersByNumber:
+    """Several players of an agent, of whom one acts in each copy."""
+
+    numbers_in: Callable[[NDArray[np.int64]], NDArray[np.int64]]  # in copies [k], the numbers [k] of those who act now
+    player_of: Callable[[int], Player]
+
+    def choose(self, obs: Values, at: NDArray[np.int64], begins: NDArray[np.bool_]) -> Action:
+        def choose(number: int, rows: NDArray[np.bool_]) -> NDArray[Any]:
+            return self.player_of(number).choose(rows_at(obs, rows), at[rows], begins[rows]).action
+
+        return Action(joined(self.numbers_in(at), choose))
+
+    def reward(self, reward: NDArray[Any], at: NDArray[np.int64]) -> None:
+        numbers = self.numbers_in(at)
+        for number in np.unique(numbers).tolist():
+            rows = numbers == number
+            self.player_of(number).reward(reward[rows], at[rows])
+
+
+def joined(numbers: NDArray[Any], choose: Callable[[int, NDArray[np.bool_]], NDArray[Any]]) -> NDArray[Any]:
+    """The actions [k, ...] of k rows, of which those of each number are chosen together; `choose` gets their places."""
+    different = np.unique(numbers).tolist()
+    chosen = [(rows := numbers == number, choose(number, rows)) for number in different]
+    first = chosen[0][1]
+    action = np.empty((len(numbers), *first.shape[1:]), first.dtype)
+    for rows, part in chosen:
+        action[rows] = part
+    return action

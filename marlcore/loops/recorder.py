@@ -1,0 +1,117 @@
+"""The rows of an agent in all copies of the environment: columns of its last actions, whose outcomes are to come."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..checks import check_finite
+from ..errors import EnvironmentFailed
+from ..interfaces import MEMBER_REWARDS, OF_OUTCOMES, PRIORITY, RETURN, Action, Outcome, Turn
+from ..observations import put_rows
+from ..spec import TransitionSpec, rows_of
+from ..transitions import HeldRows
+
+
+@dataclass
+class Recorder:
+    """Writes a row for each action of an agent when its outcome is known."""
+
+    agent: str
+    rows: HeldRows  # of each copy
+    spec: TransitionSpec
+    lanes: NDArray[np.int64]  # [copies], or [parts, copies] where the replay has several parts
+    gamma: float = 1.0  # of the returns so far, which rows with an extra RETURN have
+    stores_every_end: bool = False  # the final observations of terminated episodes too, for hindsight
+
+    def __post_init__(self) -> None:
+        spec, self.lanes = self.spec, np.atleast_2d(self.lanes)
+        self.copies = copies = self.lanes.shape[1]
+        self.parts = np.zeros(copies, np.int64)  # of the replay, for the episodes that begin next
+        self._lanes = self.lanes[0].copy()  # of the present episodes
+        self._of_algorithm = {name: field for name, field in spec.extras.items() if name not in OF_OUTCOMES}
+        self._discounted = np.zeros(copies)
+        self._versions = np.zeros(copies, np.int64)  # of the weights that chose the actions
+        self._version: int | None = 0  # that of all copies, if they are known to be one
+        self._waiting = np.zeros(copies, np.bool_)  # for an outcome
+
+    def at(self, copies: NDArray[np.int64]) -> Any:
+        """An index of these copies' rows; all of them need no copy."""
+        return slice(None) if len(copies) == self.copies else copies
+
+    def begin(self, copies: NDArray[np.int64]) -> int:
+        """Begins an episode in these copies; returns how many actions are lost, since their outcomes never came."""
+        # The last episode may have ended for all before this agent's next turn, so that no row of it says so.
+        self.rows.writer.new_episode(self._lanes[copies])
+        lost = copies[self._waiting[copies]]
+        self._waiting[lost] = False
+        self._discounted[copies] = 0.0
+        self._lanes[copies] = self.lanes[self.parts[copies], copies]
+        return len(lost)
+
+    def remember(self, turn: Turn, chosen: Action, before: Mapping[str, torch.Tensor], version: int) -> None:
+        """Keeps the actions of a turn until their outcomes come, with the recurrent state `before` them."""
+        at = self.at(turn.copies)
+        if self._of_algorithm or chosen.extras:
+            self._remember_extras(at, chosen, before, len(turn.copies))
+        put_rows(self.rows.obs, at, turn.obs)
+        self.rows.action[at] = chosen.action
+        self._versions[at] = version
+        self._version = version if isinstance(at, slice) else None
+        self._waiting[at] = True
+
+    def _remember_extras(self, at: Any, chosen: Action, before: Mapping[str, torch.Tensor], rows: int) -> None:
+        """Keeps the extras of `rows` actions; of those that are parts of the recurrent state, the state before."""
+        missing = self._of_algorithm.keys() - chosen.extras.keys()
+        state = {name: part.numpy(force=True) for name, part in before.items() if name in missing}
+        if chosen.extras.keys() | state.keys() != self._of_algorithm.keys():
+            raise ValueError(
+                f"extras of the algorithm: expected {sorted(self._of_algorithm.keys() - state.keys())}, "
+                f"as its transition says, got {sorted(chosen.extras)}"
+            )
+        for name, field in self._of_algorithm.items():
+            value, owner = (state[name], "algorithm's state") if name in state else (chosen.extras[name], "algorithm")
+            array = rows_of(f"{name} of the {owner}", field, value, rows)
+            if array.dtype.kind in "fc" and name not in state and name != PRIORITY:  # whose NaN means the highest
+                check_finite(f"{name} of the {owner}", array)
+            self.rows.extras[name][at] = array
+
+    def take(self, outcome: Outcome) -> None:
+        """Keeps what comes with the results of earlier actions, before their rows are written."""
+        at = self.at(outcome.copies)
+        self._waiting[at] = False
+        if RETURN in self.rows.extras:
+            self._discounted[at] = self._discounted[at] * self.gamma + outcome.reward
+            self.rows.extras[RETURN][at] = self._discounted[at]
+        if MEMBER_REWARDS in self.rows.extras:
+            field, rewards = self.spec.extras[MEMBER_REWARDS], outcome.member_rewards
+            try:
+                self.rows.extras[MEMBER_REWARDS][at] = rows_of(MEMBER_REWARDS, field, rewards, len(outcome.copies))
+            except (ValueError, TypeError) as error:
+                raise EnvironmentFailed(f"{self.agent}: {error}") from error
+
+    def write(self, outcome: Outcome) -> None:
+        """Writes the rows of these outcomes, each with the version of the weights that chose its action."""
+        if self._version is None:
+            versions = self._versions[self.at(outcome.copies)]
+            if (versions != versions[0]).any():  # weights came after the actions of some copies
+                for version in np.unique(versions):
+                    self.write(outcome.part(versions == version))
+                return
+        self.rows.writer.policy_version = int(versions[0]) if self._version is None else self._version
+        at, cut = self.at(outcome.copies), outcome.truncated.any()
+        ended = cut or outcome.terminated.any()
+        try:
+            self.rows.append(
+                at,
+                outcome.reward,
+                outcome.terminated if ended else None,
+                outcome.truncated if ended else None,
+                outcome.final_obs if cut or (ended and self.stores_every_end) else None,
+                None if isinstance(at, slice) and len(self.lanes) == 1 else self._lanes[at],
+            )
+        except (ValueError, TypeError) as error:
+            raise EnvironmentFailed(f"{self.agent}: {error}") from error

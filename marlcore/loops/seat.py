@@ -1,0 +1,177 @@
+"""An agent in all copies of the environment: who acts in each, its returns, and the rows of those that learn."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import EnvironmentFailed
+from ..interfaces import Action, Outcome, Turn
+from .behaviour import NetworkPlayer
+from .first_priorities import FirstPriorities
+from .players import LATEST, Player, ScriptedPlayer, joined
+from .recorder import Recorder
+
+
+class Ended(NamedTuple):
+    """An agent's episodes that are over, of the policy that learns, also those without an action; arrays [k]."""
+
+    agent: str
+    copies: NDArray[np.int64]
+    returns: NDArray[np.float64]
+    lengths: NDArray[np.int64]
+    infos: Sequence[tuple[int, Mapping[str, float]]]  # copy, numbers by name
+
+
+@dataclass
+class Seat:
+    """An agent in all copies, for one policy that learns."""
+
+    player: NetworkPlayer  # of the policy that learns
+    recorder: Recorder
+    priorities: FirstPriorities | None = None  # None leaves first priorities to the replay
+    script: ScriptedPlayer | None = None  # acts in episodes that begin before `learned`
+    learned: Callable[[], bool] = lambda: True  # whether the policy's learner has made an update
+
+    def __post_init__(self) -> None:
+        copies = self.recorder.copies
+        self.numbers = np.zeros(copies, np.int64)  # of the players: LATEST, whose rows are written, or another
+        self.opponents: Player | None = None  # None while all learn
+        self._scripted = np.zeros(copies, np.bool_)  # where the script acts
+        # Whichever player acted: of the last finished episodes, and so far
+        self.returns, self._returns = np.zeros((2, copies))
+        self._lengths = np.zeros(copies, np.int64)
+        self._infos: dict[int, Mapping[str, float]] = {}  # by copy, of the agent's end
+
+    def pull_if_due(self, rounds: int) -> None:
+        """Before a turn in the round after so many: takes newer weights, if it is time for them."""
+        self.player.policy.pull_if_due(rounds)
+
+    def record(self, outcome: Outcome) -> None:
+        """Adds to the returns, and writes the transitions that the results of earlier actions complete."""
+        self._returns[self.recorder.at(outcome.copies)] += outcome.reward
+        if outcome.infos:
+            self._infos |= {copy: told for copy, told in outcome.infos if self.numbers[copy] == LATEST}
+        if not outcome.acted:
+            return
+        if self.opponents is not None:
+            learns = self.numbers[outcome.copies] == LATEST
+            if not learns.all():
+                theirs = outcome.part(~learns)
+                self.opponents.reward(theirs.reward, theirs.copies)
+                outcome = outcome.part(learns)
+            if not len(outcome.copies):
+                return
+        self.recorder.take(outcome)
+        (self.priorities or self.recorder).write(outcome)
+        if self.player.before:
+            self.player.reward(outcome.reward, self.recorder.at(outcome.copies))
+
+    def end(self, copies: NDArray[np.int64]) -> list[Ended]:
+        """Ends the returns of episodes that are over for all agents; gives those of the policy that learns, if any."""
+        self.returns[copies], lengths = self._returns[copies], self._lengths[copies]
+        self._returns[copies], self._lengths[copies] = 0.0, 0
+        infos = [(copy, self._infos.pop(copy)) for copy in copies.tolist() if copy in self._infos]
+        own = self.numbers[copies] == LATEST
+        agent, returns = self.recorder.agent, self.returns[copies[own]]
+        return [Ended(agent, copies[own], returns, lengths[own], infos)] if own.any() else []
+
+    def begin(self, copies: NDArray[np.int64]) -> int:
+        """Begins an episode in these copies; returns how many actions are lost, since their outcomes never came."""
+        if self.priorities is not None:
+            self.priorities.begin(copies)
+        if self.script is not None:
+            self._scripted[copies] = not self.learned()
+        return self.recorder.begin(copies)
+
+    def act(self, turn: Turn) -> NDArray[Any]:
+        """Chooses the actions of a turn, and remembers those of the policy that learns for their outcome."""
+        opponents = self.opponents
+        if opponents is None or (learns := self.numbers[turn.copies] == LATEST).all():
+            return self._act(turn)
+
+        def act(learning: int, rows: NDArray[np.bool_]) -> NDArray[Any]:
+            part = turn.part(rows)
+            return self._act(part) if learning else opponents.choose(part.obs, part.copies, part.begins).action
+
+        return joined(learns, act)
+
+    def _act(self, turn: Turn) -> NDArray[Any]:
+        at, script = self.recorder.at(turn.copies), self.script
+        if script is not None and self._scripted[turn.copies].any():
+            chosen = self._chosen(turn, script)
+        else:
+            chosen = self.player.choose(turn.obs, at, turn.begins)
+        if self.priorities is not None:
+            self.priorities.remember(turn.copies, chosen.values)
+        self.recorder.remember(turn, chosen, self.player.before, self.player.policy.version)
+        self._lengths[at] += 1
+        return chosen.action
+
+    def _chosen(self, turn: Turn, script: ScriptedPlayer) -> Action:
+        """The actions of a turn, by the policy or the script; its rows have no extras, see `check_script`."""
+
+        def choose(by_script: int, rows: NDArray[np.bool_]) -> NDArray[Any]:
+            part = turn.part(rows)
+            return (script if by_script else self.player).choose(part.obs, part.copies, part.begins).action
+
+        return Action(joined(self._scripted[turn.copies], choose))
+
+
+@dataclass(frozen=True)
+class SharedSeat:
+    """The seats of an agent in a league, one a policy, of which one learns in each episode. See `Seat`."""
+
+    seats: Sequence[Seat]
+    learning: NDArray[np.int64]  # [copies]: the place of the policy whose episode it is
+
+    def pull_if_due(self, rounds: int) -> None:
+        """For all policies, since those that do not learn in an episode may be opponents in it."""
+        for seat in self.seats:
+            seat.pull_if_due(rounds)
+
+    def record(self, outcome: Outcome) -> None:
+        for seat, rows in self._split(outcome.copies):
+            seat.record(outcome.part(rows))
+
+    def end(self, copies: NDArray[np.int64]) -> list[Ended]:
+        return [ended for seat, rows in self._split(copies) for ended in seat.end(copies[rows])]
+
+    def begin(self, copies: NDArray[np.int64]) -> int:
+        """Begins for all policies, since the last episode may have been another one's."""
+        return sum(seat.begin(copies) for seat in self.seats)
+
+    def act(self, turn: Turn) -> NDArray[Any]:
+        return joined(self.learning[turn.copies], lambda place, rows: self.seats[place].act(turn.part(rows)))
+
+    def _split(self, copies: NDArray[np.int64]) -> Iterator[tuple[Seat, NDArray[np.bool_]]]:
+        """The seats whose episodes go on in some of these copies, and where."""
+        learning = self.learning[copies]
+        return ((self.seats[place], learning == place) for place in np.unique(learning).tolist())
+
+
+def route(seats: Mapping[str, Seat], names: list[str], turn: Turn) -> None:
+    """Assigns the episodes that begin to the replay's parts of these names, by `info["tag"]` at the first turn.
+
+    Raises EnvironmentFailed: an episode of one of these seats, by agent, has no tag, or one without a part.
+    """
+    for copy in turn.copies[turn.begins].tolist() if turn.agent in seats else ():
+        try:
+            seats[turn.agent].recorder.parts[copy] = part_of_tag(turn.tags.get(copy), names)
+        except ValueError as error:
+            raise EnvironmentFailed(f"environment copy {copy}, {turn.agent}: {error}") from None
+
+
+def part_of_tag(tag: Any, names: list[str]) -> int:
+    """The number of the part of these names that a tag "anchor:weak" belongs to: of that name, else of "anchor".
+
+    Without names, the replay has one part for all. Raises ValueError: the tag has no part.
+    """
+    if not names:
+        return 0
+    for name in (tag, tag.partition(":")[0]) if isinstance(tag, str) else ():
+        if name in names:
+            return names.index(name)
+    raise ValueError(f"tag: expected one of {names}, as replay.mixture has them, got {tag!r}")

@@ -1,0 +1,47 @@
+"""A game of two agents as an environment of one of them, whose opponent is a mixture of fixed policies."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ..envs import vectorize
+from ..envs.agent_view import Wrapper
+from ..evaluation import load_policy
+from ..interfaces import Outcome, Turn
+from ..loops import PlayersByNumber
+
+Saved: TypeAlias = tuple[Path, str, str]  # a policy, as the arguments of `load_policy`
+
+
+class Against(Wrapper):
+    """A VectorEnvironment of `agent`, which meets saved policies with these shares: one is drawn for each episode.
+
+    The policies act greedily. `reset` loads them. Their turns are over when `observe` returns.
+    """
+
+    def __init__(self, env_fn: Callable[[], Any], copies: int, agent: str, shares: Mapping[Saved, float]) -> None:
+        self._env = env = vectorize(env_fn, copies)
+        self.agents, self.spaces = (agent,), {agent: env.spaces[agent]}
+        self._saved, self._odds = [*shares], [*shares.values()]
+        self._present = np.zeros(env.copies, np.int64)  # the place of each copy's opponent
+
+    def reset(self, seed: int) -> None:
+        players = [load_policy(*saved).player(self._env.copies) for saved in self._saved]
+        self._opponent = PlayersByNumber(self._present.__getitem__, players.__getitem__)
+        self._generator = np.random.default_rng([seed, 1])
+        self._env.reset(seed)
+
+    def observe(self) -> tuple[list[Outcome], list[Turn]]:
+        outcomes, turns = self._env.observe()
+        for outcome in outcomes:
+            if outcome.agent not in self.agents and outcome.acted:
+                self._opponent.reward(outcome.reward, outcome.copies)
+        for turn in turns:
+            if turn.agent not in self.agents:
+                begin = turn.copies[turn.begins]
+                self._present[begin] = self._generator.choice(len(self._odds), len(begin), p=self._odds)
+                self._env.act(turn, self._opponent.choose(turn.obs, turn.copies, turn.begins).action)
+        own = [outcome for outcome in outcomes if outcome.agent in self.agents]
+        return own, [turn for turn in turns if turn.agent in self.agents]

@@ -1,0 +1,164 @@
+"""Exploitability of policies in games of two players that can be enumerated, exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..checks import brief
+
+_CLOSE = 1e-6  # of probabilities to a sum of 1, and of a game's returns to 0
+
+
+class GameState(Protocol):
+    """A state of a game in extensive form; OpenSpiel's states (`pyspiel.State`) are such."""
+
+    def is_terminal(self) -> bool: ...
+
+    def is_chance_node(self) -> bool: ...
+
+    def chance_outcomes(self) -> Sequence[tuple[int, float]]:
+        """At a chance node: actions and their probabilities."""
+
+    def current_player(self) -> int:
+        """0 or 1."""
+
+    def legal_actions(self) -> Sequence[int]: ...
+
+    def child(self, action: int) -> GameState:
+        """A new state after the action; this one stays as it is."""
+
+    def returns(self) -> Sequence[float]:
+        """At a terminal state: the returns of players 0 and 1, whose sum is 0."""
+
+    def information_state_string(self) -> str:
+        """All that the current player knows, its own earlier actions included."""
+
+
+Strategy: TypeAlias = Callable[[Any], Mapping[int, float]]
+
+
+def exploitability(
+    root: GameState,
+    strategies: Strategy | Sequence[Strategy] | Sequence[Sequence[Strategy]],
+    weights: Sequence[float] | Sequence[Sequence[float]] | None = None,
+) -> float:
+    """The mean, over both seats, of a best response's return against a strategy, or a mixture of strategies.
+
+    This is half of NashConv, and OpenSpiel's `exploitability`. It is 0 for an equilibrium and positive otherwise. A
+    strategy plays both seats, unless each has its own. Of a mixture, one strategy is drawn before the game and kept to
+    its end.
+
+    The cost is the number of states times the depth of the game.
+
+    Args:
+        root: the first state of a zero-sum game with perfect recall, in which players move one at a time.
+        strategies: one or several functions of a state, whose `current_player` is to act, to a dict of its legal
+            actions' probabilities; an action that is left out has 0. Called once for each information state. Or two
+            sequences of them: those of player 0, and those of player 1.
+        weights: of the strategies, in the same form; None: equal ones.
+
+    Raises: ValueError: the weights or a strategy's probabilities are no distribution, or the game is not as above.
+    """
+    given: Any = [strategies] if callable(strategies) else list(strategies)
+    shares: Any = [None] * 2 if weights is None else weights
+    if not given or any(map(callable, given)):  # which play both seats
+        given, shares = [given] * 2, [weights] * 2
+    if len(given) != 2 or len(shares) != 2:
+        raise ValueError(f"strategies: expected two sequences, and two of weights, got {len(given)} and {len(shares)}")
+    mixtures = [(list(own), _shares(len(own), share)) for own, share in zip(given, shares, strict=True)]
+    return sum(_BestResponse(1 - seat, own).value(root, share) for seat, (own, share) in enumerate(mixtures)) / 2
+
+
+def _shares(count: int, weights: Sequence[float] | None) -> NDArray[np.float64]:
+    shares = np.ones(count) / max(count, 1) if weights is None else np.asarray(weights, np.float64)
+    if not count or shares.shape != (count,) or not is_distribution(shares):
+        raise ValueError(f"weights: expected {count} probabilities that sum to 1, got {brief(weights)}")
+    return shares
+
+
+def is_distribution(values: NDArray[np.float64]) -> bool:
+    return bool(np.isfinite(values).all() and (values >= -_CLOSE).all() and abs(values.sum() - 1.0) <= _CLOSE)
+
+
+@dataclass
+class _BestResponse:
+    """A player's best response to a mixture; `reach` [strategies] is the probability of a state but for this player."""
+
+    player: int
+    others: Sequence[Strategy]
+    _reached: dict[str, list[tuple[GameState, NDArray[np.float64]]]] = field(default_factory=dict)
+    _chosen: dict[str, int] = field(default_factory=dict)
+    _probabilities: dict[str, NDArray[np.float64]] = field(default_factory=dict)  # [legal actions, strategies]
+
+    def value(self, root: GameState, reach: NDArray[np.float64]) -> float:
+        self._collect(root, reach)
+        return self._value(root, reach)
+
+    def _collect(self, state: GameState, reach: NDArray[np.float64]) -> None:
+        """Groups the states in which the player acts by what it knows."""
+        if self._acts_in(state):
+            self._reached.setdefault(state.information_state_string(), []).append((state, reach))
+            for action in state.legal_actions():
+                self._collect(state.child(action), reach)
+        else:
+            for child, further in self._children(state, reach):
+                self._collect(child, further)
+
+    def _acts_in(self, state: GameState) -> bool:
+        if state.is_terminal() or state.is_chance_node():
+            return False
+        if state.current_player() not in (0, 1):
+            raise ValueError(f"current_player: expected 0 or 1, got {state.current_player()}")
+        return state.current_player() == self.player
+
+    def _children(self, state: GameState, reach: NDArray[np.float64]) -> list[tuple[GameState, NDArray[np.float64]]]:
+        """The states after one in which chance or the other player acts; none after a terminal one."""
+        if state.is_terminal():
+            return []
+        if state.is_chance_node():
+            return [(state.child(action), reach * odds) for action, odds in state.chance_outcomes()]
+        rows = zip(state.legal_actions(), self._odds(state), strict=True)
+        return [(state.child(action), reach * odds) for action, odds in rows]
+
+    def _value(self, state: GameState, reach: NDArray[np.float64]) -> float:
+        """The player's expected return from here on, times the reach."""
+        if state.is_terminal():
+            returns = state.returns()
+            if len(returns) != 2 or abs(sum(returns)) > _CLOSE:
+                raise ValueError(f"returns: expected two whose sum is 0, got {brief(list(returns))}")
+            return float(returns[self.player] * reach.sum())
+        if self._acts_in(state):
+            return self._value(state.child(self._best(state)), reach)
+        return sum(self._value(child, further) for child, further in self._children(state, reach))
+
+    def _best(self, state: GameState) -> int:
+        """The best action for all states that the player cannot tell apart from this one."""
+        known = state.information_state_string()
+        if known not in self._chosen:
+            values = {
+                action: sum(self._value(alike.child(action), reach) for alike, reach in self._reached[known])
+                for action in state.legal_actions()
+            }
+            self._chosen[known] = max(values, key=values.__getitem__)
+        return self._chosen[known]
+
+    def _odds(self, state: GameState) -> NDArray[np.float64]:
+        known = state.information_state_string()
+        if known not in self._probabilities:
+            actions = list(state.legal_actions())
+            columns = []
+            for strategy in self.others:
+                given = strategy(state)
+                odds = given if isinstance(given, Mapping) and given.keys() <= {*actions} else {}
+                column = np.array([odds.get(action, 0.0) for action in actions], np.float64)
+                if not is_distribution(column):
+                    expected = f"strategies: expected a dict of probabilities of the actions {actions} that sum to 1"
+                    raise ValueError(f"{expected}, got {brief(given)} in {known!r}")
+                columns.append(column)
+            self._probabilities[known] = np.stack(columns, axis=1)
+        return self._probabilities[known]

@@ -1,0 +1,234 @@
+"""The members of a population: their settings and scores, who copied whom, and what each method has a member do next.
+
+No run is made here, and no checkpoint is read.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+
+from ..checks import brief, check_whole, names_error
+from ..config import PopulationConfig
+from ..declared import Declared, Whole
+from ..record import believed, canvas, holds_files, read_json, say_that_none_ended, write_atomically, write_json
+
+STATE, TABLE, PICTURE = "population.json", "lineage.csv", "lineage.png"
+EXPECTED = "resume: expected the directory of a population"
+AtLeast0 = Annotated[int, Whole(0)]
+LOST = -math.inf  # the score of a member that diverged; NaN is that of one of which none is known
+
+
+@dataclass
+class Kin(Declared):
+    """A member as the lineage knows it."""
+
+    settings: dict[str, Any]
+    target: AtLeast0  # total steps of its run at the end of the segment that it is in, or was in last
+    begin: AtLeast0 = 0  # steps at which that segment began
+    score: float = math.nan  # the newest
+    done: bool = False  # takes no more steps
+    copied: AtLeast0 | None = None  # the number of the newest copy that it made
+
+
+@dataclass
+class Lineage:
+    """A population as its files hold it."""
+
+    folder: Path
+    config: PopulationConfig
+    total_steps: int  # of each member that is not left behind
+    kin: list[Kin]
+    seed: int  # of the members' decisions
+    rows: list[dict[str, Any]] = field(default_factory=list)  # of the table, one for each segment that has ended
+
+    @classmethod
+    def begun(cls, folder: Path, config: PopulationConfig, total_steps: int, seed: int) -> Lineage:
+        """A new population, whose settings are drawn. Raises ValueError: the folder holds something."""
+        if folder.exists() and (not folder.is_dir() or holds_files(folder)):
+            raise ValueError(f"run_dir: expected a new or empty directory, got {str(folder)!r}")
+        generator = np.random.default_rng(seed)
+        drawn = [{name: source.draw(generator) for name, source in config.settings.items()} for _ in range(config.size)]
+        first = total_steps if config.method == "random" else min(config.interval, total_steps)
+        return cls(folder, config, total_steps, [Kin(settings, first) for settings in drawn], seed)
+
+    @classmethod
+    def read(cls, folder: Path, config: PopulationConfig, total_steps: int, seed: int) -> Lineage:
+        """The population of a folder, with values that the settings' distributions allow, and no others.
+
+        Raises ValueError: there is none, it was begun with other settings, or it holds what no population writes.
+        """
+        with believed(EXPECTED, folder, STATE):
+            saved = read_json(folder / STATE)
+            before = {name: saved[name] for name in _fixed(config, total_steps)}
+        for name, now in _fixed(config, total_steps).items():
+            if before[name] != now:
+                raise ValueError(f"population.{name}: expected {brief(before[name])}, as it began, got {now}")
+        with believed(EXPECTED, folder, STATE):
+            kin = [_kin(config, own) for own in saved["members"]]
+            check_whole("members", len(kin), config.size, config.size)
+            for row in saved["rows"]:
+                _check_row(config, row)
+        return cls(folder, config, total_steps, kin, seed, saved["rows"])
+
+    def write(self) -> None:
+        """Replaces the file that `read` reads, and then the table."""
+        members = [{**asdict(own), "score": repr(own.score)} for own in self.kin]
+        write_json(
+            self.folder / STATE, {**_fixed(self.config, self.total_steps), "members": members, "rows": self.rows}
+        )
+        table = io.StringIO()
+        names = ["member", "step", "score", "copied", *self.config.settings]
+        writer = csv.DictWriter(table, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        write_atomically(self.folder / TABLE, table.getvalue().encode())
+
+    def ended(self, member: int, steps: int, score: float, parent: int | None) -> None:
+        """Adds a row for the segment that a member has ended, and the member that it copies then."""
+        own = self.kin[member]
+        own.begin = steps
+        row: dict[str, Any] = {"member": member, "step": steps, "score": repr(score)}
+        row["copied"] = "" if parent is None else parent
+        for name, value in own.settings.items():
+            row[name] = json.dumps(value) if isinstance(value, (tuple, list)) else value
+        self.rows.append(row)
+
+    def copied_later(self, member: int, parent: int) -> None:
+        """Notes in the row of a member's last segment whom it copies, since there was nobody to copy at its end."""
+        row = next(row for row in reversed(self.rows) if row["member"] == member)
+        row["copied"] = parent
+
+    def advance(self, member: int, steps: int) -> None:
+        """Sets a member's next target, of pbt and random."""
+        own, interval = self.kin[member], self.config.interval
+        if self.config.method == "pbt":
+            own.target = min(self.total_steps, (steps // interval + 1) * interval)
+        else:
+            own.target = self.total_steps
+        own.done = steps >= self.total_steps
+
+    def promote(self) -> list[int]:
+        """Sets the next targets of the members that go on to a further rung, of halving, and returns them."""
+        lengths, going = rungs(self.config, self.total_steps), []
+        scores: list[dict[int, float]] = [{} for _ in lengths]
+        for row in self.rows:  # a member's first row is of the first rung, and so on
+            rung = next(rung for rung in scores if row["member"] not in rung)
+            rung[row["member"]] = np.nan_to_num(float(row["score"]), nan=LOST, neginf=LOST)
+        for scored, length, following in zip(scores, lengths, lengths[1:], strict=False):
+            begun = [member for member, own in enumerate(self.kin) if own.target > length]
+            for member in promoted(scored, begun, self.config.eta):
+                self.kin[member].target, self.kin[member].done = following, False
+                going.append(member)
+        return going
+
+    @property
+    def scores(self) -> dict[int, float]:
+        """By member: the newest score, where one is known."""
+        return {member: own.score for member, own in enumerate(self.kin) if not math.isnan(own.score)}
+
+    def generator_of(self, member: int) -> np.random.Generator:
+        """Of a member's next decision; a population that is resumed decides the same."""
+        return np.random.default_rng([self.seed, len(self.rows), member])
+
+
+def _kin(config: PopulationConfig, own: Mapping[str, Any]) -> Kin:
+    """A member of the file. Raises ValueError and others: it is none of a population with these settings."""
+    settings = own["settings"]
+    if settings.keys() != config.settings.keys():
+        raise names_error("settings", config.settings, settings)
+    allowed = {name: source.restored(name, settings[name]) for name, source in config.settings.items()}
+    return Kin(**{**own, "settings": allowed, "score": float(own["score"])})
+
+
+def _check_row(config: PopulationConfig, row: Mapping[str, Any]) -> None:
+    names = {"member", "step", "score", "copied", *config.settings}
+    if row.keys() != names:
+        raise names_error("rows", names, row)
+    check_whole("step", row["step"], 0)
+    for name in ("member", *(["copied"] if row["copied"] != "" else [])):
+        check_whole(name, row[name], 0, config.size - 1)
+    float(row["score"])
+
+
+def _fixed(config: PopulationConfig, total_steps: int) -> dict[str, Any]:
+    """What a resumed population keeps; its ranges may change."""
+    return {
+        "rungs": rungs(config, total_steps) if config.method == "halving" else [],
+        "size": config.size,
+        "method": config.method,
+        "interval": config.interval,
+        "settings": sorted(config.settings),
+    }
+
+
+def parent_of(member: int, scores: Mapping[int, float], share: float, generator: np.random.Generator) -> int | None:
+    """Truncation selection: the member of the highest share that one of the lowest share copies; None for others.
+
+    A share has at least one member. A member that diverged copies one of the highest share in any case.
+    """
+    ranked = sorted(scores, key=scores.__getitem__)
+    count = max(1, int(share * len(ranked)))
+    if member not in ranked[:count] and scores.get(member) != LOST:
+        return None
+    top = ranked[-count:]
+    better = [other for other in top if scores[other] > scores[member]]
+    return int(generator.choice(better)) if better else None
+
+
+def explored(config: PopulationConfig, settings: Mapping[str, Any], generator: np.random.Generator) -> dict[str, Any]:
+    """Settings near those of a copied member: each is perturbed or, with a probability, drawn anew."""
+    return {
+        name: source.draw(generator)
+        if generator.random() < config.resample
+        else source.perturbed(settings[name], float(generator.choice(config.factors)))
+        for name, source in config.settings.items()
+    }
+
+
+def promoted(rung: Mapping[int, float], begun: Collection[int], eta: int) -> list[int]:
+    """Asynchronous successive halving: of the members with scores at a rung, those of the best 1/eta that may go on.
+
+    `begun`: those that already went on.
+    """
+    ranked = sorted((member for member in rung if rung[member] > LOST), key=rung.__getitem__, reverse=True)
+    return [member for member in ranked[: len(rung) // eta] if member not in begun]
+
+
+def plot_lineage(lineage: Lineage) -> None:
+    """Draws each member's scores over its steps, and a thin line from a copied member's score to that of the copy."""
+    title = f"{lineage.config.method} of {lineage.config.size} members"
+    with canvas(lineage.folder / PICTURE, title, 7) as (_, axes):
+        points: dict[int, list[tuple[int, float]]] = {member: [] for member in range(len(lineage.kin))}
+        for row in lineage.rows:
+            score, parent = float(row["score"]), row["copied"]
+            if not math.isfinite(score):
+                continue
+            points[row["member"]].append((row["step"], score))
+            if parent != "" and points[parent]:
+                axes.plot(*zip(points[parent][-1], (row["step"], score), strict=True), ":", color="0.6", linewidth=1)
+        if not any(points.values()):
+            say_that_none_ended(axes)
+            return
+        axes.set(xlabel="steps of a member", ylabel="score (dotted: copied from)")
+        best = max(lineage.scores, key=lineage.scores.__getitem__)
+        for member, own in points.items():
+            color, width = ("C3", 2.5) if member == best else ("C0", 1.0)
+            axes.plot(*zip(*own, strict=True), ".-", color=color, linewidth=width, alpha=0.8) if own else None
+        axes.plot([], [], color="C3", label=f"member {best}, the best in the end")
+        axes.legend(frameon=False)
+
+
+def rungs(config: PopulationConfig, total_steps: int) -> list[int]:
+    """The steps of the rungs of successive halving, the last of which are all."""
+    lengths = (config.interval * config.eta**power for power in itertools.count())
+    return [*itertools.takewhile(lambda steps: steps < total_steps, lengths), total_steps]

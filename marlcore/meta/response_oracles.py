@@ -1,0 +1,277 @@
+"""Policy-space response oracles (Lanctot et al. 2017, arXiv:1711.00832): training runs as the oracles.
+
+Of one population, each iteration is a run of self-play whose opponents are the earlier policies, as anchors with the
+mixture's shares. Of two, it is a run for each agent, against the other one's mixture. Checkpoints of the runs join the
+populations, and games fill the table of payoffs.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..checks import absolute, brief, check_type, check_whole, is_number
+from ..config import Config, EvaluationConfig, SelfPlayConfig
+from ..envs import factory
+from ..evaluation import LoadedPolicy, evaluate, load_policy, save_policies
+from ..loops import PolicyModel, build_model
+from ..notices import say, shown_with
+from ..processes import Children, Interrupts, stopped
+from ..record import UNPICKLED, checkpoint_path, holds_files, is_address, load_checkpoint, open_run, save_checkpoint
+from ..run import Algorithms, RunInput, assigned, children_of, trained
+from ..self_play import POLICY
+from .against import Against, Saved
+from .meta_solvers import MetaSolver, mixture_by, solver_of
+from .result import Population, PSROResult, add_policies, plot_result, read_into, write_result
+from .several import folder_of, held
+
+_LEAST_SHARE = 1e-6  # of a policy that is played against; solvers leave rounding errors
+_NEVER = 2**62  # updates
+_MOST_COPIES = 64  # of the environment, in games between policies
+_NORMAL_975 = 1.96  # its 0.975 quantile
+_ZERO = 1e-6  # a return's rounding error
+
+
+def psro(
+    env_fn: Callable[[], Any] | str,
+    algorithm: Algorithms,
+    config: Config,
+    *,
+    iterations: int,
+    meta_solver: str | MetaSolver = "nash",
+    games: int = 1000,
+    min_gain: float | None = 0.0,
+    progress: bool = True,
+    resume: str | Path | None = None,
+) -> PSROResult:
+    """Policy-space response oracles: mixtures of policies that are hard to exploit, in a zero-sum game of two agents.
+
+    Each iteration trains a policy against the mixture of the earlier ones, plays it against each of them, and solves
+    the table of payoffs for a new mixture. The first opponent is untrained. A policy acts greedily once it is trained.
+
+    Agents with equal spaces have one population, whose policies play both sides in turn, unless `config.policies` gives
+    each its own policy, or `algorithm` is by policy. Otherwise there are two populations, and each iteration trains a
+    policy for each agent.
+
+    Args:
+        env_fn: makes an environment of two agents, whose returns sum to 0; as for `train`.
+        algorithm: of each policy; as for `train`.
+        config: the settings of each run, of which an iteration has one for each population; their seeds follow
+            from `config.seed`. `run_dir` is the directory of all of them, by default runs/<date and time>-psro.
+            `self_play` and `evaluation` must be the defaults.
+        iterations: policies of each population to train, at most; with `resume` those before included.
+        meta_solver: "nash", by linear programming, `pip install "marlcore[games]"`; "replicator", the average of
+            replicator dynamics; "uniform"; or a function from a population's payoffs, float64 [its policies, the
+            opponent's], to its mixture, [its policies].
+        games: between a new policy and each opponent; of one population, half of them on each side.
+        min_gain: ends when no new policy gains as much over the mixture before it: they are no better responses. None:
+            after all iterations.
+        progress: show each run's progress, and each iteration's result, on standard error.
+        resume: the directory of a `psro` that ended or was killed, which continues after its last whole iteration.
+
+    Raises: as `train`, KeyboardInterrupt for all runs together; ValueError also if a game's returns do not sum
+        to 0. ModuleNotFoundError: Nash needs SciPy.
+    """
+    check_whole("iterations", iterations)
+    check_whole("games", games, 2)
+    if min_gain is not None and not is_number(min_gain):
+        raise ValueError(f"min_gain: expected a number or None, got {brief(min_gain)}")
+    solve = solver_of(meta_solver)
+    mixture_by(solve, np.zeros((1, 1)))
+    check_type("config", config, Config)
+    for name, default in (("self_play", SelfPlayConfig()), ("evaluation", EvaluationConfig())):
+        if getattr(config, name) != default:
+            raise ValueError(f"config.{name}: expected the default, since psro chooses all games, got other settings")
+    folder = _folder(config.run_dir, resume)
+    name = meta_solver if isinstance(meta_solver, str) else getattr(meta_solver, "__name__", "function")
+    with children_of(config) as children, shown_with(progress), held(folder, "psro"):
+        oracles = Oracles(folder, env_fn, algorithm, config, games, progress, children)
+        result = oracles.checked(resume is not None)
+        _mix(result, solve)  # perhaps by another solver than before
+        write_result(result, name)  # before all else, so that a psro which is killed at once can continue
+        try:
+            _iterate(oracles, result, solve, name, iterations, min_gain)
+        except KeyboardInterrupt:  # of a run, in games, or between: the directory of all is the one that continues
+            raise stopped(str(folder)) from None
+        for place, population in enumerate(result.populations):
+            population.policies = [oracles.policy(place, number) for number in range(len(population.mixture))]
+    return result
+
+
+def _iterate(
+    oracles: Oracles, result: PSROResult, solve: MetaSolver, name: str, iterations: int, min_gain: float | None
+) -> None:
+    """Adds policies to the result, and files to its directory, until it is over; `name` is the solver's."""
+    oracles.begin(result)
+    while len(result.payoffs) <= iterations:
+        gains = [population.gains[-1][0] for population in result.populations if population.gains]
+        if min_gain is not None and gains and max(gains) < min_gain:
+            say(f"psro: ends after {len(result.payoffs) - 1} of {iterations} iterations: none gained {min_gain:g}")
+            return
+        add_policies(result, *oracles.respond(result))
+        _mix(result, solve)
+        write_result(result, name)
+        plot_result(result, name)
+        for policy, population in zip(oracles.policies, result.populations, strict=True):
+            number, (gain, half) = len(population.gains), population.gains[-1]
+            spread = "all games alike" if math.isnan(half) else f"± {half:.2g}"
+            say(f"psro: policy {number} of {policy.name} gains {gain:.3g} ({spread}) over the last mixture")
+
+
+def _mix(result: PSROResult, solve: MetaSolver) -> None:
+    for population, payoffs in zip(result.populations, (result.payoffs, -result.payoffs.T), strict=False):
+        population.mixture = mixture_by(solve, payoffs)
+
+
+@dataclass
+class Oracles:
+    """The runs of a `psro`, and the games between their policies. Policies 0 are untrained.
+
+    A place is that of a population: 0, or 1 where the second agent has its own.
+    """
+
+    folder: Path
+    env_fn: Callable[[], Any] | str
+    algorithm: Algorithms
+    config: Config
+    games: int
+    progress: bool
+    children: Children  # whose server forks the workers of all runs
+
+    def checked(self, resumed: bool) -> PSROResult:
+        """What is known at the beginning. Raises ValueError, TypeError: the input is refused, or none can continue."""
+        if not resumed and holds_files(self.folder):
+            raise ValueError(f"run_dir: expected a new or empty directory, got {str(self.folder)!r}, which holds files")
+        self._make_env, policies, self._config = assigned(factory(self.env_fn), self.algorithm, self.config)
+        self._agents = tuple(agent for policy in policies for agent in policy.agents)
+        if len(self._agents) != 2:
+            raise ValueError(f"env_fn: expected a game of two agents, got {list(self._agents)}")
+        by_policy = self.config.policies is not None or isinstance(self.algorithm, Mapping)
+        if not by_policy and policies[0].spaces == policies[1].spaces:
+            policies = (replace(policies[0], name=POLICY, agents=self._agents),)
+        self.policies, self._shared = policies, len(policies) == 1
+        if not self._shared:  # each learns in runs of its own
+            self._config.check_policies([policy.name for policy in policies])
+            for algorithm in (policy.algorithm for policy in policies):
+                if any(getattr(algorithm, name, False) for name in ("wants_team", "wants_joint")):
+                    expected = "algorithm: expected one without teams or joint critics, of two populations"
+                    raise ValueError(f"{expected}, got {type(algorithm).__name__}")
+        for place in range(len(policies)):
+            RunInput.checked(*self._run(place, 1, np.zeros(0)))
+        result = PSROResult(run_dir=self.folder, opponent=None if self._shared else Population(place=1))
+        if resumed:
+            read_into(result)
+        for policy, (path, model) in zip(policies, self._untrained(), strict=True) if len(result.payoffs) > 1 else ():
+            model.restore_checked(load_checkpoint(path), path, f"resume: expected one of {policy.name}'s network")
+        return result
+
+    def begin(self, result: PSROResult) -> None:
+        """Saves policies 0, and plays their games, unless an iteration ended earlier.
+
+        Raises: ValueError: the game's returns do not sum to 0.
+        """
+        if len(result.payoffs) > 1:
+            return
+        for path, model in self._untrained():
+            path.parent.mkdir(mode=0o755, exist_ok=True)
+            save_checkpoint(path, {**model.saved(), "updates": 0, "step": 0})
+        save_policies(self.folder, self._make_env, self.policies, self._config)
+        payoff = self._payoff(0, 0)  # also of one population, so that a game which is not zero-sum is refused now
+        if not self._shared:
+            result.payoffs[:], result.half_widths[:] = payoff
+
+    def _untrained(self) -> Iterator[tuple[Path, PolicyModel]]:
+        for place, policy in enumerate(self.policies):
+            _, _, config = self._run(place, 1, np.zeros(0))
+            yield checkpoint_path(*self._saved(place, 0)), build_model(policy, config)
+
+    def respond(self, result: PSROResult) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Trains responses to the mixtures; the tables of payoffs and of half widths with them."""
+        number = len(result.payoffs)
+        shutil.rmtree(self._run_dir(number), ignore_errors=True)  # of a psro that was killed
+        for place, policy in enumerate(self.policies):
+            self.children.interrupts = interrupts = Interrupts()  # which end the wait for a server, too
+            run_input = RunInput.checked(
+                *self._run(place, number, result.populations[place - 1].mixture), self.progress
+            )
+            run = trained(run_input, Children(interrupts=interrupts, server=self.children.server))
+            state = load_checkpoint(checkpoint_path(run.run_dir, policy.name))
+            kept = {name: state[name] for name in state.keys() - {"trainer"}}
+            save_checkpoint(checkpoint_path(*self._saved(place, number)), kept)
+        tables = np.zeros((2, number + 1, number + 1))
+        tables[:, :-1, :-1] = result.payoffs, result.half_widths
+        for other in range(number):
+            mean, half = tables[:, -1, other] = self._payoff(number, other)
+            tables[:, other, -1] = (0.0 - mean, half) if self._shared else self._payoff(other, number)
+        if not self._shared:
+            tables[:, -1, -1] = self._payoff(number, number)
+        return tables[0], tables[1]
+
+    def policy(self, place: int, number: int) -> LoadedPolicy:
+        return load_policy(*self._saved(place, number))
+
+    def _payoff(self, row: int, column: int) -> tuple[float, float]:
+        """The mean return of policy `row` against policy `column`, and half its interval's width.
+
+        Of one population, it is that over both sides.
+        """
+        means, variances = [], []
+        policies, sides = (self.policy(0, row), self.policy(-1, column)), 2 if self._shared else 1
+        for side in range(sides):
+            agent, opponent = self._agents[side], self._agents[1 - side]
+            seed = int(np.random.SeedSequence([self.config.seed, row, column, side]).generate_state(1)[0])
+            games, players = (self.games + side) // sides, dict(zip((agent, opponent), policies, strict=True))
+            copies = min(games, _MOST_COPIES)
+            outcome = evaluate(self.folder, games, envs=copies, seed=seed, policies=players, env_fn=self.env_fn)
+            sums = sum(outcome.returns.values())
+            if not np.allclose(sums, 0.0, atol=_ZERO):
+                raise ValueError(f"env_fn: expected a game whose returns sum to 0, got {np.ravel(sums)[0]:g}")
+            means.append(outcome.mean[agent])
+            variances.append(outcome.std[agent] ** 2 / games)  # NaN if all are copies of one game
+        return sum(means) / sides, _NORMAL_975 * math.sqrt(sum(variances)) / sides
+
+    def _run(self, place: int, number: int, mixture: NDArray[np.float64]) -> tuple[Any, Algorithms, Config]:
+        """The arguments of `train` for a response to the mixture."""
+        policy, run_dir = self.policies[place], self._run_dir(number)
+        seed = int(np.random.SeedSequence([self.config.seed, number, place]).generate_state(1)[0])
+        played = {self._saved(place - 1, i): share for i, share in enumerate(mixture.tolist()) if share > _LEAST_SHARE}
+        total = sum(played.values())
+        shares = {saved: share / total for saved, share in played.items()}
+        if self._shared:
+            anchors = {str(checkpoint_path(*saved)): share for saved, share in shares.items()}
+            self_play = SelfPlayConfig(pool=1, admit_updates=_NEVER, latest=0.0, anchors=anchors)
+            config = replace(self.config, run_dir=str(run_dir), seed=seed, self_play=self_play)
+            return self.env_fn, self.algorithm, config
+        own = str(run_dir / checkpoint_path(run_dir, policy.name).stem)
+        agent, learners = policy.agents[0], {policy.name: self._config.learner_of(policy.name)}
+        names = {agent: policy.name}
+        config = replace(self._config, run_dir=own, seed=seed, policies=names, teams=None, learners=learners)
+        return partial(Against, self._make_env, config.actor.envs, agent, shares), policy.algorithm, config
+
+    def _run_dir(self, number: int) -> Path:
+        return self.folder / f"iteration-{number}"
+
+    def _saved(self, place: int, number: int) -> Saved:
+        return self.folder, self.policies[place].name, f"policy-{number}"
+
+
+def _folder(run_dir: str | None, resume: str | Path | None) -> Path:
+    place = run_dir if resume is None else resume
+    if is_address(place):
+        raise ValueError(f"run_dir: expected a directory of this machine, got {str(place)!r}")
+    folder = folder_of(place, "psro")
+    if resume is not None and run_dir is not None and absolute(run_dir) != folder:
+        raise ValueError(f"run_dir: expected None or that of the psro that continues, {str(resume)!r}, got {run_dir!r}")
+    if resume is None:
+        return folder
+    if not folder.is_dir():
+        raise ValueError(f"resume: expected the directory of a psro, got {str(resume)!r}, which does not exist")
+    return open_run(folder, UNPICKLED)

@@ -1,0 +1,52 @@
+"""The best of several runs."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ..checks import as_path
+from .sinks import read_metrics
+from .trust import RECORD, open_run
+
+
+def best_run(runs: str | Path | Sequence[str | Path], metric: str = "eval_return", agent: str | None = None) -> Path:
+    """The directory of the run in which a metric was highest in the end.
+
+    A run counts by the mean of the values in the last tenth of its steps: of each agent or policy that reports the
+    metric, and then of these. Where two are equal, the first wins; NaN is the lowest.
+
+    Args:
+        runs: the directories of runs, or one directory that holds them, as `marlcore train --seeds` leaves it.
+        metric: "eval_return", "eval_win_rate/anchor:strong", "episode_return"; any name of metrics.csv.
+        agent: the agent or policy whose values count; None: all.
+
+    Raises: ValueError: there is no run, a directory holds none, or a run has no value of the metric.
+    """
+    if isinstance(runs, (str, Path)) or not isinstance(runs, Iterable):
+        folders = sorted(path.parent for path in as_path("runs", runs).glob("*/metrics.csv"))
+        if not folders:
+            raise ValueError(f"runs: expected a directory that holds runs, got {str(runs)!r}")
+    else:
+        folders = [as_path("runs", run) for run in runs]
+        if not folders:
+            raise ValueError("runs: expected at least one, got none")
+    return max(folders, key=lambda folder: _in_the_end(folder, metric, agent))
+
+
+def _in_the_end(folder: Path, metric: str, agent: str | None) -> float:
+    path = open_run(folder, RECORD) / "metrics.csv"
+    if not path.exists():
+        raise ValueError(f"runs: expected directories of runs, got {str(folder)!r}")
+    values: dict[str, list[float]] = defaultdict(list)
+    rows = read_metrics(path)
+    end = max((row.step for row in rows if row.name == metric), default=0)
+    for row in rows:
+        if row.name == metric and agent in (None, row.agent) and 10 * row.step >= 9 * end:
+            values[row.agent].append(row.value)
+    if not values:
+        of = "" if agent is None else f" of {agent}"
+        raise ValueError(f"metric: expected one that each run has{of}, got {metric!r}, which {str(folder)!r} has not")
+    means = [sum(own) / len(own) for own in values.values()]
+    mean = sum(means) / len(means)
+    return -math.inf if math.isnan(mean) else mean

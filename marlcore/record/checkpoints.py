@@ -1,0 +1,148 @@
+"""Checkpoints: reading one, those that evaluations keep of a policy, and those from which a run starts."""
+
+import io
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+from zipfile import ZipFile
+
+import torch
+
+from ..checks import brief, check_kinds, check_whole
+from .descriptions import policies_of
+from .files import ZIP, read_sealed, write_sealed
+from .hold import Hold
+from .run_directory import checkpoint_path
+from .trust import WEIGHTS, open_run
+
+Weights: TypeAlias = str | Path | Mapping[str, torch.Tensor]
+InitFrom: TypeAlias = Weights | Mapping[str, Weights]
+
+NO_COUNTS = {"updates": 0, "version": 0, "step": 0, "stage": 0}  # of a checkpoint before a learner's first update
+_KINDS: dict[str, Any] = dict.fromkeys(("network", "acting", "trainer", "numbers", "self_play"), dict)
+_KINDS |= {"norm": dict | None, "reward_norm": dict | None}
+_KINDS |= {"return": float, "torch": torch.Tensor, "sampler": dict}
+
+
+class KeptCheckpoints:
+    """A policy's best checkpoint by its evaluations, and the last `keep`. Raises ValueError: the best is damaged."""
+
+    def __init__(self, run_dir: Path, policy: str, keep: int) -> None:
+        self._run_dir = run_dir
+        self._policy = policy
+        self._keep = keep
+        self.best = float(load_checkpoint(self._path("best")).get("return", -math.inf))  # the highest return so far
+        self.last = max(kept_steps(run_dir, policy), default=0)  # the step of the newest
+
+    def best_weights(self) -> dict[str, torch.Tensor] | None:
+        """The acting part of the best checkpoint; None before the first. Raises ValueError: it is damaged."""
+        return load_checkpoint(self._path("best")).get("acting")
+
+    def add(self, state: dict[str, Any], mean: float, best: float | None = None) -> None:
+        """Saves a state among the last, and as the best if its mean return exceeds `best`, by default self.best."""
+        state["return"] = mean
+        step = int(state["step"])
+        if self._keep:
+            save_checkpoint(self._path(str(step)), state)
+            for old in kept_steps(self._run_dir, self._policy)[: -self._keep]:
+                self._path(str(old)).unlink(missing_ok=True)
+        if mean > (self.best if best is None else best):
+            save_checkpoint(self._path("best"), state)
+            self.best = mean
+        self.last = step
+
+    def _path(self, which: str) -> Path:
+        return checkpoint_path(self._run_dir, self._policy, which)
+
+
+def saved_checkpoints(run_dir: Path, policy: str) -> list[str]:
+    """What `checkpoint_path` finds of a policy: "best", "last" and other words, then steps and opponents by number."""
+    begin = f"{checkpoint_path(run_dir, policy).stem}."
+    names = [path.name.removeprefix(begin) for path in (run_dir / "checkpoints").glob(f"{begin}*pt")]
+    found = (name.removesuffix("pt").rstrip(".") or "last" for name in names)
+    return sorted(found, key=lambda name: (name[-1].isdigit(), len(name), name))
+
+
+def kept_steps(run_dir: Path, policy: str, prefix: str = "") -> list[int]:
+    """The steps of a policy's kept checkpoints, ascending; with a prefix, the numbers that follow it."""
+    found = [name[len(prefix) :] for name in saved_checkpoints(run_dir, policy) if name.startswith(prefix)]
+    return sorted(int(name) for name in found if name.isdecimal() and len(name) < 19)  # else it is no count of steps
+
+
+def save_checkpoint(path: Path, state: Mapping[str, Any], hold: Hold | None = None) -> None:
+    """Writes a checkpoint, which `torch.load` can read too. Raises Fenced: the hold has ended."""
+    data = io.BytesIO()
+    torch.save(dict(state), data)
+    write_sealed(path, data.getvalue(), check=hold and hold.check)
+
+
+def load_checkpoint(path: Path, *, own_name: bool = True, label: str = "resume") -> dict[str, Any]:
+    """A checkpoint, empty if there is none yet; no code of it runs. Raises ValueError: it is damaged, or a copy."""
+    if not os.path.lexists(path):  # a dangling link is a checkpoint that was lost
+        return {}
+    try:
+        data = read_sealed(path, own_name=own_name)
+        if not data.startswith(ZIP):  # torch's older formats, which are never written here, have executed code
+            raise ValueError("expected a zip")
+        with ZipFile(io.BytesIO(data)) as archive:
+            if sum(member.file_size for member in archive.infolist()) > len(data):
+                raise ValueError("expected a zip without compression")
+        state: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        check_kinds({"state": state}, {"state": dict})
+        check_kinds(state, _KINDS)
+        for name in NO_COUNTS:
+            check_whole(name, state.get(name, 0), 0, 2**62)
+    except Exception as error:  # torch may raise anything for a file that it did not write
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"{label}: expected a checkpoint, got {str(path)!r} ({reason})") from error
+    return state
+
+
+def taken_over(own: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's state that continues its counts, with the trainer's state of another's checkpoint; without weights."""
+    state = NO_COUNTS | {name: value for name, value in own.items() if name != "trainer"}
+    if "trainer" in other:  # else it is a state_dict, or kept by an evaluation
+        state |= {"trainer": other["trainer"], "torch": own.get("torch", other["torch"])}
+    return state
+
+
+def initial_states(init_from: InitFrom | None, policies: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """By policy: the state of a checkpoint, or {"network": a state_dict}, from which it starts; no code of it runs.
+
+    Its item "from" says where it comes from.
+
+    Raises: ValueError, TypeError: there is none for a policy, or it is damaged, in one line.
+    """
+    if init_from is None:
+        return {}
+    sources: dict[str, Any] = dict.fromkeys(policies, init_from)
+    if isinstance(init_from, Mapping) and not _is_state_dict(init_from):
+        sources = dict(init_from)
+        for policy in sources:
+            if policy not in policies:
+                raise ValueError(f"init_from: expected the policies {list(policies)}, got {brief(policy)}")
+    return {policy: _initial_state(policy, source) for policy, source in sources.items()}
+
+
+def _is_state_dict(source: Any) -> bool:
+    return isinstance(source, Mapping) and all(isinstance(value, torch.Tensor) for value in source.values())
+
+
+def _initial_state(policy: str, source: Any) -> dict[str, Any]:
+    if _is_state_dict(source) and source:
+        return {"network": dict(source), "from": "a state_dict"}
+    if not isinstance(source, (str, os.PathLike)):
+        expected = "init_from: expected a run's directory, a checkpoint, a state_dict, or one of these for each policy"
+        raise TypeError(f"{expected}, got {brief(source)}")
+    path = open_run(source, WEIGHTS)
+    if path.is_dir():
+        names = policies_of(path)
+        if policy not in names and len(names) != 1:
+            raise ValueError(f"init_from: expected a run with the policy {policy!r}, got {str(path)!r} with {names}")
+        path = checkpoint_path(path, policy if policy in names else names[0])
+    state = load_checkpoint(path, own_name=False, label="init_from")
+    if not state:
+        raise ValueError(f"init_from: expected a checkpoint, got {str(path)!r}, which does not exist")
+    return {**state, "from": str(path)}

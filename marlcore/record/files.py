@@ -1,0 +1,129 @@
+"""Files of a run: a reader never sees half of one, damage is noticed, and an error names the file.
+
+A sealed file ends with its own name and a SHA-256 of all that precedes the digest. The text of this seal fits the three
+formats that a run writes: it is the last two members of a JSON object, the comment of a zip (a checkpoint, which
+`torch.load` still reads), and behind a pickle, whose reader stops earlier.
+"""
+
+import functools
+import hashlib
+import json
+import logging
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from glob import escape
+from pathlib import Path
+from typing import Any
+
+from ..checks import brief, printable
+from ..processes import opener
+from ..regular_files import naming, open_regular, read_regular
+
+_DIGITS = 64
+_SEAL = re.compile(rb'"file": "([^"]*)",\s*"sha256": "([0-9a-f]{64})"\s*\}\n\Z')
+_LONGEST = 4096  # bytes of a seal
+_MOST = 2**27  # bytes of a file of JSON
+ZIP = b"PK\x03\x04"  # its first bytes
+
+log = logging.getLogger(__name__)
+_warn_once = functools.cache(log.warning)
+
+
+def remove_unfinished(path: Path) -> None:
+    """Removes what a killed process left of a write to `path`; a write of one that still lives fails."""
+    for left in path.parent.glob(f".{escape(path.name)}.*.new"):
+        left.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, *data: bytes | memoryview, check: Callable[[], None] | None = None) -> None:
+    """Makes `path` hold `data`: even after a crash or an OSError, a reader sees all of it or the old content.
+
+    Without `check`, the file has one writer. `check` is called last; its error keeps the old content.
+    """
+    if check is None:
+        remove_unfinished(path)
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
+    kept = "the earlier one is kept" if path.exists() else "there is no earlier one"
+    try:
+        with naming(path, f"{sum(map(len, data)):,} bytes were not written, {kept}"):
+            with open(aside, "xb", opener=opener) as file:
+                file.writelines(data)
+                file.flush()
+                os.fsync(file.fileno())
+            if check is not None:
+                check()
+            os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def write_sealed(path: Path, data: bytes, **options: Any) -> None:
+    """Writes a pickle or a zip with a seal; see `write_atomically`."""
+    start = f', "file": {json.dumps(path.name)}, "sha256": "'.encode()
+    end = b'"}\n'
+    if data.startswith(ZIP):  # the seal becomes its comment, whose length ends a zip
+        length = (len(start) + _DIGITS + len(end)).to_bytes(2, "little")
+        _write_sealed(path, memoryview(data)[:-2], length + start, end, **options)
+    else:
+        _write_sealed(path, data, start, end, **options)
+
+
+def write_json(path: Path, members: Mapping[str, Any], indent: int | None = None) -> None:
+    """Writes a JSON object with a seal as its last members; paths become strings."""
+    sealed = {**members, "file": path.name, "sha256": ""}
+    text = json.dumps(sealed, indent=indent, allow_nan=False, default=os.fspath).encode() + b"\n"
+    start, quote, end = text.rpartition(b'"')
+    _write_sealed(path, start, b"", quote + end)
+
+
+def _write_sealed(path: Path, data: bytes | memoryview, start: bytes, end: bytes, **options: Any) -> None:
+    digest = hashlib.sha256(data)
+    digest.update(start)
+    write_atomically(path, data, start, digest.hexdigest().encode(), end, **options)
+
+
+def read_sealed(path: Path, *, own_name: bool = True, most: int | None = None) -> bytes:
+    """A sealed file with its seal. Raises ValueError: it is damaged, or with `own_name` a copy of another. OSError."""
+    with open_regular(path) as file:
+        file.seek(max(os.fstat(file.fileno()).st_size - _LONGEST, 0))
+        sealed = _SEAL.search(file.read(_LONGEST))
+    data = read_regular(path, most) if sealed else b""  # a hole of gigabytes is not read
+    if fault := _fault(path, data, own_name):
+        raise ValueError(f"{str(path)!r}: {fault}")
+    return data
+
+
+def read_json(path: Path, *, editable: bool = False) -> dict[str, Any]:
+    """The members that `write_json` wrote; a change of an `editable` file is logged. Raises: as `read_sealed`."""
+    data = read_regular(path, _MOST) if editable else read_sealed(path, most=_MOST)
+    if editable and (fault := _fault(path, data, own_name=True)):
+        _warn_once(f"{str(path)!r}: {fault}; it is taken as it is")
+    try:
+        members = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{str(path)!r}: expected a JSON object, got invalid JSON ({error})") from None
+    if not isinstance(members, dict):
+        raise ValueError(f"{str(path)!r}: expected a JSON object, got {brief(members)}")
+    return {name: value for name, value in members.items() if name not in ("file", "sha256")}
+
+
+@contextmanager
+def believed(expected: str, folder: Path, name: str) -> Iterator[None]:
+    """Raises ValueError, which says why the block fails: the file of that name does not hold what it should."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError, OSError) as error:
+        raise ValueError(f"{expected}, got {str(folder)!r} ({name}: {printable(str(error))})") from None
+
+
+def _fault(path: Path, data: bytes, own_name: bool) -> str:
+    """The contradiction between a file and its seal; empty if they agree."""
+    seal = _SEAL.search(data, max(len(data) - _LONGEST, 0))
+    if seal is None or hashlib.sha256(memoryview(data)[: seal.start(2)]).hexdigest().encode() != seal[2]:
+        return "expected the file as the run wrote it, got a changed or damaged one"
+    if own_name and seal[1] != json.dumps(path.name)[1:-1].encode():
+        return f"expected {path.name}, got a copy of {printable(seal[1].decode(errors='replace'))}"
+    return ""

@@ -1,0 +1,178 @@
+"""The parent's monitor: it records and shows a run's metrics, knows its status, and saves its progress."""
+
+import os
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+
+from ..errors import suppress_failed_calls
+from ..processes import EPISODES, PID, RESTARTS, SKIPS, STEPS, UPDATES, Control, Interrupts, Metric, Telemetry
+from .events import Events
+from .progress import EPISODES_PER_S, LateReturns, Table
+from .run_directory import RunDirectory
+from .sinks import Sinks
+from .stop_conditions import StopConditions
+
+NOTE_S = 5.0  # between saves of the run's progress
+RATE_S = 1.0  # between measurements of the rate, and flushes of the sinks
+RATES = 10  # such intervals, over which the rate is a mean: actors of a slow on-policy learner pause for seconds
+MEMORY_S = 5.0  # between measurements of the processes' memory
+TICK_S = 0.25  # between ticks of a serial run
+
+
+@dataclass(frozen=True)
+class Status:
+    """A run at a moment.
+
+    Attributes:
+        running: whether it has not ended.
+        steps, total_steps: taken by all agents together, and to take.
+        seconds: since its beginning, earlier parts of a resumed run included.
+        updates: by policy.
+        returns: by agent of which an episode ended, the mean return of the episodes that ended in the last tenth of the
+            steps so far; if none did, of the last tenth of the agent's episodes, at least one. As `Result.returns`, but
+            earlier parts of a resumed run are not counted.
+        restarts: by worker.
+        metrics: the newest value of each metric, by (agent or policy, name).
+    """
+
+    running: bool
+    steps: int
+    total_steps: int
+    seconds: float
+    updates: dict[str, int]
+    returns: dict[str, float]
+    restarts: dict[str, int]
+    metrics: dict[tuple[str, str], float]
+
+
+@dataclass(eq=False)
+class Monitor:
+    """Moves metrics from shared memory to their sinks and the screen, and saves the run's progress.
+
+    It ends the run, through `interrupts`, when a metric meets one of the stop conditions.
+    """
+
+    directory: RunDirectory
+    sinks: Sinks
+    control: Control
+    telemetry: Telemetry
+    table: Table | None
+    total_steps: int
+    began: float
+    interrupts: Interrupts = field(default_factory=Interrupts)
+    conditions: StopConditions | None = None
+
+    def __post_init__(self) -> None:
+        now = self._seconds
+        self._episodes: dict[str, int] = {}  # by actor, those that its present process ended
+        self._ended = 0  # episodes, since this monitor began
+        self._counted = deque([(now, self.control.steps, 0)], maxlen=RATES)  # (seconds, steps, episodes)
+        self._rate = 0.0
+        self._ticked = now
+        self._noted = self._weighed = -max(NOTE_S, MEMORY_S)
+        self._events = Events(self.directory.path)
+        self._newest: dict[tuple[str, str], float] = {}
+        self._returns: dict[str, LateReturns] = {}
+        self._means: dict[str, float] = {}  # of these, as of the last measurement: they take time in a long run
+        self.status = self._look(now)
+
+    @property
+    def _seconds(self) -> float:
+        return monotonic() - self.began
+
+    @property
+    def due(self) -> bool:
+        """Whether the last tick was `TICK_S` ago."""
+        return self._seconds - self._ticked >= TICK_S
+
+    def tick(self, last: bool = False) -> None:
+        """Records new metrics; at intervals and at the last tick measures the rate, flushes, and saves the progress."""
+        for metric in self.telemetry.tail():
+            self._record(metric)
+        steps, now = self.control.steps, self._seconds
+        self._ticked = now
+        if steps:
+            self.directory.keep()
+        measured = now - self._counted[-1][0] >= RATE_S or (last and steps != self._counted[-1][1])
+        if measured:
+            self._measure(now, steps)
+            self.sinks.flush()
+        if measured or last or self._means.keys() != self._returns.keys():  # or an agent's first episode ended
+            self._means = {agent: late.mean(steps) for agent, late in self._returns.items()}
+        if last or now - self._noted > NOTE_S:
+            self._note(now)
+        if self.table is not None:
+            self.table.tick(steps, self.total_steps, self._rate)
+        self.status = self._look(now)
+
+    def _measure(self, now: float, steps: int) -> None:
+        """Records the rates since `RATES` measurements ago, or since the first step."""
+        for actor in self.control.about.get("actors", ()):
+            count, before = self.control.workers[actor].load(EPISODES), self._episodes.get(actor, 0)
+            self._ended += count - before if count >= before else count  # of the process that follows a dead one
+            self._episodes[actor] = count
+        if steps == self._counted[0][1] and len(self._counted) == 1:
+            self._counted.clear()  # workers are starting
+        else:
+            since, taken, ended = self._counted[0]
+            seconds = max(now - since, 1e-9)
+            self._rate = (steps - taken) / seconds
+            self._record(Metric(now, steps, "", "env_steps_per_s", self._rate))
+            if self._ended:
+                self._record(Metric(now, steps, "", EPISODES_PER_S, (self._ended - ended) / seconds))
+            if now - self._weighed >= MEMORY_S:
+                self._weigh(now, steps)
+        self._counted.append((now, steps, self._ended))
+
+    def _weigh(self, now: float, steps: int) -> None:
+        self._weighed = now
+        pids = {name: notes.load(PID) for name, notes in self.control.notes.items()}
+        workers = {name: pid for name, pid in pids.items() if pid not in (0, os.getpid())}  # that of serial mode
+        for name, pid in {"parent": os.getpid(), **workers}.items():
+            with suppress_failed_calls():  # it has just ended, or /proc is not mounted
+                pages = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1])
+                mib = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+                self._record(Metric(now, steps, "", f"rss_mib/{name}", mib))
+
+    def _look(self, now: float) -> Status:
+        return Status(
+            True,
+            self.control.steps,
+            self.total_steps,
+            now,
+            {policy: tally.load(UPDATES) for policy, tally in self.control.tallies.items()},
+            self._means,
+            {name: own.load(RESTARTS) for name, own in self.control.notes.items()},
+            dict(self._newest),
+        )
+
+    def say(self, text: str) -> None:
+        """Prints a line where progress is shown."""
+        if self.table is not None:
+            self.table.say(text)
+
+    def say_stopping(self) -> None:
+        """Prints that the run ends, and the reason unless a signal is the reason."""
+        reason = self.interrupts.reason
+        self.say(f"stopping: {f'{reason}; ' if reason else ''}writing checkpoints ...")
+
+    def _note(self, now: float) -> None:
+        self._noted = now
+        steps = {name: counters.load(STEPS) for name, counters in self.control.workers.items()}
+        skips = sum(counters.load(SKIPS) for counters in self.control.workers.values())  # the evaluator's
+        self.directory.save_progress({"time_s": now, "steps": steps, "skips": skips})
+        self.sinks.flush()
+
+    def _record(self, metric: Metric) -> None:
+        self.sinks.record(metric)
+        self._newest[metric.agent, metric.name] = metric.value
+        if event := self._events.take(metric):
+            self.sinks.announce(event)
+        if self.conditions is not None and (stop := self.conditions.take(metric, event)):
+            self.interrupts.finish(stop.reason)
+        if metric.name == "episode_return":
+            self._returns.setdefault(metric.agent, LateReturns(self.total_steps)).add(metric)
+        if self.table is not None:
+            self.table.update(metric)

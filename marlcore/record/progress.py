@@ -1,0 +1,278 @@
+"""A run's progress on the screen: a live table on a terminal, otherwise a line at intervals."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from array import array
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import Any, TextIO, TypeAlias, cast
+
+from rich.console import Console
+from rich.live import Live
+
+from ..checks import printable
+from ..processes import Metric
+from ..tables import FittedTable
+from .run_directory import agent_order
+
+_RETURNS = 100  # episodes in the running mean
+_FRAME_S = 0.25
+_RATE_S = 10.0  # over which the rate of several runs is taken
+_MIN_WIDTH = 8  # of a column of the table
+_COLUMNS = {  # metric: title, number of values averaged, format
+    "episode_return": (f"return (last {_RETURNS})", _RETURNS, ",.2f"),
+    "loss": ("loss", 1, ".4g"),
+    "epsilon": ("epsilon", 1, ".3f"),
+    "policy_lag": ("policy lag", 1, ".1f"),
+    "updates_per_s": ("updates/s", 1, ",.0f"),
+}
+EPISODES_PER_S = "episodes_per_s"
+_TITLES = [title for title, *_ in _COLUMNS.values()]
+
+
+class _Watched:
+    """A stream that ignores write errors: a run outlives its terminal, and a `tee` that Ctrl-C kills first."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._gone = stream is None  # as in a process started without the stream
+        self._stream: Any = stream
+
+    def write(self, text: str) -> int:
+        self._unless_gone("write", text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._unless_gone("flush")
+
+    def _unless_gone(self, method: str, *text: str) -> None:
+        if self._gone:
+            return
+        try:
+            getattr(self._stream, method)(*text)
+        except OSError as error:  # metrics.csv still records everything
+            if error.errno is None:  # a signal handler's
+                raise
+            self._gone = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class Progress:
+    """Shows a run's progress on standard error; a context manager that leaves the last table on the screen.
+
+    It starts no thread: `tick` prints, at most four times a second on a terminal and once per `interval` seconds
+    elsewhere. This process's other output to the same terminal appears above the table.
+    """
+
+    def __init__(self, console: Console | None = None, interval: float = 10.0) -> None:
+        self._console = console or Console(file=cast(TextIO, _Watched(sys.stderr)))
+        self._agents: dict[str, dict[str, deque[float]]] = {}  # the last values of each metric
+        self._step, self._total, self._rate = 0, 0, 0.0
+        self.episodes_per_s: dict[str, float] = {}  # by run, "" if there is one
+        self._first: int | None = None  # step of the first tick: a resumed run's is not 0
+        self._began = self._shown_s = monotonic()
+        self._news = True  # since the last line
+        self._live: Live | None = None
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            piped = sys.stdout is None or not sys.stdout.isatty()  # this output must stay in its pipe
+            self._live = Live(
+                console=self._console, auto_refresh=False, get_renderable=self._table, redirect_stdout=not piped
+            )
+        self._period = interval if self._live is None else _FRAME_S
+
+    def __enter__(self) -> Progress:
+        self._began = self._shown_s = monotonic()
+        if self._live is not None:
+            self._live.start(refresh=True)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._live is not None:
+            self._live.stop()  # shows the last state
+        elif self._news:
+            self._show()
+
+    def update(self, metric: Metric) -> None:
+        """Take in a metric; metrics that the table does not show are ignored."""
+        if metric.name == EPISODES_PER_S:
+            self.episodes_per_s[metric.agent] = metric.value
+        if metric.name in _COLUMNS:
+            self._news = True
+            new = {name: deque[float](maxlen=count) for name, (_, count, _) in _COLUMNS.items()}
+            self._agents.setdefault(metric.agent, new)[metric.name].append(metric.value)
+
+    def tick(self, step: int, total_steps: int, env_steps_per_s: float) -> None:
+        """Set the progress in environment steps, and show it if it is time; call it often."""
+        self._news = self._news or (step, total_steps) != (self._step, self._total)
+        self._step, self._total, self._rate = step, total_steps, env_steps_per_s
+        self._first = step if self._first is None else self._first
+        if monotonic() - self._shown_s >= self._period:
+            self._show()
+
+    def say(self, text: str) -> None:
+        """Print a line at once; on a terminal it appears above the table."""
+        self._print(f"marlcore: {text}")
+
+    def _show(self) -> None:
+        self._shown_s, self._news = monotonic(), False
+        if self._live is not None:
+            self._live.refresh()
+        else:
+            self._print(self._line())
+
+    def _print(self, line: str) -> None:
+        # Text only: no markup, no colours, no wrapping at 80 columns.
+        self._console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+
+    def _header(self) -> list[str]:
+        elapsed = f"elapsed {_clock(monotonic() - self._began)}"
+        if not self._agents and self._step == (self._first or 0):
+            return ["starting workers", elapsed]
+        left_s = (self._total - self._step) / self._rate if self._rate > 0 else None
+        return [
+            f"step {self._step:,}/{self._total:,} ({self._step / max(self._total, 1):.1%})",
+            f"{self._rate:,.0f} env steps/s",
+            *([f"{sum(self.episodes_per_s.values()):,.1f} episodes/s"] if self.episodes_per_s else []),
+            elapsed,
+            f"ETA {'-' if left_s is None else _clock(max(left_s, 0.0))}",
+        ]
+
+    def _cells(self) -> dict[str, list[str]]:
+        return {
+            name or "all": [
+                format(_mean(values), form) if (values := self._agents[name][metric]) else "-"
+                for metric, (_, _, form) in _COLUMNS.items()
+            ]
+            for name in sorted(self._agents, key=agent_order)
+        }
+
+    def _line(self) -> str:
+        parts = ["  ".join(self._header())]
+        for name, cells in self._cells().items():
+            shown = [f"{title} {cell}" for title, cell in zip(_TITLES, cells, strict=True) if cell != "-"]
+            parts.append(f"{name}: {', '.join(shown)}")
+        return " | ".join(parts)
+
+    def _table(self) -> FittedTable:
+        return FittedTable(self._header(), "agent", _TITLES, self._cells(), _MIN_WIDTH)
+
+
+class SharedProgress:
+    """One table of several runs that threads watch, with a row for each agent of each run."""
+
+    def __init__(self, progress: Progress, total_steps: int) -> None:
+        self.progress = progress
+        self.total_steps = total_steps  # of all runs together
+        self.lock = threading.Lock()
+        self.steps: dict[str, int] = {}  # by run
+        self._taken = 0  # steps, by all runs since the table began
+        self._counted = deque([(monotonic(), 0)])  # (seconds, steps) of the last seconds
+
+    def part(self, run: str, steps: int) -> _Part:
+        """Of a run that has taken so many steps before."""
+        self.steps.setdefault(run, steps)
+        return _Part(self, run)
+
+    def tick(self, run: str, step: int) -> None:
+        """Takes in a run's steps. The rate is that of all runs: one may end before its own is known."""
+        self._taken += step - self.steps[run]
+        self.steps[run] = step
+        self._counted.append((monotonic(), self._taken))
+        while self._counted[-1][0] - self._counted[1][0] > _RATE_S:
+            self._counted.popleft()
+        (since, before), (now, taken) = self._counted[0], self._counted[-1]
+        rate = (taken - before) / max(now - since, 1e-9)
+        self.progress.tick(sum(self.steps.values()), self.total_steps, rate)
+
+    def end(self, run: str) -> None:
+        with self.lock:
+            self.progress.episodes_per_s.pop(run, None)
+
+
+@dataclass
+class _Part:
+    shared: SharedProgress
+    run: str
+
+    def update(self, metric: Metric) -> None:
+        with self.shared.lock:
+            self.shared.progress.update(replace(metric, agent=f"{self.run} {metric.agent}".rstrip()))
+
+    def tick(self, step: int, total_steps: int, env_steps_per_s: float) -> None:
+        with self.shared.lock:
+            self.shared.tick(self.run, step)
+
+    def say(self, text: str) -> None:
+        with self.shared.lock:
+            self.shared.progress.say(f"{self.run}: {text}")
+
+
+Table: TypeAlias = Progress | _Part  # where a run shows its progress
+
+
+class LateReturns:
+    """An agent's returns late in a run, of `total_steps` or stopped earlier; only these are kept, in 16 bytes each."""
+
+    def __init__(self, total_steps: int) -> None:
+        self._total = total_steps
+        self._count = 0
+        self._steps, self._returns = array("q"), array("d")
+        self._first = 0  # of those that are kept; earlier ones go in bulk
+
+    def add(self, ended: Metric) -> None:
+        self._count += 1
+        self._steps.append(ended.step)
+        self._returns.append(ended.value)
+        least = max(1, self._count // 10)
+        while len(self._steps) - self._first > least and not self._is_late(self._steps[self._first], ended.step):
+            self._first += 1
+        if 2 * self._first > len(self._steps):
+            del self._steps[: self._first], self._returns[: self._first]
+            self._first = 0
+
+    def mean(self, step: int) -> float:
+        """The mean over the episodes of the last tenth before a step; if there are none, over the last tenth of all
+        episodes, at least one; NaN without any."""
+        steps, returns = self._steps[self._first :], self._returns[self._first :]
+        late = [value for ended, value in zip(steps, returns, strict=True) if self._is_late(ended, step)]
+        return _mean(late or returns[-max(1, self._count // 10) :] or [math.nan])
+
+    def _is_late(self, ended: int, step: int) -> bool:
+        return 10 * ended >= 9 * min(step, self._total)
+
+
+def final_returns(metrics: Iterable[Metric], total_steps: int, agents: Iterable[str]) -> dict[str, float]:
+    """By agent: the mean return late in the run, which may have been stopped before `total_steps`."""
+    ended = {agent: LateReturns(total_steps) for agent in sorted(agents, key=agent_order)}
+    end = 0
+    for metric in metrics:
+        end = max(end, metric.step)
+        if metric.name == "episode_return" and metric.agent in ended:
+            ended[metric.agent].add(metric)
+    return {agent: late.mean(end) for agent, late in ended.items()}
+
+
+def summary(returns: Mapping[str, float]) -> str:
+    """`final_returns` in words, one line per agent."""
+    return "\n".join(
+        f"{printable(agent) or 'all'}: "
+        + ("no episode ended" if math.isnan(mean) else f"mean return {mean:,.2f} at the end")
+        for agent, mean in returns.items()
+    )
+
+
+def _mean(values: Collection[float]) -> float:
+    # statistics.fmean raises for two opposite infinities; that must not end a run.
+    return sum(values) / len(values)
+
+
+def _clock(seconds: float) -> str:
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}"

@@ -1,0 +1,174 @@
+"""A run whose directory is an address of fsspec: it works in a local directory, which is copied there as it changes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Container
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from ..checks import brief
+from ..closing import Closing
+from ..lazy import missing
+from .sinks.csv import PROGRESS
+
+PUSH_S = 5.0  # between looks at what has changed
+
+log = logging.getLogger(__name__)
+
+
+def is_address(run_dir: Any) -> TypeGuard[str]:
+    """Whether a run's directory is an address, such as s3://bucket/run, and no path."""
+    return isinstance(run_dir, str) and "://" in run_dir
+
+
+def fetch_run(address: str, runs: Path, only: str = "") -> Path:
+    """Copies a run, or `only` one of its files, to a new directory in `runs`. Raises ValueError: there is no run."""
+    files, root = _opened("resume", address)
+    with ExitStack() as undo:
+        try:
+            names = [name for name in files.find(root) if name.startswith(f"{root}/")]
+            if f"{root}/config.json" not in names:
+                raise FileNotFoundError("no config.json")
+            runs.mkdir(parents=True, exist_ok=True)
+            local = Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=runs))
+            undo.callback(shutil.rmtree, local)
+            for name in names if not only else [f"{root}/{only}"]:
+                to = _inside(local, name.removeprefix(f"{root}/"))
+                to.parent.mkdir(parents=True, exist_ok=True)
+                files.get_file(name, str(to))
+                to.chmod(0o600)  # as a saved replay must be
+        except Exception as error:  # a file system may raise anything
+            raise ValueError(f"resume: expected the address of a run, got {address!r} ({brief(error)})") from None
+        undo.pop_all()
+    return local
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """The path of a file of a folder. Raises ValueError: the name, which may come from anybody, leads out of it."""
+    path = Path(os.path.normpath(folder / name))
+    if Path(os.path.normpath(folder)) not in path.parents:
+        raise ValueError(f"expected files of a run, got {name!r}")
+    return path
+
+
+class RemoteCopy(Closing):
+    """Copies what changes of a run's directory to an address, in a thread; `close` copies the rest.
+
+    Raises: ValueError: nothing can be written there, or with `new` there is something already. OSError, from `close`:
+        the last changes were not copied.
+    """
+
+    def __init__(self, address: str, *, new: bool) -> None:
+        self._address = address
+        self._files, self._root = _opened("run_dir", address)
+        try:
+            self._files.makedirs(self._root, exist_ok=True)
+            held = self._files.find(self._root) if new else []
+        except Exception as error:
+            raise ValueError(
+                f"run_dir: expected a place that can be written, got {address!r} ({brief(error)})"
+            ) from None
+        if held:
+            raise ValueError(f"run_dir: expected a new or empty directory, got {address!r}, which holds files")
+        self._path: Path | None = None
+        self._sent: dict[str, tuple[int, int]] = {}  # by file, when it was changed last, and its bytes
+        self._folders: set[str] = set()
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="marlcore-remote", daemon=True)
+
+    def follow(self, path: Path) -> None:
+        """Copies this directory from now on."""
+        self._path = path
+        self._thread.start()
+
+    def push(self) -> None:
+        """Copies the files that have changed, and removes those that are gone. Raises what the file system does."""
+        try:
+            self._push()
+        except FileNotFoundError:  # the place was removed
+            self._sent, self._folders = {}, set()
+            raise
+
+    def _push(self) -> None:
+        assert self._path is not None
+        path, now = self._path, self._look(self._path)
+        changed = sorted(name for name in now if now[name] != self._sent.get(name))
+        # Read first and written last, so that none is newer there than the files that it refers to.
+        last = {name: (path / name).read_bytes() for name in changed if _refers(name, now)}
+        for name in changed:
+            if name not in last:
+                try:
+                    self._files.put_file(str(path / name), self._place(name))
+                except FileNotFoundError:
+                    if (path / name).exists():  # else it was removed meanwhile
+                        raise
+                self._sent[name] = now[name]
+        for name, data in last.items():
+            self._files.pipe_file(self._place(name), data)
+            self._sent[name] = now[name]
+        for name in self._sent.keys() - now.keys():
+            with suppress(FileNotFoundError):
+                self._files.rm_file(f"{self._root}/{name}")
+            del self._sent[name]
+
+    def close(self) -> None:
+        """Ends the thread and copies the rest."""
+        if self._path is None:
+            return
+        self._ends.set()
+        self._thread.join()
+        try:
+            self.push()
+        except Exception as error:
+            lacks = f"run_dir: {self._address} lacks the last changes ({brief(error)})"
+            raise OSError(f"{lacks}; {self._path} has them") from error
+
+    def _work(self) -> None:
+        while not self._ends.wait(PUSH_S):
+            try:
+                self.push()
+            except Exception as error:
+                log.warning("run_dir: %s is not up to date, and tried again (%s)", self._address, brief(error))
+
+    def _look(self, folder: Path) -> dict[str, tuple[int, int]]:
+        """The whole files of the run, by name: when each was changed last, and its bytes."""
+        found = {}
+        for path in folder.rglob("*"):
+            with suppress(FileNotFoundError):  # it was removed meanwhile
+                if path.is_file() and not path.name.startswith("."):  # else it is not whole yet
+                    status = path.stat()
+                    found[path.relative_to(folder).as_posix()] = status.st_mtime_ns, status.st_size
+        return found
+
+    def _place(self, name: str) -> str:
+        """A file's address, whose folder exists."""
+        folder = f"{self._root}/{name}".rpartition("/")[0]
+        if folder not in self._folders:
+            self._files.makedirs(folder, exist_ok=True)
+            self._folders.add(folder)
+        return f"{self._root}/{name}"
+
+
+def _refers(name: str, names: Container[str]) -> bool:
+    """Whether a file has a digest of metrics.csv, or the priorities of a saved replay's rows."""
+    return name == PROGRESS or (name.endswith(".pt") and f"{name.removesuffix('.pt')}.replay" in names)
+
+
+def _opened(label: str, address: str) -> tuple[Any, str]:
+    """The file system of an address, and the place in it. Raises ValueError, ModuleNotFoundError, in one line."""
+    try:
+        import fsspec
+    except ModuleNotFoundError as error:
+        raise missing(f"{label}={address!r}", error) from None
+    try:
+        files, root = fsspec.core.url_to_fs(address)
+    except (ImportError, ValueError) as error:
+        raise ValueError(f"{label}: expected an address that fsspec knows, got {address!r} ({error})") from None
+    return files, root.rstrip("/")

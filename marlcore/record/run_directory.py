@@ -1,0 +1,290 @@
+"""A run's directory: its configuration, metrics, logs and checkpoints; one process at a time may write them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from itertools import chain, count, takewhile
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from ..checks import absolute, as_path, brief, check_kinds
+from ..closing import ClosedAfterError
+from ..config import BY_POLICY, SECTIONS, SINKS, Config
+from ..declared import flattened
+from ..errors import suppress_failed_calls
+from ..memory import File, is_locked, same_file, try_lock
+from ..regular_files import open_regular
+from .files import believed, read_json, write_json
+from .remote import is_address
+from .sinks.csv import PROGRESS, CsvSink
+from .trust import RECORD, open_run
+
+KINDS: dict[str, Any] = dict.fromkeys((*SECTIONS, "init_from", "hyperparameters"), dict)  # in config.json
+KINDS |= {"self_play.roles": dict | None, "self_play.anchors": dict | list | None, "total_steps": int}
+LOCK = ".lock"  # which other users cannot open, let alone lock
+RUNS = "runs"  # parent of run directories without a given path
+
+
+@dataclass(eq=False)
+class RunDirectory:
+    """Writes a run's files. Use `create` or `resume`; only one process at a time may write.
+
+    run_dir/
+        config.json             the configuration; its presence marks a run
+        .lock                   its lock keeps other processes out
+        metrics.csv             every metric, one a line
+        tensorboard/, wandb/    the same, where `Config.metrics` names these sinks
+        logs/<worker>.log
+        checkpoints/<policy>.pt, and <policy>.replay where replays are saved
+        checkpoints/<policy>.best.pt and <policy>.<step>.pt, kept by evaluations
+        checkpoints/run.json    the run's progress
+    """
+
+    path: Path
+    csv: CsvSink
+    _lock: File
+    _undo: ExitStack = field(default_factory=ExitStack)
+
+    @classmethod
+    def create(cls, path: str | Path | None, config: Mapping[str, Any], runs: str | Path = RUNS) -> RunDirectory:
+        """Makes the directory, or one in `runs` named by date and time; an error in its block before `keep` removes it.
+
+        Raises: ValueError: it is not empty or not writable. ValueError, TypeError: JSON cannot hold the configuration.
+        """
+        json.dumps(config, allow_nan=False, default=os.fspath)  # raises before anything is made
+        try:
+            with ExitStack() as undo:
+                root = _make_directory(path, runs, undo)
+                _lay_out(root, undo)
+                lock = undo.enter_context(_locked(root))
+                csv = CsvSink(root / "metrics.csv", "x")
+                undo.callback(csv.close)
+                write_json(root / "config.json", config, indent=2)  # last: this file marks a run
+                return cls(root, csv, lock, undo.pop_all())
+        except OSError as error:
+            if error.errno is None:  # a signal handler's
+                raise
+            raise ValueError(
+                f"run_dir: expected a place that can be written, got {str(path or runs)!r} ({error.strerror})"
+            ) from error
+
+    @classmethod
+    def resume(cls, path: str | Path) -> RunDirectory:
+        """The directory of a run that has ended. Raises ValueError: there is none, or a file is damaged."""
+        root = absolute(path)
+        read_config(root)
+        read_progress(root)
+        try:
+            (root / "logs").mkdir(mode=0o755, exist_ok=True)  # logs may be deleted
+            lock = _locked(root)
+            with ClosedAfterError(lock):
+                return cls(root, CsvSink(root / "metrics.csv", "r+"), lock)
+        except OSError as error:
+            if error.errno is None:  # a signal handler's
+                raise
+            expected = "resume: expected the directory of a run"
+            raise ValueError(f"{expected}, got {str(path)!r} ({error})") from error
+
+    def keep(self) -> None:
+        """From now on, the directory stays however the run ends."""
+        self._undo.pop_all()
+
+    def replace_config(self, config: Mapping[str, Any]) -> None:
+        write_json(self.path / "config.json", config, indent=2)
+
+    def save_progress(self, progress: Mapping[str, Any]) -> None:
+        """Replaces what `read_progress` returns; metrics.csv is verified up to here when it is read."""
+        write_json(self.path / PROGRESS, {**progress, "metrics": self.csv.sync()})
+
+    def close(self) -> None:
+        """Flush and close metrics.csv; closing twice is fine. Raises OSError: a write failed; the file is closed."""
+        with self._lock:
+            self.csv.close()
+
+    def log_path(self, worker: str) -> Path:
+        return self.path / "logs" / f"{_file_name(worker)}.log"
+
+    def checkpoint_path(self, policy: str) -> Path:
+        return checkpoint_path(self.path, policy)
+
+    def replay_path(self, policy: str) -> Path:
+        return self.path / "checkpoints" / f"{_file_name(policy)}.replay"
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self.close()
+        if error is not None:
+            self._undo.close()
+
+
+def lock_directory(folder: Path) -> File | None:
+    """The lock, which ends when it is closed or this process ends; None: another process has it. Raises OSError."""
+    path = folder / LOCK
+    while True:
+        file = File(path)
+        file.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK)
+        os.fchmod(file.fd, 0o600)  # a copy of the directory may have another mode
+        locked = try_lock(file.fd, 0, exclusive=True)
+        if locked and same_file(file.fd, path):
+            return file
+        file.close()
+        if not locked:
+            return None
+
+
+def is_directory_locked(folder: Path) -> bool:
+    """Whether a process works in the directory. Raises OSError: it is another user's."""
+    with suppress_failed_calls(errno.ENOENT), open_regular(folder / LOCK) as file:
+        return is_locked(file.fileno(), 0)
+    return False
+
+
+def holds_files(folder: Path) -> bool:
+    """Whether anything lies in the directory, apart from its lock."""
+    return any(path.name != LOCK for path in folder.iterdir())
+
+
+def checkpoint_path(run_dir: Path, policy: str, which: str = "last") -> Path:
+    """The file of a policy's checkpoint: "last", "best", or one kept at a step."""
+    return run_dir / "checkpoints" / f"{_file_name(policy)}{'' if which == 'last' else '.' + which}.pt"
+
+
+def located(config: Config, resume: str | Path | None) -> tuple[Config, Path | None, str | None]:
+    """The settings with absolute paths, the run on this machine that continues, and the address that the run is at."""
+    if resume is not None:
+        check_same_run(config.run_dir, resume)
+    place = config.run_dir if resume is None else resume
+    remote = place if is_address(place) else None
+    if is_address(config.run_dir):
+        config = replace(config, run_dir=None)
+    here = None if resume is None or remote else open_run(resume)
+    if here is not None:
+        config = replace(config, run_dir=str(here))
+    return config.with_absolute_paths(), here, remote
+
+
+def check_same_run(run_dir: str | None, resume: str | Path) -> None:
+    """Raises ValueError: the settings name another directory than that of the run to continue."""
+    if run_dir is None or run_dir == str(as_path("resume", resume)):
+        return
+    if is_address(run_dir) or is_address(resume) or absolute(run_dir).resolve() != absolute(resume).resolve():
+        raise ValueError(f"run_dir: expected None or that of the run that continues, {str(resume)!r}, got {run_dir!r}")
+
+
+def dated_paths(runs: str | Path, kind: str = "") -> Iterator[Path]:
+    """Absolute paths for a new directory in `runs`, named by date and time; the first that is free is to be taken."""
+    name = time.strftime("%Y%m%d-%H%M%S") + kind
+    return (absolute(Path(runs, name + suffix)) for suffix in chain([""], map("-{}".format, count(1))))
+
+
+def read_config(run_dir: str | Path) -> dict[str, Any]:
+    """A run's config.json; a change since the run wrote it is logged. Raises ValueError: there is no run."""
+    with believed("resume: expected the directory of a run", Path(run_dir), "config.json"):
+        plain = read_json(Path(run_dir) / "config.json", editable=True)
+        settings = dict(flattened(plain, Config))
+        check_kinds(settings, KINDS)
+        inside = {f"{by}.{policy}": own for by in BY_POLICY for policy, own in settings.get(by, {}).items()}
+        check_kinds(inside, dict.fromkeys(inside, dict))
+    return plain
+
+
+def read_progress(run_dir: str | Path) -> dict[str, Any]:
+    """A run's last saved progress; empty if nothing was saved. Raises ValueError: the file is damaged."""
+    path = Path(run_dir) / PROGRESS
+    saved = read_json(path) if os.path.lexists(path) else {}
+    steps = saved.get("steps", {})
+    counts = steps.values() if isinstance(steps, dict) else [None]
+    whole = *counts, saved.get("skips", 0)
+    kinds = [(saved.get("time_s", 0.0), (int, float)), *((count, (int,)) for count in whole)]
+    if not all(type(number) in kind and 0 <= number < 2**63 for number, kind in kinds):  # as the control block's words
+        raise ValueError(f"{str(path)!r}: expected time_s and steps, a number for each worker, got {brief(saved)}")
+    return saved
+
+
+def steps_taken(run_dir: str | Path) -> int:
+    """The steps that a run had taken when its progress was saved last. Raises ValueError: the file is damaged."""
+    return sum(read_progress(run_dir).get("steps", {}).values())
+
+
+def has_all_steps(run_dir: str | Path) -> bool:
+    """Whether a run has taken all its steps. Raises ValueError: no run."""
+    return bool(steps_taken(run_dir) >= read_config(run_dir)["total_steps"])
+
+
+def has_ended(path: str | Path) -> bool:
+    """Whether it is the directory of a run that no process continues; one that is being made is none."""
+    with suppress_failed_calls():  # another user's, of which nothing is known
+        root = open_run(path, RECORD)
+        return (root / "config.json").exists() and not is_directory_locked(root)
+    return False
+
+
+def agent_order(agent: str) -> tuple[int, str]:
+    """A sort key that puts agent_2 before agent_10."""
+    return len(agent), agent
+
+
+def _locked(root: Path) -> File:
+    lock = lock_directory(root)
+    if lock is None:
+        raise ValueError(f"resume: expected a run that has ended, got {str(root)!r}, which is still running")
+    return lock
+
+
+def _make(directory: Path, undo: ExitStack) -> bool:
+    """Makes a directory with its parents; False if it exists."""
+    missing = takewhile(lambda path: not path.exists(), directory.parents)
+    for path in (*reversed([*missing]), directory):
+        new = False
+        with suppress_failed_calls(errno.EEXIST):  # another run was quicker
+            path.mkdir(mode=0o755)
+            undo.callback(_remove_empty, path)
+            new = True
+    return new
+
+
+def _remove_empty(directory: Path) -> None:
+    with suppress_failed_calls():  # files that other processes put there stay, and so do the directories that hold them
+        directory.rmdir()
+
+
+def _make_directory(path: str | Path | None, runs: str | Path, undo: ExitStack) -> Path:
+    """A run's directory, made if needed; without a path a unique one, even for runs that start in the same second."""
+    if path is not None:
+        root = absolute(path)
+        if root.exists() and not root.is_dir():
+            raise ValueError(f"run_dir: expected a new or empty directory, got a file, {str(root)!r}")
+        _make(root, undo)
+        return root
+    return next(root for root in dated_paths(runs) if _make(root, undo))
+
+
+def _lay_out(root: Path, undo: ExitStack) -> None:
+    if holds_files(root):
+        content = "a run" if (root / "config.json").exists() else "files"
+        raise ValueError(f"run_dir: expected a new or empty directory, got {str(root)!r}, which holds {content}")
+    (root / "checkpoints").mkdir(mode=0o755)  # if two runs race for the directory, one fails here
+    undo.callback(_remove_contents, root)
+    (root / "logs").mkdir(mode=0o755)
+
+
+def _remove_contents(root: Path) -> None:
+    for name in ("checkpoints", "logs", *SINKS):  # a sink's directory has its name
+        shutil.rmtree(root / name, ignore_errors=True)
+    for name in ("metrics.csv", "config.json", LOCK):
+        (root / name).unlink(missing_ok=True)
+
+
+def _file_name(name: str) -> str:
+    """The name, percent-encoded; dots too, so that no checkpoint of a policy "a.best" is the best of a policy "a"."""
+    return quote(name, safe="").replace(".", "%2E")

@@ -1,0 +1,244 @@
+"""A run's sinks: metrics.csv at once, every other one behind a queue with a thread of its own.
+
+The queues are bounded: they drop metrics, but never events.
+"""
+
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Literal, Protocol
+
+from ...config import MetricsConfig
+from ...processes import Metric
+from ...references import resolve
+from ..events import Event
+from .csv import CsvSink
+from .tensorboard import TensorBoardSink
+from .wandb import WandbSink, check_wandb
+
+CAPACITY = 10_000  # metrics that wait; about 2 MB
+CLOSE_S = 5.0  # for a sink to write what waits and to close
+CALLBACK = "callback"
+LOOK_S = 0.1
+
+log = logging.getLogger(__name__)
+
+
+class Sink(Protocol):
+    """Takes a run's metrics. One thread makes it and calls all of its methods.
+
+    An exception of any method ends the sink, not the run. A sink that also has a method `announce` gets the run's
+    events by it, each after the metric that completes it; they are not dropped if it is slow, as metrics are.
+    """
+
+    def record(self, metric: Metric) -> None:
+        """Takes a metric; it may be buffered until `flush`."""
+
+    def flush(self) -> None:
+        """Hands everything recorded so far to its readers; called about once a second."""
+
+    def close(self) -> None:
+        """Flushes and releases the sink's resources; the last call, also after another method raised."""
+
+
+class Background:
+    """A sink that another thread makes and uses; metrics that it cannot take are dropped and counted, events never.
+
+    The first metric starts the thread, so a run that fails earlier leaves no trace in the sink.
+    """
+
+    def __init__(self, name: str, make: Callable[[], Sink], capacity: int = CAPACITY) -> None:
+        self.name = name
+        self._make = make
+        self._capacity = capacity
+        self._queue: SimpleQueue[Metric | Event | Literal["flush", "end"]] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._offered = 0  # written by the run's thread
+        self._announced = 0  # the same
+        self._written = 0  # written by the sink's thread
+        self._told = 0  # the same
+        self._late = False  # written by the run's thread: the sink gets events alone
+        self._given_up = False  # written by either
+        self._ended = False
+
+    @property
+    def lost(self) -> int:
+        """Metrics that the sink was offered and has not taken; until it is closed, those that wait are among them."""
+        return self._offered - self._written
+
+    def record(self, metric: Metric) -> None:
+        """Queues a metric, or drops it if the queue is full, the sink failed or it was closed."""
+        self._offered += 1
+        self._ask(metric)
+
+    def announce(self, event: Event) -> None:
+        """Queues an event, unless the sink failed or was closed."""
+        self._announced += 1
+        self._put(event)
+
+    def flush(self) -> None:
+        """Asks the sink to flush once it has taken what waits."""
+        if self._thread is not None:
+            self._ask("flush")
+
+    def end(self) -> None:
+        """Asks the sink to take what waits and to close; returns at once, and later metrics are lost."""
+        if not self._ended:
+            self._ended = True
+            self._queue.put("end")
+
+    def close(self, timeout: float = CLOSE_S) -> None:
+        """Ends the sink and waits for it, at most `timeout` seconds; one that hangs is left behind, as the log says.
+
+        A slow one has as long again for events that wait, and gets no more metrics.
+        """
+        self.end()
+        if self._thread is None:
+            return
+        self._thread.join(timeout)
+        if self._thread.is_alive() and self._told < self._announced:
+            self._late = True
+            self._thread.join(CLOSE_S)
+        if self._thread.is_alive() and not self._given_up:
+            self._given_up = True  # if it wakes up, it only closes
+            log.warning("metrics: the sink %s did not close in time and is left behind", self.name)
+
+    def wait(self, enough: Callable[[], bool]) -> None:
+        """Waits for the end of a sink that was closed, until `enough` returns True."""
+        while self._thread is not None and self._thread.is_alive() and not enough():
+            self._thread.join(LOOK_S)
+
+    def _ask(self, request: Metric | Literal["flush"]) -> None:
+        if self._queue.qsize() < self._capacity:
+            self._put(request)
+
+    def _put(self, request: Metric | Event | Literal["flush"]) -> None:
+        if not self._given_up and not self._ended:
+            if self._thread is None:
+                self._start()
+            self._queue.put(request)
+
+    def _start(self) -> None:
+        # A daemon: a sink that hangs does not keep the interpreter from its exit.
+        self._thread = threading.Thread(target=self._work, name=f"marlcore-sink-{self.name}", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # the system starts no thread
+            self._thread = None
+            self._fail(error)
+
+    def _work(self) -> None:
+        with self._reporting():
+            sink = self._make()
+            announce: Callable[[Event], object] | None = getattr(sink, "announce", None)
+            with self._reporting():
+                while not self._given_up and (asked := self._queue.get()) != "end":
+                    if asked == "flush":
+                        sink.flush()
+                    elif not isinstance(asked, Metric):
+                        if announce is not None:
+                            announce(asked)
+                        self._told += 1
+                    elif not self._late:
+                        sink.record(asked)
+                        self._written += 1
+            sink.close()
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:  # a function of the user may raise anything
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Says once, in one line, why the sink gets no more metrics."""
+        if self._given_up:
+            return
+        self._given_up = True
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+        log.warning("metrics: the sink %s failed and gets no more metrics: %s%s", self.name, reason, place)
+
+
+class Sinks:
+    """Sinks as one: metrics.csv, which the run's directory closes, and others with a thread each."""
+
+    def __init__(self, csv: CsvSink, others: list[Background]) -> None:
+        self._others = others
+        self._all: list[CsvSink | Background] = [csv, *others]
+        self._closed = False
+
+    def record(self, metric: Metric) -> None:
+        """Takes a metric. Raises OSError: metrics.csv could not be written."""
+        for sink in self._all:
+            sink.record(metric)
+
+    def announce(self, event: Event) -> None:
+        """Takes an event, after the metric that completes it."""
+        for sink in self._others:
+            sink.announce(event)
+
+    def flush(self) -> None:
+        """Hands everything recorded so far to its readers; only metrics.csv is flushed at once."""
+        for sink in self._all:
+            sink.flush()
+
+    def close(self, timeout: float = CLOSE_S) -> None:
+        """Closes the others, in `timeout` seconds together, and logs how many metrics each has lost; twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        deadline = time.monotonic() + timeout
+        for sink in self._others:
+            sink.end()
+        for sink in self._others:
+            sink.close(max(deadline - time.monotonic(), 0.0))
+            if sink.lost:
+                log.warning("metrics: the sink %s lost %d metrics, which metrics.csv holds", sink.name, sink.lost)
+
+    def await_callback(self, enough: Callable[[], bool]) -> None:
+        """After `close`: waits until the callback returns from its last call, which may raise, or `enough` is True."""
+        for sink in self._others:
+            if sink.name == CALLBACK:
+                sink.wait(enough)
+
+    @property
+    def lost(self) -> dict[str, int]:
+        """By sink, the metrics that it has not taken; metrics.csv loses none."""
+        return {sink.name: sink.lost for sink in self._others}
+
+
+def open_sinks(
+    csv: CsvSink,
+    run_dir: Path,
+    config: MetricsConfig,
+    make_callback: Callable[[], Sink] | None = None,
+) -> Sinks:
+    """The sinks of a configuration, made at the first metric, and that of a callback.
+
+    Raises ValueError: one cannot be used.
+    """
+    others = [Background(name, _maker(name, run_dir, config)) for name in config.sinks if name != "csv"]
+    if make_callback is not None:
+        others.append(Background(CALLBACK, make_callback))
+    return Sinks(csv, others)
+
+
+def _maker(name: str, run_dir: Path, config: MetricsConfig) -> Callable[[], Sink]:
+    if name == "tensorboard":
+        return partial(TensorBoardSink, run_dir)
+    if name == "wandb":
+        check_wandb(config.wandb_mode)
+        return partial(WandbSink, run_dir, config.wandb_project, config.wandb_mode)
+    own: Any = resolve("metrics.sinks", name)
+    if not callable(own):
+        raise ValueError(f"metrics.sinks: expected module:Class, got {name!r}, which is no class")
+    return partial(own, run_dir)

@@ -1,0 +1,155 @@
+"""metrics.csv, a run's own record of its metrics: written, continued and read."""
+
+import csv
+import io
+import os
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from ...checks import as_path, brief
+from ...closing import ClosedAfterError
+from ...errors import ClosedError
+from ...memory import try_lock
+from ...processes import Metric
+from ...regular_files import check_regular, naming, open_regular, read_regular
+from ..files import opener, read_json
+
+PROGRESS = "checkpoints/run.json"  # of a run, beside its metrics.csv
+
+_HEADER = ["time_s", "step", "agent", "name", "value"]
+
+
+class CsvSink:
+    """Writes a metrics.csv; "r+" continues one after its last whole line.
+
+    Raises: ValueError: another process writes the file, or it is not a metrics.csv; nothing was changed. OSError.
+    """
+
+    def __init__(self, path: Path, mode: Literal["x", "r+"]) -> None:
+        self._path = path
+        self._raw = _Summed(path, f"{mode.rstrip('+')}+", opener=opener)
+        self._file = io.TextIOWrapper(io.BufferedWriter(self._raw), encoding="utf-8", newline="")
+        with ClosedAfterError(self._file):
+            check_regular(path, self._file.fileno())
+            # Keeps runs of marlcore 0.2 away, which lock this file. Other users can only share the lock.
+            if not try_lock(self._file.fileno(), 0, exclusive=False):
+                expected = "resume: expected a run that has ended"
+                raise ValueError(f"{expected}, got {str(path.parent)!r}, which is still running")
+            self._rows = csv.writer(self._file, lineterminator="\n")
+            if mode == "x":
+                self._rows.writerow(_HEADER)
+                self._file.flush()
+            else:
+                for _ in each_metric(path):  # raises ValueError: it is none
+                    pass
+                whole, newline, _ = path.read_bytes().rpartition(b"\n")
+                os.truncate(path, len(whole) + len(newline))
+                self._raw.take(whole + newline)
+
+    def resume_at(self, step: int) -> None:
+        """Cuts off later steps, which the resumed run takes again; of those before the last saved progress, none."""
+        data = self._path.read_bytes()
+        kept = max(_saved(self._path)[0], data.index(b"\n") + 1)
+        lines = io.StringIO(data[kept:].decode(errors="surrogateescape"), newline="").readlines()
+        rows, whole = csv.reader(lines), 0
+        for row in rows:
+            if step == 0 or int(row[1]) > step:
+                break
+            whole = rows.line_num
+        kept += len("".join(lines[:whole]).encode(errors="surrogateescape"))
+        self._raw.truncate(kept)
+        self._raw.take(data[:kept])
+
+    def record(self, metric: Metric) -> None:
+        """Appends a metric; buffered until `flush`. Raises: ClosedError. OSError: a write failed."""
+        if self._file.closed:
+            raise ClosedError(f"{str(self._path)!r}: expected it open, it was closed")
+        # repr is the shortest text that reads back as the same float; float() drops NumPy's own repr.
+        time_s, value = repr(float(metric.time_s)), repr(float(metric.value))
+        with self._naming():
+            self._rows.writerow([time_s, int(metric.step), metric.agent, metric.name, value])
+
+    def flush(self) -> None:
+        """Hands everything recorded so far to the operating system. Raises OSError: a write failed."""
+        with self._naming():
+            self._file.flush()
+
+    def sync(self) -> list[int]:
+        """Puts everything recorded so far on disk; returns its bytes and their CRC-32. Raises OSError."""
+        self.flush()
+        with self._naming():
+            os.fsync(self._raw.fileno())
+        return [self._raw.size, self._raw.crc]
+
+    def close(self) -> None:
+        """Flushes and closes the file; closing twice is fine. Raises OSError: see `flush`; the file is closed."""
+        with self._naming():
+            self._file.close()
+
+    def _naming(self) -> AbstractContextManager[None]:
+        return naming(self._path, "its whole lines are kept")
+
+
+class _Summed(io.FileIO):
+    size, crc = 0, 0
+
+    def take(self, content: bytes) -> None:
+        """Continues after the content, which the file has."""
+        self.size, self.crc = len(content), zlib.crc32(content)
+        self.seek(self.size)
+
+    def write(self, data: Any, /) -> int:
+        count = super().write(data)
+        self.size, self.crc = self.size + count, zlib.crc32(memoryview(data)[:count], self.crc)
+        return count
+
+
+def read_metrics(path: str | Path) -> list[Metric]:
+    """Read a metrics.csv, in the order written; a last line without a newline, left by a killed run, is dropped.
+
+    In a run's directory the file is verified as far as the run's last saved progress reaches.
+
+    Raises ValueError: the file is not a metrics.csv, one of its lines is not a metric, or it was changed.
+    """
+    return list(each_metric(path))
+
+
+def each_metric(path: str | Path) -> Iterator[Metric]:
+    """As `read_metrics`, one at a time: a long run has more metrics than there should be in memory."""
+    expected = ",".join(_HEADER)
+    with open_regular(as_path("path", path)) as file:  # before all is read, which may be the hole of a sparse file
+        header = file.readline(2 * len(expected)).decode(errors="replace").rstrip("\r\n")
+    size, crc = _saved(Path(path))
+    data = read_regular(path)  # after the progress: a live run appends
+    if len(data) < size or zlib.crc32(memoryview(data)[:size]) != crc:
+        raise ValueError(f"{str(path)!r}: expected its first {size:,} bytes as the run wrote them, got others")
+    data = data[: data.rfind(b"\n") + 1]
+    lines = _lines(data)
+    if header != expected or not next(lines, ""):
+        raise ValueError(f"{str(path)!r}: expected the header {expected}, got {brief(header)}")
+    rows = csv.reader(lines)
+    try:
+        for time_s, step, agent, name, value in rows:
+            yield Metric(float(time_s), int(step), sys.intern(agent), sys.intern(name), float(value))
+    except (ValueError, csv.Error) as error:
+        (line,) = islice(_lines(data), rows.line_num, rows.line_num + 1)
+        got = f"in line {1 + rows.line_num}, got {brief(line)}"
+        raise ValueError(f"{str(path)!r}: expected {expected} {got} ({error})") from None
+
+
+def _lines(data: bytes) -> Iterator[str]:
+    return io.TextIOWrapper(io.BytesIO(data), "utf-8", errors="replace", newline="")
+
+
+def _saved(path: Path) -> tuple[int, int]:
+    """The bytes of the file, and their CRC-32, when the run last saved its progress."""
+    progress = path.parent / PROGRESS
+    saved = (read_json(progress).get("metrics") if os.path.lexists(progress) else None) or [0, 0]
+    if not isinstance(saved, list) or [*map(type, saved)] != [int, int]:
+        raise ValueError(f"{str(progress)!r}: metrics: expected a length and a checksum, got {brief(saved)}")
+    return saved[0], saved[1]

@@ -1,0 +1,81 @@
+"""The stop conditions of a run's settings, judged by its metrics in the order in which they are recorded."""
+
+import logging
+import math
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..checks import did_you_mean
+from ..config import StopConfig
+from ..processes import Metric
+from .callback import Stop
+from .events import EvaluationEvent, Event, Events
+
+ROWS = 1000  # metrics among which the one of a condition, unless it is of evaluations, is expected
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class StopConditions:
+    """Whether a run has met one of its stop conditions."""
+
+    config: StopConfig
+
+    def __post_init__(self) -> None:
+        self._episodes = Counter[str]()
+        self._windows: dict[str, deque[float]] = {}  # by agent or policy
+        self._best, self._best_step = -math.inf, 0  # of the metric, or of its negative
+        self._known = dict[str, str]()  # while the condition's metric has not come, others' names, and an agent of each
+        self._rows = 0
+
+    def take(self, metric: Metric, event: Event | None = None) -> Stop | None:
+        """Takes a metric, and the event that it completes."""
+        config = self.config
+        if config.seconds is not None and metric.time_s >= config.seconds:
+            return Stop(f"stop.seconds: the run has taken {metric.time_s:.1f}")
+        if metric.name == "episode_return":
+            self._episodes[metric.agent] += 1
+            if config.episodes is not None and self._episodes[metric.agent] >= config.episodes:
+                return Stop(f"stop.episodes: {self._episodes[metric.agent]:,} have ended")
+        watched = config.watches(metric.agent, metric.name)
+        if watched:
+            self._windows.setdefault(metric.agent, deque(maxlen=config.values)).append(metric.value)
+        elif config.judges and not self._windows and self._rows < ROWS:
+            self._expect_metric(metric, evaluated=isinstance(event, EvaluationEvent))
+        complete = isinstance(event, EvaluationEvent) if config.of_evaluation else watched
+        if complete and self._windows and all(len(window) == config.values for window in self._windows.values()):
+            return self._judged(metric.step)
+        return None
+
+    def _expect_metric(self, other: Metric, evaluated: bool) -> None:
+        """Says once, when the condition's metric should have come, which ones have: it may be misspelt."""
+        self._known[other.name] = other.agent
+        self._rows += 1
+        if self.config.of_evaluation and evaluated:
+            self._rows = ROWS
+        if self._rows == ROWS:
+            names = [*self._known, *(f"{agent}/{name}" for name, agent in self._known.items())]
+            hint = did_you_mean(self.config.metric, names)
+            log.warning("stop.metric: no %r yet%s; these came: %s", self.config.metric, hint, ", ".join(self._known))
+
+    def _judged(self, step: int) -> Stop | None:
+        config, sign = self.config, -1.0 if self.config.minimize else 1.0
+        value = sign * sum(sum(window) / len(window) for window in self._windows.values()) / len(self._windows)
+        if config.threshold is not None and value >= sign * config.threshold:
+            return Stop(f"stop.threshold: {config.metric} is {sign * value:g}")
+        if value > self._best + config.min_delta:
+            self._best, self._best_step = value, step
+        elif config.patience is not None and step - self._best_step >= config.patience:
+            best = f"{sign * self._best:g} of step {self._best_step:,}"
+            return Stop(f"stop.patience: {config.metric} is no better than {best}")
+        return None
+
+    def check_unmet(self, metrics: Iterable[Metric]) -> None:
+        """Takes the metrics of a run that is resumed. Raises ValueError: they meet a condition."""
+        events = Events(Path())
+        for metric in metrics:
+            if stop := self.take(metric, events.take(metric)):
+                raise ValueError(f"stop: expected conditions that the resumed run has not met, got {stop.reason}")

@@ -1,0 +1,172 @@
+"""The doors to a run: `train` blocks, `start` returns a `Run`, `train_offline` learns from recorded data.
+
+This file imports little: a door starts the fork server, whose imports take longest, before its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from ..closing import ClosedAfterError
+from ..lazy import require
+from ..processes import Children, Interrupts
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ..config import Config
+    from ..record import Callback, InitFrom
+    from ..replay import ReplayBuffer
+    from ..spaces import Spaces
+    from .run import Result, Run
+    from .run_input import Algorithms, RunInput
+
+require("train")  # otherwise a door would say so only when it is called
+
+
+def train(
+    env_fn: Callable[[], Any] | str,
+    algorithm: Algorithms = "iqn",
+    config: Config | None = None,
+    *,
+    progress: bool = True,
+    resume: str | Path | None = None,
+    callback: Callback | None = None,
+    init_from: InitFrom | None = None,
+    init_strict: bool = True,
+) -> Result:
+    """Trains the policies of an environment's agents, each with its own replay, weights and learner.
+
+    Args:
+        env_fn: makes one environment copy: an `Environment`, or a PettingZoo or Gymnasium environment. Or it makes
+            several copies at once, whose number then replaces config.actor.envs: a Gymnasium vector environment,
+            EnvPool. Other processes call it too, so in async mode cloudpickle must be able to pickle it: any function
+            or class, a lambda, a partial. Or a name for `envs.make`: "gymnasium:CartPole-v1".
+        algorithm: any `Algorithm`, or the name of one with its default hyperparameters: "dqn", "iqn", "r2d2",
+            "module:Class"; or a dict of these by policy, see config.policies.
+        config: the settings.
+        progress: show a table of the run's progress, and notices of long waits, on standard error.
+        resume: the directory of a run to continue from its last checkpoints; config.run_dir must be None or name the
+            same. Or an address of fsspec, which is copied to a new directory in runs/ first, and back as it changes.
+            Its settings become those of `config`, which may differ from its earlier ones, and so may hyperparameters,
+            except those on which its checkpoints and saved replays depend: these are refused by name. `total_steps`
+            counts from the run's beginning, and must exceed the steps that the run has taken. Nothing of the directory
+            is executed (`marlcore train --resume` does: it imports what config.json names).
+        callback: a function that is called with each `Metric` (time_s, step, agent, name, value), or an object with any
+            of the methods `on_metric(metric)`, `on_evaluation(evaluation)` and `on_checkpoint(checkpoint)`, which take
+            a `Metric`, an `EvaluationEvent` and a `CheckpointEvent`. A thread of this process calls it. If it returns
+            `Stop`, or raises `StopRun`, the run ends in order, with a last evaluation; any other exception ends it
+            without one, and `train` raises it. It delays nobody: metrics that it is too slow for are dropped, and
+            counted in `Result.lost`; evaluations and checkpoints never are.
+        init_from: weights from which the policies start, with new optimizers, counters and schedules: the directory of
+            a run, whose last checkpoint of the same policy is taken, or of its only one; a checkpoint of a run; a
+            `state_dict` of the whole network; or a dict of these by policy. No code of it is executed.
+            With `resume`, the run keeps its counts and continues with these weights and, of a checkpoint, optimizers.
+        init_strict: refuse weights that do not fit the network in name and shape; False leaves them out, and the log
+            says which.
+
+    A run that fails before its first step leaves no directory.
+
+    Raises:
+        ValueError, TypeError: bad input, in one line; nothing was started.
+        WorkerFailed: a worker raised, died or hung more often than `config.supervision` allows; it carries the
+            tracebacks, and says whether the worker's environment raised.
+        SharedMemoryFull: /dev/shm has no room for the replays.
+        KeyboardInterrupt, SystemExit: SIGINT, or SIGTERM or SIGHUP, came; the run first stopped and wrote everything.
+            The message of KeyboardInterrupt names how to continue the run; its attribute `folder` is the directory.
+        Whatever the callback raises, except `StopRun`.
+    """
+    with children_of(config) as children:
+        from .run_input import RunInput
+
+        given = RunInput.checked(env_fn, algorithm, config, progress, resume, callback, init_from, init_strict)
+        return trained(given, children)
+
+
+def train_offline(
+    replay: ReplayBuffer | Mapping[str, ReplayBuffer],
+    algorithm: Algorithms,
+    updates: int,
+    env_fn: Callable[[], Any] | str | Spaces,
+    config: Config | None = None,
+    *,
+    progress: bool = True,
+    resume: str | Path | None = None,
+    callback: Callback | None = None,
+    init_from: InitFrom | None = None,
+    init_strict: bool = True,
+) -> Result:
+    """Trains a policy on recorded transitions, without actors.
+
+    The run is as `train` makes it: its directory, checkpoints, metrics, evaluations, `load_policy`, `marlcore eval`.
+    An update counts as a step: of schedules, of metrics, of `evaluation.interval`, of `Result.steps`.
+
+    Args:
+        replay: the transitions, as `ReplayBuffer.from_episodes` makes it; any without a limiter will do, and writers
+            may add to it. For an environment with several policies a dict of one for each.
+        algorithm: an off-policy one, or its name: "bc", "cql", "td3bc", or "dqn", "iqn", "r2d2", "td3", "sac". The
+            replay's spec must be that of its `transition(spaces)`; further extras are ignored.
+        updates: of each policy; with `resume` those before included.
+        env_fn: as for `train`; it gives the spaces, and plays the evaluations. Or the spaces alone, if there is no
+            environment.
+        config: the settings; None: the defaults with learner.n_step=1. Those of acting, of the warm-up and of the
+            replay's size do not apply, and must be the defaults.
+        progress, resume, callback, init_from, init_strict: as for `train`.
+
+    `Result.returns` are NaN, since no actor plays.
+
+    Raises: as `train`; ValueError also where the replay's spec differs, NotEnoughData where no batch can be drawn.
+    """
+    with children_of(config) as children:
+        from .run_input import RunInput
+
+        steering = progress, resume, callback, init_from, init_strict
+        return trained(RunInput.checked(env_fn, algorithm, config, *steering, data=(replay, updates)), children)
+
+
+def start(
+    env_fn: Callable[[], Any] | str,
+    algorithm: Algorithms = "iqn",
+    config: Config | None = None,
+    *,
+    progress: bool = False,
+    resume: str | Path | None = None,
+    callback: Callback | None = None,
+    init_from: InitFrom | None = None,
+    init_strict: bool = True,
+) -> Run:
+    """Starts a run in the background, watched by a thread of this process; the arguments are `train`'s.
+
+    No signal stops it: the program decides, by `stop` or by leaving the run's `with` block. The interpreter's exit
+    stops it too.
+
+    Raises: as `train`, for everything that fails before the run's processes start; `Run.wait` raises the rest.
+    """
+    children = children_of(config)
+    with ClosedAfterError(children):
+        from .run import Run
+        from .run_input import RunInput
+
+        given = RunInput.checked(env_fn, algorithm, config, progress, resume, callback, init_from, init_strict)
+        return Run(given, children)
+
+
+def children_of(config: Config | None) -> Children:
+    """The processes of a run, the server that forks them among them: it imports what they need from now on."""
+    children = Children(interrupts=Interrupts())
+    if getattr(config, "mode", "async") == "async":
+        with suppress(OSError):  # a run that can start no processes says so, or works without
+            children.server.begin()
+    return children
+
+
+def trained(run_input: RunInput, children: Children) -> Result:
+    """Makes a run in this thread; raises what a signal came for, or what the callback raised."""
+    from .run import work
+
+    with children.interrupts as interrupts:
+        result = work(run_input, children)
+    interrupts.deliver(str(result.run_dir) if result.run_dir.exists() else "")
+    return result

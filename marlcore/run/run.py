@@ -1,0 +1,196 @@
+"""A training run in this thread or, as a `Run`, in one of its own."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import math
+import shutil
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+
+from ..checks import check_timeout, printable
+from ..config import BOTH
+from ..errors import SegmentNotFound, TimedOut
+from ..evaluation import LoadedPolicy, SavedRun, named, published_policy
+from ..processes import Children
+from ..record import SKIPPED, RemoteCopy, Status, Table, each_metric, final_returns, plot_run
+from ..self_play import plot_payoff
+from .run_input import RunInput, warn_of_few_samples
+from .session import Session
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of a run.
+
+    Attributes:
+        run_dir: the directory of its metrics, checkpoints and curves.
+        steps: taken by all agents together.
+        updates: by policy, the updates of its learner.
+        returns: by agent, the mean return of the episodes that ended in the last tenth of the run; if none did, of the
+            last tenth of the agent's episodes, at least one; NaN if no episode of the agent ended.
+        lost_metrics: metrics overwritten before they were written to metrics.csv.
+        lost: by sink, metrics in metrics.csv that the sink has not taken: it was too slow, hung or raised.
+        restarts: by worker, its restarts after it died, failed or hung.
+        stopped: the reason why the run ended before it had taken total_steps; empty if it took them.
+    """
+
+    run_dir: Path
+    steps: int
+    updates: dict[str, int]
+    returns: dict[str, float]
+    lost_metrics: int
+    lost: dict[str, int]
+    restarts: dict[str, int]
+    stopped: str = ""
+
+
+def work(
+    run_input: RunInput,
+    children: Children,
+    table: Table | None = None,
+    begun: Callable[[Session], None] = lambda session: None,
+) -> Result:
+    """Makes a run, which `children.interrupts` stops; calls `begun` once nothing of its input can be refused."""
+    with ExitStack() as stack:
+        if remote := run_input.remote:
+            copy = stack.enter_context(RemoteCopy(remote, new=run_input.resume is None))
+        undo = stack.enter_context(ExitStack())
+        if remote and run_input.resume is not None:
+            undo.callback(shutil.rmtree, run_input.resume)  # which was copied here
+        with children, ExitStack() as memory:
+            session = Session(memory, run_input, children, table)
+            undo.pop_all()
+            if remote:
+                copy.follow(session.directory.path)
+            begun(session)
+            session.work()
+        return _result(session)
+
+
+class Run:
+    """A run in the background, made by `start`. A context manager that stops it at the end of the block.
+
+    Attributes:
+        run_dir: the directory of its metrics, checkpoints and curves.
+        env_fn: makes its environments.
+    """
+
+    def __init__(self, run_input: RunInput, children: Children, table: Table | None = None) -> None:
+        self.env_fn = run_input.env_fn
+        self._input = run_input
+        self._interrupts = children.interrupts
+        self._begun: Future[Session] = Future()
+        self._result: Future[Result] = Future()
+        self._thread = threading.Thread(target=self._work, args=(children, table), name="marlcore-run", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+        if self._begun.exception() is not None:
+            self.wait()  # raises it
+        self._session = self._begun.result()
+        self.run_dir: Path = self._session.directory.path
+
+    def wait(self, timeout: float | None = None) -> Result:
+        """Waits until the run ends.
+
+        Raises: TimeoutError: it goes on after `timeout` seconds. WorkerFailed and others: the error that ended it.
+        """
+        check_timeout(timeout)
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise TimedOut(f"{self.run_dir}: the run goes on after {timeout} seconds")
+        atexit.unregister(self.close)
+        return self._result.result()
+
+    def stop(self) -> None:
+        """Makes the run write its checkpoints and end; `wait` for that. Repeated calls are harmless."""
+        self._interrupts.stop("the program stopped the run")
+
+    def hurry(self) -> None:
+        """Makes a run that was stopped end at once, without its last checkpoints."""
+        self._interrupts.again = True
+
+    @property
+    def done(self) -> bool:
+        """Whether the run has ended, so that `wait` returns or raises at once."""
+        return self._result.done()
+
+    def status(self) -> Status:
+        """The run's state, at most a second old; after its end, the last one."""
+        return replace(self._session.monitor.status, running=self._thread.is_alive())
+
+    def policy(self, name: str) -> LoadedPolicy:
+        """The newest weights of a policy, given by its name or by one of its agents; waits for its first ones.
+
+        Raises: ValueError: the run has no such policy. TimeoutError: it has no weights after a minute.
+        """
+        policy = named(name, self._session.blueprint.policies)
+        try:
+            return published_policy(policy, policy.weights, self._input.config)
+        except SegmentNotFound:  # the run has ended
+            return self.saved.policy(name)
+
+    @property
+    def saved(self) -> SavedRun:
+        """Its policies with the weights of its checkpoints; nothing is unpickled."""
+        return SavedRun(self.run_dir, self._input.policies, self._input.config)
+
+    def _work(self, children: Children, table: Table | None) -> None:
+        try:
+            result = work(self._input, children, table, self._begun.set_result)
+            self._interrupts.deliver()
+            self._result.set_result(result)
+        except BaseException as error:
+            for future in (self._begun, self._result):
+                if not future.done():
+                    future.set_exception(error)
+
+    def close(self) -> None:
+        """Stops the run and waits for its end; `wait` raises what went wrong."""
+        self.stop()
+        self._thread.join()
+        atexit.unregister(self.close)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self.close()
+        if kind is None:  # otherwise the block's own error matters more
+            self.wait()
+
+    def __repr__(self) -> str:
+        return f"<Run {self.run_dir}, {'running' if self._thread.is_alive() else 'ended'}>"
+
+
+def _result(session: Session) -> Result:
+    config, policies = session.input.config, session.input.policies
+    status, run_dir = session.monitor.status, session.directory.path
+    warn_of_few_samples(session.input, status.steps, status.updates)
+    if skipped := int(status.metrics.get(("", SKIPPED), 0)):
+        log.warning(
+            "evaluation: %d that fell due every %d steps were skipped, since training did not wait for them; "
+            "evaluation.wait makes it wait", skipped, config.evaluation.interval,
+        )  # fmt: skip
+    metrics = run_dir / "metrics.csv"
+    algorithms = ", ".join(dict.fromkeys(type(policy.algorithm).__name__ for policy in policies))
+    title = f"{session.described['env']}, {algorithms}, seed {config.seed}"
+    if session.input.plots:
+        plot_run(each_metric(metrics), run_dir / "curves.png", title)
+    for table in sorted(run_dir.glob("payoff*.json")) if session.input.plots else ():
+        plot_payoff(table, table.with_suffix(".png"), title)
+    returns = final_returns(each_metric(metrics), config.total_steps, chain(*(policy.agents for policy in policies)))
+    learning = [agent for agent in returns if config.self_play.side in (BOTH, agent)]
+    if not config.offline and (endless := [agent for agent in learning if math.isnan(returns[agent])]):
+        log.warning("returns: NaN for %s: no episode ended in %d steps", printable(", ".join(endless)), status.steps)
+    lost, restarts = session.telemetry.lost, status.restarts
+    stopped = (session.interrupts.reason or "") if status.steps < config.total_steps else ""
+    return Result(run_dir, status.steps, status.updates, returns, lost, session.sinks.lost, restarts, stopped)

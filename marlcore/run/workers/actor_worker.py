@@ -1,0 +1,191 @@
+"""An actor in its worker: it builds the environment, the policies and the seats, and counts the steps."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...config import SCRIPT
+from ...envs import checked, vectorize
+from ...interfaces import PRIORITY, QueueSource, ReplaySource, Turn
+from ...loops import (
+    Behaviour,
+    ByName,
+    Ended,
+    FirstPriorities,
+    NetworkPlayer,
+    Recorder,
+    ScriptedPlayer,
+    Seat,
+    SharedSeat,
+    act_until_done,
+    build_model,
+    choose_device,
+    cut_episodes,
+    route,
+    run_seed,
+)
+from ...processes import EPISODES, READY, SHARE, STEPS, Telemetry
+from ...references import resolve
+from ...self_play import SPAN, Contender, Matches, Opponents, Rival, own_first, report_result
+from ...transitions import HeldRows
+from ...weights import ParameterStore
+from .storage import attach_storage
+from .worker import WAIT_S, PolicyBlueprint, Worker
+
+
+class ActorWorker(Worker):
+    """An actor process's work; a restarted actor takes the steps that are left."""
+
+    def build(self) -> None:
+        blueprint, config = self.blueprint, self.config
+        self._index = blueprint.crew.names.index(self.name)
+        self._number = blueprint.crew.first + self._index  # among the run's actors
+        self._notes = self.control.notes[self.name]
+        self._steps: int = self.counters.load(STEPS)
+        self.rounds = 0
+        self.tell_environments()
+        self._device = choose_device(config.actor.device_of(self._index))
+        self.env = env = checked(self.hold(vectorize(blueprint.env_fn, config.actor.envs)))
+        self.policies = [self._policy(policy) for policy in blueprint.policies]
+        own = [self._seats(policy, acting) for policy, acting in zip(blueprint.policies, self.policies, strict=True)]
+        learning = np.zeros(env.copies, np.int64)  # the place of the policy that learns in each copy, in a league
+        self.seats: dict[str, Seat | SharedSeat] = {agent: seat for seats in own for agent, seat in seats.items()}
+        if len(blueprint.self_play) > 1:
+            self.seats = {agent: SharedSeat([seats[agent] for seats in own], learning) for agent in env.agents}
+        env.reset(run_seed(config, "env", self._number, self._steps))
+        self.ended = env.ended.copy()
+        self._matches = self._league(own, learning) if blueprint.self_play else None
+        self.begin: Callable[[Turn], None] = self._matches.begin if self._matches else lambda turn: None
+        if config.replay.mixture and not self._matches:
+            routed: dict[str, Seat] = {}
+            for policy, seats in zip(blueprint.policies, own, strict=True):
+                routed |= seats if isinstance(policy.source, ReplaySource) else {}
+            self.begin = partial(route, routed, list(config.replay.mixture))
+
+    def _policy(self, policy: PolicyBlueprint) -> Behaviour:
+        self.beat()  # a thousand policies take longer than a worker may be silent
+        config, copies = self.config.of(policy.name), self.env.copies
+        device = self._device
+        model = build_model(policy, config).acting.to(device)
+        use = self._number * len(self.blueprint.policies) + policy.index
+        exponents = config.exploration.exponents(config.actors * copies)
+        subscriber = self.hold(ParameterStore.attach(policy.weights)).subscriber(model)
+        acting = Behaviour(
+            policy.algorithm,
+            model,
+            np.random.default_rng(run_seed(config, "actor", use, self._steps)),
+            device,
+            subscriber=subscriber,
+            exponents=np.array(exponents[self._number * copies : (self._number + 1) * copies]),
+            sync_interval=config.actor.sync_interval,
+            max_lag=0 if isinstance(policy.source, QueueSource) else config.actor.max_policy_lag,
+        )
+        # Without a time limit: the parent judges a learner that starts slowly, or that died while it published.
+        while not self.control.stopping and not (subscriber.wait(newer_than=0, timeout=WAIT_S) and acting.pull()):
+            self.beat()
+        return acting
+
+    def _seats(self, policy: PolicyBlueprint, acting: Behaviour) -> dict[str, Seat]:
+        """The seats of a policy's agents; a lane is of a part of the replay, an agent, an actor and a copy."""
+        self.beat()
+        config, storage = self.config.of(policy.name), self.hold(attach_storage(policy))
+        parts = config.replay.parts if isinstance(policy.source, ReplaySource) else 1
+        gamma = config.learner_of(policy.name).gamma
+
+        def first_priority(before: ByName, reward: NDArray[Any], after: ByName) -> NDArray[np.float32]:
+            if acting.model.rewards is not None:
+                device = acting.device
+                reward = acting.model.rewards(torch.tensor(reward, device=device)).numpy(force=True)
+            return policy.algorithm.first_priority(before, reward, gamma, after)
+
+        of_part = storage.lanes // parts
+        lanes = self.blueprint.crew.lanes(parts, len(policy.agents), self.env.copies, of_part)[:, :, self._index]
+        script, seats, copies = config.exploration.script, {}, self.env.copies
+        for i, agent in enumerate(policy.agents):
+            writer = self.hold(storage.vector_writer(lanes[:, i].ravel().tolist()))
+            player = NetworkPlayer(acting, policy.spaces, copies, config.replay.pad)
+            ends = isinstance(policy.source, ReplaySource) and policy.source.hindsight is not None
+            recorder = Recorder(agent, HeldRows(writer, copies), storage.spec, lanes[:, i], gamma, ends)
+            priorities = FirstPriorities(recorder, first_priority) if PRIORITY in storage.spec.extras else None
+            scripted = script and ScriptedPlayer(
+                script, resolve(SCRIPT, script), policy.spaces, copies, policy.algorithm
+            )
+            seats[agent] = Seat(player, recorder, priorities, scripted or None, acting.learned)
+        return seats
+
+    def _league(self, own: list[dict[str, Seat]], learning: NDArray[np.int64]) -> Matches:
+        config = self.config
+        generator = np.random.default_rng(run_seed(config, "opponents", self._number, self.control.steps))
+        pools = [self.hold(ParameterStore.attach(game.pool)) for game in self.blueprint.self_play]
+        live: list[Behaviour] = [*self.policies]  # which act with the newest weights as opponents
+        if not config.self_play.explore:
+            live = [Behaviour(each.algorithm, each.model, generator, each.device) for each in live]
+        rivals = [Rival(*parts) for parts in zip(self.blueprint.policies, pools, live, strict=True)]
+        contenders = [self._contender(place, rivals, seats, generator) for place, seats in enumerate(own)]
+        return Matches(config.self_play, contenders, learning, self.env.ended, list(config.replay.mixture), generator)
+
+    def _contender(
+        self, place: int, rivals: list[Rival], seats: dict[str, Seat], generator: np.random.Generator
+    ) -> Contender:
+        acting, league = self.policies[place], own_first(rivals, place)
+        for rival, newest in zip(league, _newest(acting.published["opponents"], len(league)), strict=True):
+            # on another machine it may still be on its way
+            while not self.control.stopping and not rival.pool.wait(newest - 1, WAIT_S):
+                self.beat()
+        opponents = Opponents(league, self.config, self.env.copies, generator, self._device)
+        results = Telemetry.attach(self.blueprint.self_play[place].results)
+        report = partial(report_result, self.hold(self.hold(results).reporter(self.name)))
+        names = [rival.policy.name for rival in league]
+        return Contender(names, seats, lambda: acting.published, opponents, report)
+
+    @property
+    def done(self) -> bool:
+        """Whether it has taken its share of the steps."""
+        return self._steps >= self._notes.load(SHARE)
+
+    def acting(self) -> bool:
+        if not self.done:
+            self.await_evaluation()
+        return not self.done and not self.control.stopping
+
+    def cut_episodes(self) -> None:
+        """Once it is done: takes the last actions in the environment, and makes the last transitions whole."""
+        cut_episodes(self.env, self.seats, self)
+        self.count_steps(0)
+
+    def report_ended(self, ended: Ended) -> None:
+        self.report_each(ended.agent, "episode_return", ended.returns.tolist())
+        self.report_each(ended.agent, "episode_length", ended.lengths.tolist())
+        for _, numbers in ended.infos:
+            for name, value in numbers.items():
+                self.report(ended.agent, f"info/{name}", value)
+        if self._matches:
+            self._matches.report(ended)
+
+    def count_steps(self, steps: int) -> None:
+        self._steps += steps
+        self.rounds += 1
+        self.counters.store(STEPS, self._steps)
+        if self.env.episodes:
+            self.counters.store(EPISODES, self.env.episodes)
+        self.report_gpu(self._device)
+        if steps:
+            self.counters.store(READY, self.attempt)  # what raised before would raise again: see the supervisor
+        self.beat()
+
+    def work(self) -> None:
+        with self.control.checked_waits(self.check_wait):  # for a learner
+            act_until_done(self.env, self.seats, self)
+            if not self.control.stopping:
+                self.cut_episodes()
+            self.counters.store(READY, self.attempt)  # a successor may have no step to take
+
+
+def _newest(opponents: NDArray[np.int64], policies: int) -> list[int]:
+    """The newest frozen copy of each policy among opponents, by number; 0 without one."""
+    places, versions = np.divmod(np.maximum(opponents, 0), SPAN)
+    return [int(versions[places == place].max(initial=0)) for place in range(policies)]

@@ -1,0 +1,98 @@
+"""The evaluator in its worker: it builds the environment and the policies, and waits for the end of the run."""
+
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+
+from ...envs import vectorize
+from ...loops import Candidate, Evaluator, Games, GoesOn, build_model, choose_device, play_in_common, run_seed
+from ...processes import BEGUN, DONE, EPISODES, READY, SKIPS
+from ...record import EVALUATION_S, SKIPPED, KeptCheckpoints
+from ...self_play import OpponentGames, Opponents, Rival, own_first
+from ...weights import ParameterStore
+from .worker import WAIT_S, PolicyBlueprint, Worker
+
+NICENESS = 10  # so that the evaluator gets little time of a core that an actor or a learner needs
+
+
+class EvaluatorWorker(Worker):
+    """The evaluator process's work; a restarted evaluator repeats the evaluation in which its predecessor died."""
+
+    def build(self) -> None:
+        blueprint, config = self.blueprint, self.config
+        copies = min(config.evaluation.envs, config.evaluation.episodes)
+        self.tell_environments()
+        self._env = env = self.hold(vectorize(blueprint.env_fn, copies))
+        device = choose_device(config.actor.device_of(0))
+        candidates = [self._candidate(policy, device) for policy in blueprint.policies]
+        seed = partial(run_seed, config, "evaluation", 0)
+        if blueprint.self_play:
+            play = self._league_games(candidates, seed)
+        else:
+            given = config.evaluation.episodes, config.replay.pad, seed, self.report
+            play = partial(play_in_common, env, candidates, *given)
+        settings = config.evaluation
+        begins = partial(self.counters.store, BEGUN)
+        evaluator = Evaluator(candidates, play, settings.interval, lambda: self.steps, settings.seconds, begins=begins)
+        evaluator.skipped = self.counters.load(SKIPS)
+        self.counters.store(BEGUN, max(self.counters.load(BEGUN), evaluator.last))  # of earlier processes, both
+        self._evaluator = evaluator
+
+    def _league_games(self, candidates: list[Candidate], seed: Callable[[int], int]) -> Games:
+        config, env = self.config, self._env
+        pools = [self.hold(ParameterStore.attach(game.pool)) for game in self.blueprint.self_play]
+        rivals = [Rival(one.policy, pool) for one, pool in zip(candidates, pools, strict=True)]
+        games = []
+        for place, candidate in enumerate(candidates):
+            league = own_first(rivals, place)
+            opponents = Opponents(league, config, env.copies, np.random.default_rng(), candidate.device)
+            games.append(OpponentGames(env, candidate, config, opponents, seed, self.report))
+        return lambda now, goes_on: all(game.play(now, goes_on) for game in games)
+
+    def _candidate(self, policy: PolicyBlueprint, device: torch.device) -> Candidate:
+        model = build_model(policy, self.config).to(device).acting
+        subscriber = self.hold(ParameterStore.attach(policy.weights)).subscriber(model)
+        kept = KeptCheckpoints(policy.run_dir, policy.name, self.config.evaluation.keep)
+        return Candidate(policy, model, device, subscriber, kept)
+
+    def step(self, goes_on: GoesOn) -> bool:
+        """Makes an evaluation if one is due; returns whether it did."""
+        self.beat()
+        return self._evaluator.due and self.finish(goes_on, final=False)
+
+    def finish(self, goes_on: GoesOn, final: bool = True) -> bool:
+        """Makes an evaluation if there are newer weights; returns whether it did."""
+
+        def goes_on_with_a_beat() -> bool:
+            self.beat()
+            if self._env.episodes:
+                self.counters.store(EPISODES, 1)
+            return goes_on()
+
+        began = time.monotonic()
+        played = self._evaluator.evaluate(goes_on_with_a_beat, final)
+        if played:
+            step = max(candidate.step for candidate in self._evaluator.candidates)
+            self.counters.store(SKIPS, self._evaluator.skipped)
+            self.report("", SKIPPED, self._evaluator.skipped, step)
+            self.report("", EVALUATION_S, time.monotonic() - began, step)
+        return played
+
+    def work(self) -> None:
+        control = self.control
+        os.nice(NICENESS)
+        self.counters.store(READY, self.attempt)
+        waits = self.config.evaluation.wait
+        while not control.stopping:  # at the end the last weights are evaluated instead, unless none may be skipped
+            if not self.step(lambda: not control.stopping or (waits and control.finishing)):
+                time.sleep(WAIT_S)
+        learners = [control.workers[name] for name in control.about["learners"]]
+        while control.finishing and not all(counters.load(DONE) for counters in learners):
+            self.beat()  # until their last weights are published
+            time.sleep(WAIT_S)
+        if control.finishing:
+            self.finish(lambda: control.finishing)

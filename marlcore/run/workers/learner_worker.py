@@ -1,0 +1,227 @@
+"""Learners in their worker: each builds its model, batches and trainer, continues its predecessor, and saves."""
+
+import copy
+import logging
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from ...checks import brief
+from ...config import MAIN, Constant, learner_names, schedules_of
+from ...errors import TimedOut, pass_on_from_handler
+from ...interfaces import QueueSource, Trainer
+from ...loops import (
+    FiniteCheck,
+    Learner,
+    PolicyModel,
+    build_model,
+    catch_up,
+    choose_device,
+    learn,
+    learn_until_stopped,
+    run_seed,
+)
+from ...processes import DONE, READY, STEPS, UPDATES, Telemetry
+from ...record import CHECKPOINT_S, checkpoint_path, load_checkpoint, save_checkpoint
+from ...self_play import League, Pool, Snapshot, own_first
+from ...weights import ParameterStore
+from .storage import QueueBatches, ReplayBatches
+from .worker import PolicyBlueprint, Worker
+
+log = logging.getLogger(__name__)
+CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile
+
+
+class LearnerWorker(Worker):
+    """A learner process's work: it trains its policies in turn."""
+
+    def build(self) -> None:
+        policies = {policy.name: policy for policy in self.blueprint.policies}
+        names = learner_names(self.config, [*policies])[self.name]
+        self.learners = [self._learner(policies[name]) for name in names]
+        self._tallies = [self.control.tallies[name] for name in names]
+        self.count_updates()
+
+    def _learner(self, policy: PolicyBlueprint) -> Learner:
+        """The learner of a policy; a restarted one takes the last published weights, and the rest of a checkpoint."""
+        self.beat()  # hundreds of policies take longer than a worker may be silent
+        config, settings = self.config.of(policy.name), self.config.learner_of(policy.name)
+        device = choose_device(settings.device, policy.index, settings.device_per_agent)
+        model = build_model(policy, config).to(device)
+        store = self.hold(ParameterStore.attach(policy.weights))
+        if policy.hold is not None:
+            policy.hold.begin()
+        state = load_checkpoint(policy.checkpoint)
+        updates, source = _restore(model, store, state), policy.source
+        batches: QueueBatches | ReplayBatches
+        if isinstance(source, QueueSource):
+            batches = QueueBatches(policy, source, self)
+        else:
+            batches = ReplayBatches(policy, source, self, updates, device, state)
+        league = self._league(policy, model, state)
+        publisher = self.hold(store.publisher(model.acting))
+        trainer = _trainer_of(policy, model, settings.compile)  # after the publisher moved the weights into its row
+        if "trainer" in state:  # else it is empty, or another run's from which this one starts
+            _restore_trainer(trainer, policy, state, updates)
+        if league is not None and config.self_play.rollback is not None:
+            league.best = Snapshot(checkpoint_path(policy.run_dir, policy.name, "rollback"), model, trainer)
+        if league is not None and config.self_play.role_of(policy.name) != MAIN:
+            league.initial = Snapshot(checkpoint_path(policy.run_dir, policy.name, "initial"), model, trainer)
+
+        def save(state: dict[str, Any]) -> None:
+            began = time.monotonic()
+            if policy.hold is not None:
+                policy.hold.check()  # also before the replay is replaced
+            further = batches.save()  # before the checkpoint
+            if league is not None:
+                further |= {"self_play": league.state_dict()}
+            state = {**state, **model.saved(), **further, "torch": torch.get_rng_state()}
+            save_checkpoint(policy.checkpoint, state, policy.hold)
+            if league is not None:
+                league.write()
+            self.report(policy.name, CHECKPOINT_S, time.monotonic() - began, state["step"])
+
+        def also_report() -> None:
+            self.report_gpu(device)
+            if league is not None:
+                league.report_rates()
+
+        return Learner(
+            batches,
+            trainer,
+            publisher,
+            schedules=schedules_of(policy.algorithm, config),
+            steps=lambda: self.control.steps,
+            config=settings,
+            device=device,
+            norm=model.norm,
+            rewards=model.rewards,
+            finite=FiniteCheck(policy.name, model, trainer.state_dict(), policy.checkpoint, state.get("updates")),
+            report=partial(self.report, policy.name),
+            save_state=save,
+            pace=None if isinstance(config.pace, Constant) else config.pace,
+            clearing=config.clearing_stages,
+            updates=updates,
+            stage=int(state.get("stage", 0)),
+            also_publish=league.publish if league else None,
+            also_report=also_report,
+        )
+
+    def _league(self, policy: PolicyBlueprint, model: PolicyModel, state: Mapping[str, Any]) -> League | None:
+        games = self.blueprint.self_play
+        if not games:
+            return None
+        stores = [self.hold(ParameterStore.attach(game.pool)) for game in own_first(games, policy.index)]
+        names = [rival.name for rival in own_first(self.blueprint.policies, policy.index)]
+        pool = self.hold(Pool(stores[0], model.acting, policy.run_dir, policy.name))
+        results = self.hold(Telemetry.attach(games[policy.index].results))
+        report, rivals = partial(self.report, policy.name), dict(zip(names, stores, strict=True))
+        settings, saved = self.config.self_play, state.get("self_play", {})
+        seed = run_seed(self.config, "exploiter", policy.index)
+        return League(settings, pool, rivals, results, policy.run_dir, report, saved, seed=seed)
+
+    def learning(self) -> bool:
+        if self.config.offline:  # an update is a step
+            self.await_evaluation()
+        return not self.control.stopping and not self.done
+
+    @property
+    def done(self) -> bool:
+        """Whether it has made all updates of a run on recorded data."""
+        share = self.config.total_steps // len(self.blueprint.policies)
+        return self.config.offline and all(learner.updates >= share for learner in self.learners)
+
+    def take_turn(self) -> None:
+        """For serial mode: makes the updates that are due; on recorded data one of each policy."""
+        if not self.config.offline:
+            catch_up(self.learners, self)
+            return
+        for learner in self.learners:
+            learn(learner)
+        self.count_updates()
+
+    def count_updates(self) -> None:
+        for tally, learner in zip(self._tallies, self.learners, strict=True):
+            tally.store(UPDATES, learner.updates)
+        updates = sum(learner.updates for learner in self.learners)
+        self.counters.store(UPDATES, updates)
+        if self.config.offline:
+            self.counters.store(STEPS, updates)
+        self.beat()
+
+    def finish(self) -> None:
+        """Publishes and saves the last weights of each policy."""
+        for learner in self.learners:
+            learner.publish()
+            learner.save()
+        self.counters.store(DONE, 1)
+
+    def work(self) -> None:
+        self.counters.store(READY, self.attempt)
+        learn_until_stopped(self.learners, self)
+        if self.control.finishing:
+            catch_up(self.learners, self)
+        self.finish()
+
+
+def _trainer_of(policy: PolicyBlueprint, model: PolicyModel, compiled: str) -> Trainer:
+    """The trainer of a model. Raises ValueError: it replaced a tensor, which would then not be published."""
+
+    def addresses() -> dict[str, int]:
+        return {name: tensor.data_ptr() for name, tensor in model.acting.state_dict(keep_vars=True).items()}
+
+    published = addresses()
+    if compiled != "off":
+        compile_model(model.whole, compiled)
+    trainer = policy.algorithm.make_trainer(model.whole)
+    if addresses() != published:
+        raise ValueError("make_trainer: expected it to change the model's tensors in place, but it replaced some")
+    return trainer
+
+
+def compile_model(module: torch.nn.Module, mode: str) -> None:
+    """Compiles it; its copies, such as a trainer's target, are not compiled."""
+    module.compile(mode=mode)
+    call: Any = module._compiled_call_impl  # which no copy takes along, unlike another `forward`
+    if mode in CUDA_GRAPHS:  # the next call overwrites what a graph returned, and an update makes several
+
+        def call_and_keep(*args: Any, **kwargs: Any) -> Any:
+            return tree_map(lambda part: part.clone() if torch.is_tensor(part) else part, call(*args, **kwargs))
+
+        module._compiled_call_impl = call_and_keep
+
+
+def _restore_trainer(trainer: Trainer, policy: PolicyBlueprint, state: dict[str, Any], updates: int) -> None:
+    """Also torch's generator, unless updates were made since."""
+    try:
+        trainer.load_state_dict(state["trainer"])
+        if updates == state["updates"]:
+            torch.set_rng_state(state["torch"])
+    except Exception as error:  # those of another run's may have any form
+        pass_on_from_handler(error)
+        expected = f"resume: expected a checkpoint of {policy.name}'s trainer"
+        raise ValueError(f"{expected}, got {str(policy.checkpoint)!r} ({brief(error)})") from None
+
+
+def _restore(model: PolicyModel, store: ParameterStore, state: Mapping[str, Any]) -> int:
+    """Gives a model the newest weights, of the checkpoint or published since; returns the updates behind them."""
+    updates = int(state.get("updates", 0))
+    if state:
+        model.restore(state)
+    if store.version:
+        newest = copy.deepcopy(model.acting)  # since the store may hold older weights than the checkpoint
+        subscriber = store.subscriber(newest)
+        try:
+            subscriber.pull()
+        except TimedOut:  # the store's only slot is torn: its publisher died while writing it
+            log.warning("the published weights are torn: continuing from the checkpoint")
+        else:
+            published = int(subscriber.extras["updates"])
+            if published >= updates:
+                model.acting.load_state_dict(newest.state_dict())
+                return published
+    return updates

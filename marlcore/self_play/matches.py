@@ -1,0 +1,123 @@
+"""Who plays whom in an actor's copies of the environment, and the results of these games."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..config import BOTH, SelfPlayConfig
+from ..interfaces import Turn
+from ..loops import LATEST, WINNER, Ended, PlayersByNumber, Seat, compared, part_of_tag
+from ..processes import Reporter, Telemetry
+from .opponents import Opponents, name_of
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A policy that learns in an actor: its seats, and the opponents that it may meet there."""
+
+    names: Sequence[str]  # of the league's policies, its own first
+    seats: Mapping[str, Seat]  # by agent; matches fill their columns
+    published: Callable[[], Mapping[str, Any]]  # what came with the weights: the opponents' numbers and their odds
+    opponents: Opponents
+    report: Callable[[int, int], None]  # opponent and result of a game: 1 won, 0 drawn, -1 lost
+
+    def drawn(self, generator: np.random.Generator) -> int:
+        """An opponent that can play; one that the pool has replaced meanwhile is drawn again."""
+        published = self.published()
+        numbers, odds = published["opponents"], published["odds"].copy()
+        while odds.any():
+            i = int(generator.choice(len(odds), p=odds / odds.sum()))
+            number = int(numbers[i])
+            if number == LATEST or self.opponents.load(number):
+                return number
+            odds[i] = 0.0
+        return LATEST
+
+
+@dataclass
+class Matches:
+    """The present match of each copy: the policy that learns, its own seat, and an opponent on each other one.
+
+    The policies of a league learn in turn. Opponents are drawn for a block of episodes. Their players are kept
+    meanwhile, even if the pool replaces them.
+    """
+
+    config: SelfPlayConfig
+    contenders: Sequence[Contender]
+    learning: NDArray[np.int64]  # [copies], to be filled: the place of the policy that learns
+    ended: NDArray[np.int64]  # [copies], of the environment: episodes ended
+    parts: list[str]  # the names of the replay's parts
+    generator: np.random.Generator  # draws opponents
+
+    def __post_init__(self) -> None:
+        copies, self._agents = len(self.ended), list(self.contenders[0].seats)
+        # [copies, agents - 1]: the numbers of the opponents, from the seat after the policy's own one on
+        self.present = np.zeros((copies, len(self._agents) - 1), np.int64)
+        self._episodes = np.full(copies, -1)  # of which the match was drawn
+        self.learning[:] = np.arange(copies) % len(self.contenders)
+        # [policies, copies]: the place of the policy's own seat in its last match there
+        self._sides = np.tile(np.arange(copies) % len(self._agents), (len(self.contenders), 1))
+        self._left = np.zeros(copies, np.int64)  # episodes of each copy's block that are still to begin
+        for contender in self.contenders:
+            for agent, seat in contender.seats.items():
+                player = partial(contender.opponents.player, agent)
+                seat.opponents = PlayersByNumber(seat.numbers.__getitem__, player)
+
+    def begin(self, turn: Turn) -> None:
+        """Draws the matches of episodes that begin with this turn, and seats all sides."""
+        copies = turn.copies[turn.begins]
+        copies = copies[self._episodes[copies] != self.ended[copies]]
+        if not len(copies):
+            return
+        self._episodes[copies] = self.ended[copies]
+        for copy in copies.tolist():
+            if self._left[copy] == 0:
+                self._left[copy] = self.config.block
+                self.learning[copy] = (self.learning[copy] + 1) % len(self.contenders)
+                self.present[copy] = [self._contender(copy).drawn(self.generator) for _ in self._agents[1:]]
+            self._left[copy] -= 1
+            self._seat(copy)
+        for place, contender in enumerate(self.contenders):
+            present = self.present[self.learning == place].ravel()
+            contender.opponents.keep({*present.tolist(), *contender.published()["opponents"].tolist()})
+
+    def _contender(self, copy: int) -> Contender:
+        return self.contenders[int(self.learning[copy])]
+
+    def _seat(self, copy: int) -> None:
+        side, contender, sides = self.config.side, self._contender(copy), self._sides[self.learning[copy]]
+        sides[copy] = (sides[copy] + 1) % len(self._agents) if side == BOTH else self._agents.index(side)
+        part = part_of_tag(name_of(int(self.present[copy, 0]), self.config.names, contender.names), self.parts)
+        for agent, number in self._numbers(copy).items():
+            seat = contender.seats[agent]
+            seat.recorder.parts[copy], seat.numbers[copy] = part, number
+
+    def _numbers(self, copy: int) -> dict[str, int]:
+        """Who sits where: LATEST is the learning policy."""
+        turned = np.roll([LATEST, *self.present[copy].tolist()], self._sides[self.learning[copy], copy])
+        return dict(zip(self._agents, turned.tolist(), strict=True))
+
+    def report(self, ended: Ended) -> None:
+        """Reports the results of games of a seat that learned, one for each seat that did not."""
+        infos, played = dict(ended.infos), self._episodes[ended.copies] == self.ended[ended.copies] - 1
+        for copy in ended.copies[played].tolist():
+            contender, winner = self._contender(copy), infos.get(copy, {}).get(WINNER)
+            for other, number in self._numbers(copy).items():
+                if number != LATEST:
+                    returns = (contender.seats[agent].returns[copy] for agent in (ended.agent, other))
+                    contender.report(number, int(compared(*returns) if winner is None else np.sign(winner)))
+
+
+def report_result(lane: Reporter, opponent: int, result: int) -> None:
+    """Reports a game in an actor's lane of results, from which `results_in` takes it."""
+    lane.report_each(time.monotonic(), 0, str(opponent), "result", [result])
+
+
+def results_in(lanes: Telemetry) -> list[tuple[int, int]]:
+    """The opponents and results of the games reported since the last call, in order of time."""
+    return [(int(game.agent), int(game.value)) for game in lanes.tail()]

@@ -1,0 +1,152 @@
+"""The evaluation of a policy in self-play: games against its opponents, in fixed shares, on both sides in turn."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..config import BOTH, Config
+from ..interfaces import VectorEnvironment
+from ..loops import LATEST, Candidate, Evaluation, GoesOn, Player, PlayersByNumber, PolicyModel, Report, counted, play
+from .opponents import Opponents
+from .pool import members_of
+
+POOL = "pool"
+
+
+class Pairings(NamedTuple):
+    """The opponent and the policy's side in each game of an evaluation, arrays [games]."""
+
+    opponents: NDArray[np.int64]  # by number
+    sides: NDArray[np.int64]  # the place of the agent that the policy plays
+    groups: NDArray[np.int64]  # the place of an anchor; the pool comes last
+
+
+def paired(games: int, anchors: int, members: Sequence[int], sides: Sequence[int]) -> Pairings:
+    """Games on each side against each opponent in turn; the pool's members share one turn, in their order."""
+    meetings, turn = np.divmod(np.arange(games), len(sides))
+    rounds, groups = np.divmod(meetings, anchors + bool(members))
+    opponents = -1 - groups
+    if members:
+        of_pool = groups == anchors
+        opponents[of_pool] = np.array(members)[rounds[of_pool] % len(members)]
+    return Pairings(opponents, np.array(sides)[turn], groups)
+
+
+def spread(held: Sequence[int], most: int) -> list[int]:
+    """At most so many members of the pool: the newest, the oldest, and some evenly spaced between them."""
+    places = np.linspace(len(held) - 1, 0, min(most, len(held))).round().astype(np.int64)
+    return [held[place] for place in places.tolist()]
+
+
+@dataclass
+class OpponentGames:
+    """Games of the newest weights against the anchors and the pool; the best weights so far play the same ones.
+
+    Returns against a pool that changes cannot be compared over time. The newest weights replace the best ones if they
+    have a higher return: the mean over all anchors and the pool, of which each counts alike.
+    """
+
+    env: VectorEnvironment
+    candidate: Candidate  # the policy that learns
+    config: Config
+    opponents: Opponents  # whose generator is seeded anew for each policy's games
+    seed: Callable[[int], int]  # independent for each step count
+    report: Report
+
+    def __post_init__(self) -> None:
+        self._best = copy.deepcopy(self.candidate.model)
+        self._names = [*self.config.self_play.names, POOL]
+
+    def play(self, now: int, goes_on: GoesOn) -> bool:
+        """See `Games`. It does nothing either if there is neither an anchor nor a member of the pool that can play."""
+        pairings = self._pairings()
+        if pairings is None:
+            return False
+        seed, candidate = self.seed(now), self.candidate
+        outcome = self._play(candidate.model, pairings, seed, goes_on)
+        if outcome is None:
+            return False
+        best, weights = None, candidate.kept.best_weights()
+        if weights is not None:
+            self._best.load_state_dict(weights)
+            of_best = self._play(self._best, pairings, seed, goes_on)
+            if of_best is None:
+                return False
+            best = _mean(self._by_opponent(self._of_policy(of_best.returns, pairings), pairings))
+        self._report(outcome, pairings, best)
+        return True
+
+    def _pairings(self) -> Pairings | None:
+        """None if no opponent can play."""
+        settings, games = self.config.self_play, self.config.evaluation.episodes
+        agents = list(self.env.agents)
+        sides = range(len(agents)) if settings.side == BOTH else [agents.index(settings.side)]
+        meetings = max(-(-games // len(sides)) // len(self._names), 1)  # with the pool
+        held = members_of(rival.pool for rival in self.opponents.rivals)
+        members = [number for number in spread(held, meetings) if self.opponents.load(number)]
+        self.opponents.keep(members)
+        if not members and not settings.anchors:
+            return None  # the learner has just replaced them
+        return paired(games, len(settings.anchors), members, sides)
+
+    def _play(self, model: PolicyModel, pairings: Pairings, seed: int, goes_on: GoesOn) -> Evaluation | None:
+        self.opponents.generator.bit_generator.state = np.random.default_rng(seed).bit_generator.state
+        policy = self.candidate.player(self.env.copies, self.config.replay.pad, seed, model)
+
+        def player(agent: str, number: int) -> Player:
+            return policy if number == LATEST else self.opponents.player(agent, number)
+
+        games = len(pairings.sides)
+        counts = counted(games, self.env.copies)
+        first = np.cumsum(counts) - counts  # game of each copy
+
+        def numbers_in(copies: NDArray[np.int64], side: int) -> NDArray[np.int64]:
+            """The policy plays its games on this side, one opponent all others; those after the last do not count."""
+            present = np.minimum(first[copies] + self.env.ended[copies], games - 1)
+            return np.where(pairings.sides[present] == side, LATEST, pairings.opponents[present])
+
+        players = {
+            agent: PlayersByNumber(partial(numbers_in, side=side), partial(player, agent))
+            for side, agent in enumerate(self.env.agents)
+        }
+        return play(self.env, players, games, seed, goes_on)
+
+    def _by_opponent(self, values: NDArray[Any], pairings: Pairings) -> dict[str, float]:
+        """The means against each anchor, and against the pool, of the policy's values [games]."""
+        return {
+            name: float(values[pairings.groups == group].mean())
+            for group, name in enumerate(self._names)
+            if (pairings.groups == group).any()
+        }
+
+    def _of_policy(self, by_agent: Mapping[str, NDArray[Any]], pairings: Pairings) -> NDArray[Any]:
+        """The policy's values [games], on whichever side it played."""
+        of_sides = np.stack([by_agent[agent] for agent in self.env.agents])
+        return of_sides[pairings.sides, np.arange(len(pairings.sides))]
+
+    def _report(self, outcome: Evaluation, pairings: Pairings, best: float | None) -> None:
+        by_game, step = self._of_policy(outcome.returns, pairings), self.candidate.step
+        wins = self._by_opponent((self._of_policy(outcome.results, pairings) + 1) / 2, pairings)
+        returns = self._by_opponent(by_game, pairings)
+        self.candidate.keep(_mean(returns), best)
+        values = {"eval_return": _mean(returns), "eval_distinct": float(outcome.distinct)}
+        if best is not None:
+            values["eval_return_of_best"] = best
+        values |= {f"eval_return/{name}": value for name, value in returns.items()}
+        values |= {"eval_win_rate": _mean(wins)} | {f"eval_win_rate/{name}": rate for name, rate in wins.items()}
+        for name, value in values.items():
+            self.report(self.candidate.policy.name, name, value, step)
+        for side, agent in enumerate(self.env.agents if not self.config.self_play.roles else ()):
+            games = pairings.sides == side
+            if games.any():
+                self.report(agent, "eval_return", float(by_game[games].mean()), step)
+                self.report(agent, "eval_length", float(outcome.lengths[agent][games].mean()), step)
+
+
+def _mean(returns: dict[str, float]) -> float:
+    return sum(returns.values()) / len(returns)

@@ -1,0 +1,129 @@
+"""Opponents as players, anchors and frozen policies, at any agent's seat.
+
+Opponents have numbers, which name them to a policy's processes: 0 is the latest policy, -1, -2, ... are the anchors in
+their order, and 1, 2, ... the frozen copies in the order of their admission. In a league, those of the next policy lie
+`SPAN` higher, and so on; each policy counts from itself on.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from ..config import AssignedPolicy, Config
+from ..loops import Behaviour, NetworkPlayer, Player, ScriptedPlayer, build_model, exploration_of
+from ..references import resolve
+from ..weights import ParameterStore
+from .pool import SPAN, load_opponent
+
+MakePlayer: TypeAlias = Callable[[], Player]  # of one agent, in all copies
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A policy as an opponent: its frozen copies, and what acts with its newest weights."""
+
+    policy: AssignedPolicy
+    pool: ParameterStore
+    live: Behaviour | None = None  # None where its newest weights are no opponent
+
+
+@dataclass
+class Opponents:
+    """The players of opponents, by agent and number; a frozen policy's model is kept while it plays or is held."""
+
+    rivals: Sequence[Rival]  # the policies of the league, the one that learns first
+    config: Config
+    copies: int
+    generator: np.random.Generator  # for the algorithm's draws
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        """Raises ValueError, TypeError: see `make_anchors`."""
+        models = [build_model(rival.policy, self.config).acting.to(self.device) for rival in self.rivals]
+        self._pools = [(rival.pool.subscriber(model), model) for rival, model in zip(self.rivals, models, strict=True)]
+        anchors = make_anchors(self.rivals[0].policy, self.config, self.copies, self.generator, self.device)
+        self._makers: dict[int, MakePlayer] = {-1 - i: anchor for i, anchor in enumerate(anchors)}
+        self._players: dict[tuple[str, int], Player] = {}  # by agent and number
+
+    def load(self, number: int) -> bool:
+        """Takes a frozen policy's weights unless they are here; returns whether it can play: not if it was replaced."""
+        if number not in self._makers:
+            place, version = divmod(number, SPAN)
+            rival = self.rivals[place]
+            acting = self._frozen(place, version) if version else rival.live
+            if acting is None:
+                return False
+            pad = self.config.replay.pad
+            self._makers[number] = partial(NetworkPlayer, acting, rival.policy.spaces, self.copies, pad)
+        return True
+
+    def _frozen(self, place: int, version: int) -> Behaviour | None:
+        subscriber, model = self._pools[place]
+        if not subscriber.pull_version(version):
+            return None
+        explore = exploration_of(subscriber.extras) if self.config.self_play.explore else None
+        algorithm = self.rivals[place].policy.algorithm
+        return Behaviour(algorithm, deepcopy(model), self.generator, self.device, explore)
+
+    def player(self, agent: str, number: int) -> Player:
+        """An opponent at an agent's seat; at each it has stacks, recurrent states and scripts' objects of its own."""
+        if (agent, number) not in self._players:
+            self._players[agent, number] = self._makers[number]()
+        return self._players[agent, number]
+
+    def keep(self, numbers: Collection[int]) -> None:
+        """Releases all other policies."""
+        for number in [number for number in self._makers if number > 0 and number not in numbers]:
+            del self._makers[number]
+        self._players = {key: player for key, player in self._players.items() if key[1] in self._makers}
+
+
+def make_anchors(
+    policy: AssignedPolicy, config: Config, copies: int, generator: np.random.Generator, device: torch.device
+) -> list[MakePlayer]:
+    """Makers of the anchors' players. Raises ValueError: one cannot be imported, or is of another network."""
+    anchors: list[MakePlayer] = []
+    for reference, name in zip(config.self_play.anchors, config.self_play.names, strict=True):
+        source = _source_of(reference)
+        if isinstance(source, Path):
+            model = build_model(policy, config)
+            expected = f"self_play.anchors: expected a checkpoint of {policy.name}'s network"
+            load_opponent(source, model, expected, own_name=False)  # users copy checkpoints under other names
+            acting = Behaviour(policy.algorithm, model.to(device).acting, generator, device)
+            anchors.append(partial(NetworkPlayer, acting, policy.spaces, copies, config.replay.pad))
+        else:
+            anchors.append(partial(ScriptedPlayer, name, source, policy.spaces, copies, policy.algorithm))
+    return anchors
+
+
+def make_beside_anchors(env_fn: Callable[[], Any], anchors: Sequence[str]) -> Any:
+    """Makes an environment on a machine that has the anchors too. Raises ValueError: it lacks one."""
+    for reference in anchors:
+        _source_of(reference)
+    return env_fn()
+
+
+def _source_of(reference: str) -> Any:
+    """The path of an anchor's checkpoint, or its script. Raises ValueError: it is not there."""
+    if not reference.endswith(".pt"):
+        return resolve("self_play.anchors", reference)
+    if not Path(reference).exists():
+        raise ValueError(f"self_play.anchors: expected a checkpoint, got {reference!r}, which does not exist")
+    return Path(reference)
+
+
+def name_of(number: int, anchors: Sequence[str], rivals: Sequence[str] = ()) -> str:
+    """An opponent's name: "pool:latest", "pool:3", its anchor's, or in a league "pool:exploiter:3".
+
+    `rivals` are the names of the league's policies, the one that learns first.
+    """
+    if number < 0:
+        return anchors[-number - 1]
+    place, version = divmod(number, SPAN)
+    return f"pool:{rivals[place] + ':' if place else ''}{version or 'latest'}"

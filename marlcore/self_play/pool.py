@@ -1,0 +1,120 @@
+"""The pool of frozen opponents: versions of one store, whose slots they take in turn, and their checkpoints."""
+
+import copy
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..closing import ClosedAfterError
+from ..interfaces import Trainer
+from ..loops import PolicyModel
+from ..record import checkpoint_path, kept_steps, load_checkpoint, save_checkpoint
+from ..weights import ParameterStore
+
+SPAN = 10**9  # of the numbers of a policy's copies: those of a league's next policy lie so much higher
+FIRST_OPPONENT = 1  # its checkpoint stays, as the yardstick of progress
+
+
+@dataclass
+class Pool:
+    """The learner's end. An opponent's number is the version of the store under which it was published."""
+
+    store: ParameterStore  # of `pool_store`
+    model: PolicyModel
+    run_dir: Path  # of the checkpoints
+    policy: str
+
+    def __post_init__(self) -> None:
+        self._frozen = copy.deepcopy(self.model).cpu()
+        self._publisher = self.store.publisher(self._frozen)
+        newest = opponent_path(self.run_dir, self.policy, self.store.version)
+        saved = load_checkpoint(newest) if held_by(self.store) else {}
+        self.updates = int(saved.get("updates", 0))  # of the newest opponent
+
+    def admit(self, numbers: dict[str, float]) -> None:
+        """Publishes a copy of the acting model with its numbers; in a full pool it replaces the oldest."""
+        with torch.no_grad():  # every tensor, also those that a state_dict leaves out
+            each = (itertools.chain(model.parameters(), model.buffers()) for model in (self.model, self._frozen))
+            for tensor, kept in zip(*each, strict=True):
+                kept.copy_(tensor)
+        number = max(self.store.version, self.store.begins_after) + 1
+        acting = {name: tensor.clone() for name, tensor in self._frozen.state_dict().items()}
+        counts = {"version": number, "updates": int(numbers["updates"]), "step": int(numbers["step"])}
+        path = opponent_path(self.run_dir, self.policy, number)
+        save_checkpoint(path, {"acting": acting, **counts, "numbers": numbers})  # before it plays
+        self._publisher.publish(**numbers)
+        self.updates = counts["updates"]
+        replaced = number - self.store.slots
+        if replaced > FIRST_OPPONENT:
+            opponent_path(self.run_dir, self.policy, replaced).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Releases the store for a successor."""
+        self._publisher.close()
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A learner's weights and optimizer at its best or its beginning, in a checkpoint of their own."""
+
+    path: Path
+    model: PolicyModel
+    trainer: Trainer
+
+    def keep(self) -> None:
+        save_checkpoint(self.path, {**self.model.saved(), "trainer": self.trainer.state_dict()})
+
+    def restore(self) -> None:
+        """Goes back to what was kept, in place. Raises ValueError: the file is gone or damaged."""
+        state = load_checkpoint(self.path)
+        self.model.restore_checked(state, self.path, "self_play: expected the weights that were kept")
+        self.trainer.load_state_dict(state["trainer"])
+
+
+def opponent_path(run_dir: Path, policy: str, number: int) -> Path:
+    """The checkpoint of an opponent; `load_policy(run_dir, policy, "opponent-3")` reads it."""
+    return checkpoint_path(run_dir, policy, f"opponent-{number}")
+
+
+def saved_opponents(run_dir: Path, policy: str, most: int) -> list[int]:
+    """The numbers of the newest saved opponents without a gap, oldest first, at most `most`."""
+    saved = kept_steps(run_dir, policy, "opponent-")
+    newest = max(saved, default=0)
+    numbers = itertools.takewhile(saved.__contains__, range(newest, newest - most, -1))
+    return sorted(numbers)
+
+
+def pool_store(model: PolicyModel, slots: int, extras: dict[str, Any], run_dir: Path, policy: str) -> ParameterStore:
+    """A store with the saved opponents; the model becomes the newest. Raises ValueError: one is of another network."""
+    numbers = saved_opponents(run_dir, policy, slots)
+    before = numbers[0] - 1 if numbers else 0
+    store = ParameterStore.create(model.acting, slots, extras, begins_after=before, name="opponents")
+    with ClosedAfterError(store), store.publisher(model.acting) as publisher:
+        for number in numbers:
+            path = opponent_path(run_dir, policy, number)
+            state = load_opponent(path, model, f"resume: expected an opponent of {policy}'s network")
+            publisher.publish(**{name: state["numbers"].get(name, 0.0) for name in extras})
+    return store
+
+
+def load_opponent(path: Path, model: PolicyModel, expected: str, *, own_name: bool = True) -> dict[str, Any]:
+    """Gives the model the weights of a checkpoint; returns all of it. Raises ValueError: it is of another network."""
+    state = load_checkpoint(path, own_name=own_name)
+    model.restore_checked(state, path, expected)
+    return state
+
+
+def held_by(store: ParameterStore) -> range:
+    """The numbers of the opponents in a pool, oldest first."""
+    newest = store.version
+    return range(max(store.begins_after + 1, newest - store.slots + 1), newest + 1)
+
+
+def members_of(pools: Iterable[ParameterStore]) -> list[int]:
+    """The numbers of the opponents in a league's pools, oldest first."""
+    held = ((number, place) for place, pool in enumerate(pools) for number in held_by(pool))
+    return [place * SPAN + number for number, place in sorted(held)]

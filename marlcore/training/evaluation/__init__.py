@@ -1,4 +1,0 @@
-"""A run's policies outside of its workers: loading them, and evaluating them."""
-
-from .evaluated_run import EvaluatedRun, evaluate
-from .loaded_policy import LoadedPolicy, SavedRun, load_policy, published_policy, save_policies
