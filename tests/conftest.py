@@ -43,7 +43,8 @@ failed = pytest.StashKey[bool]()
 left_out_key = pytest.StashKey[int]()
 
 # Of whole runs, or of parts of them: left out where the core is installed alone.
-OF_TRAINING = "cluster crash runs unit/algos unit/cli unit/compat unit/envs unit/testing unit/training"
+OF_TRAINING = "cluster crash runs unit/algos unit/cli unit/compat unit/envs unit/testing"
+OF_TRAINING += " unit/config unit/loops unit/record unit/evaluation unit/self_play unit/meta unit/run"
 OF_TRAINING += " unit/cluster/nodes unit/processes/test_supervisor.py unit/test_spec.py"
 collect_ignore = [] if is_installed("train") else OF_TRAINING.split()
 
