@@ -21,4 +21,4 @@ if find_spec("torch"):
     torch.set_num_threads(1)
 if is_installed("train"):
     from . import self_play  # noqa: F401
-    from .run import workers  # noqa: F401
+    from .run import roles  # noqa: F401

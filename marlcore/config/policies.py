@@ -1,7 +1,7 @@
 """A run's policies: agents, algorithms and workers; checked before anything starts."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..checks import brief, check_type, did_you_mean
@@ -30,11 +30,6 @@ class AssignedPolicy:
     algorithm: Algorithm
     source: ReplaySource | QueueSource = field(default_factory=ReplaySource)  # of its batches, by `source_of`
     index: int = 0  # among the run's policies; seeds and devices follow it
-
-    @classmethod
-    def of(cls, policy: "AssignedPolicy") -> "AssignedPolicy":
-        """The policy alone, of one that is placed in memory."""
-        return cls(**{each.name: getattr(policy, each.name) for each in fields(AssignedPolicy)})
 
 
 def assign(

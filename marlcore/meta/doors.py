@@ -42,10 +42,10 @@ def train_seeds(
         process, are to run in parallel.
     """
     with children_of(config) as children:
-        from ..run import RunInput
+        from ..run import Launch
         from .seeds import work_seeds
 
-        check = partial(RunInput.checked, env_fn, algorithm, init_from=init_from, init_strict=init_strict)
+        check = partial(Launch.checked, env_fn, algorithm, init_from=init_from, init_strict=init_strict)
         return work_seeds(check, config, seeds, parallel, progress, children)
 
 

@@ -41,14 +41,14 @@ from ..record import (
     read_config,
     steps_taken,
 )
-from ..run import RunInput, share_of
+from ..run import Launch, share_of
 from .lineage import LOST, Lineage, explored, parent_of, plot_lineage
 from .several import begin_several, deliver, held, make_runs
 
 OWN = ("run_dir", "total_steps", "seed", "mode", "policies")  # which a population sets, or its members share
 SHARED = ("stop", "self_play", "cluster", "evaluation")  # sections
 ALGORITHM = "algorithm."
-NOISY = ("run_input", "session", "run")  # files that warn of the same in every segment of every member
+NOISY = ("spec", "beginning", "run")  # files of `run` that warn of the same in every segment of every member
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ class _Members:
     config: Config
     lineage: Lineage
     policies: list[str]
-    waiting: dict[str, RunInput] = field(default_factory=dict)
+    waiting: dict[str, Launch] = field(default_factory=dict)
     _aside: set[int] = field(default_factory=set)  # diverged, when there was no better one to copy
 
     def run_dir(self, member: int) -> Path:
@@ -219,7 +219,7 @@ class _Members:
         if not begun:  # what a program that was killed began to make
             shutil.rmtree(run_dir, ignore_errors=True)
         resume = run_dir if begun else None
-        self.waiting[f"member {member}"] = RunInput.checked(
+        self.waiting[f"member {member}"] = Launch.checked(
             self.env_fn, algorithm, config, resume=resume, init_from=links or None, plots=False
         )
 
@@ -310,7 +310,7 @@ def _check_settings(
             raise ValueError(f"settings: expected others than {name!r}: {why}")
         if name not in known:
             raise ValueError(f"settings: expected names of settings, got {name!r}{did_you_mean(name, known)}")
-    policies, copies = RunInput.checked(env_fn, algorithm, config, progress).policies, population.method != "random"
+    policies, copies = Launch.checked(env_fn, algorithm, config, progress).spec.policies, population.method != "random"
     whole = _fingerprint(policies, config) if copies else None
     for name, distribution in population.settings.items():
         for value in distribution.ends:
@@ -320,7 +320,7 @@ def _check_settings(
                 expected = f"settings: expected numbers, texts and tuples of Python for {name!r}"
                 raise ValueError(f"{expected}, got {brief(value)} of type {type(value).__name__}") from None
             own_config, own_algorithm = _with(config, algorithm, {name: value})
-            own_policies = RunInput.checked(env_fn, own_algorithm, own_config, progress).policies
+            own_policies = Launch.checked(env_fn, own_algorithm, own_config, progress).spec.policies
             if copies:
                 _check_interval(own_policies, population.interval)
             if copies and _fingerprint(own_policies, own_config) != whole:
@@ -371,7 +371,7 @@ def _warned_once() -> Iterator[None]:
         seen.add(str(record.msg))
         return not known
 
-    loggers = [logging.getLogger(f"{__package__}.{name}") for name in NOISY]
+    loggers = [logging.getLogger(f"marlcore.run.{name}") for name in NOISY]
     for logger in loggers:
         logger.addFilter(is_new)
     try:

@@ -26,7 +26,7 @@ from ..loops import PolicyModel, build_model
 from ..notices import say, shown_with
 from ..processes import Children, Interrupts, stopped
 from ..record import UNPICKLED, checkpoint_path, holds_files, is_address, load_checkpoint, open_run, save_checkpoint
-from ..run import Algorithms, RunInput, assigned, children_of, trained
+from ..run import Algorithms, Launch, assigned, children_of, trained
 from ..self_play import POLICY
 from .against import Against, Saved
 from .meta_solvers import MetaSolver, mixture_by, solver_of
@@ -165,7 +165,7 @@ class Oracles:
                     expected = "algorithm: expected one without teams or joint critics, of two populations"
                     raise ValueError(f"{expected}, got {type(algorithm).__name__}")
         for place in range(len(policies)):
-            RunInput.checked(*self._run(place, 1, np.zeros(0)))
+            Launch.checked(*self._run(place, 1, np.zeros(0)))
         result = PSROResult(run_dir=self.folder, opponent=None if self._shared else Population(place=1))
         if resumed:
             read_into(result)
@@ -199,10 +199,8 @@ class Oracles:
         shutil.rmtree(self._run_dir(number), ignore_errors=True)  # of a psro that was killed
         for place, policy in enumerate(self.policies):
             self.children.interrupts = interrupts = Interrupts()  # which end the wait for a server, too
-            run_input = RunInput.checked(
-                *self._run(place, number, result.populations[place - 1].mixture), self.progress
-            )
-            run = trained(run_input, Children(interrupts=interrupts, server=self.children.server))
+            launch = Launch.checked(*self._run(place, number, result.populations[place - 1].mixture), self.progress)
+            run = trained(launch, Children(interrupts=interrupts, server=self.children.server))
             state = load_checkpoint(checkpoint_path(run.run_dir, policy.name))
             kept = {name: state[name] for name in state.keys() - {"trainer"}}
             save_checkpoint(checkpoint_path(*self._saved(place, number)), kept)

@@ -9,12 +9,12 @@ from dataclasses import replace
 from ..config import Config
 from ..processes import Children
 from ..record import Progress, SharedProgress, each_metric, plot_runs, read_config
-from ..run import Result, RunInput
+from ..run import Launch, Result
 from .several import begin_several, deliver, make_runs
 
 
 def work_seeds(
-    check: Callable[..., RunInput], config: Config | None, seeds: Sequence[int], parallel: int, progress: bool,
+    check: Callable[..., Launch], config: Config | None, seeds: Sequence[int], parallel: int, progress: bool,
     children: Children,
 ) -> list[Result]:  # fmt: skip
     """The results with each seed; `check` makes the input with given settings. Raises: see `train_seeds`."""

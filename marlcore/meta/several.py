@@ -28,7 +28,7 @@ from ..record import (
     lock_directory,
     steps_taken,
 )
-from ..run import Result, Run, RunInput, work
+from ..run import Launch, Result, Run, work
 
 POLL_S = 0.1  # between looks at runs beside each other
 
@@ -78,7 +78,7 @@ def held(folder: Path, kind: str) -> Iterator[None]:
 
 
 def make_runs(
-    waiting: dict[str, RunInput],
+    waiting: dict[str, Launch],
     mode: str,
     parallel: int,
     children: Children,
@@ -91,14 +91,14 @@ def make_runs(
     return _side_by_side(waiting, parallel, children, table)
 
 
-def _in_turn(waiting: dict[str, RunInput], folder: Path, table: SharedProgress | None) -> Ended:
+def _in_turn(waiting: dict[str, Launch], folder: Path, table: SharedProgress | None) -> Ended:
     """Makes runs in this thread, since some environments work only in a program's first one. Yields their results."""
     while waiting:
         label = next(iter(waiting))
         children, result = Children(interrupts=Interrupts()), Future[Result]()
         with children.interrupts as interrupts:
             try:
-                result.set_result(work(run_input := waiting.pop(label), children, _part(table, label, run_input)))
+                result.set_result(work(launch := waiting.pop(label), children, _part(table, label, launch)))
             except WorkerFailed as error:
                 result.set_exception(error)
             if table:
@@ -113,9 +113,7 @@ def deliver(interrupts: Interrupts, folder: Path) -> None:
     interrupts.deliver(str(folder) if folder.exists() else "", f"{folder}{each}")
 
 
-def _side_by_side(
-    waiting: dict[str, RunInput], parallel: int, children: Children, table: SharedProgress | None
-) -> Ended:
+def _side_by_side(waiting: dict[str, Launch], parallel: int, children: Children, table: SharedProgress | None) -> Ended:
     """Makes runs, `parallel` at a time, whose workers one server forks. Yields the results as the runs end."""
     running: dict[str, Run] = {}
     with children.interrupts as interrupts, ExitStack() as stack:
@@ -129,9 +127,9 @@ def _side_by_side(
                         run.hurry()
             while waiting and len(running) < parallel:
                 label = next(iter(waiting))
-                run_input = waiting.pop(label)
-                part = _part(table, label, run_input)
-                running[label] = Run(run_input, Children(server=children.server), part)
+                launch = waiting.pop(label)
+                part = _part(table, label, launch)
+                running[label] = Run(launch, Children(server=children.server), part)
             time.sleep(POLL_S)
             for label in [label for label, run in running.items() if run.done]:
                 if table:
@@ -140,10 +138,10 @@ def _side_by_side(
                 del running[label]
 
 
-def _part(table: SharedProgress | None, label: str, run_input: RunInput) -> Table | None:
+def _part(table: SharedProgress | None, label: str, launch: Launch) -> Table | None:
     if table is None:
         return None
-    return table.part(label, 0 if run_input.resume is None else steps_taken(run_input.resume))
+    return table.part(label, 0 if launch.resume is None else steps_taken(launch.resume))
 
 
 def _end_all(running: Mapping[str, Run], interrupts: Interrupts) -> None:

@@ -1,22 +1,24 @@
-"""A run in async mode: a process for each worker, which is restarted when it dies, until all have ended."""
+"""A run in async mode: a process for each role, which is restarted when it dies, until all have ended."""
 
 import errno
 import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
-from ..config import EVALUATOR, learner_names
+from ..config import EVALUATOR
 from ..errors import MarlcoreError, WorkerFailed, suppress_failed_calls
 from ..loops import run_seed
 from ..processes import SHARE, STEPS, Child, Children, Control, Interrupts, RestartPolicy, Supervisor, setup_worker
 from ..record import Monitor
-from .workers import ActorWorker, Blueprint, EvaluatorWorker, LearnerWorker
+from .memory import Memory
+from .roles import ActorRole, EvaluatorRole, LearnerRole
+from .spec import RunSpec
 
 POLL_S = 0.1
 GRACE_S = 60.0  # least time for the last checkpoints
@@ -25,47 +27,48 @@ SAID_S, STOPPED_S = 5.0, 10.0  # after a signal or a failure: until a line names
 log = logging.getLogger(__name__)
 
 
-def run_worker(name: str, blueprint: Blueprint, attempt: int) -> None:
-    """Runs a worker in its own process, the n-th attempt, until its work is done or the parent stops it."""
-    config = blueprint.config
-    torch.set_num_threads(config.learner.threads)
-    torch.manual_seed(run_seed(config, f"torch-{name}", 0, attempt - 1))
-    kind = ActorWorker if name in blueprint.crew.names else EvaluatorWorker if name == EVALUATOR else LearnerWorker
-    with closing(kind(name, blueprint, attempt)) as worker:
-        worker.work()
+def run_role(name: str, spec: RunSpec, memory: Memory, attempt: int) -> None:
+    """Runs a role in its own process, the n-th attempt, until its work is done or the parent stops it."""
+    torch.set_num_threads(spec.config.learner.threads)
+    torch.manual_seed(run_seed(spec.config, f"torch-{name}", 0, attempt - 1))
+    kind = ActorRole if name in memory.crew.names else EvaluatorRole if name == EVALUATOR else LearnerRole
+    with closing(kind(name, spec, memory, attempt)) as role:
+        role.work()
     log.info("%s is done", name)
 
 
-class RemoteWorkers(Protocol):
-    """The actors and learners of a run on other machines."""
+class Remote:
+    """The roles of a run on other machines: here none."""
 
     @property
     def done(self) -> bool:
         """Whether its actors have taken their shares of the steps, and all rows of these have arrived."""
+        return True
 
     @property
     def unfinished(self) -> list[str]:
         """Its learners that have not published and saved their last weights."""
+        return []
 
     def tick(self) -> None:
         """Makes the contact with them that is due. Raises WorkerFailed: one failed for good."""
 
 
 def supervisor_of(
-    blueprint: Blueprint, control: Control, names: Iterable[str], log_path: Callable[[str], Path | None],
+    spec: RunSpec, memory: Memory, control: Control, names: Iterable[str], log_path: Callable[[str], Path | None],
     children: Children,
 ) -> Supervisor:  # fmt: skip
     """The supervisor of these workers of a run, none of which it has started."""
 
     def start(name: str, attempt: int) -> Child:
-        work = partial(run_worker, name, blueprint, attempt)
+        work = partial(run_role, name, spec, memory, attempt)
         return children.start_worker(name, work, prepare=partial(setup_worker, log_path(name)))
 
-    config, settings = blueprint.config, blueprint.config.supervision
+    settings = spec.config.supervision
     timeouts = dict.fromkeys(names, settings.actor_timeout)
-    for name, policies in learner_names(config, [policy.name for policy in blueprint.policies]).items():
+    for name, policies in spec.learners.items():
         if name in timeouts:
-            timeouts[name] = max(map(config.timeout_of, policies))
+            timeouts[name] = max(map(spec.config.timeout_of, policies))
     restarts = RestartPolicy(settings.max_restarts, settings.window, settings.backoff)
     return Supervisor(children, control, start, timeouts, restarts)
 
@@ -87,30 +90,80 @@ def start_all(supervisor: Supervisor, interrupts: Interrupts, fallback: bool) ->
     return True
 
 
-def resume_actors(supervisor: Supervisor, blueprint: Blueprint, control: Control) -> None:
+def resume_actors(supervisor: Supervisor, actors: Iterable[str], control: Control) -> None:
     """Has actors that were done start again, if their shares of the steps have grown meanwhile."""
-    for name in blueprint.crew.names:
+    for name in actors:
         if supervisor.workers[name].done and control.workers[name].load(STEPS) < control.notes[name].load(SHARE):
             supervisor.workers[name].resume()
 
 
-def _all_stopped(waiting: list[str], supervisor: Supervisor, monitor: Monitor | None) -> bool:
-    """Whether a signal has stopped all workers that a halted run waits for; a monitor says who they are."""
-    stopped = {worker.name for worker in supervisor.running if worker.process and worker.process.is_stopped}
-    named = (f"{name}, which a signal has stopped" if name in stopped else name for name in waiting)
-    if monitor is not None:
-        monitor.say(f"still waiting for {'; '.join(named)}")
-    return stopped.issuperset(waiting)
-
-
-def grace_of(blueprint: Blueprint) -> float:
+def grace_of(spec: RunSpec) -> float:
     """Seconds in which learners must write their last checkpoints."""
-    return max(GRACE_S, *(blueprint.config.timeout_of(policy.name) for policy in blueprint.policies))
+    return max(GRACE_S, *map(spec.config.timeout_of, spec.names))
+
+
+@dataclass
+class _End:
+    """The end of a run: whether workers were told to end, and how long they have had since."""
+
+    spec: RunSpec
+    supervisor: Supervisor
+    control: Control
+    monitor: Monitor
+    interrupts: Interrupts
+
+    def __post_init__(self) -> None:
+        self.since: float | None = None
+        self._halted = self._said = False
+        self._grace = grace_of(self.spec)
+
+    def finish(self) -> None:
+        """The steps are taken: learners and evaluator make their last checkpoints and evaluation."""
+        if self.since is None:
+            self.since = time.monotonic()
+            if self.interrupts.finishing:
+                self.monitor.say_stopping()
+            self.control.finish()
+
+    def halt(self) -> None:
+        """Before that: no worker is restarted any more, and those that are still starting are killed."""
+        if self._halted:
+            return
+        self._halted, self.since = True, self.since or time.monotonic()
+        if self.interrupts.stopping:
+            self.monitor.say_stopping()
+        self.control.stop()  # also a last evaluation, which waits for learners
+        self.supervisor.stand_down()
+        for worker in self.supervisor.running:
+            if not worker.ready:
+                worker.end()
+
+    def is_over(self, waiting: list[str]) -> bool:
+        """Whether the workers that the run waits for have had their time; those that a signal has stopped get less."""
+        late_s = 0.0 if self.since is None else time.monotonic() - self.since
+        patience_s = STOPPED_S if self._halted and late_s > SAID_S and self._all_stopped(waiting) else self._grace
+        return late_s > patience_s
+
+    def _all_stopped(self, waiting: list[str]) -> bool:
+        running = self.supervisor.running
+        stopped = {worker.name for worker in running if worker.process and worker.process.is_stopped}
+        if not self._said:
+            self._said = True
+            named = (f"{name}, which a signal has stopped" if name in stopped else name for name in waiting)
+            self.monitor.say(f"still waiting for {'; '.join(named)}")
+        return stopped.issuperset(waiting)
+
+    def failure(self, late: str) -> WorkerFailed | None:
+        """The failure of the first worker that is late; an evaluator, the last of the workers, fails no run."""
+        if late != EVALUATOR:
+            return WorkerFailed(late, "hang", f"it did not end within {self._grace:g} s")
+        log.warning("evaluation: the last one was cut off, since it took more than %g s", self._grace)
+        return None
 
 
 def run_async(
-    supervisor: Supervisor, blueprint: Blueprint, control: Control, monitor: Monitor, interrupts: Interrupts,
-    remote: RemoteWorkers | None = None,
+    supervisor: Supervisor, spec: RunSpec, memory: Memory, control: Control, monitor: Monitor, interrupts: Interrupts,
+    remote: Remote,
 ) -> None:  # fmt: skip
     """Watches the workers until all have ended. Raises WorkerFailed: one failed for good, or did not end in time.
 
@@ -119,47 +172,24 @@ def run_async(
     learners have made all updates. After a failure for good, a signal or a stop no worker is restarted, and workers
     that are still starting are killed. A second signal, a second after the first, kills all.
     """
-    config, failed, ends_since, halted, said = blueprint.config, None, None, False, False
-    stepping = [
-        supervisor.workers[name] for name in (control.about["learners"] if config.offline else blueprint.crew.names)
-    ]
-    grace = grace_of(blueprint)
-
-    def unfinished() -> list[str]:
-        return [*(remote.unfinished if remote else ()), *(worker.name for worker in supervisor.unfinished)]
-
-    while (waiting := unfinished()) and not interrupts.again:
-        if (failed or interrupts.stopping) and not halted:
-            halted, ends_since = True, ends_since or time.monotonic()
-            if interrupts.stopping:
-                monitor.say_stopping()
-            control.stop()  # also a last evaluation, which waits for learners
-            supervisor.stand_down()
-            for worker in supervisor.running:
-                if not worker.ready:
-                    worker.end()
-        elif ends_since is None and (
-            interrupts.finishing or (all(worker.done for worker in stepping) and (remote is None or remote.done))
-        ):
-            ends_since = time.monotonic()
-            if interrupts.finishing:
-                monitor.say_stopping()
-            control.finish()
-        late_s, held = 0.0 if ends_since is None else time.monotonic() - ends_since, False
-        if halted and late_s > SAID_S:
-            held, said = _all_stopped(waiting, supervisor, None if said else monitor), True
-        if late_s > (STOPPED_S if held else grace):
-            late = waiting[0]
-            if late != EVALUATOR:  # the last of the workers
-                failed = failed or WorkerFailed(late, "hang", f"it did not end within {grace:g} s")
-            else:
-                log.warning("evaluation: the last one was cut off, since it took more than %g s", grace)
+    failed: WorkerFailed | None = None
+    end, actors = _End(spec, supervisor, control, monitor, interrupts), memory.crew.names
+    stepping = [supervisor.workers[name] for name in (spec.learners if spec.config.offline else actors)]
+    while waiting := [*remote.unfinished, *(worker.name for worker in supervisor.unfinished)]:
+        if interrupts.again:
+            break
+        if failed or interrupts.stopping:
+            end.halt()
+        elif interrupts.finishing or (all(worker.done for worker in stepping) and remote.done):
+            end.finish()
+        if end.is_over(waiting):
+            failed = failed or end.failure(waiting[0])
             break
         try:
             supervisor.watch(POLL_S)
-            if remote is not None:
-                remote.tick()
-                resume_actors(supervisor, blueprint, control)
+            remote.tick()
+            if end.since is None:
+                resume_actors(supervisor, actors, control)
         except WorkerFailed as error:
             failed = failed or error
         monitor.tick()

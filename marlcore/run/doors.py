@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from ..record import Callback, InitFrom
     from ..replay import ReplayBuffer
     from ..spaces import Spaces
+    from .assignment import Algorithms
+    from .launch import Launch
     from .run import Result, Run
-    from .run_input import Algorithms, RunInput
 
 require("train")  # otherwise a door would say so only when it is called
 
@@ -79,10 +80,10 @@ def train(
         Whatever the callback raises, except `StopRun`.
     """
     with children_of(config) as children:
-        from .run_input import RunInput
+        from .launch import Launch
 
-        given = RunInput.checked(env_fn, algorithm, config, progress, resume, callback, init_from, init_strict)
-        return trained(given, children)
+        launch = Launch.checked(env_fn, algorithm, config, progress, resume, callback, init_from, init_strict)
+        return trained(launch, children)
 
 
 def train_offline(
@@ -120,10 +121,10 @@ def train_offline(
     Raises: as `train`; ValueError also where the replay's spec differs, NotEnoughData where no batch can be drawn.
     """
     with children_of(config) as children:
-        from .run_input import RunInput
+        from .launch import Launch
 
         steering = progress, resume, callback, init_from, init_strict
-        return trained(RunInput.checked(env_fn, algorithm, config, *steering, data=(replay, updates)), children)
+        return trained(Launch.checked(env_fn, algorithm, config, *steering, data=(replay, updates)), children)
 
 
 def start(
@@ -146,11 +147,11 @@ def start(
     """
     children = children_of(config)
     with ClosedAfterError(children):
+        from .launch import Launch
         from .run import Run
-        from .run_input import RunInput
 
-        given = RunInput.checked(env_fn, algorithm, config, progress, resume, callback, init_from, init_strict)
-        return Run(given, children)
+        launch = Launch.checked(env_fn, algorithm, config, progress, resume, callback, init_from, init_strict)
+        return Run(launch, children)
 
 
 def children_of(config: Config | None) -> Children:
@@ -162,11 +163,11 @@ def children_of(config: Config | None) -> Children:
     return children
 
 
-def trained(run_input: RunInput, children: Children) -> Result:
+def trained(launch: Launch, children: Children) -> Result:
     """Makes a run in this thread; raises what a signal came for, or what the callback raised."""
     from .run import work
 
     with children.interrupts as interrupts:
-        result = work(run_input, children)
+        result = work(launch, children)
     interrupts.deliver(str(result.run_dir) if result.run_dir.exists() else "")
     return result

@@ -7,9 +7,9 @@ import logging
 import math
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -21,8 +21,9 @@ from ..evaluation import LoadedPolicy, SavedRun, named, published_policy
 from ..processes import Children
 from ..record import SKIPPED, RemoteCopy, Status, Table, each_metric, final_returns, plot_run
 from ..self_play import plot_payoff
-from .run_input import RunInput, warn_of_few_samples
+from .launch import Launch
 from .session import Session
+from .spec import warn_of_few_samples
 
 log = logging.getLogger(__name__)
 
@@ -54,26 +55,36 @@ class Result:
 
 
 def work(
-    run_input: RunInput,
+    launch: Launch,
     children: Children,
     table: Table | None = None,
     begun: Callable[[Session], None] = lambda session: None,
 ) -> Result:
     """Makes a run, which `children.interrupts` stops; calls `begun` once nothing of its input can be refused."""
-    with ExitStack() as stack:
-        if remote := run_input.remote:
-            copy = stack.enter_context(RemoteCopy(remote, new=run_input.resume is None))
-        undo = stack.enter_context(ExitStack())
-        if remote and run_input.resume is not None:
-            undo.callback(shutil.rmtree, run_input.resume)  # which was copied here
+    with _copied(launch) as follow:
         with children, ExitStack() as memory:
-            session = Session(memory, run_input, children, table)
-            undo.pop_all()
-            if remote:
-                copy.follow(session.directory.path)
+            session = Session(memory, launch, children, table)
+            follow(session.directory.path)
             begun(session)
             session.work()
         return _result(session)
+
+
+@contextmanager
+def _copied(launch: Launch) -> Iterator[Callable[[Path], None]]:
+    """Gives the function that has a run's directory copied to the launch's address from then on, if it has one."""
+    if not launch.remote:
+        yield lambda path: None
+        return
+    with RemoteCopy(launch.remote, new=launch.resume is None) as copy, ExitStack() as undo:
+        if launch.resume is not None:
+            undo.callback(shutil.rmtree, launch.resume)  # which was copied here
+
+        def follow(path: Path) -> None:
+            undo.pop_all()
+            copy.follow(path)
+
+        yield follow
 
 
 class Run:
@@ -84,9 +95,9 @@ class Run:
         env_fn: makes its environments.
     """
 
-    def __init__(self, run_input: RunInput, children: Children, table: Table | None = None) -> None:
-        self.env_fn = run_input.env_fn
-        self._input = run_input
+    def __init__(self, launch: Launch, children: Children, table: Table | None = None) -> None:
+        self.env_fn = launch.spec.env_fn
+        self._launch = launch
         self._interrupts = children.interrupts
         self._begun: Future[Session] = Future()
         self._result: Future[Result] = Future()
@@ -132,20 +143,21 @@ class Run:
 
         Raises: ValueError: the run has no such policy. TimeoutError: it has no weights after a minute.
         """
-        policy = named(name, self._session.blueprint.policies)
+        spec, memory = self._launch.spec, self._session.memory
+        policy = named(name, spec.policies)
         try:
-            return published_policy(policy, policy.weights, self._input.config)
+            return published_policy(policy, memory.weights[policy.name], spec.config)
         except SegmentNotFound:  # the run has ended
             return self.saved.policy(name)
 
     @property
     def saved(self) -> SavedRun:
         """Its policies with the weights of its checkpoints; nothing is unpickled."""
-        return SavedRun(self.run_dir, self._input.policies, self._input.config)
+        return SavedRun(self.run_dir, self._launch.spec.policies, self._launch.spec.config)
 
     def _work(self, children: Children, table: Table | None) -> None:
         try:
-            result = work(self._input, children, table, self._begun.set_result)
+            result = work(self._launch, children, table, self._begun.set_result)
             self._interrupts.deliver()
             self._result.set_result(result)
         except BaseException as error:
@@ -172,9 +184,9 @@ class Run:
 
 
 def _result(session: Session) -> Result:
-    config, policies = session.input.config, session.input.policies
+    config, policies = session.spec.config, session.spec.policies
     status, run_dir = session.monitor.status, session.directory.path
-    warn_of_few_samples(session.input, status.steps, status.updates)
+    warn_of_few_samples(session.spec, status.steps, status.updates)
     if skipped := int(status.metrics.get(("", SKIPPED), 0)):
         log.warning(
             "evaluation: %d that fell due every %d steps were skipped, since training did not wait for them; "
@@ -183,9 +195,9 @@ def _result(session: Session) -> Result:
     metrics = run_dir / "metrics.csv"
     algorithms = ", ".join(dict.fromkeys(type(policy.algorithm).__name__ for policy in policies))
     title = f"{session.described['env']}, {algorithms}, seed {config.seed}"
-    if session.input.plots:
+    if session.launch.plots:
         plot_run(each_metric(metrics), run_dir / "curves.png", title)
-    for table in sorted(run_dir.glob("payoff*.json")) if session.input.plots else ():
+    for table in sorted(run_dir.glob("payoff*.json")) if session.launch.plots else ():
         plot_payoff(table, table.with_suffix(".png"), title)
     returns = final_returns(each_metric(metrics), config.total_steps, chain(*(policy.agents for policy in policies)))
     learning = [agent for agent in returns if config.self_play.side in (BOTH, agent)]

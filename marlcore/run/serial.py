@@ -1,26 +1,30 @@
-"""A run in serial mode: all workers' work in turn in this process, with the objects of async mode."""
+"""A run in serial mode: all roles' work in turn in this process, with the objects of async mode."""
 
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import ParamSpec, TypeVar
 
 import torch
 
-from ..config import EVALUATOR, actor_names, learner_names
+from ..config import EVALUATOR
 from ..errors import ClosedError, WorkerFailed
 from ..loops import act, learn, observe
 from ..memory import interrupting_own_waits_with
 from ..processes import READY, Interrupts, failure_of
 from ..record import Monitor
-from .workers import ActorWorker, Blueprint, EvaluatorWorker, LearnerWorker, Worker
+from .memory import Memory
+from .roles import ActorRole, EvaluatorRole, LearnerRole, Role
+from .spec import RunSpec
 
 ROUNDS = 50  # between looks at telemetry
 
 P = ParamSpec("P")
 T = TypeVar("T")
+R = TypeVar("R", bound=Role)
 log = logging.getLogger(__name__)
 
 
@@ -28,107 +32,120 @@ class _Stopped(Exception):
     """The run was told to stop while an actor waits."""
 
 
-def run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -> None:
-    """Runs all workers' work in turn in this process: the same objects, deterministic under a seed."""
-    config = blueprint.config
+def run_serial(spec: RunSpec, memory: Memory, monitor: Monitor, interrupts: Interrupts) -> None:
+    """Runs all roles' work in turn in this process: the same objects, deterministic under a seed."""
+    config = spec.config
     with ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(config.learner.threads)
         stack.enter_context(torch.random.fork_rng(devices=[]))
         torch.manual_seed(config.seed)
-        names = learner_names(config, [policy.name for policy in blueprint.policies])
-        learners = [stack.enter_context(closing(LearnerWorker(name, blueprint))) for name in names]
-        actors = [stack.enter_context(closing(ActorWorker(name, blueprint))) for name in actor_names(config)]
-        evaluation = [EVALUATOR] if config.evaluation.evaluates else []
-        evaluators = [stack.enter_context(closing(EvaluatorWorker(name, blueprint))) for name in evaluation]
-        for worker in (*learners, *actors, *evaluators):
-            worker.counters.store(READY, 1)
 
-        def unstopped() -> bool:
-            if monitor.due:  # a round or an evaluation may take long
-                monitor.tick()
-            return not interrupts.stopping
+        def begin(kind: type[R], name: str) -> R:
+            return stack.enter_context(closing(kind(name, spec, memory)))
 
-        def unfinished() -> bool:
-            done = all(worker.done for worker in actors or learners)
-            return unstopped() and not interrupts.finishing and not done
+        learners = [begin(LearnerRole, name) for name in spec.learners]
+        actors = [begin(ActorRole, name) for name in memory.crew.names]
+        evaluators = [begin(EvaluatorRole, EVALUATOR)] if config.evaluation.evaluates else []
+        for role in (*learners, *actors, *evaluators):
+            role.counters.store(READY, 1)
+        _InTurn(learners, actors, evaluators, monitor, interrupts).work()
 
-        def give_turn() -> None:
-            """In a wait of an actor: only a learner, in this same thread, can end it."""
-            if not unstopped():
-                raise _Stopped
-            for worker in learners:
-                for learner in worker.learners:
-                    _guarded(worker, learn, learner)
-                worker.count_updates()
 
-        giving_turns = partial(interrupting_own_waits_with, give_turn)
+@dataclass
+class _InTurn:
+    """The roles of a run that take turns."""
+
+    learners: list[LearnerRole]
+    actors: list[ActorRole]
+    evaluators: list[EvaluatorRole]
+    monitor: Monitor
+    interrupts: Interrupts
+
+    def __post_init__(self) -> None:
+        self._giving_turns = partial(interrupting_own_waits_with, self._give_turn)
+
+    def work(self) -> None:
+        """All turns, and the end. Raises WorkerFailed: a role failed; the other learners have saved their work."""
+        interrupts = self.interrupts
         try:
-            _take_rounds(actors, learners, evaluators, monitor, unfinished, giving_turns)
-            if actors and not (interrupts.stopping or interrupts.finishing):
-                for actor in actors:
-                    with giving_turns():
-                        _guarded(actor, actor.cut_episodes)
-                for learner in learners:
-                    _guarded(learner, learner.take_turn)
+            for rounds in count(1):
+                if not self._is_unfinished():
+                    break
+                self._take_round()
+                if rounds % ROUNDS == 0:
+                    self.monitor.tick()
+            if self.actors and not (interrupts.stopping or interrupts.finishing):
+                self._cut_episodes()
         except _Stopped:
             pass
         except WorkerFailed as failed:
-            _save_others(learners, failed)
+            self._save_others(failed)
             raise
         if interrupts.stopping or interrupts.finishing:
-            monitor.say_stopping()
-        for learner in learners:
+            self.monitor.say_stopping()
+        for learner in self.learners:
             _guarded(learner, learner.finish)
-        for evaluator in evaluators:
+        for evaluator in self.evaluators:
             if not interrupts.stopping:
-                _guarded(evaluator, evaluator.finish, unstopped)
+                _guarded(evaluator, evaluator.finish, self._is_unstopped)
 
+    def _is_unstopped(self) -> bool:
+        if self.monitor.due:  # a round or an evaluation may take long
+            self.monitor.tick()
+        return not self.interrupts.stopping
 
-def _take_rounds(
-    actors: list[ActorWorker],
-    learners: list[LearnerWorker],
-    evaluators: list[EvaluatorWorker],
-    monitor: Monitor,
-    unfinished: Callable[[], bool],
-    giving_turns: Callable[[], AbstractContextManager[None]],
-) -> None:
-    """A round is a turn of every actor, and the updates and evaluations that are due by then.
+    def _is_unfinished(self) -> bool:
+        done = all(role.done for role in self.actors or self.learners)
+        return self._is_unstopped() and not self.interrupts.finishing and not done
 
-    Without actors it is an update of every policy.
-    """
-    for rounds in count(1):
-        if not unfinished():
-            return
-        playing = [actor for actor in actors if not actor.done]
-        with giving_turns():
+    def _give_turn(self) -> None:
+        """In a wait of an actor: only a learner, in this same thread, can end it."""
+        if not self._is_unstopped():
+            raise _Stopped
+        for role in self.learners:
+            for learner in role.learners:
+                _guarded(role, learn, learner)
+            role.count_updates()
+
+    def _take_round(self) -> None:
+        """A turn of every actor, and the updates and evaluations that are due by then.
+
+        Without actors it is an update of every policy.
+        """
+        playing = [actor for actor in self.actors if not actor.done]
+        with self._giving_turns():
             turns = [_guarded(actor, observe, actor.env, actor.seats, actor) for actor in playing]
-        for learner in learners:  # before the actions, so that they are of the newest weights
+        for learner in self.learners:  # before the actions, so that they are of the newest weights
             _guarded(learner, learner.take_turn)
-        with giving_turns():  # with first priorities, most rows are written before the next actions
+        with self._giving_turns():  # with first priorities, most rows are written before the next actions
             for actor, due in zip(playing, turns, strict=True):
                 _guarded(actor, act, actor.env, actor.seats, due, actor)
-        for evaluator in evaluators:
-            _guarded(evaluator, evaluator.step, unfinished)
-        if rounds % ROUNDS == 0:
-            monitor.tick()
+        for evaluator in self.evaluators:
+            _guarded(evaluator, evaluator.step, self._is_unfinished)
+
+    def _cut_episodes(self) -> None:
+        for actor in self.actors:
+            with self._giving_turns():
+                _guarded(actor, actor.cut_episodes)
+        for learner in self.learners:
+            _guarded(learner, learner.take_turn)
+
+    def _save_others(self, failed: WorkerFailed) -> None:
+        for learner in self.learners:
+            if learner.name == failed.worker and "\n" not in failed.traceback:
+                continue  # it diverged or the disk is full: it would fail again
+            try:
+                learner.finish()
+            except Exception as error:  # it may be the one that failed
+                log.warning("%s: its last updates are not saved (%s)", learner.name, str(error))
 
 
-def _save_others(learners: list[LearnerWorker], failed: WorkerFailed) -> None:
-    for learner in learners:
-        if learner.name == failed.worker and "\n" not in failed.traceback:
-            continue  # it diverged or the disk is full: it would fail again
-        try:
-            learner.finish()
-        except Exception as error:  # it may be the one that failed
-            log.warning("%s: its last updates are not saved (%s)", learner.name, str(error))
-
-
-def _guarded(worker: Worker, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Makes a worker's step; its errors end the run as they would from a process."""
+def _guarded(role: Role, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Makes a role's step; its errors end the run as they would from a process."""
     try:
         return step(*args, **kwargs)
     except (_Stopped, WorkerFailed, ClosedError):  # of a wait: the run or its program was stopped, or a learner failed
         raise
     except Exception as error:
-        raise failure_of(worker.name, error, short=True) from error
+        raise failure_of(role.name, error, short=True) from error

@@ -27,7 +27,7 @@ from marlcore.config import AssignedPolicy, source_of
 from marlcore.envs import vectorize
 from marlcore.loops import build_model
 from marlcore.processes import BEATS
-from marlcore.run.workers import spec_of
+from marlcore.run import transition_spec
 from marlcore.self_play import make_beside_anchors, odds_fields, published_numbers
 
 EXAMPLES = str(Path(__file__).parents[2] / "examples")
@@ -201,7 +201,7 @@ def test_a_node_awaits_the_opponents_that_its_weights_name(tmp_path: Path) -> No
         policy = AssignedPolicy("main", SIDES, env.spaces["left"], Marking())
     policy = replace(policy, source=source_of(policy, config))
     with ExitStack() as stack:
-        replay = stack.enter_context(mc.ReplayBuffer.create(spec_of(policy, config), 8_000, 2 * config.lanes))
+        replay = stack.enter_context(mc.ReplayBuffer.create(transition_spec(policy, config), 8_000, 2 * config.lanes))
         bookings = stack.enter_context(Bookings.create(replay.lanes))
         ingest = stack.enter_context(Ingest(replay, bookings, [range(4, 8)]))
         model, numbers = build_model(policy, config).acting, published_numbers(policy.algorithm, config)

@@ -20,7 +20,7 @@ import marlcore as mc
 from marlcore.__main__ import main
 from marlcore.config import EVALUATOR
 from marlcore.run import async_run
-from marlcore.run.workers import EvaluatorWorker
+from marlcore.run.roles import EvaluatorRole
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -298,9 +298,9 @@ def test_each_evaluation_that_falls_due_is_made_or_counted(
 
 def test_a_restarted_evaluator_goes_on_counting_what_it_skips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here one starts after each evaluation, and an evaluation falls due twice a round."""
-    evaluate = EvaluatorWorker.finish
+    evaluate = EvaluatorRole.finish
     monkeypatch.setattr(
-        EvaluatorWorker, "finish", lambda worker, *args, **final: (evaluate(worker, *args, **final), worker.build())[0]
+        EvaluatorRole, "finish", lambda worker, *args, **final: (evaluate(worker, *args, **final), worker.build())[0]
     )
     changes = {"evaluation": {"interval": 1, "episodes": 1}, "learner": {"warmup": 1, "publish_interval": 1}}
     path = train(tmp_path, Corridor, DQN, total_steps=24, updates_per_step=1.0, **changes).run_dir

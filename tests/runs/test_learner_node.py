@@ -16,7 +16,7 @@ from marlcore.cluster.nodes.learners import LearnerNode, LearnerOrders, LearnerS
 from marlcore.config import AssignedPolicy, source_of
 from marlcore.envs import vectorize
 from marlcore.record import Hold, load_checkpoint
-from marlcore.run.workers import attach_storage
+from marlcore.run import attach_transitions
 
 ENV = mc.NamedEnvironment("gymnasium:CartPole-v1")
 CONFIG = mc.Config(
@@ -38,8 +38,8 @@ class Scene:
         self.hold = Hold(folder / "checkpoints" / "agent_0.pt", "run", 0)
         monkeypatch.setattr(learners, "serve", self._serve)
 
-    def _serve(self, stack: ExitStack, policies: Any, *_: Any, **__: Any) -> Any:
-        self.placed += policies
+    def _serve(self, stack: ExitStack, policies: Any, memory: Any, *_: Any, **__: Any) -> Any:
+        self.placed.append(memory.transitions["agent_0"])
         return {"agent_0": len(self.placed)}
 
     def begin(self, version: int) -> LearnerNode:
@@ -50,7 +50,7 @@ class Scene:
             self._stack, LearnerOrders(0, [0]), env_fn=ENV, config=CONFIG, policy=self.policy, share=1.0,
             hold=self.hold, version=version, elapsed=0.0, namespace="",
         )  # fmt: skip
-        with attach_storage(self.placed[-1]) as replay, replay.writer(lane=0) as writer:
+        with attach_transitions(self.placed[-1]) as replay, replay.writer(lane=0) as writer:
             for i in range(100):
                 writer.add(np.ones(4, np.float32), i % 2, 1.0)
         return node

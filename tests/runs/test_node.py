@@ -18,7 +18,7 @@ from marlcore.config import AssignedPolicy, crews, source_of
 from marlcore.envs import vectorize
 from marlcore.errors import Fenced
 from marlcore.loops import build_model
-from marlcore.run.workers import spec_of
+from marlcore.run import transition_spec
 
 ENV = mc.NamedEnvironment("gymnasium:CartPole-v1")
 SETTINGS: dict[str, Any] = {
@@ -38,7 +38,7 @@ class Scene:
         self.policy = policy = AssignedPolicy(agent, (agent,), spaces, policy.algorithm, source_of(policy, config))
         crew = crews(config)[1]
         begins, lanes = crew.block_begins(1, 2), crew.count * 2
-        self.replay = stack.enter_context(mc.ReplayBuffer.create(spec_of(policy, config), 8000, config.lanes))
+        self.replay = stack.enter_context(mc.ReplayBuffer.create(transition_spec(policy, config), 8000, config.lanes))
         bookings = stack.enter_context(Bookings.create(config.lanes))
         self.leases = stack.enter_context(Leases.create(1))
         seats = [range(begins, begins + lanes)]
@@ -144,4 +144,4 @@ def test_a_program_that_does_not_start_leaves_no_descriptor(monkeypatch: pytest.
 
     monkeypatch.setattr(program, "start_child", fail)
     with pytest.raises(OSError, match="no process is left"):
-        program.Program(SimpleNamespace())
+        program.Program(SimpleNamespace(), SimpleNamespace())

@@ -26,7 +26,7 @@ import marlcore as mc
 from marlcore.declared import flattened
 from marlcore.envs import TreasureHunt
 from marlcore.queue.cursor import ReadCursor
-from marlcore.run.run_input import RunInput
+from marlcore.run import Launch
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -254,7 +254,7 @@ def test_settings_without_use_are_told(tmp_path: Path, caplog: pytest.LogCapture
     assert sorted(told) == sorted(names)
     caplog.clear()
     recorded = mc.Config.from_dict(config_of(result.run_dir))
-    RunInput.checked(env_fn, algorithm, replace(recorded, run_dir=None))
+    Launch.checked(env_fn, algorithm, replace(recorded, run_dir=None))
     assert "has no effect" not in caplog.text, "they are recorded with their defaults"
 
 

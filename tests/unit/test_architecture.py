@@ -34,10 +34,10 @@ OPEN_ROOMS = {"kernels", "algos", "envs"}  # whose modules are what they offer
 
 # The parts of a run, in the same way; `nodes` is the upper floor of `cluster`.
 RUN = {
-    "workers": [], "offline": [], "presets": [], "warmup": [],
-    "serial": ["workers"], "async_run": ["workers"], "nodes": ["async_run"],
-    "run_input": ["warmup", "offline"], "session": ["serial", "async_run", "nodes", "run_input"], "run": ["session"],
-    "doors": ["run"],
+    "assignment": [], "shares": [], "presets": [], "warmup": [], "recorded": ["assignment"], "spec": ["recorded"],
+    "memory": [], "roles": ["spec", "memory"], "serial": ["roles"], "async_run": ["roles"],
+    "nodes": ["async_run", "shares"], "machines": ["nodes"], "launch": ["spec", "warmup"],
+    "beginning": ["launch", "machines"], "session": ["serial", "beginning"], "run": ["session"], "doors": ["run"],
 }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """`python -m marlcore.cluster.nodes PARENT RESULT`: the program of an agent, which supervises its actors or learner.
 
-It reads a path and a blueprint from standard input, works until the control block says stop, and writes the failure
-that ended it, if one did, to the descriptor RESULT.
+It reads a path, the run's spec and the memory of this machine from standard input, and works until the control block
+says stop. It writes the failure that ended it, if one did, to the descriptor RESULT.
 """
 
 import os
@@ -10,28 +10,26 @@ import sys
 import time
 from contextlib import closing
 
-from ...config import learner_names
 from ...errors import WorkerFailed
 from ...processes import Children, Control, end_with_parent
-from ...run import POLL_S, Blueprint, grace_of, resume_actors, supervisor_of
+from ...run import POLL_S, Memory, RunSpec, grace_of, resume_actors, supervisor_of
 
 GRACE_S = 5.0  # for actors to end by themselves
 
 
-def supervise(blueprint: Blueprint) -> None:
+def supervise(spec: RunSpec, memory: Memory) -> None:
     """Runs the workers of a node until they are told to stop. Raises WorkerFailed: one failed for good."""
-    config, policies = blueprint.config, [policy.name for policy in blueprint.policies]
-    names = blueprint.crew.names or [*learner_names(config, policies)]
-    with closing(Control.attach(blueprint.control)) as control, closing(Children()) as children:
-        supervisor = supervisor_of(blueprint, control, names, lambda name: None, children)
+    actors = memory.crew.names
+    with closing(Control.attach(memory.control)) as control, closing(Children()) as children:
+        supervisor = supervisor_of(spec, memory, control, actors or spec.learners, lambda name: None, children)
         for worker in supervisor.workers.values():
             worker.start()
         while not control.stopping:
             supervisor.watch(POLL_S)
-            resume_actors(supervisor, blueprint, control)
+            resume_actors(supervisor, actors, control)
         if not control.finishing:  # else a learner that dies is restarted
             supervisor.stand_down()
-        deadline = time.monotonic() + (GRACE_S if blueprint.crew.names else grace_of(blueprint))
+        deadline = time.monotonic() + (GRACE_S if actors else grace_of(spec))
         while supervisor.unfinished and time.monotonic() < deadline:
             supervisor.watch(POLL_S)
 
@@ -40,7 +38,7 @@ def main(parent: int, result: int) -> None:
     end_with_parent(parent)
     sys.path[:] = pickle.load(sys.stdin.buffer)
     try:
-        supervise(pickle.load(sys.stdin.buffer))
+        supervise(*pickle.load(sys.stdin.buffer))
     except WorkerFailed as error:
         with os.fdopen(result, "wb") as file:
             pickle.dump(error, file)

@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ...cluster import Mirror
 from ...config import EVALUATOR, AssignedPolicy, Config, crews
 from ...errors import WorkerFailed
 from ...processes import BEGUN, EPISODES, RESTARTS, SHARE, STEPS, Control, Metric, Telemetry
-from ...run import Blueprint, dealt
+from ...run import Memory, RunSpec, dealt
 from ...self_play import SelfPlay, results_in
 from .program import Program
 from .uplink import Address, Uplink
@@ -80,10 +81,17 @@ class ActorNode:
             self._results = stack.enter_context(Telemetry.create(crew.names))
             self_play = (SelfPlay(self._pool.store.handle, self._results.handle),)
         self._order(orders)
-        placed = tuple(uplink.blueprint() for uplink in self._uplinks)
-        handles, began = (self._control.handle, self._telemetry.handle), time.monotonic() - elapsed
-        program = Program(Blueprint(env_fn, config, placed, *handles, began, crew, self_play))
-        self._program = stack.enter_context(program)
+        memory = Memory(
+            crew=crew,
+            run_dir=Path(),
+            began=time.monotonic() - elapsed,
+            control=self._control.handle,
+            telemetry=self._telemetry.handle,
+            transitions={uplink.policy.name: uplink.transitions for uplink in self._uplinks},
+            weights={uplink.policy.name: uplink.weights for uplink in self._uplinks},
+            league=self_play,
+        )
+        self._program = stack.enter_context(Program(RunSpec(env_fn, tuple(policies), config), memory))
         stack.callback(self._control.stop)
 
     def _order(self, orders: ActorOrders) -> None:

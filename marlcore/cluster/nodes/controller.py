@@ -11,7 +11,7 @@ from ...cluster import Leases, WeightsLink
 from ...config import node_names
 from ...errors import Fenced
 from ...processes import Control, Telemetry, failure_of
-from ...run import Blueprint, deal_steps
+from ...run import Memory, Remote, RunSpec, deal_steps
 from ...weights import ParameterStore
 from .ray_cluster import AgentLost, RayCluster
 from .seats import ActorSeat, LearnerSeat, Seat, SeatContext
@@ -20,33 +20,33 @@ from .uplink import Uplink, serve, start_porter
 LOOK_S = 1.0  # between looks for machines
 
 
-class Controller:
-    """The actors and learners of a run on other machines; see `RemoteWorkers`. Everything there ends with the stack."""
+class Controller(Remote):
+    """The actors and learners of a run on other machines. Everything there ends with the stack."""
 
     def __init__(
-        self, stack: ExitStack, cluster: RayCluster, blueprint: Blueprint, control: Control, telemetry: Telemetry,
-        uplinks: Mapping[str, Uplink],
+        self, stack: ExitStack, cluster: RayCluster, spec: RunSpec, memory: Memory, control: Control,
+        telemetry: Telemetry, uplinks: Mapping[str, Uplink],
     ) -> None:  # fmt: skip
         """`uplinks`: those of this machine, by policy whose learner is on another one."""
         self._cluster, self._control, self._uplinks = cluster, control, uplinks
-        self._config = config = blueprint.config
+        self._config = config = spec.config
         self._looked = self._ticked = self._patient_until = 0.0
         names = self._dealt_to = node_names(config)  # by the session
         seats, lease_seconds = config.cluster.seats, config.cluster.lease_seconds
-        apart = [policy for policy in blueprint.policies if policy.name in uplinks]
-        here = [policy for policy in blueprint.policies if policy.name not in uplinks]
-        games = next(iter(blueprint.self_play), None)
+        apart = [policy for policy in spec.policies if policy.name in uplinks]
+        here = [policy for policy in spec.policies if policy.name not in uplinks]
+        games = next(iter(memory.league), None)
         self._leases = stack.enter_context(Leases.create(seats + len(uplinks), lease_seconds))
-        addresses = serve(stack, here, config, self._leases, cluster.namespace)
+        addresses = serve(stack, here, memory, config, self._leases, cluster.namespace)
         opponents = None
         if games is not None:
             opponents = WeightsLink(start_porter(stack, games.pool, cluster.namespace, every=True), cluster.namespace)
         stack.callback(cluster.end_agents)
-        attached = {policy.name: ParameterStore.attach(policy.weights) for policy in blueprint.policies}
+        attached = {name: ParameterStore.attach(handle) for name, handle in memory.weights.items()}
         stores = {name: stack.enter_context(store) for name, store in attached.items()}
         results = None if games is None else stack.enter_context(Telemetry.attach(games.results))
         context = SeatContext(
-            stack, cluster, self._leases, blueprint, control, telemetry, stores, {**addresses}, opponents, results
+            stack, cluster, self._leases, spec, memory, control, telemetry, stores, {**addresses}, opponents, results
         )
         self.actors = [ActorSeat(name, number, context) for number, name in enumerate(names)]
         self.learners = [

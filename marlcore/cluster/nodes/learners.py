@@ -11,11 +11,10 @@ from typing import Any
 
 from ...cluster import Leases
 from ...config import AssignedPolicy, Config, Crew, learner_names
-from ...interfaces import QueueSource
 from ...loops import build_model, choose_device
 from ...processes import DONE, READY, RESTARTS, STEPS, UPDATES, Control, Telemetry
 from ...record import Hold, load_checkpoint
-from ...run import Blueprint, PolicyBlueprint, create_storage, create_weights
+from ...run import Memory, RunSpec, create_transitions, create_weights
 from .actors import OTHERS, Status
 from .program import Program
 from .uplink import Address, serve
@@ -55,7 +54,7 @@ class LearnerNode:
             share: of the run's steps. hold: on the policy's checkpoint. elapsed: seconds since the run began.
             version: of its weights that anyone has; its own follow.
 
-        Raises SharedMemoryFull; Fenced: the policy has a later learner; ValueError: see `create_storage`.
+        Raises SharedMemoryFull; Fenced: the policy has a later learner; ValueError: see `create_transitions`.
         """
         (self._name,) = learner_names(config, [policy.name])
         about = {"policies": {policy.name: {"share": share}}}
@@ -63,28 +62,29 @@ class LearnerNode:
         self._telemetry = stack.enter_context(Telemetry.create([self._name]))
         self._leases = stack.enter_context(Leases.create(config.cluster.seats + 1, config.cluster.lease_seconds))
         self._order(orders)
-        placed = self._placed(stack, policy, config, hold, version)
-        (self._address,) = serve(stack, [placed], config, self._leases, namespace, follows=True).values()
-        handles, began = (self._control.handle, self._telemetry.handle), time.monotonic() - elapsed
-        self._program = stack.enter_context(Program(Blueprint(env_fn, config, (placed,), *handles, began, Crew(0, 0))))
+        memory = self._memory(stack, policy, config, hold, version, time.monotonic() - elapsed)
+        (self._address,) = serve(stack, [policy], memory, config, self._leases, namespace, follows=True).values()
+        self._program = stack.enter_context(Program(RunSpec(env_fn, (policy,), config), memory))
         stack.callback(self._control.stop)
 
-    def _placed(
-        self, stack: ExitStack, policy: AssignedPolicy, config: Config, hold: Hold, version: int
-    ) -> PolicyBlueprint:
+    def _memory(
+        self, stack: ExitStack, policy: AssignedPolicy, config: Config, hold: Hold, version: int, began: float
+    ) -> Memory:
         """The policy's memory here, whose versions follow those that anyone has."""
         saved = hold.checkpoint.with_suffix(".replay")
         hold.begin()
         version = max(version, load_checkpoint(hold.checkpoint).get("version", 0))
         self._store = stack.enter_context(create_weights(policy, config, build_model(policy, config), version))
-        return PolicyBlueprint(
-            **vars(policy),
-            replay_was_saved=saved.exists(),  # before there is one of this run
-            checkpoint=hold.checkpoint,
-            transitions=create_storage(stack, policy, config, saved),
-            weights=self._store.handle,
-            queued=isinstance(policy.source, QueueSource),
-            hold=hold,
+        return Memory(
+            crew=Crew(0, 0),
+            run_dir=hold.checkpoint.parents[1],
+            began=began,
+            control=self._control.handle,
+            telemetry=self._telemetry.handle,
+            reloaded=[policy.name] if saved.exists() else [],  # before there is one of this run
+            transitions={policy.name: create_transitions(stack, policy, config, saved)},
+            weights={policy.name: self._store.handle},
+            holds={policy.name: hold},
         )
 
     def _order(self, orders: LearnerOrders) -> None:

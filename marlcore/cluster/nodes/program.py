@@ -13,7 +13,7 @@ import cloudpickle
 from ...closing import Closing
 from ...errors import WorkerFailed, suppress_failed_calls
 from ...processes import start_child
-from ...run import Blueprint
+from ...run import Memory, RunSpec
 
 SUPERVISOR = "supervisor"  # the worker that failed where a program died
 KILL_S = 10.0
@@ -22,7 +22,7 @@ KILL_S = 10.0
 class Program(Closing):
     """A program that supervises workers. The kernel kills it, and then the workers, when this process dies."""
 
-    def __init__(self, blueprint: Blueprint) -> None:
+    def __init__(self, spec: RunSpec, memory: Memory) -> None:
         self._result, theirs = os.pipe()
         command = [sys.executable, "-m", f"{__package__}", str(os.getpid()), str(theirs)]
         start: Any = partial(subprocess.Popen, command, stdin=subprocess.PIPE, pass_fds=[theirs])
@@ -37,7 +37,7 @@ class Program(Closing):
         self._process = process
         with suppress_failed_calls(errno.EPIPE), process.stdin as pipe:  # if it died, `failure` tells
             pipe.write(pickle.dumps(sys.path))
-            pipe.write(cloudpickle.dumps(blueprint))
+            pipe.write(cloudpickle.dumps((spec, memory)))
 
     def failure(self) -> WorkerFailed | None:
         """Why it ended; None while it runs."""

@@ -17,7 +17,7 @@ from ...cluster import Leases, WeightsLink
 from ...config import EVALUATOR, AssignedPolicy, learner_names
 from ...errors import WorkerFailed
 from ...processes import BEGUN, DONE, EPISODES, READY, RESTARTS, SHARE, STEPS, UPDATES, Control, Reporter, Telemetry
-from ...run import Blueprint, PolicyBlueprint
+from ...run import Memory, RunSpec
 from ...self_play import report_result
 from ...weights import ParameterStore
 from .actors import ActorNode, ActorOrders, Status
@@ -40,7 +40,8 @@ class SeatContext:
     stack: ExitStack  # of what ends with them
     cluster: RayCluster
     leases: Leases
-    blueprint: Blueprint
+    spec: RunSpec
+    memory: Memory
     control: Control
     telemetry: Telemetry
     stores: Mapping[str, ParameterStore]  # of weights on this machine, by policy
@@ -194,16 +195,16 @@ class ActorSeat(Seat):
         super().begin(agent)
 
     def work(self) -> Callable[..., ActorNode]:
-        blueprint = self.context.blueprint
+        spec = self.context.spec
         return partial(
             ActorNode,
-            env_fn=blueprint.env_fn,
-            config=blueprint.config,
-            policies=[*map(AssignedPolicy.of, blueprint.policies)],
+            env_fn=spec.env_fn,
+            config=spec.config,
+            policies=spec.policies,
             seat=self.number,
             epoch=self.epoch,
             taken=self._taken,
-            elapsed=time.monotonic() - blueprint.began,
+            elapsed=time.monotonic() - self.context.memory.began,
             descriptions={name: store.description for name, store in self.context.stores.items()},
             opponents=self.context.opponents,
         )
@@ -242,7 +243,7 @@ class ActorSeat(Seat):
         stores = self.context.stores
         figures["lag"] = max(stores[name].version - version for name, version in status.versions.items())
         figures["lease_age_s"] = self._leases.age(self.number)
-        step, time_s = self.control.steps, now - self.context.blueprint.began
+        step, time_s = self.control.steps, now - self.context.memory.began
         for name, value in figures.items():
             self.reporter.report_each(time_s, step, "", f"{name}/{self.name}", [value])
 
@@ -253,11 +254,11 @@ class LearnerSeat(Seat):
     loss = "another learner follows, from the policy's last checkpoint"
 
     def __init__(
-        self, number: int, policy: PolicyBlueprint, uplink: Uplink, newest: Callable[[], int | None],
+        self, number: int, policy: AssignedPolicy, uplink: Uplink, newest: Callable[[], int | None],
         context: SeatContext,
     ) -> None:  # fmt: skip
         """`newest` gives the highest version of its weights anywhere; None while an earlier learner's may come."""
-        (name,) = learner_names(context.blueprint.config, [policy.name])
+        (name,) = learner_names(context.spec.config, [policy.name])
         super().__init__(name, number, context.cluster.learning[policy.name], context)
         self._policy, self._uplink, self._newest = policy, uplink, newest
         self._saved = False  # the last weights, which have also arrived here
@@ -276,24 +277,23 @@ class LearnerSeat(Seat):
 
     def work(self) -> Callable[..., LearnerNode]:
         """As above, after the hold on the checkpoint has passed to the agent."""
-        blueprint, policy = self.context.blueprint, self._policy
-        assert policy.hold is not None
-        hold = replace(policy.hold, epoch=self.epoch)
+        spec, policy = self.context.spec, self._policy
+        hold = replace(self.context.memory.holds[policy.name], epoch=self.epoch)
         hold.take()
         return partial(
             LearnerNode,
-            env_fn=blueprint.env_fn,
-            config=blueprint.config,
-            policy=AssignedPolicy.of(policy),
+            env_fn=spec.env_fn,
+            config=spec.config,
+            policy=policy,
             share=self.control.about["policies"][policy.name]["share"],
             hold=hold,
             version=self._newest() or 0,
-            elapsed=time.monotonic() - blueprint.began,
+            elapsed=time.monotonic() - self.context.memory.began,
             namespace=self.context.cluster.namespace,
         )
 
     def orders(self) -> LearnerOrders:
-        control, leases, seats = self.control, self._leases, self.context.blueprint.config.cluster.seats
+        control, leases, seats = self.control, self._leases, self.context.spec.config.cluster.seats
         ended = [leases.epoch(seat) - (leases.state(seat) == "held") for seat in range(seats)]
         return LearnerOrders(control.steps, ended, control.stopping, control.finishing)
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn
 
 from ...cluster import (
@@ -26,9 +25,8 @@ from ...errors import LinkLost
 from ...interfaces import QueueSource, ReplaySource
 from ...memory import SegmentHandle
 from ...queue import TrajectoryQueue
-from ...record import Hold
 from ...replay import ReplayBuffer
-from ...run import PolicyBlueprint, attach_storage, spec_of
+from ...run import Memory, attach_transitions, transition_spec
 
 
 @dataclass(frozen=True)
@@ -88,16 +86,15 @@ class Uplink:
         if self._sends:
             relay.start()
 
-    def blueprint(self, hold: Hold | None = None) -> PolicyBlueprint:
-        """The policy for the workers of this machine; with a hold on its checkpoint where they may read it."""
-        return PolicyBlueprint(
-            **vars(self.policy),
-            checkpoint=hold.checkpoint if hold else Path(),
-            transitions=self._source.handle,
-            weights=self.mirror.store.handle,
-            queued=isinstance(self._source, TrajectoryQueue),
-            hold=hold,
-        )
+    @property
+    def transitions(self) -> SegmentHandle:
+        """The policy's replay or queue on this machine."""
+        return self._source.handle
+
+    @property
+    def weights(self) -> SegmentHandle:
+        """The policy's parameter store on this machine."""
+        return self.mirror.store.handle
 
     def move(self, address: Address | None) -> None:
         """Leads to another learner; after the return, no weights of the earlier one come."""
@@ -126,7 +123,7 @@ def source_of_rows(policy: AssignedPolicy, config: Config, crew: Crew) -> Replay
     queued, copies = isinstance(policy.source, QueueSource), config.actor.envs
     parts = 1 if queued else config.replay.parts
     lanes = parts * len(policy.agents) * max(1, crew.count) * copies  # without actors, it has a place all the same
-    spec, rows, name = spec_of(policy, config), config.cluster.lane_rows, f"rows.{policy.index}"
+    spec, rows, name = transition_spec(policy, config), config.cluster.lane_rows, f"rows.{policy.index}"
     if isinstance(policy.source, QueueSource):
         source = policy.source
         ahead = source.ahead * source.batch_size * (source.length or 1) * crew.count // config.actors
@@ -138,21 +135,24 @@ def source_of_rows(policy: AssignedPolicy, config: Config, crew: Crew) -> Replay
 
 
 def serve(
-    stack: ExitStack, policies: Sequence[PolicyBlueprint], config: Config, leases: Leases, namespace: str,
-    follows: bool = False,
+    stack: ExitStack, policies: Sequence[AssignedPolicy], memory: Memory, config: Config, leases: Leases,
+    namespace: str, follows: bool = False,
 ) -> dict[str, Address]:  # fmt: skip
     """Starts one ingest of all policies whose learners are here, and a porter of each; returns their addresses.
 
     `follows`: the leases follow the controller's, which are on another machine.
     """
-    targets = {policy.name: _target_of(stack, policy, config, follows) for policy in policies}
+    targets = {
+        policy.name: _target_of(stack, policy, memory.transitions[policy.name], config, follows) for policy in policies
+    }
     ingest = f"marlcore-rows-{leases.handle.nonce}"
     if targets:
         make = partial(make_ingests, targets, leases.handle, follows)
         threads = max(8, (config.cluster.seats + 1) * len(targets))
         stack.callback(end_actor, start_ingest(make, threads=threads, name=ingest, namespace=namespace))
     return {
-        policy.name: Address(ingest, start_porter(stack, policy.weights, namespace), namespace) for policy in policies
+        policy.name: Address(ingest, start_porter(stack, memory.weights[policy.name], namespace), namespace)
+        for policy in policies
     }
 
 
@@ -166,12 +166,14 @@ def start_porter(stack: ExitStack, store: SegmentHandle, namespace: str, *, ever
 Target = tuple[type[ReplayBuffer] | type[TrajectoryQueue], SegmentHandle, SegmentHandle, Sequence[Sequence[int]]]
 
 
-def _target_of(stack: ExitStack, policy: PolicyBlueprint, config: Config, own_too: bool) -> Target:
+def _target_of(
+    stack: ExitStack, policy: AssignedPolicy, transitions: SegmentHandle, config: Config, own_too: bool
+) -> Target:
     """Where an ingest writes a policy's rows: the transitions, new bookings, and by seat the lanes, in its own order.
 
     `own_too`: after the cluster's seats comes one for the driver's actors.
     """
-    with attach_storage(policy) as storage:
+    with attach_transitions(transitions) as storage:
         bookings = stack.enter_context(Bookings.create(storage.lanes))
     parts = config.replay.parts if isinstance(policy.source, ReplaySource) else 1
     shape = len(policy.agents), config.actor.envs
@@ -179,7 +181,7 @@ def _target_of(stack: ExitStack, policy: PolicyBlueprint, config: Config, own_to
     if own_too and own.count:
         senders.append(own)
     lanes = [crew.lanes(parts, *shape, bookings.lanes // parts) + crew.block_begins(*shape) for crew in senders]
-    return type(storage), policy.transitions, bookings.handle, [each.ravel().tolist() for each in lanes]
+    return type(storage), transitions, bookings.handle, [each.ravel().tolist() for each in lanes]
 
 
 def make_ingests(targets: Mapping[str, Target], leases: SegmentHandle, follows: bool) -> dict[str, Ingest]:

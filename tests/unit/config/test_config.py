@@ -17,7 +17,7 @@ from refused import Refused, check_refused, refusals
 import marlcore as mc
 from marlcore.config import ExplorationConfig, Schedule, assign, schedules_of, with_own_epsilons
 from marlcore.declared import hints_of
-from marlcore.run.run_input import RunInput
+from marlcore.run import Launch
 from marlcore.self_play import policies_in_self_play
 from marlcore.spaces import Spaces
 
@@ -206,23 +206,23 @@ def test_a_vector_environment_has_its_own_number_of_copies(copies: int) -> None:
         (partial(gymnasium.make_vec, CARTPOLE, copies), copies),
         (CARTPOLE_ALONE, mc.ActorConfig().envs),
     ):
-        assert RunInput.checked(make, "dqn").config.actor.envs == envs
+        assert Launch.checked(make, "dqn").spec.config.actor.envs == envs
 
 
 def test_an_environments_own_number_of_frames_is_stacked() -> None:
     """Unless its `stack` is something else."""
     classes = [type("Stacking", (Corridor,), {"stack": own}) for own in (3, Corridor.reset)]
-    assert [RunInput.checked(each, "dqn").config.replay.stack for each in classes] == [3, 1]
+    assert [Launch.checked(each, "dqn").spec.config.replay.stack for each in classes] == [3, 1]
 
 
 def test_a_run_of_one_step_is_too_short_to_learn(caplog: pytest.LogCaptureFixture) -> None:
-    RunInput.checked(CARTPOLE_ALONE, "dqn", mc.Config(total_steps=1))
+    Launch.checked(CARTPOLE_ALONE, "dqn", mc.Config(total_steps=1))
     assert "takes 1 of the 1 steps, and learns only with" in caplog.text
 
 
 def test_texts_that_are_left_out_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     space = Dict({"place": Corridor.observation_space, "note": Text(3)})
-    RunInput.checked(type("Noting", (Corridor,), {"observation_space": space}), "dqn", progress=True)
+    Launch.checked(type("Noting", (Corridor,), {"observation_space": space}), "dqn", progress=True)
     assert "observations: left out note, since no network takes a text," in capsys.readouterr().err
 
 

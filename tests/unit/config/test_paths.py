@@ -15,7 +15,7 @@ from marlcore.cli.eval import main
 from marlcore.config import ReplayConfig, SelfPlayConfig
 from marlcore.envs import factory
 from marlcore.record import RunDirectory, read_metrics
-from marlcore.run.run_input import RunInput
+from marlcore.run import Launch
 
 
 def moving(folder):
@@ -38,12 +38,12 @@ def test_every_path_is_absolute_before_an_environment_is_made(elsewhere, tmp_pat
     (here / "replays").mkdir()
     league = SelfPlayConfig(anchors={"old.pt": 0.1, "bots:Bot": 0.1})
     config = mc.Config(run_dir="run", mode="serial", replay=ReplayConfig(path="replays"), self_play=league)
-    checked = RunInput.checked(elsewhere, "dqn", config, resume=here / "run")
+    checked = Launch.checked(elsewhere, "dqn", config, resume=here / "run").spec
     assert Path.cwd() == tmp_path / "elsewhere"
     assert (checked.config.run_dir, checked.config.replay.path) == (str(here / "run"), str(here / "replays"))
     assert list(checked.config.self_play.anchors) == [str(here / "old.pt"), "bots:Bot"]
     os.chdir(here)
-    resumed = RunInput.checked(elsewhere, "dqn", replace(config, run_dir=None), resume="earlier")
+    resumed = Launch.checked(elsewhere, "dqn", replace(config, run_dir=None), resume="earlier")
     assert resumed.resume == here / "earlier"
 
 
@@ -60,12 +60,12 @@ def test_the_resumed_directory_may_have_another_path(tmp_path, monkeypatch):
     Path("link").symlink_to("runs")
     for run_dir in ("runs/a", "link/a", "runs/../runs/a", str(tmp_path / "runs" / "a")):
         config = mc.Config(mode="serial", run_dir=run_dir)
-        assert RunInput.checked(HUNT, "dqn", config, resume="runs/a").resume == tmp_path / "runs" / "a"
+        assert Launch.checked(HUNT, "dqn", config, resume="runs/a").resume == tmp_path / "runs" / "a"
 
 
 def test_a_default_directory_lies_where_the_run_started(elsewhere, tmp_path):
     here = tmp_path / "here"
-    checked = RunInput.checked(elsewhere, "dqn", mc.Config(mode="serial"))
+    checked = Launch.checked(elsewhere, "dqn", mc.Config(mode="serial"))
     with RunDirectory.create(None, {}, checked.runs) as run:
         assert run.path.parent == here / "runs"
 

@@ -27,7 +27,7 @@ from marlcore.declared import changed, hints_of
 from marlcore.envs import TreasureHunt, checked, vectorize
 from marlcore.loops import Behaviour, act, build_model
 from marlcore.processes import BEATS, BEGUN, STEPS, Control, Telemetry
-from marlcore.run.workers import ActorWorker, PolicyBlueprint, Worker
+from marlcore.run.roles import ActorRole, Role
 
 AGENT = "agent_0"
 HUNT = partial(TreasureHunt, agents=1, size=6, horizon=25, gems=3, food=1, bones=3)
@@ -38,7 +38,7 @@ CONFIG = mc.Config(actor=mc.ActorConfig(envs=1), replay=mc.ReplayConfig(capacity
 def test_an_actor_waits_for_whole_weights(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It shows signs of life meanwhile. Their learner died in the middle of a publish; its successor publishes."""
     monkeypatch.setattr("marlcore.loops.behaviour.FIRST_PULL_S", 0.01)
-    monkeypatch.setattr("marlcore.run.workers.actor_worker.WAIT_S", 0.01)
+    monkeypatch.setattr("marlcore.run.roles.actor.WAIT_S", 0.01)
     env, beats, versions = HUNT(), count(), [0]
     spaces = mc.Spaces(env.observation_spaces[AGENT], env.action_spaces[AGENT])
     policy = AssignedPolicy(AGENT, (AGENT,), spaces, mc.DQN())
@@ -60,11 +60,10 @@ def test_an_actor_waits_for_whole_weights(ends: str, monkeypatch: pytest.MonkeyP
         counters[1] = counters[0] + 1
         host: Any = SimpleNamespace(
             beat=beat, config=CONFIG, env=SimpleNamespace(copies=1), control=control, hold=stack.enter_context,
-            _number=0, _steps=0, _device=torch.device("cpu"), blueprint=SimpleNamespace(policies=[policy]),
+            _number=0, _steps=0, _device=torch.device("cpu"), spec=SimpleNamespace(policies=[policy]),
+            memory=SimpleNamespace(weights={AGENT: store.handle}),
         )  # fmt: skip
-        places: Any = {"checkpoint": Path(), "queued": False, "transitions": None}
-        placed = PolicyBlueprint(**vars(policy), **places, weights=store.handle)
-        assert ActorWorker._policy(host, placed).version == versions[-1] and next(beats) > 5
+        assert ActorRole._policy(host, policy).version == versions[-1] and next(beats) > 5
 
 
 @pytest.mark.parametrize(
@@ -169,15 +168,16 @@ def telemetry() -> Iterator[Telemetry]:
 
 
 @pytest.fixture
-def worker(telemetry: Telemetry) -> Iterator[Worker]:
+def worker(telemetry: Telemetry) -> Iterator[Role]:
     with closing(Control.create(["actor-0", "evaluator"])) as control:
-        blueprint: Any = SimpleNamespace(control=control.handle, telemetry=telemetry.handle, began=0.0, config=None)
-        with closing(Worker("actor-0", blueprint)) as made:
+        memory: Any = SimpleNamespace(control=control.handle, telemetry=telemetry.handle, began=0.0)
+        spec: Any = SimpleNamespace(config=None)
+        with closing(Role("actor-0", spec, memory)) as made:
             yield made
 
 
-@pytest.mark.parametrize("next_call", [Worker.beat, Worker.close, lambda worker: worker.hold(worker)])
-def test_a_workers_fork_leaves_at_its_next_call(worker: Worker, next_call: Callable[[Worker], Any]) -> None:
+@pytest.mark.parametrize("next_call", [Role.beat, Role.close, lambda worker: worker.hold(worker)])
+def test_a_workers_fork_leaves_at_its_next_call(worker: Role, next_call: Callable[[Role], Any]) -> None:
     """A fork that the worker's environment made does nothing in its name."""
     ended, end = os.pipe()
     worker.hold(SimpleNamespace(close=lambda: os.write(end, b"closed")))
@@ -197,7 +197,7 @@ def test_a_workers_fork_leaves_at_its_next_call(worker: Worker, next_call: Calla
 
 
 @pytest.mark.parametrize("ends", [lambda control: control.workers["evaluator"].store(BEGUN, 23), Control.stop])
-def test_a_worker_waits_until_a_due_evaluation_has_begun(worker: Worker, ends: Callable[[Control], None]) -> None:
+def test_a_worker_waits_until_a_due_evaluation_has_begun(worker: Role, ends: Callable[[Control], None]) -> None:
     worker.config = mc.Config(total_steps=29, evaluation=mc.EvaluationConfig(interval=10, wait=True))
     counters = worker.control.workers["actor-0"]
     worker.control.workers["evaluator"].store(BEGUN, 10)
@@ -212,25 +212,25 @@ def test_a_worker_waits_until_a_due_evaluation_has_begun(worker: Worker, ends: C
     assert not waits.is_alive()
 
 
-def test_a_metrics_name_is_cut_by_its_bytes(worker: Worker, telemetry: Telemetry) -> None:
+def test_a_metrics_name_is_cut_by_its_bytes(worker: Role, telemetry: Telemetry) -> None:
     worker.report("agent_0", "win_rate/" + "\xfc" * 60, 0.5)
     assert [metric.name for metric in telemetry.tail()] == ["win_rate/" + "\xfc" * 27]
 
 
 def test_devices_are_dealt_out_to_the_actors_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The evaluator acts on the first; the run's settings are read back as they were."""
-    chosen: dict[str, list[str]] = {"actor_worker": [], "evaluator_worker": []}
+    chosen: dict[str, list[str]] = {"actor": [], "evaluator": []}
     for module, names in chosen.items():
 
         def choose(name: str, names: list[str] = names) -> torch.device:
             names.append(name)
             return torch.device("cpu")
 
-        monkeypatch.setattr(f"marlcore.run.workers.{module}.choose_device", choose)
-    monkeypatch.setattr("marlcore.run.run_input.choose_device", lambda name: None)
+        monkeypatch.setattr(f"marlcore.run.roles.{module}.choose_device", choose)
+    monkeypatch.setattr("marlcore.run.assignment.choose_device", lambda name: None)
     actor = {"processes": 3, "envs": 1, "device": ("cuda:0", "cuda:1")}
     run = Runs(total_steps=30, actor=actor, evaluation={"interval": 30, "episodes": 1}).train(tmp_path, HUNT)
-    assert chosen == {"actor_worker": ["cuda:0", "cuda:1", "cuda:0"], "evaluator_worker": ["cuda:0"]}
+    assert chosen == {"actor": ["cuda:0", "cuda:1", "cuda:0"], "evaluator": ["cuda:0"]}
     assert config_of(run.run_dir)["actor"]["device"] == ["cuda:0", "cuda:1"]
     words = ["--actor.processes", "2", "--actor.device", "cuda:0", "cuda:1"]
     for line, device in ((words, ("cuda:0", "cuda:1")), (words[:-1], "cuda:0")):

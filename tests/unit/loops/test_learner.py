@@ -23,7 +23,7 @@ from marlcore.loops import FiniteCheck, Learner, PolicyModel, choose_device
 from marlcore.loops import learner as loop
 from marlcore.loops.learner import learn, learn_until_stopped
 from marlcore.loops.model import Normalizer
-from marlcore.run.workers.learner_worker import compile_model
+from marlcore.run.roles.learner import compile_model
 from marlcore.spaces import MASK
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")

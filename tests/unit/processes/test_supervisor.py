@@ -21,7 +21,7 @@ from tiers import long_but
 import marlcore as mc
 from marlcore.algos import DQN
 from marlcore.algos.dqn import DQNTrainer
-from marlcore.config import ActorConfig, ExplorationConfig, LearnerConfig, SupervisionConfig
+from marlcore.config import ActorConfig, ExplorationConfig, LearnerConfig, SupervisionConfig, learner_names
 from marlcore.envs import TreasureHunt
 from marlcore.memory import SegmentHandle
 from marlcore.processes import BEATS, EPISODES, PID, READY, RESTARTS, STEPS, Children, Control, setup_worker
@@ -270,9 +270,9 @@ def test_a_learner_may_be_silent_as_long_as_its_policies() -> None:
         learner=LearnerConfig(processes=2), supervision=SupervisionConfig(actor_timeout=7, learner_timeout=30),
         learners={"b": LearnerConfig(timeout=5), "c": LearnerConfig(timeout=60), "d": LearnerConfig(timeout=6)},
     )  # fmt: skip
-    blueprint: Any = SimpleNamespace(config=config, policies=[SimpleNamespace(name=name) for name in "abcd"])
+    spec: Any = SimpleNamespace(config=config, learners=learner_names(config, "abcd"))
     with Control.create(["actor-0", "learner-0", "learner-1"]) as control:
-        workers = supervisor_of(blueprint, control, control.workers, Mock(), Mock()).workers
+        workers = supervisor_of(spec, Mock(), control, control.workers, Mock(), Mock()).workers
     assert {name: worker.timeout for name, worker in workers.items()} == {"actor-0": 7, "learner-0": 60, "learner-1": 6}
 
 

@@ -28,7 +28,7 @@ from marlcore.processes import Metric
 from marlcore.record import best_run, read_metrics
 from marlcore.record.sinks import CsvSink
 from marlcore.record.sinks.wandb import _run_id
-from marlcore.run.workers.storage import OwnerOf
+from marlcore.run.memory import OwnerOf
 from marlcore.spaces import Spaces
 
 SPACES = Spaces(gymnasium.spaces.Box(-1, 1, (3,)), gymnasium.spaces.Discrete(2))

@@ -33,8 +33,8 @@ from marlcore.record import Monitor, Progress, RunDirectory, read_metrics
 from marlcore.record import monitor as monitors
 from marlcore.record.sinks import Background, CsvSink, Sinks, TensorBoardSink, open_sinks
 from marlcore.record.sinks.wandb import WandbSink, check_wandb
+from marlcore.run.roles import Role
 from marlcore.run.session import Session
-from marlcore.run.workers import Worker
 
 STREAM = [
     Metric(0.5, 10, "agent_0", "loss", 1 / 3),
@@ -209,9 +209,9 @@ def test_a_worker_reports_its_gpu_at_intervals(monkeypatch):
     worker: Any = SimpleNamespace(name="actor-0", _weighed=-math.inf, report=lambda *metric: reports.append(metric))
     monkeypatch.setattr("torch.cuda.memory_allocated", lambda device: 3 * 2**19)
     monkeypatch.setattr("torch.cuda.utilization", lambda device: 85)
-    monkeypatch.setattr("marlcore.run.workers.worker.find_spec", lambda name: name == "pynvml" or None)
+    monkeypatch.setattr("marlcore.run.roles.role.find_spec", lambda name: name == "pynvml" or None)
     for device in ("cpu", "cuda:0", "cuda:0"):
-        Worker.report_gpu(worker, torch.device(device))
+        Role.report_gpu(worker, torch.device(device))
     assert reports == [("", "gpu_mib/actor-0", 1.5), ("", "gpu_percent/actor-0", 85)]
 
 

@@ -15,7 +15,8 @@ from whole_runs import Runs, changed, metrics_of, updating, values_of
 
 import marlcore as mc
 from marlcore.config import Schedule
-from marlcore.run.run_input import RunInput, warn_of_few_samples
+from marlcore.run import Launch
+from marlcore.run.spec import warn_of_few_samples
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -62,7 +63,7 @@ def test_a_free_run_that_trains_on_few_of_its_samples_says_so(tmp_path: Path, ca
 
 def test_only_policies_with_few_samples_are_told(caplog: pytest.LogCaptureFixture) -> None:
     """Here an update draws 16 of 1,000 transitions."""
-    asked = RunInput.checked(HUNT, "dqn", changed(RUNS.config, updates_per_step=None))
+    asked = Launch.checked(HUNT, "dqn", changed(RUNS.config, updates_per_step=None)).spec
     warn_of_few_samples(asked, 2_000, {"agent_0": 60, "agent_1": 63})
     assert [message.partition(" for each")[0] for message in caplog.messages] == [
         "updates_per_step: agent_0 trained on 0.96 samples"

@@ -20,8 +20,7 @@ from marlcore.cluster.nodes.ray_cluster import START_S, AgentLost
 from marlcore.cluster.nodes.uplink import Address
 from marlcore.processes import DONE, RESTARTS, SHARE, STEPS, UPDATES, Control, Telemetry
 from marlcore.record import Hold
-from marlcore.run import async_run
-from marlcore.run.workers import deal_steps
+from marlcore.run import RunSpec, async_run, deal_steps
 from marlcore.self_play import results_in
 
 NODES = ["node-0", "node-1"]
@@ -59,7 +58,7 @@ Learner = partial(Agent, role="learning")
 class Scene:
     def __init__(
         self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, config: mc.Config = CONFIG, policies: Any = (),
-        uplinks: Any = MappingProxyType({}),
+        uplinks: Any = MappingProxyType({}), holds: Any = None,
     ) -> None:  # fmt: skip
         self.now, self.silent, self.fenced = 100.0, list[int](), list[int]()
         about = {"policies": {"a": {"share": 1.0}}}
@@ -85,9 +84,10 @@ class Scene:
         monkeypatch.setattr(controller.ParameterStore, "attach", lambda _: nullcontext(SimpleNamespace(description={})))
         monkeypatch.setattr(controller.time, "monotonic", lambda: self.now)
         deal_steps(self.control, config, NODES)
-        self_play = (SimpleNamespace(results=self.games.handle, pool=None),)
-        blueprint: Any = SimpleNamespace(config=config, policies=policies, env_fn=None, began=0.0, self_play=self_play)
-        self.controller = controller.Controller(stack, cluster, blueprint, self.control, telemetry, uplinks)
+        league = (SimpleNamespace(results=self.games.handle, pool=None),)
+        spec: Any = SimpleNamespace(config=config, policies=policies, env_fn=None)
+        memory: Any = SimpleNamespace(began=0.0, league=league, weights=dict.fromkeys(uplinks), holds=holds)
+        self.controller = controller.Controller(stack, cluster, spec, memory, self.control, telemetry, uplinks)
 
     def _start(self, machine: Any, role: str) -> Any:
         agent = self.spare.pop()
@@ -192,9 +192,9 @@ class Apart(Scene):
         self.moved: list[Any] = []
         uplink = SimpleNamespace(mirror=self.mirror, move=self.moved.append, drained=lambda: True, check=lambda: None)
         described = {"agents": ("agent_0",), "spaces": None, "algorithm": None, "source": None, "index": 0}
-        policy = SimpleNamespace(name="a", weights=None, hold=hold, **described)
+        policy = SimpleNamespace(name="a", **described)
         config = replace(CONFIG, cluster=replace(CONFIG.cluster, learners={"a": "CPU=1"}))
-        super().__init__(stack, monkeypatch, config, (policy,), {"a": uplink})
+        super().__init__(stack, monkeypatch, config, (policy,), {"a": uplink}, {"a": hold})
         self.learner, self.spare = self.agents[2], [Learner("d")]
 
     def nodes_report(self, home: Address | None, *versions: int) -> None:
@@ -269,9 +269,9 @@ def test_a_stop_in_the_last_moment_of_grace_ends_a_run(monkeypatch: pytest.Monke
     control: Any = SimpleNamespace(stop=remote.unfinished.clear)
     monitor: Any = SimpleNamespace(tick=lambda: None, say_stopping=lambda: None)
     interrupts: Any = SimpleNamespace(stopping=True, again=False, finishing=False)
-    blueprint: Any = SimpleNamespace(config=mc.Config(), crew=SimpleNamespace(names=[]), policies=())
+    memory: Any = SimpleNamespace(crew=SimpleNamespace(names=[]))
     monkeypatch.setattr(async_run, "grace_of", lambda _: -1.0)
-    async_run.run_async(supervisor, blueprint, control, monitor, interrupts, remote)
+    async_run.run_async(supervisor, RunSpec(int, (), mc.Config()), memory, control, monitor, interrupts, remote)
     assert remote.unfinished == [] and ended == [False]
 
 
@@ -282,8 +282,10 @@ def test_a_stopped_learner_is_named_and_not_long_awaited(monkeypatch: pytest.Mon
     supervisor: Any = SimpleNamespace(workers={}, unfinished=[learner], running=[learner], stand_down=int, watch=later)
     monitor: Any = SimpleNamespace(tick=int, say_stopping=int, say=said.append)
     interrupts: Any = SimpleNamespace(stopping=True, again=False, finishing=False)
-    blueprint: Any = SimpleNamespace(config=mc.Config(), crew=SimpleNamespace(names=[]), policies=())
+    memory: Any = SimpleNamespace(crew=SimpleNamespace(names=[]))
+    control: Any = SimpleNamespace(stop=int)
     monkeypatch.setattr(async_run, "grace_of", lambda _: 120.0)
     monkeypatch.setattr(async_run.time, "monotonic", lambda: now[0])
-    async_run.run_async(supervisor, blueprint, SimpleNamespace(stop=int), monitor, interrupts)  # type: ignore[arg-type]
+    spec = RunSpec(int, (), mc.Config())
+    async_run.run_async(supervisor, spec, memory, control, monitor, interrupts, async_run.Remote())
     assert said == ["still waiting for learner-a, which a signal has stopped"] and 10 < now[0] < 13

@@ -1,70 +1,35 @@
-"""A run's picklable data, from which each worker builds its part, and the common part of all workers."""
+"""The common part of a run's roles: the spec, the memory of its machine, and metrics."""
 
 import math
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import torch
 
 from ...closing import ClosedAfterError
-from ...config import EVALUATOR, AssignedPolicy, Config, Crew
+from ...config import EVALUATOR
 from ...envs import Looking, RunStep
-from ...memory import SegmentHandle
 from ...processes import BEGUN, Control, Telemetry, WorkerBase, fitting_name
-from ...record import Hold
-from ...self_play import SelfPlay
+from ..memory import Memory
+from ..spec import RunSpec
 
 GPU_S = 5.0  # between a worker's reports of its GPU
 WAIT_S = 0.1  # of workers, between looks at the parent's word
 HELD_S = 0.01  # of those that wait for an evaluation to begin, between looks
 
 
-@dataclass(frozen=True, kw_only=True)
-class PolicyBlueprint(AssignedPolicy):
-    """A policy, and the places of its transitions, weights and files."""
+class Role(WorkerBase):
+    """A role of a run, in a process of its own or, in serial mode, in turn with the others."""
 
-    checkpoint: Path
-    transitions: SegmentHandle  # its replay, or its queue
-    weights: SegmentHandle
-    queued: bool  # whether the transitions are a queue
-    replay_was_saved: bool = False  # by an earlier part of the run
-    hold: Hold | None = None  # on the checkpoint, where its learner may be followed by one on another machine
-
-    @property
-    def run_dir(self) -> Path:
-        return self.checkpoint.parents[1]
-
-
-@dataclass(frozen=True)
-class Blueprint:
-    """A run's data for its workers."""
-
-    env_fn: Callable[[], Any]
-    config: Config
-    policies: tuple[PolicyBlueprint, ...]
-    control: SegmentHandle
-    telemetry: SegmentHandle
-    began: float  # in time.monotonic, which all processes of a machine share
-    crew: Crew
-    self_play: tuple[SelfPlay, ...] = ()  # by policy
-
-
-class Worker(WorkerBase):
-    """The common part of a run's workers: the blueprint, and metrics."""
-
-    def __init__(self, name: str, blueprint: Blueprint, attempt: int = 1) -> None:
-        super().__init__(name, Control.attach(blueprint.control), attempt)
+    def __init__(self, name: str, spec: RunSpec, memory: Memory, attempt: int = 1) -> None:
+        super().__init__(name, Control.attach(memory.control), attempt)
         self.hold(self.control)
-        self.blueprint = blueprint
-        self.config = blueprint.config
+        self.spec, self.memory, self.config = spec, memory, spec.config
         self._weighed = -GPU_S
-        self._reporter = self.hold(self.hold(Telemetry.attach(blueprint.telemetry)).reporter(name))
+        self._reporter = self.hold(self.hold(Telemetry.attach(memory.telemetry)).reporter(name))
         with ClosedAfterError(self):
             self.build()
 
@@ -97,7 +62,7 @@ class Worker(WorkerBase):
             time.sleep(HELD_S)
 
     def work(self) -> None:
-        """Runs the loop in the worker's own process, until it is done or the parent stops it."""
+        """Runs the loop in a process of its own, until it is done or the parent stops it."""
 
     def report_gpu(self, device: torch.device) -> None:
         """Reports a CUDA device, at most every `GPU_S`: the MiB of this process's tensors, and how busy it is.
@@ -119,5 +84,5 @@ class Worker(WorkerBase):
 
     def report_each(self, agent: str, name: str, values: Sequence[float], step: int | None = None) -> None:
         """Reports a metric for each value; its name is cut to the bytes that telemetry has."""
-        now = time.monotonic() - self.blueprint.began
+        now = time.monotonic() - self.memory.began
         self._reporter.report_each(now, self.control.steps if step is None else step, agent, fitting_name(name), values)

@@ -1,4 +1,4 @@
-"""An actor in its worker: it builds the environment, the policies and the seats, and counts the steps."""
+"""The role of an actor: it builds the environment, the policies and the seats, and counts the steps."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...config import SCRIPT
+from ...config import SCRIPT, AssignedPolicy
 from ...envs import checked, vectorize
 from ...interfaces import PRIORITY, QueueSource, ReplaySource, Turn
 from ...loops import (
@@ -33,47 +33,47 @@ from ...references import resolve
 from ...self_play import SPAN, Contender, Matches, Opponents, Rival, own_first, report_result
 from ...transitions import HeldRows
 from ...weights import ParameterStore
-from .storage import attach_storage
-from .worker import WAIT_S, PolicyBlueprint, Worker
+from ..memory import attach_transitions
+from .role import WAIT_S, Role
 
 
-class ActorWorker(Worker):
-    """An actor process's work; a restarted actor takes the steps that are left."""
+class ActorRole(Role):
+    """An actor; a restarted actor takes the steps that are left."""
 
     def build(self) -> None:
-        blueprint, config = self.blueprint, self.config
-        self._index = blueprint.crew.names.index(self.name)
-        self._number = blueprint.crew.first + self._index  # among the run's actors
+        spec, crew, config = self.spec, self.memory.crew, self.config
+        self._index = crew.names.index(self.name)
+        self._number = crew.first + self._index  # among the run's actors
         self._notes = self.control.notes[self.name]
         self._steps: int = self.counters.load(STEPS)
         self.rounds = 0
         self.tell_environments()
         self._device = choose_device(config.actor.device_of(self._index))
-        self.env = env = checked(self.hold(vectorize(blueprint.env_fn, config.actor.envs)))
-        self.policies = [self._policy(policy) for policy in blueprint.policies]
-        own = [self._seats(policy, acting) for policy, acting in zip(blueprint.policies, self.policies, strict=True)]
+        self.env = env = checked(self.hold(vectorize(spec.env_fn, config.actor.envs)))
+        self.policies = [self._policy(policy) for policy in spec.policies]
+        own = [self._seats(policy, acting) for policy, acting in zip(spec.policies, self.policies, strict=True)]
         learning = np.zeros(env.copies, np.int64)  # the place of the policy that learns in each copy, in a league
         self.seats: dict[str, Seat | SharedSeat] = {agent: seat for seats in own for agent, seat in seats.items()}
-        if len(blueprint.self_play) > 1:
+        if len(self.memory.league) > 1:
             self.seats = {agent: SharedSeat([seats[agent] for seats in own], learning) for agent in env.agents}
         env.reset(run_seed(config, "env", self._number, self._steps))
         self.ended = env.ended.copy()
-        self._matches = self._league(own, learning) if blueprint.self_play else None
+        self._matches = self._league(own, learning) if self.memory.league else None
         self.begin: Callable[[Turn], None] = self._matches.begin if self._matches else lambda turn: None
         if config.replay.mixture and not self._matches:
             routed: dict[str, Seat] = {}
-            for policy, seats in zip(blueprint.policies, own, strict=True):
+            for policy, seats in zip(spec.policies, own, strict=True):
                 routed |= seats if isinstance(policy.source, ReplaySource) else {}
             self.begin = partial(route, routed, list(config.replay.mixture))
 
-    def _policy(self, policy: PolicyBlueprint) -> Behaviour:
+    def _policy(self, policy: AssignedPolicy) -> Behaviour:
         self.beat()  # a thousand policies take longer than a worker may be silent
         config, copies = self.config.of(policy.name), self.env.copies
         device = self._device
         model = build_model(policy, config).acting.to(device)
-        use = self._number * len(self.blueprint.policies) + policy.index
+        use = self._number * len(self.spec.policies) + policy.index
         exponents = config.exploration.exponents(config.actors * copies)
-        subscriber = self.hold(ParameterStore.attach(policy.weights)).subscriber(model)
+        subscriber = self.hold(ParameterStore.attach(self.memory.weights[policy.name])).subscriber(model)
         acting = Behaviour(
             policy.algorithm,
             model,
@@ -89,10 +89,11 @@ class ActorWorker(Worker):
             self.beat()
         return acting
 
-    def _seats(self, policy: PolicyBlueprint, acting: Behaviour) -> dict[str, Seat]:
+    def _seats(self, policy: AssignedPolicy, acting: Behaviour) -> dict[str, Seat]:
         """The seats of a policy's agents; a lane is of a part of the replay, an agent, an actor and a copy."""
         self.beat()
-        config, storage = self.config.of(policy.name), self.hold(attach_storage(policy))
+        config = self.config.of(policy.name)
+        storage = self.hold(attach_transitions(self.memory.transitions[policy.name]))
         parts = config.replay.parts if isinstance(policy.source, ReplaySource) else 1
         gamma = config.learner_of(policy.name).gamma
 
@@ -103,7 +104,7 @@ class ActorWorker(Worker):
             return policy.algorithm.first_priority(before, reward, gamma, after)
 
         of_part = storage.lanes // parts
-        lanes = self.blueprint.crew.lanes(parts, len(policy.agents), self.env.copies, of_part)[:, :, self._index]
+        lanes = self.memory.crew.lanes(parts, len(policy.agents), self.env.copies, of_part)[:, :, self._index]
         script, seats, copies = config.exploration.script, {}, self.env.copies
         for i, agent in enumerate(policy.agents):
             writer = self.hold(storage.vector_writer(lanes[:, i].ravel().tolist()))
@@ -120,11 +121,11 @@ class ActorWorker(Worker):
     def _league(self, own: list[dict[str, Seat]], learning: NDArray[np.int64]) -> Matches:
         config = self.config
         generator = np.random.default_rng(run_seed(config, "opponents", self._number, self.control.steps))
-        pools = [self.hold(ParameterStore.attach(game.pool)) for game in self.blueprint.self_play]
+        pools = [self.hold(ParameterStore.attach(game.pool)) for game in self.memory.league]
         live: list[Behaviour] = [*self.policies]  # which act with the newest weights as opponents
         if not config.self_play.explore:
             live = [Behaviour(each.algorithm, each.model, generator, each.device) for each in live]
-        rivals = [Rival(*parts) for parts in zip(self.blueprint.policies, pools, live, strict=True)]
+        rivals = [Rival(*parts) for parts in zip(self.spec.policies, pools, live, strict=True)]
         contenders = [self._contender(place, rivals, seats, generator) for place, seats in enumerate(own)]
         return Matches(config.self_play, contenders, learning, self.env.ended, list(config.replay.mixture), generator)
 
@@ -137,7 +138,7 @@ class ActorWorker(Worker):
             while not self.control.stopping and not rival.pool.wait(newest - 1, WAIT_S):
                 self.beat()
         opponents = Opponents(league, self.config, self.env.copies, generator, self._device)
-        results = Telemetry.attach(self.blueprint.self_play[place].results)
+        results = Telemetry.attach(self.memory.league[place].results)
         report = partial(report_result, self.hold(self.hold(results).reporter(self.name)))
         names = [rival.policy.name for rival in league]
         return Contender(names, seats, lambda: acting.published, opponents, report)

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from ...config import Config, actor_names, node_names
-from ...processes import SHARE, STEPS, Control
+from ..config import Config, actor_names, node_names
+from ..processes import SHARE, STEPS, Control
 
 
 def deal_steps(control: Control, config: Config, nodes: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""The evaluator in its worker: it builds the environment and the policies, and waits for the end of the run."""
+"""The role of the evaluator: it builds the environment and the policies, and waits for the end of the run."""
 
 import os
 import time
@@ -8,29 +8,30 @@ from functools import partial
 import numpy as np
 import torch
 
+from ...config import AssignedPolicy
 from ...envs import vectorize
 from ...loops import Candidate, Evaluator, Games, GoesOn, build_model, choose_device, play_in_common, run_seed
 from ...processes import BEGUN, DONE, EPISODES, READY, SKIPS
 from ...record import EVALUATION_S, SKIPPED, KeptCheckpoints
 from ...self_play import OpponentGames, Opponents, Rival, own_first
 from ...weights import ParameterStore
-from .worker import WAIT_S, PolicyBlueprint, Worker
+from .role import WAIT_S, Role
 
 NICENESS = 10  # so that the evaluator gets little time of a core that an actor or a learner needs
 
 
-class EvaluatorWorker(Worker):
-    """The evaluator process's work; a restarted evaluator repeats the evaluation in which its predecessor died."""
+class EvaluatorRole(Role):
+    """The evaluator; a restarted evaluator repeats the evaluation in which its predecessor died."""
 
     def build(self) -> None:
-        blueprint, config = self.blueprint, self.config
+        spec, config = self.spec, self.config
         copies = min(config.evaluation.envs, config.evaluation.episodes)
         self.tell_environments()
-        self._env = env = self.hold(vectorize(blueprint.env_fn, copies))
+        self._env = env = self.hold(vectorize(spec.env_fn, copies))
         device = choose_device(config.actor.device_of(0))
-        candidates = [self._candidate(policy, device) for policy in blueprint.policies]
+        candidates = [self._candidate(policy, device) for policy in spec.policies]
         seed = partial(run_seed, config, "evaluation", 0)
-        if blueprint.self_play:
+        if self.memory.league:
             play = self._league_games(candidates, seed)
         else:
             given = config.evaluation.episodes, config.replay.pad, seed, self.report
@@ -44,7 +45,7 @@ class EvaluatorWorker(Worker):
 
     def _league_games(self, candidates: list[Candidate], seed: Callable[[int], int]) -> Games:
         config, env = self.config, self._env
-        pools = [self.hold(ParameterStore.attach(game.pool)) for game in self.blueprint.self_play]
+        pools = [self.hold(ParameterStore.attach(game.pool)) for game in self.memory.league]
         rivals = [Rival(one.policy, pool) for one, pool in zip(candidates, pools, strict=True)]
         games = []
         for place, candidate in enumerate(candidates):
@@ -53,10 +54,10 @@ class EvaluatorWorker(Worker):
             games.append(OpponentGames(env, candidate, config, opponents, seed, self.report))
         return lambda now, goes_on: all(game.play(now, goes_on) for game in games)
 
-    def _candidate(self, policy: PolicyBlueprint, device: torch.device) -> Candidate:
+    def _candidate(self, policy: AssignedPolicy, device: torch.device) -> Candidate:
         model = build_model(policy, self.config).to(device).acting
-        subscriber = self.hold(ParameterStore.attach(policy.weights)).subscriber(model)
-        kept = KeptCheckpoints(policy.run_dir, policy.name, self.config.evaluation.keep)
+        subscriber = self.hold(ParameterStore.attach(self.memory.weights[policy.name])).subscriber(model)
+        kept = KeptCheckpoints(self.memory.run_dir, policy.name, self.config.evaluation.keep)
         return Candidate(policy, model, device, subscriber, kept)
 
     def step(self, goes_on: GoesOn) -> bool:

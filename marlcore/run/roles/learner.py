@@ -1,17 +1,18 @@
-"""Learners in their worker: each builds its model, batches and trainer, continues its predecessor, and saves."""
+"""The role of a learner process: it builds a model, batches and a trainer for each of its policies, and saves them."""
 
 import copy
 import logging
 import time
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
 
 from ...checks import brief
-from ...config import MAIN, Constant, learner_names, schedules_of
+from ...config import MAIN, AssignedPolicy, Constant, schedules_of
 from ...errors import TimedOut, pass_on_from_handler
 from ...interfaces import QueueSource, Trainer
 from ...loops import (
@@ -29,67 +30,43 @@ from ...processes import DONE, READY, STEPS, UPDATES, Telemetry
 from ...record import CHECKPOINT_S, checkpoint_path, load_checkpoint, save_checkpoint
 from ...self_play import League, Pool, Snapshot, own_first
 from ...weights import ParameterStore
-from .storage import QueueBatches, ReplayBatches
-from .worker import PolicyBlueprint, Worker
+from .batches import QueueBatches, ReplayBatches
+from .role import Role
 
 log = logging.getLogger(__name__)
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile
 
 
-class LearnerWorker(Worker):
+class LearnerRole(Role):
     """A learner process's work: it trains its policies in turn."""
 
     def build(self) -> None:
-        policies = {policy.name: policy for policy in self.blueprint.policies}
-        names = learner_names(self.config, [*policies])[self.name]
+        policies = {policy.name: policy for policy in self.spec.policies}
+        names = self.spec.learners[self.name]
         self.learners = [self._learner(policies[name]) for name in names]
         self._tallies = [self.control.tallies[name] for name in names]
         self.count_updates()
 
-    def _learner(self, policy: PolicyBlueprint) -> Learner:
+    def _learner(self, policy: AssignedPolicy) -> Learner:
         """The learner of a policy; a restarted one takes the last published weights, and the rest of a checkpoint."""
         self.beat()  # hundreds of policies take longer than a worker may be silent
         config, settings = self.config.of(policy.name), self.config.learner_of(policy.name)
         device = choose_device(settings.device, policy.index, settings.device_per_agent)
         model = build_model(policy, config).to(device)
-        store = self.hold(ParameterStore.attach(policy.weights))
-        if policy.hold is not None:
-            policy.hold.begin()
-        state = load_checkpoint(policy.checkpoint)
-        updates, source = _restore(model, store, state), policy.source
-        batches: QueueBatches | ReplayBatches
-        if isinstance(source, QueueSource):
-            batches = QueueBatches(policy, source, self)
-        else:
-            batches = ReplayBatches(policy, source, self, updates, device, state)
+        store = self.hold(ParameterStore.attach(self.memory.weights[policy.name]))
+        checkpoint = self.memory.checkpoint(policy.name)
+        if (hold := self.memory.holds.get(policy.name)) is not None:
+            hold.begin()
+        state = load_checkpoint(checkpoint)
+        updates = _restore(model, store, state)
+        batches = self._batches(policy, updates, device, state)
         league = self._league(policy, model, state)
         publisher = self.hold(store.publisher(model.acting))
         trainer = _trainer_of(policy, model, settings.compile)  # after the publisher moved the weights into its row
         if "trainer" in state:  # else it is empty, or another run's from which this one starts
-            _restore_trainer(trainer, policy, state, updates)
-        if league is not None and config.self_play.rollback is not None:
-            league.best = Snapshot(checkpoint_path(policy.run_dir, policy.name, "rollback"), model, trainer)
-        if league is not None and config.self_play.role_of(policy.name) != MAIN:
-            league.initial = Snapshot(checkpoint_path(policy.run_dir, policy.name, "initial"), model, trainer)
-
-        def save(state: dict[str, Any]) -> None:
-            began = time.monotonic()
-            if policy.hold is not None:
-                policy.hold.check()  # also before the replay is replaced
-            further = batches.save()  # before the checkpoint
-            if league is not None:
-                further |= {"self_play": league.state_dict()}
-            state = {**state, **model.saved(), **further, "torch": torch.get_rng_state()}
-            save_checkpoint(policy.checkpoint, state, policy.hold)
-            if league is not None:
-                league.write()
-            self.report(policy.name, CHECKPOINT_S, time.monotonic() - began, state["step"])
-
-        def also_report() -> None:
-            self.report_gpu(device)
-            if league is not None:
-                league.report_rates()
-
+            _restore_trainer(trainer, policy, checkpoint, state, updates)
+        if league is not None:
+            self._keep_snapshots(league, policy, model, trainer)
         return Learner(
             batches,
             trainer,
@@ -100,29 +77,66 @@ class LearnerWorker(Worker):
             device=device,
             norm=model.norm,
             rewards=model.rewards,
-            finite=FiniteCheck(policy.name, model, trainer.state_dict(), policy.checkpoint, state.get("updates")),
+            finite=FiniteCheck(policy.name, model, trainer.state_dict(), checkpoint, state.get("updates")),
             report=partial(self.report, policy.name),
-            save_state=save,
+            save_state=partial(self._save, policy.name, model, batches, league),
             pace=None if isinstance(config.pace, Constant) else config.pace,
             clearing=config.clearing_stages,
             updates=updates,
             stage=int(state.get("stage", 0)),
             also_publish=league.publish if league else None,
-            also_report=also_report,
+            also_report=partial(self._also_report, device, league),
         )
 
-    def _league(self, policy: PolicyBlueprint, model: PolicyModel, state: Mapping[str, Any]) -> League | None:
-        games = self.blueprint.self_play
+    def _batches(
+        self, policy: AssignedPolicy, updates: int, device: torch.device, state: Mapping[str, Any]
+    ) -> QueueBatches | ReplayBatches:
+        if isinstance(policy.source, QueueSource):
+            return QueueBatches(policy, policy.source, self)
+        return ReplayBatches(policy, policy.source, self, updates, device, state)
+
+    def _league(self, policy: AssignedPolicy, model: PolicyModel, state: Mapping[str, Any]) -> League | None:
+        games, run_dir = self.memory.league, self.memory.run_dir
         if not games:
             return None
         stores = [self.hold(ParameterStore.attach(game.pool)) for game in own_first(games, policy.index)]
-        names = [rival.name for rival in own_first(self.blueprint.policies, policy.index)]
-        pool = self.hold(Pool(stores[0], model.acting, policy.run_dir, policy.name))
+        names = [rival.name for rival in own_first(self.spec.policies, policy.index)]
+        pool = self.hold(Pool(stores[0], model.acting, run_dir, policy.name))
         results = self.hold(Telemetry.attach(games[policy.index].results))
         report, rivals = partial(self.report, policy.name), dict(zip(names, stores, strict=True))
         settings, saved = self.config.self_play, state.get("self_play", {})
         seed = run_seed(self.config, "exploiter", policy.index)
-        return League(settings, pool, rivals, results, policy.run_dir, report, saved, seed=seed)
+        return League(settings, pool, rivals, results, run_dir, report, saved, seed=seed)
+
+    def _keep_snapshots(self, league: League, policy: AssignedPolicy, model: PolicyModel, trainer: Trainer) -> None:
+        def snapshot(which: str) -> Snapshot:
+            return Snapshot(checkpoint_path(self.memory.run_dir, policy.name, which), model, trainer)
+
+        if self.config.self_play.rollback is not None:
+            league.best = snapshot("rollback")
+        if self.config.self_play.role_of(policy.name) != MAIN:
+            league.initial = snapshot("initial")
+
+    def _save(
+        self, policy: str, model: PolicyModel, batches: QueueBatches | ReplayBatches, league: League | None,
+        state: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        began, hold = time.monotonic(), self.memory.holds.get(policy)
+        if hold is not None:
+            hold.check()  # also before the replay is replaced
+        further = batches.save()  # before the checkpoint
+        if league is not None:
+            further |= {"self_play": league.state_dict()}
+        whole = {**state, **model.saved(), **further, "torch": torch.get_rng_state()}
+        save_checkpoint(self.memory.checkpoint(policy), whole, hold)
+        if league is not None:
+            league.write()
+        self.report(policy, CHECKPOINT_S, time.monotonic() - began, state["step"])
+
+    def _also_report(self, device: torch.device, league: League | None) -> None:
+        self.report_gpu(device)
+        if league is not None:
+            league.report_rates()
 
     def learning(self) -> bool:
         if self.config.offline:  # an update is a step
@@ -132,7 +146,7 @@ class LearnerWorker(Worker):
     @property
     def done(self) -> bool:
         """Whether it has made all updates of a run on recorded data."""
-        share = self.config.total_steps // len(self.blueprint.policies)
+        share = self.config.total_steps // len(self.spec.policies)
         return self.config.offline and all(learner.updates >= share for learner in self.learners)
 
     def take_turn(self) -> None:
@@ -168,7 +182,7 @@ class LearnerWorker(Worker):
         self.finish()
 
 
-def _trainer_of(policy: PolicyBlueprint, model: PolicyModel, compiled: str) -> Trainer:
+def _trainer_of(policy: AssignedPolicy, model: PolicyModel, compiled: str) -> Trainer:
     """The trainer of a model. Raises ValueError: it replaced a tensor, which would then not be published."""
 
     def addresses() -> dict[str, int]:
@@ -195,7 +209,9 @@ def compile_model(module: torch.nn.Module, mode: str) -> None:
         module._compiled_call_impl = call_and_keep
 
 
-def _restore_trainer(trainer: Trainer, policy: PolicyBlueprint, state: dict[str, Any], updates: int) -> None:
+def _restore_trainer(
+    trainer: Trainer, policy: AssignedPolicy, checkpoint: Path, state: dict[str, Any], updates: int
+) -> None:
     """Also torch's generator, unless updates were made since."""
     try:
         trainer.load_state_dict(state["trainer"])
@@ -204,7 +220,7 @@ def _restore_trainer(trainer: Trainer, policy: PolicyBlueprint, state: dict[str,
     except Exception as error:  # those of another run's may have any form
         pass_on_from_handler(error)
         expected = f"resume: expected a checkpoint of {policy.name}'s trainer"
-        raise ValueError(f"{expected}, got {str(policy.checkpoint)!r} ({brief(error)})") from None
+        raise ValueError(f"{expected}, got {str(checkpoint)!r} ({brief(error)})") from None
 
 
 def _restore(model: PolicyModel, store: ParameterStore, state: Mapping[str, Any]) -> int:

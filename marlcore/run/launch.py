@@ -1,0 +1,70 @@
+"""How a run starts: its spec, and what only the process that starts it uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..checks import absolute, check_type
+from ..config import Config
+from ..notices import shown_with
+from ..record import RUNS, Callback, InitFrom, check_callback, fetch_run, initial_states, located, steps_taken
+from ..replay import ReplayBuffer
+from .assignment import Algorithms
+from .recorded import OFFLINE
+from .spec import RunSpec, acting_spec, recorded_spec, warn_of_short_run
+from .warmup import compile_before_a_run
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The checked input of a run.
+
+    Attributes:
+        runs: the parent of a directory without a name, absolute.
+        resume: the directory of a run that continues, on this machine.
+        remote: the address to which the run's directory is copied.
+        initial: by policy, the state of a checkpoint from which it starts.
+        init_strict: refuse such a state if it does not fit the policy's network.
+        plots: draw curves at the end.
+    """
+
+    spec: RunSpec
+    runs: Path
+    resume: Path | None
+    remote: str | None
+    initial: Mapping[str, Mapping[str, Any]]
+    init_strict: bool
+    callback: Callback | None
+    progress: bool
+    plots: bool
+
+    @classmethod
+    def checked(
+        cls, env_fn: Any, algorithm: Algorithms, config: Config | None = None,
+        progress: bool = False, resume: str | Path | None = None, callback: Callback | None = None,
+        init_from: InitFrom | None = None, init_strict: bool = True,
+        data: tuple[ReplayBuffer | Mapping[str, ReplayBuffer], int] | None = None, plots: bool = True,
+    ) -> Launch:  # fmt: skip
+        """Of the arguments of `train`, or with the `data` (replay, updates) of `train_offline`.
+
+        Compiles the kernels if they never were. Raises: ValueError, TypeError.
+        """
+        check_type("config", config, Config, or_none=True)
+        check_callback(callback)
+        config = config or (Config() if data is None else OFFLINE)
+        config, here, remote = located(config, resume)  # first: an environment may change the directory
+        runs = absolute(RUNS) if here is None and config.run_dir is None else Path(RUNS)
+        with shown_with(progress):
+            if data is not None:
+                spec = recorded_spec(*data, env_fn, algorithm, config)
+            else:
+                spec = acting_spec(env_fn, algorithm, config)
+            initial = initial_states(init_from, spec.names)
+            warn_of_short_run(spec, 0 if here is None or spec.config.replay.save else steps_taken(here))
+            compile_before_a_run()
+        if remote and resume is not None:  # last, since it may take long
+            here = fetch_run(remote, absolute(RUNS))
+        return cls(spec, runs, here, remote, initial, init_strict, callback, progress, plots)

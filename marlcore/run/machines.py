@@ -1,0 +1,94 @@
+"""The machines of a run: this one alone, or with those of a cluster, where actors and learners may be."""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ..config import AssignedPolicy, crews, learner_names
+from ..memory import SegmentHandle
+from ..processes import Control, Interrupts, Telemetry
+from ..record import Hold, RunDirectory
+from ..self_play import make_beside_anchors
+from ..weights import ParameterStore
+from .async_run import Remote
+from .memory import Memory, create_transitions
+from .spec import RunSpec
+
+if TYPE_CHECKING:
+    from ..cluster.nodes import Uplink
+
+
+class OneMachine:
+    """This machine alone. What it makes ends with the stack.
+
+    Attributes:
+        learners: the learner processes on other machines.
+        holds: by policy whose learner is on another machine, on its checkpoint.
+    """
+
+    def __init__(
+        self, stack: ExitStack, spec: RunSpec, directory: RunDirectory, environment: str, interrupts: Interrupts
+    ) -> None:
+        self._stack, self._spec, self._directory = stack, spec, directory
+        self.learners: list[str] = []
+        self.holds: dict[str, Hold] = {}
+
+    def place(self, policy: AssignedPolicy, store: ParameterStore) -> tuple[SegmentHandle, SegmentHandle]:
+        """A policy's transitions, and its weights, whose store was made here. Raises ValueError, SharedMemoryFull."""
+        transitions = self._spec.recorded.get(policy.name)
+        if transitions is None:
+            saved = self._directory.replay_path(policy.name)
+            transitions = create_transitions(self._stack, policy, self._spec.config, saved)
+        return transitions, store.handle
+
+    def sweep(self) -> None:
+        """Removes what an earlier part of the run, which was killed, left on other machines."""
+
+    def begin(self, stack: ExitStack, memory: Memory, control: Control, telemetry: Telemetry) -> Remote:
+        """The run's roles on other machines, which end with this stack."""
+        return Remote()
+
+
+class Cluster(OneMachine):
+    """This machine and those of a cluster. Raises ValueError: there is no such cluster, or its machines do not do."""
+
+    def __init__(
+        self, stack: ExitStack, spec: RunSpec, directory: RunDirectory, environment: str, interrupts: Interrupts
+    ) -> None:
+        from ..cluster.nodes import RayCluster, try_learner  # here, so that a run on one machine needs none of it
+
+        super().__init__(stack, spec, directory, environment, interrupts)
+        config, run = spec.config, secrets.token_hex(8)
+        self.learners = [*learner_names(config, [name for name in spec.names if name in config.cluster.learners])]
+        self.holds = {name: Hold(directory.checkpoint_path(name), run, 0) for name in config.cluster.learners}
+        self._uplinks: dict[str, Uplink] = {}
+        trials = {}
+        for name, hold in self.holds.items():
+            hold.take()
+            trials[name] = partial(try_learner, hold, config.learner_of(name).device, config.replay.path)
+        make: Any = spec.env_fn
+        if anchors := [*config.self_play.anchors]:
+            make = partial(make_beside_anchors, make, anchors)
+        self._cluster = stack.enter_context(RayCluster(config.cluster, make, environment, interrupts, trials))
+
+    def place(self, policy: AssignedPolicy, store: ParameterStore) -> tuple[SegmentHandle, SegmentHandle]:
+        if policy.name not in self.holds:
+            return super().place(policy, store)
+        from ..cluster.nodes import Uplink
+
+        config, crew = self._spec.config, crews(self._spec.config)[0]
+        uplink = Uplink(self._stack, policy, config, crew, store.description, config.cluster.seats, 1)
+        store.close()  # its learner's machine has one
+        self._uplinks[policy.name] = uplink
+        return uplink.transitions, uplink.weights
+
+    def sweep(self) -> None:
+        self._cluster.sweep()
+
+    def begin(self, stack: ExitStack, memory: Memory, control: Control, telemetry: Telemetry) -> Remote:
+        from ..cluster.nodes import Controller
+
+        return Controller(stack, self._cluster, self._spec, memory, control, telemetry, self._uplinks)

@@ -1,0 +1,137 @@
+"""The shared memory of a run on one machine: the parent makes its segments, and a worker attaches them by handle."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..config import AssignedPolicy, Config, Crew
+from ..interfaces import RETURN, QueueSource
+from ..loops import PolicyModel
+from ..memory import PREFIX, Segment, SegmentHandle, survey_segments
+from ..queue import TrajectoryQueue, lane_rows_for
+from ..record import Hold, checkpoint_path
+from ..replay import ReplayBuffer
+from ..self_play import SelfPlay, odds_fields, published_numbers
+from ..spec import Field, TransitionSpec
+from ..weights import ParameterStore
+
+TRANSIENT = f"{PREFIX}of-a-run-"  # files in replay.path that no longer matter when no process holds them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """A run's segments on this machine, by handle, with its directory: all that a worker needs beside the spec.
+
+    Attributes:
+        crew: the actors that write here.
+        run_dir: the run's directory; of no use where only actors are.
+        began: the time at which the run began, by time.monotonic, which all processes of a machine share.
+        transitions: by policy, its replay or queue.
+        weights: by policy, its parameter store.
+        league: by the policies' order, their pools and results in self-play.
+        reloaded: the policies whose replay an earlier part of the run has saved.
+        holds: by policy, on its checkpoint, where its learner may be followed by one on another machine.
+    """
+
+    crew: Crew
+    run_dir: Path
+    began: float
+    control: SegmentHandle
+    telemetry: SegmentHandle
+    transitions: Mapping[str, SegmentHandle]
+    weights: Mapping[str, SegmentHandle]
+    league: Sequence[SelfPlay] = ()
+    reloaded: Collection[str] = ()
+    holds: Mapping[str, Hold] = field(default_factory=dict)
+
+    def checkpoint(self, policy: str) -> Path:
+        return checkpoint_path(self.run_dir, policy)
+
+
+@dataclass(frozen=True)
+class OwnerOf:
+    """The name of a saved replay's policy, beside its rows."""
+
+    policy: str
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        return {"policy": np.frombuffer(self.policy.encode(), np.uint8)}
+
+    def check(self, replay: ReplayBuffer, path: Path) -> None:
+        """Raises ValueError: the loaded replay is of another policy."""
+        owner = (replay.sampler_state or {}).get("policy")
+        if owner is None or owner.tobytes() != self.policy.encode():
+            got = None if owner is None else owner.tobytes().decode(errors="replace")
+            raise ValueError(f"resume: expected a replay of {self.policy}, got {str(path)!r}, which is one of {got}")
+
+
+def transition_spec(policy: AssignedPolicy, config: Config) -> TransitionSpec:
+    """The spec of a policy's transitions. Raises ValueError: an extra of the algorithm has a reserved name."""
+    spec = policy.algorithm.transition(policy.spaces)
+    if config.learner_of(policy.name).reward_norm == "off":
+        return spec
+    if RETURN in spec.extras:
+        raise ValueError(f"transition of {policy.name}: {RETURN!r} is the extra of learner.reward_norm")
+    return replace(spec, extras={**spec.extras, RETURN: Field()})
+
+
+def create_transitions(stack: ExitStack, policy: AssignedPolicy, config: Config, saved: Path) -> SegmentHandle:
+    """A policy's queue, or its replay, perhaps a saved one. Raises: ValueError: that does not fit. SharedMemoryFull."""
+    source, lanes = policy.source, len(policy.agents) * config.lanes
+    if not isinstance(source, QueueSource):
+        return _create_replay(stack, policy, config, saved).handle
+    config = config.of(policy.name)
+    spec = transition_spec(policy, config)
+    frames, block = config.replay.frames, spec.state_every
+    rows = lane_rows_for(source.batch_size, lanes, config.actor.envs, source.length, frames, block)
+    rows = -(-rows // block) * block
+    unread = source.ahead * source.batch_size * (source.length or 1)
+    queue = TrajectoryQueue.create(spec, rows * lanes, lanes, max_unread=unread, name=f"queue.{policy.index}")
+    return stack.enter_context(queue).handle
+
+
+def _create_replay(stack: ExitStack, policy: AssignedPolicy, config: Config, saved: Path) -> ReplayBuffer:
+    lanes, config = len(policy.agents) * config.lanes, config.of(policy.name)
+    settings, spec = config.replay, transition_spec(policy, config)
+    limiter, name = config.limiter(policy.name, lanes), f"replay.{policy.index}"
+    lanes, file = lanes * settings.parts, None
+    if settings.path is not None:
+        directory = Path(settings.path)
+        survey_segments(directory, TRANSIENT, remove=True)  # files of runs that were killed
+        file = directory / f"{TRANSIENT}{secrets.token_hex(4)}-{saved.name}"
+    if not os.path.lexists(saved):
+        replay = ReplayBuffer.create(spec, settings.capacity, lanes, limiter=limiter, name=name, path=file)
+        stack.enter_context(replay)
+    else:
+        replay = stack.enter_context(ReplayBuffer.load(saved, spec, name=name, into=file))
+        OwnerOf(policy.name).check(replay, saved)
+        expected = f"resume: expected a configuration that gives {policy.name} the"
+        if replay.lanes != lanes:
+            raise ValueError(f"{expected} {replay.lanes} lanes of its saved replay, got {lanes} (cluster.address)")
+        if replay.limiter != limiter:
+            raise ValueError(f"{expected} limiter of its saved replay, {replay.limiter}, got {limiter}")
+    if file is not None:
+        stack.callback(replay.unlink)
+    return replay
+
+
+def attach_transitions(handle: SegmentHandle) -> ReplayBuffer | TrajectoryQueue:
+    segment = Segment.attach(handle)
+    kind = TrajectoryQueue if segment.description.get("kind") == TrajectoryQueue.kind else ReplayBuffer
+    return kind(segment)
+
+
+def create_weights(policy: AssignedPolicy, config: Config, model: PolicyModel, begins_after: int) -> ParameterStore:
+    """A store for a policy's weights, whose versions follow a given one. Raises SharedMemoryFull."""
+    extras = published_numbers(policy.algorithm, config.of(policy.name)) | odds_fields(config.self_play)
+    mode, name = config.learner_of(policy.name).publish_mode, f"weights.{policy.index}"
+    return ParameterStore.create(model.acting, mode, extras, begins_after=begins_after, name=name)

@@ -1,0 +1,137 @@
+"""A learner's batches: drawn from a replay, or read from a queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...config import AssignedPolicy, Config
+from ...interfaces import QueueSource, ReplaySource
+from ...loops import Batches, run_seed, with_functions_of
+from ...queue import TrajectoryQueue, TrajectoryReader
+from ...replay import Mixture, Prefetch, ReplayBuffer, Sampler
+from ..memory import OwnerOf
+from .role import Role
+
+
+class ReplayBatches:
+    """Batches that a sampler draws from a replay, or from a mixture of its parts, perhaps ahead.
+
+    After so many `updates`, they continue those of a checkpoint's `state`; an empty one begins anew.
+    """
+
+    on_policy = False
+
+    def __init__(
+        self, policy: AssignedPolicy, source: ReplaySource, role: Role, updates: int, device: torch.device,
+        state: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        config, learner = role.config.of(policy.name), role.config.learner_of(policy.name)
+        self._name, self._memory, self._saves = policy.name, role.memory, config.replay.save
+        self._handle = role.memory.transitions[policy.name]
+        self._replay = replay = role.hold(ReplayBuffer.attach(self._handle))
+        self._fastest = config.pace.bounds[1] if config.pace else 1.0
+        self._steps_per_row = 1.0 / role.control.about["policies"][policy.name]["share"]
+        self.prioritized = source.prioritized is not None
+        options: dict[str, Any] = {
+            "stack": config.replay.frames, "n_step": source.n_step, "gamma": learner.gamma,
+            "seed": run_seed(config, "sampler", policy.index, updates),
+            "pad": config.replay.pad, "prioritized": source.prioritized, "sequence": source.sequence,
+        }  # fmt: skip
+        if source.hindsight is not None:
+            env = role.hold(role.spec.env_fn())
+            options["hindsight"] = with_functions_of(env, source.hindsight, replay.spec)
+        self._sampler: Sampler | Mixture
+        if config.replay.mixture:
+            self._sampler = _mixture_of(replay, len(policy.agents) * config.lanes, config, options)
+        else:
+            self._sampler = replay.sampler(learner.batch_size, min_size=learner.warmup, **options)
+        if "sampler" in state:  # else it is empty, or another run's from which this one starts
+            self._restore(state, updates != state.get("updates"))  # before a thread draws ahead
+        ahead = learner.prefetch if config.mode == "async" else 0
+        self._limited_ahead = bool(ahead) and config.updates_per_step is not None and not config.offline
+        self._source = role.hold(Prefetch(self._sampler, ahead, device)) if ahead else self._sampler
+        self.sample, self.clear = self._source.sample, self._source.clear
+        self.update_priorities = self._source.update_priorities
+
+    @property
+    def due(self) -> bool:
+        """See `Batches.due`; also whether a batch is drawn ahead."""
+        return self._sampler.due or (self._limited_ahead and self._source.can_sample())
+
+    def follow(self, pace: Callable[[float], float]) -> None:
+        self._sampler.limit_to(lambda rows: min(pace(rows * self._steps_per_row) / self._fastest, 1.0))
+
+    def stats(self) -> dict[str, float]:
+        each = [self._sampler.stats] if isinstance(self._sampler, Sampler) else self._sampler.stats
+        counters = {"lapped": "lapped", "redrawn": "redrawn", "waited_s": "waited"}
+        sums = {name: sum(getattr(stats, counter) for stats in each) for name, counter in counters.items()}
+        return {"rows": len(self._replay), **sums}
+
+    def save(self) -> dict[str, Any]:
+        """The sampler's state; first saves the replay, since one newer than its checkpoint does no harm."""
+        if self._saves:
+            saved = self._memory.checkpoint(self._name).with_suffix(".replay")
+            self._replay.save(saved, OwnerOf(self._name))
+        state = {name: torch.from_numpy(array) for name, array in self._source.state_dict().items()}
+        return {"sampler": state, "replay": self._handle.nonce}
+
+    def _restore(self, state: Mapping[str, Any], again: bool) -> None:
+        """Continues the sampler of a checkpoint, with its priorities if the replay has their rows.
+
+        `again`: updates were made since, whose random numbers must not be repeated.
+        """
+        fresh = self._sampler.state_dict()
+        saved = {name: tensor.numpy() for name, tensor in state["sampler"].items()}
+        if self._name not in self._memory.reloaded and state.get("replay") != self._handle.nonce:
+            of_no_rows = _entries(saved, "generator", "batches")
+            saved = fresh | {name: value for name, value in of_no_rows.items() if name in fresh}
+        if again:
+            saved |= _entries(fresh, "generator")
+        self._sampler.load_state_dict(saved)
+
+
+def _mixture_of(replay: ReplayBuffer, size: int, config: Config, options: Mapping[str, Any]) -> Mixture:
+    """A mixture of a replay's parts, which have `size` lanes each; `config` is the policy's."""
+    shares, learner = np.array([*config.replay.mixture.values()]), config.learner
+    fractions = shares / shares.sum()
+    lanes = [range(part * size, (part + 1) * size) for part in range(len(shares))]
+    least = max(1, int(learner.warmup * fractions[fractions > 0].min()))
+    parts = [replay] * len(shares)
+    return Mixture(parts, fractions.tolist(), learner.batch_size, min_size=least, lanes=lanes, **options)
+
+
+def _entries(state: dict[str, Any], *names: str) -> dict[str, Any]:
+    """The entries of these names in a sampler's state, or in those of all parts of a mixture."""
+    return {name: value for name, value in state.items() if name.rpartition(".")[2] in names}
+
+
+class QueueBatches(Batches):
+    """Batches that a reader takes from a queue: each transition once, and all but a few are of the newest weights.
+
+    Nothing of it is saved, and a resumed run begins with an empty one.
+    """
+
+    on_policy = True
+
+    def __init__(self, policy: AssignedPolicy, source: QueueSource, role: Role) -> None:
+        replay, gamma = role.config.replay, role.config.learner_of(policy.name).gamma
+        options: dict[str, Any] = {"stack": replay.frames, "gamma": gamma, "pad": replay.pad}
+        self._queue = queue = role.hold(TrajectoryQueue.attach(role.memory.transitions[policy.name]))
+        self._reader: TrajectoryReader = role.hold(queue.reader(source.batch_size, length=source.length, **options))
+        self.sample = self._reader.read
+
+    @property
+    def due(self) -> bool:
+        return self._reader.may_be_ready
+
+    def stats(self) -> dict[str, float]:
+        stats = self._reader.stats
+        counters = {"lapped": stats.lapped, "skipped": stats.skipped, "waited_s": stats.waited}
+        return {"rows": len(self._queue), **counters}
+
+    def save(self) -> dict[str, Any]:
+        return {}
