@@ -150,7 +150,8 @@ class Oracles:
         """What is known at the beginning. Raises ValueError, TypeError: the input is refused, or none can continue."""
         if not resumed and holds_files(self.folder):
             raise ValueError(f"run_dir: expected a new or empty directory, got {str(self.folder)!r}, which holds files")
-        self._make_env, policies, self._config = assigned(factory(self.env_fn), self.algorithm, self.config)
+        spec = assigned(factory(self.env_fn), self.algorithm, self.config)
+        self._make_env, policies, self._config = spec.env_fn, spec.policies, spec.config
         self._agents = tuple(agent for policy in policies for agent in policy.agents)
         if len(self._agents) != 2:
             raise ValueError(f"env_fn: expected a game of two agents, got {list(self._agents)}")

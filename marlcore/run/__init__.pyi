@@ -1,5 +1,3 @@
-from .assignment import Algorithms as Algorithms
-from .assignment import assigned as assigned
 from .async_run import POLL_S as POLL_S
 from .async_run import Remote as Remote
 from .async_run import grace_of as grace_of
@@ -15,15 +13,17 @@ from .memory import Memory as Memory
 from .memory import attach_transitions as attach_transitions
 from .memory import create_transitions as create_transitions
 from .memory import create_weights as create_weights
+from .memory import deal_steps as deal_steps
+from .memory import dealt as dealt
 from .memory import transition_spec as transition_spec
 from .presets import Preset as Preset
 from .presets import preset as preset
 from .run import Result as Result
 from .run import Run as Run
 from .run import work as work
-from .shares import deal_steps as deal_steps
-from .shares import dealt as dealt
+from .spec import Algorithms as Algorithms
 from .spec import RunSpec as RunSpec
+from .spec import assigned as assigned
 from .spec import share_of as share_of
 from .warmup import compile_before_a_run as compile_before_a_run
 from .warmup import warm_up as warm_up

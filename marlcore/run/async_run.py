@@ -104,21 +104,19 @@ def grace_of(spec: RunSpec) -> float:
 
 @dataclass
 class _End:
-    """The end of a run: whether workers were told to end, and how long they have had since."""
+    """The end of a run: whether its workers were told to end, and for how long it waits for them."""
 
-    spec: RunSpec
     supervisor: Supervisor
     control: Control
     monitor: Monitor
     interrupts: Interrupts
-
-    def __post_init__(self) -> None:
-        self.since: float | None = None
-        self._halted = self._said = False
-        self._grace = grace_of(self.spec)
+    grace_s: float
+    since: float | None = None  # by time.monotonic
+    halted: bool = False
+    named: bool = False  # whether a line has named the last workers
 
     def finish(self) -> None:
-        """The steps are taken: learners and evaluator make their last checkpoints and evaluation."""
+        """Learners and evaluator make their last checkpoints and evaluation."""
         if self.since is None:
             self.since = time.monotonic()
             if self.interrupts.finishing:
@@ -126,10 +124,10 @@ class _End:
             self.control.finish()
 
     def halt(self) -> None:
-        """Before that: no worker is restarted any more, and those that are still starting are killed."""
-        if self._halted:
+        """Workers end as they are: none is restarted any more, and those that are still starting are killed."""
+        if self.halted:
             return
-        self._halted, self.since = True, self.since or time.monotonic()
+        self.halted, self.since = True, self.since or time.monotonic()
         if self.interrupts.stopping:
             self.monitor.say_stopping()
         self.control.stop()  # also a last evaluation, which waits for learners
@@ -139,26 +137,19 @@ class _End:
                 worker.end()
 
     def is_over(self, waiting: list[str]) -> bool:
-        """Whether the workers that the run waits for have had their time; those that a signal has stopped get less."""
+        """Whether the time of the workers that the run waits for is over; those that a signal has stopped get less."""
         late_s = 0.0 if self.since is None else time.monotonic() - self.since
-        patience_s = STOPPED_S if self._halted and late_s > SAID_S and self._all_stopped(waiting) else self._grace
-        return late_s > patience_s
+        halted = self.halted and late_s > SAID_S and self._all_stopped(waiting)
+        return late_s > (STOPPED_S if halted else self.grace_s)
 
     def _all_stopped(self, waiting: list[str]) -> bool:
         running = self.supervisor.running
         stopped = {worker.name for worker in running if worker.process and worker.process.is_stopped}
-        if not self._said:
-            self._said = True
-            named = (f"{name}, which a signal has stopped" if name in stopped else name for name in waiting)
-            self.monitor.say(f"still waiting for {'; '.join(named)}")
+        if not self.named:
+            self.named = True
+            names = (f"{name}, which a signal has stopped" if name in stopped else name for name in waiting)
+            self.monitor.say(f"still waiting for {'; '.join(names)}")
         return stopped.issuperset(waiting)
-
-    def failure(self, late: str) -> WorkerFailed | None:
-        """The failure of the first worker that is late; an evaluator, the last of the workers, fails no run."""
-        if late != EVALUATOR:
-            return WorkerFailed(late, "hang", f"it did not end within {self._grace:g} s")
-        log.warning("evaluation: the last one was cut off, since it took more than %g s", self._grace)
-        return None
 
 
 def run_async(
@@ -173,7 +164,7 @@ def run_async(
     that are still starting are killed. A second signal, a second after the first, kills all.
     """
     failed: WorkerFailed | None = None
-    end, actors = _End(spec, supervisor, control, monitor, interrupts), memory.crew.names
+    end, actors = _End(supervisor, control, monitor, interrupts, grace_of(spec)), memory.crew.names
     stepping = [supervisor.workers[name] for name in (spec.learners if spec.config.offline else actors)]
     while waiting := [*remote.unfinished, *(worker.name for worker in supervisor.unfinished)]:
         if interrupts.again:
@@ -183,7 +174,10 @@ def run_async(
         elif interrupts.finishing or (all(worker.done for worker in stepping) and remote.done):
             end.finish()
         if end.is_over(waiting):
-            failed = failed or end.failure(waiting[0])
+            if waiting[0] != EVALUATOR:  # the last of the workers
+                failed = failed or WorkerFailed(waiting[0], "hang", f"it did not end within {end.grace_s:g} s")
+            else:
+                log.warning("evaluation: the last one was cut off, since it took more than %g s", end.grace_s)
             break
         try:
             supervisor.watch(POLL_S)

@@ -46,11 +46,12 @@ class NewRun:
     def __init__(self, launch: Launch) -> None:
         self._launch, self._spec, self._config = launch, launch.spec, launch.spec.config
         self._sources = {policy: state["from"] for policy, state in launch.initial.items()}
+        self._first: dict[Path, dict[str, Any]] = {}  # checkpoints of policies that start with another run's weights
         described = describe(self._spec.env_fn, self._spec.policies, self._config)
         self.described = described | {"init_from": self._sources}
 
     def open(self, stack: ExitStack) -> RunDirectory:
-        """Opens the run's directory, which `stack` closes. Raises ValueError."""
+        """Opens the run's directory, which the stack closes. Raises ValueError."""
         directory = RunDirectory.create(self._config.run_dir, self.described, self._launch.runs)
         self.directory = stack.enter_context(directory)
         return self.directory
@@ -59,23 +60,28 @@ class NewRun:
         """Raises ValueError: the run has already met a condition to stop."""
 
     def model_of(self, policy: AssignedPolicy) -> tuple[PolicyModel, int]:
-        """A policy's model, and the version of the last weights before this part of the run.
+        """A policy's model, and the version of its last weights before this part of the run.
 
         Raises ValueError: a checkpoint is damaged, or of another network.
         """
-        model, initial = build_model(policy, self._config), self._launch.initial.get(policy.name)
-        if initial is not None:
-            self._initialise(model, policy, initial)
-            save_checkpoint(self.directory.checkpoint_path(policy.name), {**NO_COUNTS, **model.saved()})
-        return model, 0
+        model, checkpoint = build_model(policy, self._config), self.directory.checkpoint_path(policy.name)
+        state = load_checkpoint(checkpoint)
+        if (initial := self._launch.initial.get(policy.name)) is not None:
+            left_out = model.initialise(initial, self._launch.init_strict, policy.name)
+            if left_out:
+                log.warning("init_from: %s starts without %s", printable(policy.name), ", ".join(left_out))
+            self._first[checkpoint] = self._counts(state, initial) | model.saved()
+        elif state:  # of an earlier part of the run
+            _restore(model, policy, self._config, state, checkpoint)
+        return model, state.get("version", 0)
 
-    def _initialise(self, model: PolicyModel, policy: AssignedPolicy, initial: Mapping[str, Any]) -> None:
-        left_out = model.initialise(initial, self._launch.init_strict, policy.name)
-        if left_out:
-            log.warning("init_from: %s starts without %s", printable(policy.name), ", ".join(left_out))
+    def _counts(self, state: Mapping[str, Any], initial: Mapping[str, Any]) -> dict[str, Any]:
+        return NO_COUNTS
 
     def commit(self, control: Control, machines: OneMachine) -> float:
-        """When no check can fail any more: takes over what was saved. Returns the seconds that the run had taken."""
+        """Writes what the run starts with, when no check can fail any more; returns the seconds that it had taken."""
+        for checkpoint, state in self._first.items():
+            save_checkpoint(checkpoint, state)
         return 0.0
 
 
@@ -87,7 +93,6 @@ class ResumedRun(NewRun):
         assert launch.resume is not None
         check_resumed(launch.resume, self.described, self._spec.policies)
         self._resumed = launch.resume
-        self._taken: dict[Path, dict[str, Any]] = {}  # checkpoints with another run's weights
 
     def open(self, stack: ExitStack) -> RunDirectory:
         self.directory = directory = stack.enter_context(RunDirectory.resume(self._resumed))
@@ -110,37 +115,13 @@ class ResumedRun(NewRun):
         if self._config.stop != StopConfig():
             conditions.check_unmet(each_metric(self.directory.path / "metrics.csv"))
 
-    def model_of(self, policy: AssignedPolicy) -> tuple[PolicyModel, int]:
-        checkpoint = self.directory.checkpoint_path(policy.name)
-        model, initial = build_model(policy, self._config), self._launch.initial.get(policy.name)
-        state = load_checkpoint(checkpoint)
-        if initial is not None:
-            self._initialise(model, policy, initial)
-            self._taken[checkpoint] = taken_over(state, initial) | model.saved()
-        elif state:
-            expected = f"resume: expected a checkpoint of {printable(policy.name)}'s {type(policy.algorithm).__name__}"
-            try:
-                model.restore_checked(state, checkpoint, expected)
-            except ValueError as error:
-                if unfit := self._unfit_hyperparameters(policy, state):
-                    expected = f"resume: expected hyperparameters that fit {printable(policy.name)}'s network"
-                    raise ValueError(f"{expected}, got {unfit}") from error
-                raise
-        return model, state.get("version", 0)
-
-    def _unfit_hyperparameters(self, policy: AssignedPolicy, state: Mapping[str, Any]) -> str:
-        """Those that changed and do not fit a checkpoint's network: each that alone does not or, without any, all."""
-        changes = changed_hyperparameters(self.directory.path, policy)
-        old = {name: before for name, (before, _) in changes.items()}
-        others = {name: {other: old[other] for other in old if other != name} for name in old}
-        unfit = [name for name in old if not _fits(state, policy, self._config, others[name])] or old
-        return " and ".join(f"{name} {changes[name][1]!r} instead of {old[name]!r}" for name in unfit)
+    def _counts(self, state: Mapping[str, Any], initial: Mapping[str, Any]) -> dict[str, Any]:
+        return taken_over(state, initial)
 
     def commit(self, control: Control, machines: OneMachine) -> float:
         machines.sweep()
         self.described["init_from"] = read_config(self.directory.path).get("init_from", {}) | self._sources
-        for checkpoint, state in self._taken.items():
-            save_checkpoint(checkpoint, state)
+        super().commit(control, machines)
         self.directory.replace_config(self.described)  # after what its `init_from` names was taken
         if not self._config.replay.save:  # they would be older than the next checkpoints
             for name in self._spec.names:
@@ -168,6 +149,27 @@ class ResumedRun(NewRun):
         if EVALUATOR in control.workers:
             control.workers[EVALUATOR].store(SKIPS, saved.get("skips", 0))
         return float(saved.get("time_s", 0.0))
+
+
+def _restore(
+    model: PolicyModel, policy: AssignedPolicy, config: Config, state: Mapping[str, Any], checkpoint: Path
+) -> None:
+    """Raises ValueError: the checkpoint does not fit the model; it names the hyperparameters that are the reason.
+
+    These are the changed ones each of which alone does not fit or, without any, all changed ones.
+    """
+    policy_name, algorithm = printable(policy.name), type(policy.algorithm).__name__
+    try:
+        model.restore_checked(state, checkpoint, f"resume: expected a checkpoint of {policy_name}'s {algorithm}")
+    except ValueError as error:
+        changes = changed_hyperparameters(checkpoint.parents[1], policy)
+        if not changes:
+            raise
+        old = {label: before for label, (before, _) in changes.items()}
+        alone = {label: {other: old[other] for other in old if other != label} for label in old}
+        unfit = [label for label in old if not _fits(state, policy, config, alone[label])] or old
+        got = " and ".join(f"{label} {changes[label][1]!r} instead of {old[label]!r}" for label in unfit)
+        raise ValueError(f"resume: expected hyperparameters that fit {policy_name}'s network, got {got}") from error
 
 
 def _fits(state: Mapping[str, Any], policy: AssignedPolicy, config: Config, others: Mapping[str, Any]) -> bool:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from ..record import Callback, InitFrom
     from ..replay import ReplayBuffer
     from ..spaces import Spaces
-    from .assignment import Algorithms
     from .launch import Launch
     from .run import Result, Run
+    from .spec import Algorithms
 
 require("train")  # otherwise a door would say so only when it is called
 

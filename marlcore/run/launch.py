@@ -12,34 +12,23 @@ from ..config import Config
 from ..notices import shown_with
 from ..record import RUNS, Callback, InitFrom, check_callback, fetch_run, initial_states, located, steps_taken
 from ..replay import ReplayBuffer
-from .assignment import Algorithms
-from .recorded import OFFLINE
-from .spec import RunSpec, acting_spec, recorded_spec, warn_of_short_run
+from .spec import OFFLINE, Algorithms, RunSpec, acting_spec, recorded_spec, warn_of_short_run
 from .warmup import compile_before_a_run
 
 
 @dataclass(frozen=True)
 class Launch:
-    """The checked input of a run.
-
-    Attributes:
-        runs: the parent of a directory without a name, absolute.
-        resume: the directory of a run that continues, on this machine.
-        remote: the address to which the run's directory is copied.
-        initial: by policy, the state of a checkpoint from which it starts.
-        init_strict: refuse such a state if it does not fit the policy's network.
-        plots: draw curves at the end.
-    """
+    """A checked run, and what only the process that starts it uses."""
 
     spec: RunSpec
-    runs: Path
-    resume: Path | None
-    remote: str | None
-    initial: Mapping[str, Mapping[str, Any]]
+    runs: Path  # the parent of a directory without a name
+    resume: Path | None  # the directory of the run that continues, on this machine
+    remote: str | None  # the address to which the run's directory is copied
+    initial: Mapping[str, Mapping[str, Any]]  # by policy: the state of a checkpoint from which it starts
     init_strict: bool
     callback: Callback | None
     progress: bool
-    plots: bool
+    plots: bool  # curves at the end
 
     @classmethod
     def checked(

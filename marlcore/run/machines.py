@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,34 +23,29 @@ if TYPE_CHECKING:
     from ..cluster.nodes import Uplink
 
 
+@dataclass
 class OneMachine:
-    """This machine alone. What it makes ends with the stack.
+    """This machine alone. What it makes ends with the stack."""
 
-    Attributes:
-        learners: the learner processes on other machines.
-        holds: by policy whose learner is on another machine, on its checkpoint.
-    """
-
-    def __init__(
-        self, stack: ExitStack, spec: RunSpec, directory: RunDirectory, environment: str, interrupts: Interrupts
-    ) -> None:
-        self._stack, self._spec, self._directory = stack, spec, directory
-        self.learners: list[str] = []
-        self.holds: dict[str, Hold] = {}
+    stack: ExitStack
+    spec: RunSpec
+    directory: RunDirectory
+    learners: Sequence[str] = ()  # learner processes on other machines
+    holds: Mapping[str, Hold] = field(default_factory=dict)  # by policy that learns there, on its checkpoint
 
     def place(self, policy: AssignedPolicy, store: ParameterStore) -> tuple[SegmentHandle, SegmentHandle]:
         """A policy's transitions, and its weights, whose store was made here. Raises ValueError, SharedMemoryFull."""
-        transitions = self._spec.recorded.get(policy.name)
+        transitions = self.spec.recorded.get(policy.name)
         if transitions is None:
-            saved = self._directory.replay_path(policy.name)
-            transitions = create_transitions(self._stack, policy, self._spec.config, saved)
+            saved = self.directory.replay_path(policy.name)
+            transitions = create_transitions(self.stack, policy, self.spec.config, saved)
         return transitions, store.handle
 
     def sweep(self) -> None:
         """Removes what an earlier part of the run, which was killed, left on other machines."""
 
     def begin(self, stack: ExitStack, memory: Memory, control: Control, telemetry: Telemetry) -> Remote:
-        """The run's roles on other machines, which end with this stack."""
+        """Begins the run's roles on other machines, which end with this stack."""
         return Remote()
 
 
@@ -60,13 +57,13 @@ class Cluster(OneMachine):
     ) -> None:
         from ..cluster.nodes import RayCluster, try_learner  # here, so that a run on one machine needs none of it
 
-        super().__init__(stack, spec, directory, environment, interrupts)
-        config, run = spec.config, secrets.token_hex(8)
-        self.learners = [*learner_names(config, [name for name in spec.names if name in config.cluster.learners])]
-        self.holds = {name: Hold(directory.checkpoint_path(name), run, 0) for name in config.cluster.learners}
+        config, token = spec.config, secrets.token_hex(8)
+        learners = learner_names(config, [name for name in spec.names if name in config.cluster.learners])
+        holds = {name: Hold(directory.checkpoint_path(name), token, 0) for name in config.cluster.learners}
+        super().__init__(stack, spec, directory, [*learners], holds)
         self._uplinks: dict[str, Uplink] = {}
         trials = {}
-        for name, hold in self.holds.items():
+        for name, hold in holds.items():
             hold.take()
             trials[name] = partial(try_learner, hold, config.learner_of(name).device, config.replay.path)
         make: Any = spec.env_fn
@@ -79,8 +76,8 @@ class Cluster(OneMachine):
             return super().place(policy, store)
         from ..cluster.nodes import Uplink
 
-        config, crew = self._spec.config, crews(self._spec.config)[0]
-        uplink = Uplink(self._stack, policy, config, crew, store.description, config.cluster.seats, 1)
+        config, crew = self.spec.config, crews(self.spec.config)[0]
+        uplink = Uplink(self.stack, policy, config, crew, store.description, config.cluster.seats, 1)
         store.close()  # its learner's machine has one
         self._uplinks[policy.name] = uplink
         return uplink.transitions, uplink.weights
@@ -91,4 +88,4 @@ class Cluster(OneMachine):
     def begin(self, stack: ExitStack, memory: Memory, control: Control, telemetry: Telemetry) -> Remote:
         from ..cluster.nodes import Controller
 
-        return Controller(stack, self._cluster, self._spec, memory, control, telemetry, self._uplinks)
+        return Controller(stack, self._cluster, self.spec, memory, control, telemetry, self._uplinks)

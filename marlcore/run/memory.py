@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..config import AssignedPolicy, Config, Crew
+from ..config import AssignedPolicy, Config, Crew, actor_names, node_names
 from ..interfaces import RETURN, QueueSource
 from ..loops import PolicyModel
 from ..memory import PREFIX, Segment, SegmentHandle, survey_segments
+from ..processes import SHARE, STEPS, Control
 from ..queue import TrajectoryQueue, lane_rows_for
 from ..record import Hold, checkpoint_path
 from ..replay import ReplayBuffer
@@ -29,29 +30,18 @@ TRANSIENT = f"{PREFIX}of-a-run-"  # files in replay.path that no longer matter w
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """A run's segments on this machine, by handle, with its directory: all that a worker needs beside the spec.
+    """A run's segments on this machine, by handle, and its directory: what a worker needs beside the spec."""
 
-    Attributes:
-        crew: the actors that write here.
-        run_dir: the run's directory; of no use where only actors are.
-        began: the time at which the run began, by time.monotonic, which all processes of a machine share.
-        transitions: by policy, its replay or queue.
-        weights: by policy, its parameter store.
-        league: by the policies' order, their pools and results in self-play.
-        reloaded: the policies whose replay an earlier part of the run has saved.
-        holds: by policy, on its checkpoint, where its learner may be followed by one on another machine.
-    """
-
-    crew: Crew
-    run_dir: Path
-    began: float
+    crew: Crew  # the actors that write here
+    run_dir: Path  # unused where only actors are
+    began: float  # in time.monotonic, which all processes of a machine share
     control: SegmentHandle
     telemetry: SegmentHandle
-    transitions: Mapping[str, SegmentHandle]
-    weights: Mapping[str, SegmentHandle]
-    league: Sequence[SelfPlay] = ()
-    reloaded: Collection[str] = ()
-    holds: Mapping[str, Hold] = field(default_factory=dict)
+    transitions: Mapping[str, SegmentHandle]  # by policy, its replay or queue
+    weights: Mapping[str, SegmentHandle]  # by policy
+    league: Sequence[SelfPlay] = ()  # in the order of the policies
+    reloaded: Collection[str] = ()  # the policies whose replay an earlier part of the run has saved
+    holds: Mapping[str, Hold] = field(default_factory=dict)  # by policy whose learner may move to another machine
 
     def checkpoint(self, policy: str) -> Path:
         return checkpoint_path(self.run_dir, policy)
@@ -135,3 +125,26 @@ def create_weights(policy: AssignedPolicy, config: Config, model: PolicyModel, b
     extras = published_numbers(policy.algorithm, config.of(policy.name)) | odds_fields(config.self_play)
     mode, name = config.learner_of(policy.name).publish_mode, f"weights.{policy.index}"
     return ParameterStore.create(model.acting, mode, extras, begins_after=begins_after, name=name)
+
+
+def deal_steps(control: Control, config: Config, nodes: Sequence[str]) -> None:
+    """Deals what is left of a run's steps out to this machine's actors and to the nodes at work; others get no more."""
+    weights = dict.fromkeys(actor_names(config), 1) | dict.fromkeys(nodes, config.cluster.actors_per_node)
+    steps = {name: control.workers[name].load(STEPS) for name in [*actor_names(config), *node_names(config)]}
+    by_others = sum(taken for name, taken in steps.items() if name not in weights)
+    shares = dealt(config.total_steps - by_others, [steps[name] for name in weights], [*weights.values()])
+    for name, share in (dict.fromkeys(steps, 0) | dict(zip(weights, shares, strict=True))).items():
+        control.notes[name].store(SHARE, share)
+
+
+def dealt(total: int, steps: Sequence[int], weights: Sequence[int]) -> list[int]:
+    """The steps at which each of several is done, so that together they reach `total`; each has taken `steps`.
+
+    What is left is dealt out by their weights; single steps that remain go to those that have taken fewest.
+    """
+    left, whole = max(0, total - sum(steps)), sum(weights)
+    parts = [left * weight // whole for weight in weights]
+    behind = sorted(range(len(parts)), key=lambda i: steps[i] / weights[i])
+    for i in behind[: left - sum(parts)]:
+        parts[i] += 1
+    return [taken + part for taken, part in zip(steps, parts, strict=True)]

@@ -1,9 +1,8 @@
 """A run in serial mode: all roles' work in turn in this process, with the objects of async mode."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import ParamSpec, TypeVar
@@ -34,36 +33,29 @@ class _Stopped(Exception):
 
 def run_serial(spec: RunSpec, memory: Memory, monitor: Monitor, interrupts: Interrupts) -> None:
     """Runs all roles' work in turn in this process: the same objects, deterministic under a seed."""
-    config = spec.config
     with ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(config.learner.threads)
+        torch.set_num_threads(spec.config.learner.threads)
         stack.enter_context(torch.random.fork_rng(devices=[]))
-        torch.manual_seed(config.seed)
-
-        def begin(kind: type[R], name: str) -> R:
-            return stack.enter_context(closing(kind(name, spec, memory)))
-
-        learners = [begin(LearnerRole, name) for name in spec.learners]
-        actors = [begin(ActorRole, name) for name in memory.crew.names]
-        evaluators = [begin(EvaluatorRole, EVALUATOR)] if config.evaluation.evaluates else []
-        for role in (*learners, *actors, *evaluators):
-            role.counters.store(READY, 1)
-        _InTurn(learners, actors, evaluators, monitor, interrupts).work()
+        torch.manual_seed(spec.config.seed)
+        _InTurn(stack, spec, memory, monitor, interrupts).work()
 
 
-@dataclass
 class _InTurn:
-    """The roles of a run that take turns."""
+    """The roles of a run, which take turns until the stack closes them."""
 
-    learners: list[LearnerRole]
-    actors: list[ActorRole]
-    evaluators: list[EvaluatorRole]
-    monitor: Monitor
-    interrupts: Interrupts
+    def __init__(
+        self, stack: ExitStack, spec: RunSpec, memory: Memory, monitor: Monitor, interrupts: Interrupts
+    ) -> None:
+        def begin(kind: type[R], names: Iterable[str]) -> list[R]:
+            return [stack.enter_context(closing(kind(name, spec, memory))) for name in names]
 
-    def __post_init__(self) -> None:
+        self.monitor, self.interrupts = monitor, interrupts
+        self.learners, self.actors = begin(LearnerRole, spec.learners), begin(ActorRole, memory.crew.names)
+        self.evaluators = begin(EvaluatorRole, [EVALUATOR] if spec.config.evaluation.evaluates else [])
         self._giving_turns = partial(interrupting_own_waits_with, self._give_turn)
+        for role in (*self.learners, *self.actors, *self.evaluators):
+            role.counters.store(READY, 1)
 
     def work(self) -> None:
         """All turns, and the end. Raises WorkerFailed: a role failed; the other learners have saved their work."""

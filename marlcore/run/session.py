@@ -19,9 +19,8 @@ from .async_run import run_async, start_all, supervisor_of
 from .beginning import NewRun, ResumedRun
 from .launch import Launch
 from .machines import Cluster, OneMachine
-from .memory import Memory, create_weights
+from .memory import Memory, create_weights, deal_steps
 from .serial import run_serial
-from .shares import deal_steps
 from .spec import share_of
 
 
@@ -37,8 +36,9 @@ class Session:
         beginning = NewRun(launch) if launch.resume is None else ResumedRun(launch)
         self.described = beginning.described
         self.directory = beginning.open(stack)
-        machines = Cluster if config.cluster.seats else OneMachine
-        self._machines = machines(stack, self.spec, self.directory, self.described["env"], self.interrupts)
+        place = stack, self.spec, self.directory
+        cluster = partial(Cluster, *place, self.described["env"], self.interrupts)
+        self._machines = cluster() if config.cluster.seats else OneMachine(*place)
         conditions = StopConditions(config.stop)
         beginning.check(conditions)
         self._open_sinks(stack)

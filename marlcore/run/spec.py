@@ -6,45 +6,58 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import chain
+from typing import Any, TypeAlias
 
-from ..checks import check_whole, printable
-from ..config import SCRIPT, AssignedPolicy, Config, applied, applied_offline, learner_names
-from ..envs import factory
-from ..interfaces import OF_OUTCOMES, QueueSource, ReplaySource
+from ..checks import brief, check_type, check_whole, printable
+from ..config import (
+    SCRIPT,
+    AssignedPolicy,
+    Config,
+    LearnerConfig,
+    applied,
+    applied_offline,
+    assign,
+    learner_names,
+    source_of,
+    teams_of,
+    wants_teams,
+    with_own_epsilons,
+)
+from ..envs import factory, vectorize
+from ..envs.copies import Copies
+from ..envs.joint import JointObservations
+from ..envs.team import Teams
+from ..interfaces import OF_OUTCOMES, Algorithm, QueueSource, ReplaySource, VectorEnvironment
 from ..loops import ScriptedPlayer, choose_device, with_functions_of
 from ..memory import SegmentHandle
 from ..notices import say
 from ..processes import check_picklable
 from ..references import resolve
 from ..replay import ReplayBuffer
-from ..self_play import check_self_play
+from ..self_play import check_self_play, policies_in_self_play
 from ..spaces import Spaces
-from .assignment import Algorithms, assigned
-from .recorded import assigned_to_spaces, handles_of
+from ..transitions import spec_difference
+
+Algorithms: TypeAlias = Algorithm | str | Mapping[str, Algorithm | str]
+
+OFFLINE = Config(learner=LearnerConfig(n_step=1))  # longer returns would be those of the policy that gathered the data
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """A checked run, which is pickled as it is to each worker.
+    """A checked run, which is pickled as it is to each worker."""
 
-    Attributes:
-        env_fn: makes an environment as the policies observe it.
-        policies: with the agents that act by them, and the sources of their batches.
-        config: the settings that apply, with absolute paths.
-        recorded: by policy, the replay of a run on recorded data.
-    """
-
-    env_fn: Callable[[], Any]
+    env_fn: Callable[[], Any]  # makes an environment as the policies observe it
     policies: tuple[AssignedPolicy, ...]
-    config: Config
-    recorded: Mapping[str, SegmentHandle] = field(default_factory=dict)
+    config: Config  # the settings that apply, with absolute paths
+    recorded: Mapping[str, SegmentHandle] = field(default_factory=dict)  # recorded data, by policy
 
     @property
     def names(self) -> list[str]:
-        """Those of the policies."""
+        """The names of the policies."""
         return [policy.name for policy in self.policies]
 
     @property
@@ -57,7 +70,8 @@ def acting_spec(env_fn: Callable[[], Any] | str, algorithm: Algorithms, config: 
     """A run whose actors play in the environment. Raises ValueError, TypeError."""
     if config.offline:
         raise ValueError("actor.processes: expected an integer of at least 1, got 0; see train_offline")
-    spec = _with_devices(RunSpec(*assigned(factory(env_fn), algorithm, config)))
+    spec = assigned(factory(env_fn), algorithm, config)
+    _check_policies(spec)
     if any(getattr(policy.algorithm, "imitates", False) for policy in spec.policies):
         raise ValueError("algorithm: expected one that learns from rewards; this one imitates: use train_offline")
     return _checked(spec)
@@ -71,16 +85,126 @@ def recorded_spec(
     check_whole("updates", updates)
     config = applied_offline(config)
     if isinstance(env_fn, Spaces):
-        made = assigned_to_spaces(env_fn, algorithm, config)
+        spec = _assigned_to_spaces(env_fn, algorithm, config)
     else:
-        made = assigned(factory(env_fn), algorithm, config)
-    spec = RunSpec(*made)
-    spec = _with_devices(replace(spec, config=replace(spec.config, total_steps=updates * len(spec.policies))))
-    return _checked(replace(spec, recorded=handles_of(replay, spec.policies, spec.config)))
+        spec = assigned(factory(env_fn), algorithm, config)
+    spec = replace(spec, config=replace(spec.config, total_steps=updates * len(spec.policies)))
+    _check_policies(spec)
+    return _checked(_with_data(spec, replay))
 
 
-def _with_devices(spec: RunSpec) -> RunSpec:
-    """The same. Raises ValueError: settings name another policy, or this machine lacks a learner's device."""
+def assigned(make_env: Callable[[], Any], algorithm: Algorithms, config: Config) -> RunSpec:
+    """The policies, the environment as they observe it, and the settings with what follows from it; not yet checked."""
+    if config.replay.stack is None:
+        stack = getattr(make_env, "stack", 1)  # of an environment class it may be a method
+        config = replace(config, replay=replace(config.replay, stack=stack if isinstance(stack, int) else 1))
+    for device in config.actor.devices:
+        choose_device(device)
+    if config.teams is not None or wants_teams(algorithm):
+        make_env, config = _in_teams(make_env, config)
+    with closing(vectorize(make_env, 1)) as env:
+        if config.self_play.pool:
+            config = replace(config, policies=policies_in_self_play(config, env.agents))
+        policies = assign(env.spaces, config.policies, algorithm, config.replay.frames, config.self_play)
+        if _has_own_copies(env, make_env):
+            config = replace(config, actor=replace(config.actor, envs=env.copies))
+    joint = [policy.agents for policy in policies if getattr(policy.algorithm, "wants_joint", False)]
+    if joint:
+        _check_joint(policies, config)
+        make_env = JointObservations(make_env, tuple(dict.fromkeys(chain(*joint))))
+        make_env().close()  # raises ValueError where the environment is of a kind without them
+        with closing(vectorize(make_env, 1)) as env:
+            policies = assign(env.spaces, config.policies, algorithm, config.replay.frames, config.self_play)
+    return _with_sources(make_env, policies, with_own_epsilons(policies, config))
+
+
+def _with_sources(make_env: Callable[[], Any], policies: tuple[AssignedPolicy, ...], config: Config) -> RunSpec:
+    return RunSpec(make_env, tuple(replace(policy, source=source_of(policy, config)) for policy in policies), config)
+
+
+def _in_teams(make_env: Callable[[], Any], config: Config) -> tuple[Callable[[], Any], Config]:
+    """The environment whose agents are teams, and the settings with their names in place of a function of names."""
+    with closing(vectorize(make_env, 1)) as env:
+        teams = teams_of(env.agents, config.teams)
+    made = Teams(make_env, teams)
+    made().close()  # raises ValueError where the environment is of a kind without them
+    team_of = {member: team for team, members in teams.items() for member in members}
+    for agent in config.policies if isinstance(config.policies, Mapping) else ():
+        if agent in team_of and agent not in teams:
+            raise ValueError(f"policies: expected the team {team_of[agent]!r} in place of its member, got {agent!r}")
+    return made, config if config.teams is None else replace(config, teams=team_of)
+
+
+def _has_own_copies(env: VectorEnvironment, make_env: Callable[[], Any]) -> bool:
+    """Whether the environment, of which one copy was asked for, is a vector with a number of copies of its own."""
+    if env.copies > 1 or isinstance(env, Copies):
+        return env.copies > 1
+    with closing(vectorize(make_env, 2)) as two:
+        return two.copies == 1
+
+
+def _check_joint(policies: tuple[AssignedPolicy, ...], config: Config) -> None:
+    """Raises ValueError: in a league, a policy would act by the joint observation of another one's critic."""
+    for policy in policies if config.self_play.roles else ():
+        if not any(getattr(policy.algorithm, name, False) for name in ("wants_joint", "wants_team")):
+            raise ValueError(
+                "algorithm: expected ones of teams or with a critic of joint observations for all policies of this "
+                f"league, got {type(policy.algorithm).__name__} for {policy.name!r}"
+            )
+
+
+def _assigned_to_spaces(spaces: Spaces, algorithm: Algorithms, config: Config) -> RunSpec:
+    """As `assigned`, with a function that raises in place of an environment."""
+    for name in ("interval", "seconds"):
+        if value := getattr(config.evaluation, name):
+            raise ValueError(f"evaluation.{name}: expected 0 without an environment, got {value}")
+    policies = assign({"agent_0": replace(spaces, stack=1)}, config.policies, algorithm, config.replay.frames)
+    return _with_sources(no_environment, policies, config)
+
+
+def no_environment() -> None:
+    """Stands for the environment of a run that has none. Raises ValueError."""
+    raise ValueError("env_fn: expected an environment, got a run on recorded data without one; pass env_fn=")
+
+
+def _with_data(spec: RunSpec, replays: ReplayBuffer | Mapping[str, ReplayBuffer]) -> RunSpec:
+    """Raises ValueError, TypeError, NotEnoughData: a policy cannot learn from its replay."""
+    if isinstance(replays, ReplayBuffer) and len(spec.names) == 1:
+        replays = {spec.names[0]: replays}
+    if not isinstance(replays, Mapping) or replays.keys() != {*spec.names}:
+        several = len(spec.names) > 1
+        expected = f"a dict of one for each of the policies {spec.names}" if several else "a ReplayBuffer"
+        raise TypeError(f"replay: expected {expected}, got {brief(replays)}")
+    for policy in spec.policies:
+        _check_data(replays[policy.name], policy, spec.config)
+    return replace(spec, recorded={name: replays[name].handle for name in spec.names})
+
+
+def _check_data(data: ReplayBuffer, policy: AssignedPolicy, config: Config) -> None:
+    source, learner = policy.source, config.learner_of(policy.name)
+    check_type("replay", data, ReplayBuffer, expected=f"a ReplayBuffer for {policy.name}")
+    if isinstance(source, QueueSource):
+        name = type(policy.algorithm).__name__
+        raise ValueError(f"algorithm: expected one that learns from others' transitions, got {name}")
+    if data.limiter is not None:
+        raise ValueError(f"replay: expected one without a limiter, got {data.limiter}")
+    spec = replace(policy.algorithm.transition(policy.spaces), next_obs=data.spec.next_obs)
+    extras = {name: field for name, field in data.spec.extras.items() if name in spec.extras}
+    if (used := replace(data.spec, extras=extras)) != spec:
+        raise ValueError(f"replay {spec_difference(spec, used)}")
+    options: dict[str, Any] = {"n_step": source.n_step, "prioritized": source.prioritized, "sequence": source.sequence}
+    batch = data.sampler(learner.batch_size, stack=config.replay.frames, min_size=1, **options).sample()
+    actions = batch.action.reshape(-1, *policy.spaces.action_field.shape)
+    refused = policy.spaces.first_refused(actions) if actions.dtype.kind in "iu" else None
+    if refused is not None:
+        raise ValueError(
+            f"replay action: expected one of {policy.spaces.action}, counted from 0, got {actions[refused].tolist()}; "
+            "`ReplayBuffer.from_episodes(action_space=)` counts those of a space that starts at another number"
+        )
+
+
+def _check_policies(spec: RunSpec) -> None:
+    """Raises ValueError: settings name another policy, or this machine lacks a learner's device."""
     for left_out in filter(None, dict.fromkeys(policy.spaces.left_out for policy in spec.policies)):
         reason = "since no network takes a text, which a wrapper may encode, or an empty array"
         say(f"observations: left out {', '.join(left_out)}, {reason}")
@@ -88,7 +212,6 @@ def _with_devices(spec: RunSpec) -> RunSpec:
     for name in spec.names:
         if name not in spec.config.cluster.learners:  # whose machine is asked
             choose_device(spec.config.learner_of(name).device)
-    return spec
 
 
 def _checked(spec: RunSpec) -> RunSpec:

@@ -34,9 +34,9 @@ OPEN_ROOMS = {"kernels", "algos", "envs"}  # whose modules are what they offer
 
 # The parts of a run, in the same way; `nodes` is the upper floor of `cluster`.
 RUN = {
-    "assignment": [], "shares": [], "presets": [], "warmup": [], "recorded": ["assignment"], "spec": ["recorded"],
-    "memory": [], "roles": ["spec", "memory"], "serial": ["roles"], "async_run": ["roles"],
-    "nodes": ["async_run", "shares"], "machines": ["nodes"], "launch": ["spec", "warmup"],
+    "spec": [], "memory": [], "presets": [], "warmup": [], "launch": ["spec", "warmup"],
+    "roles": ["spec", "memory"], "serial": ["roles"], "async_run": ["roles"],
+    "nodes": ["async_run"], "machines": ["nodes"],
     "beginning": ["launch", "machines"], "session": ["serial", "beginning"], "run": ["session"], "doors": ["run"],
 }  # fmt: skip
 

@@ -59,7 +59,11 @@ class LearnerRole(Role):
             hold.begin()
         state = load_checkpoint(checkpoint)
         updates = _restore(model, store, state)
-        batches = self._batches(policy, updates, device, state)
+        batches: QueueBatches | ReplayBatches
+        if isinstance(policy.source, QueueSource):
+            batches = QueueBatches(policy, policy.source, self)
+        else:
+            batches = ReplayBatches(policy, policy.source, self, updates, device, state)
         league = self._league(policy, model, state)
         publisher = self.hold(store.publisher(model.acting))
         trainer = _trainer_of(policy, model, settings.compile)  # after the publisher moved the weights into its row
@@ -87,13 +91,6 @@ class LearnerRole(Role):
             also_publish=league.publish if league else None,
             also_report=partial(self._also_report, device, league),
         )
-
-    def _batches(
-        self, policy: AssignedPolicy, updates: int, device: torch.device, state: Mapping[str, Any]
-    ) -> QueueBatches | ReplayBatches:
-        if isinstance(policy.source, QueueSource):
-            return QueueBatches(policy, policy.source, self)
-        return ReplayBatches(policy, policy.source, self, updates, device, state)
 
     def _league(self, policy: AssignedPolicy, model: PolicyModel, state: Mapping[str, Any]) -> League | None:
         games, run_dir = self.memory.league, self.memory.run_dir
