@@ -50,14 +50,11 @@ class NewRun:
         described = describe(self._spec.env_fn, self._spec.policies, self._config)
         self.described = described | {"init_from": self._sources}
 
-    def open(self, stack: ExitStack) -> RunDirectory:
-        """Opens the run's directory, which the stack closes. Raises ValueError."""
+    def open(self, stack: ExitStack, conditions: StopConditions) -> RunDirectory:
+        """Opens the run's directory, which the stack closes. Raises ValueError: it cannot, or a condition to stop is met."""
         directory = RunDirectory.create(self._config.run_dir, self.described, self._launch.runs)
         self.directory = stack.enter_context(directory)
         return self.directory
-
-    def check(self, conditions: StopConditions) -> None:
-        """Raises ValueError: the run has already met a condition to stop."""
 
     def model_of(self, policy: AssignedPolicy) -> tuple[PolicyModel, int]:
         """A policy's model, and the version of its last weights before this part of the run.
@@ -94,7 +91,7 @@ class ResumedRun(NewRun):
         check_resumed(launch.resume, self.described, self._spec.policies)
         self._resumed = launch.resume
 
-    def open(self, stack: ExitStack) -> RunDirectory:
+    def open(self, stack: ExitStack, conditions: StopConditions) -> RunDirectory:
         self.directory = directory = stack.enter_context(RunDirectory.resume(self._resumed))
         before, now = environment_of(read_config(self._resumed)), environment_of(self.described)
         if before != now and "<" not in f"{before}{now}":  # else it is a local function's name or an object's
@@ -109,11 +106,9 @@ class ResumedRun(NewRun):
         if empty := [name for name in replays if not os.path.lexists(directory.replay_path(name))]:
             why = "before the run ended" if self._config.replay.save else "(replay.save)"
             log.warning("resume: replays were not saved %s: empty at first for %s", why, printable(", ".join(empty)))
-        return directory
-
-    def check(self, conditions: StopConditions) -> None:
         if self._config.stop != StopConfig():
-            conditions.check_unmet(each_metric(self.directory.path / "metrics.csv"))
+            conditions.check_unmet(each_metric(directory.path / "metrics.csv"))
+        return directory
 
     def _counts(self, state: Mapping[str, Any], initial: Mapping[str, Any]) -> dict[str, Any]:
         return taken_over(state, initial)

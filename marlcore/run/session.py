@@ -35,12 +35,11 @@ class Session:
         self.interrupts, config = children.interrupts, launch.spec.config
         beginning = NewRun(launch) if launch.resume is None else ResumedRun(launch)
         self.described = beginning.described
-        self.directory = beginning.open(stack)
-        place = stack, self.spec, self.directory
-        cluster = partial(Cluster, *place, self.described["env"], self.interrupts)
-        self._machines = cluster() if config.cluster.seats else OneMachine(*place)
         conditions = StopConditions(config.stop)
-        beginning.check(conditions)
+        self.directory = beginning.open(stack, conditions)
+        here = stack, self.spec, self.directory
+        cluster = partial(Cluster, *here, self.described["env"], self.interrupts)
+        self._machines = cluster() if config.cluster.seats else OneMachine(*here)
         self._open_sinks(stack)
         learners = [name for name in self.spec.learners if name not in self._machines.learners]
         self._workers = [*actor_names(config), *learners, *([EVALUATOR] if config.evaluation.evaluates else [])]

@@ -215,44 +215,37 @@ def _check_policies(spec: RunSpec) -> None:
 
 
 def _checked(spec: RunSpec) -> RunSpec:
-    """The run with the settings that apply, after each check. Raises ValueError, TypeError."""
-    spec = replace(spec, config=applied(spec.policies, spec.config))
-    for check in (_check_goals, _check_scripts, _check_league, _check_pickles):
-        check(spec)
-    return spec
-
-
-def _check_goals(spec: RunSpec) -> None:
-    """Raises ValueError: a policy's replay relabels goals, but the environment has none or cannot judge them."""
+    """The run with the settings that apply, after the checks that need these. Raises ValueError, TypeError."""
+    config = applied(spec.policies, spec.config)
     for policy in spec.policies:
-        if isinstance(policy.source, ReplaySource) and (hindsight := policy.source.hindsight) is not None:
-            with closing(spec.env_fn()) as env:
-                with_functions_of(env, hindsight, policy.algorithm.transition(policy.spaces))
-
-
-def _check_scripts(spec: RunSpec) -> None:
-    """Raises ValueError, TypeError: it is no script, or rows of the policy hold what only its algorithm tells."""
-    for policy in spec.policies:
-        if (script := spec.config.of(policy.name).exploration.script) is None:
-            continue
-        ScriptedPlayer(SCRIPT, resolve(SCRIPT, script), policy.spaces, 1)
-        if extras := policy.algorithm.transition(policy.spaces).extras.keys() - {*OF_OUTCOMES}:
-            raise ValueError(
-                f"{SCRIPT}: expected None, since rows of {type(policy.algorithm).__name__}, the algorithm of "
-                f"{policy.name!r}, hold its {', '.join(sorted(extras))}, got {script!r}"
-            )
-
-
-def _check_league(spec: RunSpec) -> None:
-    for policy in spec.policies if spec.config.self_play.pool else ():
-        check_self_play(spec.config, policy)
-
-
-def _check_pickles(spec: RunSpec) -> None:
-    """Raises TypeError: a run could not save its settings, or its workers could not make the environment."""
-    check_picklable(config=spec.config, algorithm=[policy.algorithm for policy in spec.policies])
-    if spec.config.mode == "async":
+        _check_goals(policy, spec.env_fn)
+        _check_script(policy, config)
+    for policy in spec.policies if config.self_play.pool else ():
+        check_self_play(config, policy)
+    check_picklable(config=config, algorithm=[policy.algorithm for policy in spec.policies])  # which a run saves
+    if config.mode == "async":
         check_picklable(env_fn=spec.env_fn)
+    return replace(spec, config=config)
+
+
+def _check_goals(policy: AssignedPolicy, make_env: Callable[[], Any]) -> None:
+    """Raises ValueError: the policy's replay relabels goals, but the environment has none or cannot judge them."""
+    if isinstance(policy.source, ReplaySource) and policy.source.hindsight is not None:
+        with closing(make_env()) as env:
+            with_functions_of(env, policy.source.hindsight, policy.algorithm.transition(policy.spaces))
+
+
+def _check_script(policy: AssignedPolicy, config: Config) -> None:
+    """Raises ValueError, TypeError: it is no script, or rows of the policy hold what only its algorithm tells."""
+    script = config.of(policy.name).exploration.script
+    if script is None:
+        return
+    ScriptedPlayer(SCRIPT, resolve(SCRIPT, script), policy.spaces, 1)
+    if extras := policy.algorithm.transition(policy.spaces).extras.keys() - {*OF_OUTCOMES}:
+        raise ValueError(
+            f"{SCRIPT}: expected None, since rows of {type(policy.algorithm).__name__}, the algorithm of "
+            f"{policy.name!r}, hold its {', '.join(sorted(extras))}, got {script!r}"
+        )
 
 
 def share_of(policy: AssignedPolicy, policies: tuple[AssignedPolicy, ...]) -> float:
