@@ -51,7 +51,7 @@ class NewRun:
         self.described = described | {"init_from": self._sources}
 
     def open(self, stack: ExitStack, conditions: StopConditions) -> RunDirectory:
-        """Opens the run's directory, which the stack closes. Raises ValueError: it cannot, or a condition to stop is met."""
+        """Opens the run's directory, which the stack closes. Raises ValueError; also where a condition is met."""
         directory = RunDirectory.create(self._config.run_dir, self.described, self._launch.runs)
         self.directory = stack.enter_context(directory)
         return self.directory
