@@ -26,7 +26,7 @@ POLICY = "main"  # the policy's name where the configuration gives none
 
 @dataclass(frozen=True)
 class SelfPlay:
-    """The shared memory of a policy in self-play, in a run's blueprint."""
+    """The shared memory of a policy in self-play, in a run's memory."""
 
     pool: SegmentHandle  # of frozen opponents
     results: SegmentHandle  # of games, a lane for each actor and each other machine

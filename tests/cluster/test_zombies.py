@@ -37,7 +37,7 @@ def marked():
 
 def rows(run):
     # int [n, 2]: of all lanes of the learner's replay, a process and its moment
-    with mc.ReplayBuffer.attach(run._session.blueprint.policies[0].transitions) as replay:
+    with mc.ReplayBuffer.attach(next(iter(run._session.memory.transitions.values()))) as replay:
         (place,) = replay._mapped.layout.of_role("obs")
         return np.concatenate([place.views(raw(replay, lane)) for lane in range(replay.lanes)]).astype(int)
 """

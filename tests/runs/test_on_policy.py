@@ -172,7 +172,7 @@ def test_a_run_ends_while_its_actors_wait(tmp_path: Path) -> None:
         until(lambda: state(learner) == "T")
         control = run._session.control
         steps = control.steps
-        with mc.TrajectoryQueue.attach(run._session.blueprint.policies[0].transitions) as queue:
+        with mc.TrajectoryQueue.attach(next(iter(run._session.memory.transitions.values()))) as queue:
             room = queue.capacity  # all of it, if the learner was stopped while it waited for more
         time.sleep(1.5)  # in which actors that do not wait take thousands
         assert control.steps - steps <= room + 8, f"{room} rows hold what actors add without a learner"
