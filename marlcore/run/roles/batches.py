@@ -17,6 +17,14 @@ from ..memory import OwnerOf
 from .role import Role
 
 
+def batches_of(
+    policy: AssignedPolicy, role: Role, updates: int, device: torch.device, state: Mapping[str, Any]
+) -> QueueBatches | ReplayBatches:
+    if isinstance(policy.source, QueueSource):
+        return QueueBatches(policy, policy.source, role)
+    return ReplayBatches(policy, policy.source, role, updates, device, state)
+
+
 class ReplayBatches:
     """Batches that a sampler draws from a replay, or from a mixture of its parts, perhaps ahead.
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 from ...checks import brief
 from ...config import MAIN, AssignedPolicy, Constant, schedules_of
 from ...errors import TimedOut, pass_on_from_handler
-from ...interfaces import QueueSource, Trainer
+from ...interfaces import Trainer
 from ...loops import (
     FiniteCheck,
     Learner,
@@ -30,7 +30,7 @@ from ...processes import DONE, READY, STEPS, UPDATES, Telemetry
 from ...record import CHECKPOINT_S, checkpoint_path, load_checkpoint, save_checkpoint
 from ...self_play import League, Pool, Snapshot, own_first
 from ...weights import ParameterStore
-from .batches import QueueBatches, ReplayBatches
+from .batches import QueueBatches, ReplayBatches, batches_of
 from .role import Role
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile
 
 
 class LearnerRole(Role):
-    """A learner process's work: it trains its policies in turn."""
+    """A learner process: it trains its policies in turn."""
 
     def build(self) -> None:
         policies = {policy.name: policy for policy in self.spec.policies}
@@ -59,11 +59,7 @@ class LearnerRole(Role):
             hold.begin()
         state = load_checkpoint(checkpoint)
         updates = _restore(model, store, state)
-        batches: QueueBatches | ReplayBatches
-        if isinstance(policy.source, QueueSource):
-            batches = QueueBatches(policy, policy.source, self)
-        else:
-            batches = ReplayBatches(policy, policy.source, self, updates, device, state)
+        batches = batches_of(policy, self, updates, device, state)
         league = self._league(policy, model, state)
         publisher = self.hold(store.publisher(model.acting))
         trainer = _trainer_of(policy, model, settings.compile)  # after the publisher moved the weights into its row
