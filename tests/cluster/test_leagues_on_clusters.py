@@ -27,7 +27,7 @@ from marlcore.config import AssignedPolicy, source_of
 from marlcore.envs import vectorize
 from marlcore.loops import build_model
 from marlcore.processes import BEATS
-from marlcore.run import transition_spec
+from marlcore.run import RunSpec, transition_spec
 from marlcore.self_play import make_beside_anchors, odds_fields, published_numbers
 
 EXAMPLES = str(Path(__file__).parents[2] / "examples")
@@ -214,7 +214,7 @@ def test_a_node_awaits_the_opponents_that_its_weights_name(tmp_path: Path) -> No
         address: Any = SimpleNamespace(rows=lambda _: DirectLink(ingest), weights=lambda _: Porter(store))
         orders = ActorOrders(2_000, 0, {policy.name: address})
         node = ActorNode(
-            stack, orders, env_fn=make, config=config, policies=[policy], seat=0, epoch=1, taken=0, elapsed=0.0,
+            stack, orders, spec=RunSpec(make, (policy,), config), seat=0, epoch=1, taken=0, elapsed=0.0,
             descriptions={policy.name: store.description}, opponents=pool,
         )  # fmt: skip
         until(lambda: node._control.workers["actor-1"].load(BEATS) > 5, lambda: node.beat(orders).failed is None)

@@ -16,7 +16,7 @@ from marlcore.cluster.nodes.learners import LearnerNode, LearnerOrders, LearnerS
 from marlcore.config import AssignedPolicy, source_of
 from marlcore.envs import vectorize
 from marlcore.record import Hold, load_checkpoint
-from marlcore.run import attach_transitions
+from marlcore.run import RunSpec, attach_transitions
 
 ENV = mc.NamedEnvironment("gymnasium:CartPole-v1")
 CONFIG = mc.Config(
@@ -47,8 +47,8 @@ class Scene:
         self.hold = replace(self.hold, epoch=self.hold.epoch + 1)
         self.hold.take()
         node = LearnerNode(
-            self._stack, LearnerOrders(0, [0]), env_fn=ENV, config=CONFIG, policy=self.policy, share=1.0,
-            hold=self.hold, version=version, elapsed=0.0, namespace="",
+            self._stack, LearnerOrders(0, [0]), spec=RunSpec(ENV, (self.policy,), CONFIG), share=1.0, hold=self.hold,
+            version=version, elapsed=0.0, namespace="",
         )  # fmt: skip
         with attach_transitions(self.placed[-1]) as replay, replay.writer(lane=0) as writer:
             for i in range(100):

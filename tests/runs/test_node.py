@@ -18,7 +18,7 @@ from marlcore.config import AssignedPolicy, crews, source_of
 from marlcore.envs import vectorize
 from marlcore.errors import Fenced
 from marlcore.loops import build_model
-from marlcore.run import transition_spec
+from marlcore.run import RunSpec, transition_spec
 
 ENV = mc.NamedEnvironment("gymnasium:CartPole-v1")
 SETTINGS: dict[str, Any] = {
@@ -54,8 +54,8 @@ class Scene:
     def node(self, share: int, taken: int = 0) -> ActorNode:
         orders: Any = ActorOrders(share, 0, {self.policy.name: self.address})
         return ActorNode(
-            self._stack, orders, env_fn=ENV, config=self.config, policies=[self.policy], seat=0, epoch=self.epoch,
-            taken=taken, elapsed=0.0, descriptions=self.descriptions,
+            self._stack, orders, spec=RunSpec(ENV, (self.policy,), self.config), seat=0, epoch=self.epoch, taken=taken,
+            elapsed=0.0, descriptions=self.descriptions,
         )  # fmt: skip
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...cluster import Mirror
-from ...config import EVALUATOR, AssignedPolicy, Config, crews
+from ...config import EVALUATOR, crews
 from ...errors import WorkerFailed
 from ...processes import BEGUN, EPISODES, RESTARTS, SHARE, STEPS, Control, Metric, Telemetry
 from ...run import Memory, RunSpec, dealt
@@ -51,9 +51,8 @@ class ActorNode:
     """The part of a run on a machine with actors. Its program dies with this process."""
 
     def __init__(
-        self, stack: ExitStack, orders: ActorOrders, *, env_fn: Callable[[], Any], config: Config,
-        policies: Sequence[AssignedPolicy], seat: int, epoch: int, taken: int, elapsed: float,
-        descriptions: Mapping[str, Mapping[str, Any]], opponents: Any = None,
+        self, stack: ExitStack, orders: ActorOrders, *, spec: RunSpec, seat: int, epoch: int, taken: int,
+        elapsed: float, descriptions: Mapping[str, Mapping[str, Any]], opponents: Any = None,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -63,6 +62,7 @@ class ActorNode:
 
         Raises SharedMemoryFull.
         """
+        config = spec.config
         self._crew = crew = crews(config)[1 + seat]
         self._episodes = dict.fromkeys(crew.names, (0, 0))  # ended before, and the last count
         self._control = stack.enter_context(Control.create([*crew.names, OTHERS, EVALUATOR]))
@@ -70,7 +70,7 @@ class ActorNode:
         for name, steps in zip(crew.names, dealt(taken, [0] * crew.count, [1] * crew.count), strict=True):
             self._control.workers[name].store(STEPS, steps)
         self._uplinks = [
-            Uplink(stack, policy, config, crew, descriptions[policy.name], seat, epoch) for policy in policies
+            Uplink(stack, policy, config, crew, descriptions[policy.name], seat, epoch) for policy in spec.policies
         ]
         self._pool: Mirror | None = None
         self._results: Telemetry | None = None
@@ -91,7 +91,7 @@ class ActorNode:
             weights={uplink.policy.name: uplink.weights for uplink in self._uplinks},
             league=self_play,
         )
-        self._program = stack.enter_context(Program(RunSpec(env_fn, tuple(policies), config), memory))
+        self._program = stack.enter_context(Program(spec, memory))
         stack.callback(self._control.stop)
 
     def _order(self, orders: ActorOrders) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 from ...cluster import Leases
-from ...config import AssignedPolicy, Config, Crew, learner_names
+from ...config import AssignedPolicy, Config, Crew
 from ...loops import build_model, choose_device
 from ...processes import DONE, READY, RESTARTS, STEPS, UPDATES, Control, Telemetry
 from ...record import Hold, load_checkpoint
@@ -46,17 +45,18 @@ class LearnerNode:
     error: BaseException | None = None  # it has no relay, which could fail
 
     def __init__(
-        self, stack: ExitStack, orders: LearnerOrders, *, env_fn: Callable[[], Any], config: Config,
-        policy: AssignedPolicy, share: float, hold: Hold, version: int, elapsed: float, namespace: str,
+        self, stack: ExitStack, orders: LearnerOrders, *, spec: RunSpec, share: float, hold: Hold, version: int,
+        elapsed: float, namespace: str,
     ) -> None:  # fmt: skip
         """
         Args:
-            share: of the run's steps. hold: on the policy's checkpoint. elapsed: seconds since the run began.
+            spec: the run's, with this policy alone; `share` is the policy's share of the run's steps.
+            hold: on the policy's checkpoint. elapsed: seconds since the run began.
             version: of its weights that anyone has; its own follow.
 
         Raises SharedMemoryFull; Fenced: the policy has a later learner; ValueError: see `create_transitions`.
         """
-        (self._name,) = learner_names(config, [policy.name])
+        (policy,), (self._name,), config = spec.policies, spec.learners, spec.config
         about = {"policies": {policy.name: {"share": share}}}
         self._control = stack.enter_context(Control.create([self._name, OTHERS], [policy.name], **about))
         self._telemetry = stack.enter_context(Telemetry.create([self._name]))
@@ -64,7 +64,7 @@ class LearnerNode:
         self._order(orders)
         memory = self._memory(stack, policy, config, hold, version, time.monotonic() - elapsed)
         (self._address,) = serve(stack, [policy], memory, config, self._leases, namespace, follows=True).values()
-        self._program = stack.enter_context(Program(RunSpec(env_fn, (policy,), config), memory))
+        self._program = stack.enter_context(Program(spec, memory))
         stack.callback(self._control.stop)
 
     def _memory(

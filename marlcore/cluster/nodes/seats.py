@@ -198,9 +198,7 @@ class ActorSeat(Seat):
         spec = self.context.spec
         return partial(
             ActorNode,
-            env_fn=spec.env_fn,
-            config=spec.config,
-            policies=spec.policies,
+            spec=spec,
             seat=self.number,
             epoch=self.epoch,
             taken=self._taken,
@@ -282,9 +280,7 @@ class LearnerSeat(Seat):
         hold.take()
         return partial(
             LearnerNode,
-            env_fn=spec.env_fn,
-            config=spec.config,
-            policy=policy,
+            spec=replace(spec, policies=(policy,)),
             share=self.control.about["policies"][policy.name]["share"],
             hold=hold,
             version=self._newest() or 0,

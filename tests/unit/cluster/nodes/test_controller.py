@@ -85,7 +85,7 @@ class Scene:
         monkeypatch.setattr(controller.time, "monotonic", lambda: self.now)
         deal_steps(self.control, config, NODES)
         league = (SimpleNamespace(results=self.games.handle, pool=None),)
-        spec: Any = SimpleNamespace(config=config, policies=policies, env_fn=None)
+        spec = RunSpec(int, policies, config)
         memory: Any = SimpleNamespace(began=0.0, league=league, weights=dict.fromkeys(uplinks), holds=holds)
         self.controller = controller.Controller(stack, cluster, spec, memory, self.control, telemetry, uplinks)
 
@@ -191,8 +191,7 @@ class Apart(Scene):
         self.mirror, hold = SimpleNamespace(version=6), Hold(folder / "a.pt", "run", 0)
         self.moved: list[Any] = []
         uplink = SimpleNamespace(mirror=self.mirror, move=self.moved.append, drained=lambda: True, check=lambda: None)
-        described = {"agents": ("agent_0",), "spaces": None, "algorithm": None, "source": None, "index": 0}
-        policy = SimpleNamespace(name="a", **described)
+        policy = SimpleNamespace(name="a")
         config = replace(CONFIG, cluster=replace(CONFIG.cluster, learners={"a": "CPU=1"}))
         super().__init__(stack, monkeypatch, config, (policy,), {"a": uplink}, {"a": hold})
         self.learner, self.spare = self.agents[2], [Learner("d")]
