@@ -117,11 +117,10 @@ class _End:
 
     def finish(self) -> None:
         """Learners and evaluator make their last checkpoints and evaluation."""
-        if self.since is None:
-            self.since = time.monotonic()
-            if self.interrupts.finishing:
-                self.monitor.say_stopping()
-            self.control.finish()
+        self.since = time.monotonic()
+        if self.interrupts.finishing:
+            self.monitor.say_stopping()
+        self.control.finish()
 
     def halt(self) -> None:
         """Workers end as they are: none is restarted any more, and those that are still starting are killed."""
@@ -171,7 +170,7 @@ def run_async(
             break
         if failed or interrupts.stopping:
             end.halt()
-        elif interrupts.finishing or (all(worker.done for worker in stepping) and remote.done):
+        elif end.since is None and (interrupts.finishing or (all(worker.done for worker in stepping) and remote.done)):
             end.finish()
         if end.is_over(waiting):
             if waiting[0] != EVALUATOR:  # the last of the workers
