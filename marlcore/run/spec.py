@@ -100,30 +100,30 @@ def assigned(make_env: Callable[[], Any], algorithm: Algorithms, config: Config)
         config = replace(config, replay=replace(config.replay, stack=stack if isinstance(stack, int) else 1))
     for device in config.actor.devices:
         choose_device(device)
-    if config.teams is not None or wants_teams(algorithm):
-        make_env, config = _in_teams(make_env, config)
+    make_env, config = _in_teams(make_env, algorithm, config)
     with closing(vectorize(make_env, 1)) as env:
         if config.self_play.pool:
             config = replace(config, policies=policies_in_self_play(config, env.agents))
-        policies = assign(env.spaces, config.policies, algorithm, config.replay.frames, config.self_play)
+        policies = _assign(env, algorithm, config)
         if _has_own_copies(env, make_env):
             config = replace(config, actor=replace(config.actor, envs=env.copies))
-    joint = [policy.agents for policy in policies if getattr(policy.algorithm, "wants_joint", False)]
-    if joint:
-        _check_joint(policies, config)
-        make_env = JointObservations(make_env, tuple(dict.fromkeys(chain(*joint))))
-        make_env().close()  # raises ValueError where the environment is of a kind without them
-        with closing(vectorize(make_env, 1)) as env:
-            policies = assign(env.spaces, config.policies, algorithm, config.replay.frames, config.self_play)
-    return _with_sources(make_env, policies, with_own_epsilons(policies, config))
+    spec = _with_joint_observations(RunSpec(make_env, policies, config), algorithm)
+    return _with_sources(replace(spec, config=with_own_epsilons(spec.policies, config)))
 
 
-def _with_sources(make_env: Callable[[], Any], policies: tuple[AssignedPolicy, ...], config: Config) -> RunSpec:
-    return RunSpec(make_env, tuple(replace(policy, source=source_of(policy, config)) for policy in policies), config)
+def _assign(env: VectorEnvironment, algorithm: Algorithms, config: Config) -> tuple[AssignedPolicy, ...]:
+    return assign(env.spaces, config.policies, algorithm, config.replay.frames, config.self_play)
 
 
-def _in_teams(make_env: Callable[[], Any], config: Config) -> tuple[Callable[[], Any], Config]:
-    """The environment whose agents are teams, and the settings with their names in place of a function of names."""
+def _with_sources(spec: RunSpec) -> RunSpec:
+    policies = tuple(replace(policy, source=source_of(policy, spec.config)) for policy in spec.policies)
+    return replace(spec, policies=policies)
+
+
+def _in_teams(make_env: Callable[[], Any], algorithm: Algorithms, config: Config) -> tuple[Callable[[], Any], Config]:
+    """The environment whose agents are teams, if a run has some, and the settings with their names."""
+    if config.teams is None and not wants_teams(algorithm):
+        return make_env, config
     with closing(vectorize(make_env, 1)) as env:
         teams = teams_of(env.agents, config.teams)
     made = Teams(make_env, teams)
@@ -135,6 +135,26 @@ def _in_teams(make_env: Callable[[], Any], config: Config) -> tuple[Callable[[],
     return made, config if config.teams is None else replace(config, teams=team_of)
 
 
+def _with_joint_observations(spec: RunSpec, algorithm: Algorithms) -> RunSpec:
+    """With the observations of all agents whose policies' critics take them together, if any do.
+
+    Raises ValueError: in a league, a policy would act by the joint observation of another one's critic.
+    """
+    joint = [policy.agents for policy in spec.policies if getattr(policy.algorithm, "wants_joint", False)]
+    if not joint:
+        return spec
+    for policy in spec.policies if spec.config.self_play.roles else ():
+        if not any(getattr(policy.algorithm, name, False) for name in ("wants_joint", "wants_team")):
+            raise ValueError(
+                "algorithm: expected ones of teams or with a critic of joint observations for all policies of this "
+                f"league, got {type(policy.algorithm).__name__} for {policy.name!r}"
+            )
+    make_env = JointObservations(spec.env_fn, tuple(dict.fromkeys(chain(*joint))))
+    make_env().close()  # raises ValueError where the environment is of a kind without them
+    with closing(vectorize(make_env, 1)) as env:
+        return RunSpec(make_env, _assign(env, algorithm, spec.config), spec.config)
+
+
 def _has_own_copies(env: VectorEnvironment, make_env: Callable[[], Any]) -> bool:
     """Whether the environment, of which one copy was asked for, is a vector with a number of copies of its own."""
     if env.copies > 1 or isinstance(env, Copies):
@@ -143,23 +163,13 @@ def _has_own_copies(env: VectorEnvironment, make_env: Callable[[], Any]) -> bool
         return two.copies == 1
 
 
-def _check_joint(policies: tuple[AssignedPolicy, ...], config: Config) -> None:
-    """Raises ValueError: in a league, a policy would act by the joint observation of another one's critic."""
-    for policy in policies if config.self_play.roles else ():
-        if not any(getattr(policy.algorithm, name, False) for name in ("wants_joint", "wants_team")):
-            raise ValueError(
-                "algorithm: expected ones of teams or with a critic of joint observations for all policies of this "
-                f"league, got {type(policy.algorithm).__name__} for {policy.name!r}"
-            )
-
-
 def _assigned_to_spaces(spaces: Spaces, algorithm: Algorithms, config: Config) -> RunSpec:
     """As `assigned`, with a function that raises in place of an environment."""
     for name in ("interval", "seconds"):
         if value := getattr(config.evaluation, name):
             raise ValueError(f"evaluation.{name}: expected 0 without an environment, got {value}")
     policies = assign({"agent_0": replace(spaces, stack=1)}, config.policies, algorithm, config.replay.frames)
-    return _with_sources(no_environment, policies, config)
+    return _with_sources(RunSpec(no_environment, policies, config))
 
 
 def no_environment() -> None:
