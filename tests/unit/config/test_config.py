@@ -2,6 +2,7 @@
 
 import json
 import math
+import pickle
 from dataclasses import FrozenInstanceError, fields, is_dataclass
 from functools import partial
 from types import MappingProxyType
@@ -213,6 +214,11 @@ def test_an_environments_own_number_of_frames_is_stacked() -> None:
     """Unless its `stack` is something else."""
     classes = [type("Stacking", (Corridor,), {"stack": own}) for own in (3, Corridor.reset)]
     assert [Launch.checked(each, "dqn").spec.config.replay.stack for each in classes] == [3, 1]
+
+
+def test_a_checked_run_is_pickled_as_it_is() -> None:
+    spec = Launch.checked("gymnasium:CartPole-v1", "dqn").spec
+    assert pickle.loads(pickle.dumps(spec)) == spec and spec.config.learner_of(spec.names[0]).gamma == 0.99
 
 
 def test_a_run_of_one_step_is_too_short_to_learn(caplog: pytest.LogCaptureFixture) -> None:
