@@ -47,6 +47,7 @@ class NewRun:
         self._launch, self._spec, self._config = launch, launch.spec, launch.spec.config
         self._sources = {policy: state["from"] for policy, state in launch.initial.items()}
         self._first: dict[Path, dict[str, Any]] = {}  # checkpoints of policies that start with another run's weights
+        self._reached = 0  # the most steps in any policy's checkpoint
         described = describe(self._spec.env_fn, self._spec.policies, self._config)
         self.described = described | {"init_from": self._sources}
 
@@ -63,6 +64,7 @@ class NewRun:
         """
         model, checkpoint = build_model(policy, self._config), self.directory.checkpoint_path(policy.name)
         state = load_checkpoint(checkpoint)
+        self._reached = max(self._reached, int(state.get("step", 0)))
         if (initial := self._launch.initial.get(policy.name)) is not None:
             left_out = model.initialise(initial, self._launch.init_strict, policy.name)
             if left_out:
@@ -126,18 +128,15 @@ class ResumedRun(NewRun):
     def _restore_progress(self, control: Control) -> float:
         """Sets the workers' counters to the run's saved progress; returns the seconds that the run had taken.
 
-        Another number of workers that step, which are the actors or, without any, the learners, shares the steps
-        equally. If the parent was killed, a learner's checkpoint may be newer: its steps count, so that schedules do
-        not go back.
+        The actors take steps; without any, the learners do. If their number has changed, they share the steps equally.
+        If the parent was killed, a learner's checkpoint may be newer: its steps count, so that no schedule goes back.
         """
-        directory, config, spec = self.directory, self._config, self._spec
-        names = [*spec.learners] if config.offline else [*actor_names(config), *node_names(config)]
+        directory, config = self.directory, self._config
+        names = [*self._spec.learners] if config.offline else [*actor_names(config), *node_names(config)]
         saved, kind = read_progress(directory.path), ("learner-",) if config.offline else ("actor-", "node-")
         before = {name: int(count) for name, count in saved.get("steps", {}).items() if name.startswith(kind)}
         steps = {name: before[name] if before.keys() == {*names} else 0 for name in names}
-        checkpoints = map(directory.checkpoint_path, spec.names)
-        reached = max(int(load_checkpoint(checkpoint).get("step", 0)) for checkpoint in checkpoints)
-        missing = max(reached, sum(before.values())) - sum(steps.values())
+        missing = max(self._reached, sum(before.values())) - sum(steps.values())
         for i, name in enumerate(names):
             control.workers[name].store(STEPS, steps[name] + missing // len(steps) + (i < missing % len(steps)))
         directory.csv.resume_at(control.steps)
@@ -149,9 +148,9 @@ class ResumedRun(NewRun):
 def _restore(
     model: PolicyModel, policy: AssignedPolicy, config: Config, state: Mapping[str, Any], checkpoint: Path
 ) -> None:
-    """Raises ValueError: the checkpoint does not fit the model; it names the hyperparameters that are the reason.
+    """Raises ValueError: the checkpoint does not fit the model, in one line that names the hyperparameters to blame.
 
-    These are the changed ones each of which alone does not fit or, without any, all changed ones.
+    To blame is each changed one that alone makes it unfit; if none does, all changed ones are.
     """
     policy_name, algorithm = printable(policy.name), type(policy.algorithm).__name__
     try:
