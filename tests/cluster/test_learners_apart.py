@@ -23,7 +23,7 @@ def of_hunt(learners={"apart": {"CPU": 1}}, total_steps=3000, nodes=1, cluster={
     return configured(sys.argv[2], total_steps, nodes, cluster={"learners": learners, **cluster}, **usual)
 
 def apart(run):  # the agent of the learner that is not here, once it has been checked
-    cluster = run._session._cluster
+    cluster = run._session._machines._cluster
     return next((agent for agent in cluster.agents if agent.role is not cluster.acting and agent.found), None)
 
 def place(agent):  # the number of its node
@@ -131,7 +131,7 @@ saved = lambda: load_checkpoint(path).get("updates", 0)
 lost = lambda: words(run, name)[1]
 # Not of `status`, which may be a second old and then an earlier learner's.
 learned = lambda: {each: tally.load(UPDATES) for each, tally in run._session.control.tallies.items()}
-mirror, versions = run._session._uplinks[policy].mirror, []
+mirror, versions = run._session._machines._uplinks[policy].mirror, []
 
 def watch():
     with contextlib.suppress(mc.ClosedError):  # the run ends

@@ -65,7 +65,7 @@ learner, actor = mc.LearnerConfig(device="cpu", warmup=90_000), mc.ActorConfig(p
 run = mc.start(marked, "dqn", configured(sys.argv[2], 10**9, updates_per_step=None, learner=learner, actor=actor,
                                          cluster={"lease_seconds": 3.0}))
 until(lambda: all(words(run, name)[0] > 50 for name in nodes), running)
-cluster = run._session._cluster
+cluster = run._session._machines._cluster
 ingest = ray.get_actor(served["agent_0"].ingest, cluster.namespace)
 pid, beginning = (cluster.agents[0].found[name] for name in ("pid", "began"))
 actors = [each for generation in generations(pid) for each in generation]
