@@ -18,7 +18,7 @@ from ..config import AssignedPolicy, Config, schedules_of
 from ..envs.agent_view import AgentView, fault_of
 from ..errors import TimedOut
 from ..interfaces import Action, Algorithm
-from ..loops import Behaviour, NetworkPlayer, PolicyModel, build_model, exploration_of, hides_joint
+from ..loops import ActingPolicy, PolicyModel, build_model, exploration_of, hides_joint
 from ..memory import SegmentHandle
 from ..observations import ALONE, Pad, Values, by_name, in_form
 from ..record import (
@@ -107,14 +107,16 @@ class LoadedPolicy:
         action = actions[0] if alone else actions
         return int(action) if action.ndim == 0 and action.dtype.kind in "iu" else np.asarray(action)
 
-    def player(self, copies: int, seed: int = 0, explore: bool = False) -> NetworkPlayer:
+    def player(self, copies: int, seed: int = 0, explore: bool = False) -> ActingPolicy:
         """The policy in several copies of the environment.
 
         Args:
             seed: of the algorithm's draws.
             explore: as actors do with these weights; otherwise greedily.
         """
-        return NetworkPlayer(self._policy(seed, self._numbers if explore else None), self.spaces, copies, self._pad)
+        generator, device = np.random.default_rng(seed), torch.device("cpu")
+        given = self._algorithm, self._model, self.spaces, copies, self._pad, generator, device
+        return _WithThreads(*given, self._numbers if explore else None, threads=self._threads)
 
     def export(self, path: str | Path) -> dict[str, NDArray[Any]]:
         """Writes the greedy policy as a program for other runtimes: ONNX to a file .onnx, TorchScript to a file .pt.
@@ -131,18 +133,14 @@ class LoadedPolicy:
         Raises: ValueError: the file has another ending or no directory, torch cannot export the user's network, or the
             algorithm is the user's own and has no method `greedy`. ImportError: ONNX needs a package.
         """
-        return export_policy(path, self._policy(), self.spaces)
-
-    def _policy(self, seed: int = 0, numbers: Mapping[str, float] | None = None) -> Behaviour:
-        generator, device = np.random.default_rng(seed), torch.device("cpu")
-        return _WithThreads(self._algorithm, self._model, generator, device, numbers, threads=self._threads)
+        return export_policy(path, self.player(1))
 
     def __repr__(self) -> str:
         return f"<LoadedPolicy for {self.spaces.observation}, {self.spaces.action}>"
 
 
 @dataclass(kw_only=True)
-class _WithThreads(Behaviour):
+class _WithThreads(ActingPolicy):
     """Acts with so many threads of torch: on a busy machine small networks take ten times as long with several."""
 
     threads: int

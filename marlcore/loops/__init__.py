@@ -4,14 +4,15 @@ A loop gets everything that it uses as an argument. This room starts no process,
 nothing in shared memory.
 """
 
+from .acting_policy import ActingPolicy
 from .actor import act, act_until_done, cut_episodes, observe
-from .behaviour import Behaviour, NetworkPlayer, exploration_of
 from .episodes import WINNER, Evaluation, compared, counted, play
 from .evaluator import Candidate, Evaluator, Games, GoesOn, Report, play_in_common
 from .first_priorities import ByName, FirstPriorities
+from .followed_weights import FollowedWeights, exploration_of
 from .goals import with_functions_of
 from .learner import Batches, Learner, catch_up, learn, learn_until_stopped
 from .model import FiniteCheck, Normalizer, PolicyModel, build_model, choose_device, run_seed
-from .players import LATEST, Player, PlayersByNumber, ScriptedPlayer, hides_joint
+from .players import LATEST, Player, PlayersByNumber, ScriptedAtFirst, ScriptedPlayer, hides_joint
 from .recorder import Recorder
 from .seat import Ended, Seat, SharedSeat, part_of_tag, route

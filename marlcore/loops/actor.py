@@ -85,7 +85,8 @@ def act(env: VectorEnvironment, seats: Seats, turns: list[Turn], host: ActorHost
     Only policies that act now look for weights: the others would make each of many agents' turns longer.
     """
     for turn in turns:
-        seats[turn.agent].pull_if_due(host.rounds)
+        for weights in seats[turn.agent].followed:
+            weights.pull_if_due(host.rounds)
     steps = 0
     for turn in turns:
         seat = seats[turn.agent]

@@ -16,7 +16,7 @@ from ..errors import TimedOut
 from ..interfaces import VectorEnvironment
 from ..observations import Pad
 from ..weights import Subscriber
-from .behaviour import Behaviour, NetworkPlayer
+from .acting_policy import ActingPolicy
 from .episodes import play
 from .model import PolicyModel
 
@@ -43,11 +43,10 @@ class Candidate:
     subscriber: Subscriber
     kept: Kept
 
-    def player(self, copies: int, pad: Pad, seed: int, model: PolicyModel | None = None) -> NetworkPlayer:
+    def player(self, copies: int, pad: Pad, seed: int, model: PolicyModel | None = None) -> ActingPolicy:
         """The policy with its present weights, or those of another model; greedy."""
-        generator = np.random.default_rng(seed)
-        acting = Behaviour(self.policy.algorithm, model or self.model, generator, self.device)
-        return NetworkPlayer(acting, self.policy.spaces, copies, pad)
+        policy, generator = self.policy, np.random.default_rng(seed)
+        return ActingPolicy(policy.algorithm, model or self.model, policy.spaces, copies, pad, generator, self.device)
 
     @property
     def step(self) -> int:

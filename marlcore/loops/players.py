@@ -1,14 +1,15 @@
 """Players of an agent in several copies of the environment: scripts, and several of whom one acts in each.
 
-The player of a network is in behaviour.py.
+The player of a network is in acting_policy.py.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ..checks import brief, check_finite
@@ -16,6 +17,7 @@ from ..interfaces import Action, Algorithm
 from ..observations import ALONE, Values, rows_at
 from ..spaces import JOINT, MASK, Spaces
 from ..spec import as_field
+from .acting_policy import ActingPolicy
 
 LATEST = 0  # the number of the policy that learns; its opponents have other numbers
 
@@ -86,6 +88,40 @@ class ScriptedPlayer:
         if spaces.masked and not obs[MASK][spaces.mask_starts + of_row.ravel()].all():
             raise ValueError(f"{label}: expected one that {MASK} allows, got {action.tolist()}")
         return of_row
+
+
+@dataclass
+class ScriptedAtFirst:
+    """A policy that learns, and a script that acts instead in episodes that begin before the policy has `learned`.
+
+    Rows of scripted actions have no extras; see `check_script`.
+    """
+
+    policy: ActingPolicy
+    script: ScriptedPlayer
+    learned: Callable[[], bool]
+
+    def __post_init__(self) -> None:
+        self._scripted = np.zeros(self.policy.copies, np.bool_)  # where the script acts
+        self.reward = self.policy.reward
+
+    @property
+    def before(self) -> Mapping[str, torch.Tensor]:
+        return self.policy.before
+
+    def choose(self, obs: Values, at: Any, begins: NDArray[np.bool_]) -> Action:
+        """See `Player`."""
+        copies = np.arange(self.policy.copies)[at]
+        if begins.any():
+            self._scripted[copies[begins]] = not self.learned()
+        if not self._scripted[copies].any():
+            return self.policy.choose(obs, at, begins)
+
+        def choose(by_script: int, rows: NDArray[np.bool_]) -> NDArray[Any]:
+            player = self.script if by_script else self.policy
+            return player.choose(rows_at(obs, rows), copies[rows], begins[rows]).action
+
+        return Action(joined(self._scripted[copies], choose))
 
 
 def hides_joint(algorithm: Algorithm | None, spaces: Spaces) -> bool:

@@ -1,6 +1,6 @@
 """An agent in all copies of the environment: who acts in each, its returns, and the rows of those that learn."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import EnvironmentFailed
-from ..interfaces import Action, Outcome, Turn
-from .behaviour import NetworkPlayer
+from ..interfaces import Outcome, Turn
+from .acting_policy import ActingPolicy
 from .first_priorities import FirstPriorities
-from .players import LATEST, Player, ScriptedPlayer, joined
+from .followed_weights import FollowedWeights
+from .players import LATEST, Player, ScriptedAtFirst, joined
 from .recorder import Recorder
 
 
@@ -29,45 +30,39 @@ class Ended(NamedTuple):
 class Seat:
     """An agent in all copies, for one policy that learns."""
 
-    player: NetworkPlayer  # of the policy that learns
+    player: ActingPolicy | ScriptedAtFirst  # of the policy that learns
+    weights: FollowedWeights  # of the same
     recorder: Recorder
     priorities: FirstPriorities | None = None  # None leaves first priorities to the replay
-    script: ScriptedPlayer | None = None  # acts in episodes that begin before `learned`
-    learned: Callable[[], bool] = lambda: True  # whether the policy's learner has made an update
 
     def __post_init__(self) -> None:
         copies = self.recorder.copies
+        self.followed = [self.weights]
         self.numbers = np.zeros(copies, np.int64)  # of the players: LATEST, whose rows are written, or another
         self.opponents: Player | None = None  # None while all learn
-        self._scripted = np.zeros(copies, np.bool_)  # where the script acts
         # Whichever player acted: of the last finished episodes, and so far
         self.returns, self._returns = np.zeros((2, copies))
         self._lengths = np.zeros(copies, np.int64)
         self._infos: dict[int, Mapping[str, float]] = {}  # by copy, of the agent's end
 
-    def pull_if_due(self, rounds: int) -> None:
-        """Before a turn in the round after so many: takes newer weights, if it is time for them."""
-        self.player.policy.pull_if_due(rounds)
-
     def record(self, outcome: Outcome) -> None:
         """Adds to the returns, and writes the transitions that the results of earlier actions complete."""
-        self._returns[self.recorder.at(outcome.copies)] += outcome.reward
+        rows = self.recorder.at(outcome.copies)
+        self._returns[rows] += outcome.reward
         if outcome.infos:
             self._infos |= {copy: told for copy, told in outcome.infos if self.numbers[copy] == LATEST}
         if not outcome.acted:
             return
-        if self.opponents is not None:
-            learns = self.numbers[outcome.copies] == LATEST
-            if not learns.all():
-                theirs = outcome.part(~learns)
-                self.opponents.reward(theirs.reward, theirs.copies)
-                outcome = outcome.part(learns)
-            if not len(outcome.copies):
+        if self.opponents is not None and not (learns := self.numbers[outcome.copies] == LATEST).all():
+            self.opponents.reward(outcome.reward[~learns], outcome.copies[~learns])
+            outcome = outcome.part(learns)
+            rows = outcome.copies
+            if not len(rows):
                 return
         self.recorder.take(outcome)
         (self.priorities or self.recorder).write(outcome)
         if self.player.before:
-            self.player.reward(outcome.reward, self.recorder.at(outcome.copies))
+            self.player.reward(outcome.reward, rows)
 
     def end(self, copies: NDArray[np.int64]) -> list[Ended]:
         """Ends the returns of episodes that are over for all agents; gives those of the policy that learns, if any."""
@@ -82,55 +77,37 @@ class Seat:
         """Begins an episode in these copies; returns how many actions are lost, since their outcomes never came."""
         if self.priorities is not None:
             self.priorities.begin(copies)
-        if self.script is not None:
-            self._scripted[copies] = not self.learned()
         return self.recorder.begin(copies)
 
     def act(self, turn: Turn) -> NDArray[Any]:
         """Chooses the actions of a turn, and remembers those of the policy that learns for their outcome."""
         opponents = self.opponents
-        if opponents is None or (learns := self.numbers[turn.copies] == LATEST).all():
-            return self._act(turn)
+        if opponents is not None and not (learns := self.numbers[turn.copies] == LATEST).all():
 
-        def act(learning: int, rows: NDArray[np.bool_]) -> NDArray[Any]:
-            part = turn.part(rows)
-            return self._act(part) if learning else opponents.choose(part.obs, part.copies, part.begins).action
+            def act(learning: int, rows: NDArray[np.bool_]) -> NDArray[Any]:
+                part = turn.part(rows)
+                return self.act(part) if learning else opponents.choose(part.obs, part.copies, part.begins).action
 
-        return joined(learns, act)
-
-    def _act(self, turn: Turn) -> NDArray[Any]:
-        at, script = self.recorder.at(turn.copies), self.script
-        if script is not None and self._scripted[turn.copies].any():
-            chosen = self._chosen(turn, script)
-        else:
-            chosen = self.player.choose(turn.obs, at, turn.begins)
+            return joined(learns, act)
+        rows = self.recorder.at(turn.copies)
+        chosen = self.player.choose(turn.obs, rows, turn.begins)
         if self.priorities is not None:
             self.priorities.remember(turn.copies, chosen.values)
-        self.recorder.remember(turn, chosen, self.player.before, self.player.policy.version)
-        self._lengths[at] += 1
+        self.recorder.remember(turn, chosen, self.player.before, self.weights.version)
+        self._lengths[rows] += 1
         return chosen.action
 
-    def _chosen(self, turn: Turn, script: ScriptedPlayer) -> Action:
-        """The actions of a turn, by the policy or the script; its rows have no extras, see `check_script`."""
 
-        def choose(by_script: int, rows: NDArray[np.bool_]) -> NDArray[Any]:
-            part = turn.part(rows)
-            return (script if by_script else self.player).choose(part.obs, part.copies, part.begins).action
-
-        return Action(joined(self._scripted[turn.copies], choose))
-
-
-@dataclass(frozen=True)
+@dataclass
 class SharedSeat:
     """The seats of an agent in a league, one a policy, of which one learns in each episode. See `Seat`."""
 
     seats: Sequence[Seat]
     learning: NDArray[np.int64]  # [copies]: the place of the policy whose episode it is
 
-    def pull_if_due(self, rounds: int) -> None:
-        """For all policies, since those that do not learn in an episode may be opponents in it."""
-        for seat in self.seats:
-            seat.pull_if_due(rounds)
+    def __post_init__(self) -> None:
+        # Of all policies, since those that do not learn in an episode may be opponents in it
+        self.followed = [weights for seat in self.seats for weights in seat.followed]
 
     def record(self, outcome: Outcome) -> None:
         for seat, rows in self._split(outcome.copies):

@@ -7,7 +7,7 @@ games against the opponents.
 from .league import League, plot_payoff
 from .matches import Contender, Matches, report_result, results_in
 from .opponent_games import OpponentGames
-from .opponents import Opponents, Rival, make_beside_anchors
+from .opponents import Opponents, make_beside_anchors
 from .pool import SPAN, Pool, Snapshot
 from .setup import (
     POLICY,

@@ -20,7 +20,6 @@ from .opponents import Opponents, name_of
 class Contender:
     """A policy that learns in an actor: its seats, and the opponents that it may meet there."""
 
-    names: Sequence[str]  # of the league's policies, its own first
     seats: Mapping[str, Seat]  # by agent; matches fill their columns
     published: Callable[[], Mapping[str, Any]]  # what came with the weights: the opponents' numbers and their odds
     opponents: Opponents
@@ -92,7 +91,8 @@ class Matches:
     def _seat(self, copy: int) -> None:
         side, contender, sides = self.config.side, self._contender(copy), self._sides[self.learning[copy]]
         sides[copy] = (sides[copy] + 1) % len(self._agents) if side == BOTH else self._agents.index(side)
-        part = part_of_tag(name_of(int(self.present[copy, 0]), self.config.names, contender.names), self.parts)
+        rivals = [policy.name for policy in contender.opponents.policies]
+        part = part_of_tag(name_of(int(self.present[copy, 0]), self.config.names, rivals), self.parts)
         for agent, number in self._numbers(copy).items():
             seat = contender.seats[agent]
             seat.recorder.parts[copy], seat.numbers[copy] = part, number

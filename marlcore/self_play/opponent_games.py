@@ -87,7 +87,7 @@ class OpponentGames:
         agents = list(self.env.agents)
         sides = range(len(agents)) if settings.side == BOTH else [agents.index(settings.side)]
         meetings = max(-(-games // len(sides)) // len(self._names), 1)  # with the pool
-        held = members_of(rival.pool for rival in self.opponents.rivals)
+        held = members_of(self.opponents.pools)
         members = [number for number in spread(held, meetings) if self.opponents.load(number)]
         self.opponents.keep(members)
         if not members and not settings.anchors:

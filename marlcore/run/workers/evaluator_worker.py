@@ -12,7 +12,7 @@ from ...envs import vectorize
 from ...loops import Candidate, Evaluator, Games, GoesOn, build_model, choose_device, play_in_common, run_seed
 from ...processes import BEGUN, DONE, EPISODES, READY, SKIPS
 from ...record import EVALUATION_S, SKIPPED, KeptCheckpoints
-from ...self_play import OpponentGames, Opponents, Rival, own_first
+from ...self_play import OpponentGames, Opponents, own_first
 from ...weights import ParameterStore
 from .worker import WAIT_S, PolicyBlueprint, Worker
 
@@ -45,11 +45,11 @@ class EvaluatorWorker(Worker):
     def _league_games(self, candidates: list[Candidate], seed: Callable[[int], int]) -> Games:
         config, env = self.config, self._env
         pools = [self.hold(ParameterStore.attach(game.pool)) for game in self.blueprint.self_play]
-        rivals = [Rival(one.policy, pool) for one, pool in zip(candidates, pools, strict=True)]
+        policies = [candidate.policy for candidate in candidates]
         games = []
         for place, candidate in enumerate(candidates):
-            league = own_first(rivals, place)
-            opponents = Opponents(league, config, env.copies, np.random.default_rng(), candidate.device)
+            league = own_first(policies, place), own_first(pools, place)
+            opponents = Opponents(*league, config, env.copies, np.random.default_rng(), candidate.device)
             games.append(OpponentGames(env, candidate, config, opponents, seed, self.report))
         return lambda now, goes_on: all(game.play(now, goes_on) for game in games)
 

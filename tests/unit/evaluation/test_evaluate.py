@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batches import acting_policy
 from gymnasium import spaces as gym
 
 from marlcore import loops
@@ -87,9 +88,8 @@ def model(action: int = 0) -> loops.PolicyModel:
     return loops.PolicyModel(made)
 
 
-def players(env: Walks, action: int = 0) -> dict[str, loops.NetworkPlayer]:
-    policy = loops.Behaviour(Constant(), model(action), np.random.default_rng(0), torch.device("cpu"))
-    return {agent: loops.NetworkPlayer(policy, SPACES, env.copies, "repeat") for agent in env.agents}
+def players(env: Walks, action: int = 0) -> dict[str, loops.ActingPolicy]:
+    return {agent: acting_policy(Constant(), model(action).model, SPACES, env.copies) for agent in env.agents}
 
 
 def played(env: Walks, episodes: int, **options: Any) -> loops.Evaluation:

@@ -35,7 +35,6 @@ class Player:
     """Values that depend on nothing but the observation."""
 
     before: ClassVar[dict[str, Any]] = {}
-    policy = SimpleNamespace(version=3, pull_if_due=lambda rounds: None)
 
     def reward(self, reward: Any, at: Any) -> None:
         pass
@@ -50,9 +49,9 @@ def first_priority(before: Any, reward: Any, after: Any) -> Any:
 
 
 def seat(agent: str, writer: Any, first: Any = first_priority) -> Seat:
-    lanes, player = np.array(writer.lanes), Player()
+    lanes, weights = np.array(writer.lanes), SimpleNamespace(version=3, pull_if_due=lambda rounds: None)
     recorder = Recorder(agent, HeldRows(writer, len(lanes)), SPEC, lanes)
-    return Seat(player, recorder, first and FirstPriorities(recorder, first))  # type: ignore[arg-type]
+    return Seat(Player(), weights, recorder, first and FirstPriorities(recorder, first))  # type: ignore[arg-type]
 
 
 def test_priorities_are_those_of_a_loop_over_each_episode() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batches import acting_policy
 from gymnasium.spaces import Box, Discrete
 from rounding import rounding
 from seams import without_limits
@@ -20,7 +21,7 @@ from marlcore.algos.networks.qnetwork import RecurrentQNetwork
 from marlcore.algos.networks.recurrent import Windows
 from marlcore.evaluation import LoadedPolicy
 from marlcore.interfaces import PREVIOUS_REWARD
-from marlcore.loops import Behaviour, NetworkPlayer, PolicyModel, Seat
+from marlcore.loops import ActingPolicy, PolicyModel, Seat
 from marlcore.self_play import Contender, Matches
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
@@ -93,17 +94,14 @@ def test_a_killed_actors_rows_join_no_others(tmp_path: Path) -> None:
         compared(result.run_dir, agent, TELLING)
 
 
-def made_policy(algorithm: mc.R2D2 = SMALL) -> tuple[Any, Behaviour]:
+def made_player(copies: int) -> ActingPolicy:
     torch.manual_seed(1)
-    model = algorithm.make_model(SPACES)
-    return model, Behaviour(algorithm, PolicyModel(model), np.random.default_rng(0), torch.device("cpu"))
+    return acting_policy(SMALL, SMALL.make_model(SPACES), SPACES, copies)
 
 
 def test_each_copy_has_a_state_of_its_own() -> None:
     """A player of three copies, of which one, two or all act, does what three players of one copy do."""
-    _, policy = made_policy()
-    together = NetworkPlayer(policy, SPACES, 3, "repeat")
-    alone = [NetworkPlayer(policy, SPACES, 1, "repeat") for _ in range(3)]
+    together, *alone = (made_player(copies) for copies in (3, 1, 1, 1))
     rng = np.random.default_rng(4)
     for round_ in range(60):
         copies = np.flatnonzero(rng.random(3) < 0.7) if round_ else np.arange(3)
@@ -124,7 +122,7 @@ def test_each_copy_has_a_state_of_its_own() -> None:
 
 
 def test_a_loaded_policy_keeps_its_state_until_it_is_reset() -> None:
-    model, _ = made_policy()
+    model: Any = made_player(1).model.model
     with torch.no_grad():
         for one in model.torso.core.parameters():
             one *= 5  # so that memory matters
@@ -161,15 +159,16 @@ def test_opponents_of_self_play_are_told_their_own_rewards() -> None:
         def player(self, agent: str, number: int) -> Any:
             return self[number]
 
-    _, policy = made_policy()
-    pool: Any = Pool({number: NetworkPlayer(policy, SPACES, 6, "repeat") for number in (1, 2)})
+        policies = (SimpleNamespace(name="main"),)
+
+    pool: Any = Pool({number: made_player(6) for number in (1, 2)})
     published = {"opponents": np.array([1, 2]), "odds": np.array([0.5, 0.5])}
     config, ended = mc.SelfPlayConfig(pool=2, latest=0.0, side="left"), np.zeros(6, np.int64)
     rng = np.random.default_rng(3)
     learning: Any = None  # which never acts on the right
     recorder: Any = SimpleNamespace(copies=6, parts=np.zeros(6, int), at=lambda copies: copies)
-    seats = {agent: Seat(learning, recorder) for agent in Wander.agents}
-    contender = Contender(["main"], seats, lambda: published, pool, lambda *_: None)
+    seats = {agent: Seat(learning, learning, recorder) for agent in Wander.agents}
+    contender = Contender(seats, lambda: published, pool, lambda *_: None)
     matches = Matches(config, [contender], np.zeros(6, np.int64), ended, [], rng)
     copies = np.arange(6)
     turn = mc.Turn("right", copies, rng.normal(size=(6, 3)).astype(np.float32), np.ones(6, bool))

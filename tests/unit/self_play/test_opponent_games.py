@@ -17,7 +17,7 @@ from marlcore.config import AssignedPolicy
 from marlcore.envs import vectorize
 from marlcore.loops import Candidate, PolicyModel
 from marlcore.record import KeptCheckpoints, checkpoint_path, load_checkpoint
-from marlcore.self_play import OpponentGames, Opponents, Rival
+from marlcore.self_play import OpponentGames, Opponents
 from marlcore.self_play.opponent_games import paired, spread
 
 SPACES = mc.Spaces(Arena(Path()).observation_space("left"), Arena(Path()).action_space("left"))
@@ -63,7 +63,7 @@ class Scene:
         kept = KeptCheckpoints(folder, "main", keep=2)
         policy, pool = AssignedPolicy("main", SIDES, SPACES, Marking()), cast("mc.ParameterStore", self.pool)
         candidate = Candidate(policy, model, torch.device("cpu"), self.published, kept)
-        opponents = Opponents([Rival(policy, pool)], config, 3, np.random.default_rng(), torch.device("cpu"))
+        opponents = Opponents([policy], [pool], config, 3, np.random.default_rng(), torch.device("cpu"))
         self.metrics: dict[tuple[str, str], float] = {}
         self.games = OpponentGames(
             self.env, candidate, config, opponents, lambda step: step,
