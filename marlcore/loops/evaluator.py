@@ -5,7 +5,7 @@ An evaluation never changes its weights midway, and the same weights are not eva
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,11 +14,9 @@ import torch
 from ..config import AssignedPolicy
 from ..errors import TimedOut
 from ..interfaces import VectorEnvironment
-from ..observations import Pad
 from ..weights import Subscriber
 from .acting_policy import ActingPolicy
 from .episodes import play
-from .model import PolicyModel
 
 Report = Callable[[str, str, float, int], None]  # agent or policy, name, value, step
 GoesOn = Callable[[], bool]  # asked before each round of actions; False ends the evaluation
@@ -37,16 +35,12 @@ class Kept(Protocol):
 
 @dataclass(frozen=True)
 class Candidate:
+    """A policy for the best checkpoint."""
+
     policy: AssignedPolicy
-    model: PolicyModel  # which `subscriber` updates
-    device: torch.device
+    acting: ActingPolicy  # greedily, by the weights that `subscriber` pulls; each game takes a copy
     subscriber: Subscriber
     kept: Kept
-
-    def player(self, copies: int, pad: Pad, seed: int, model: PolicyModel | None = None) -> ActingPolicy:
-        """The policy with its present weights, or those of another model; greedy."""
-        policy, generator = self.policy, np.random.default_rng(seed)
-        return ActingPolicy(policy.algorithm, model or self.model, policy.spaces, copies, pad, generator, self.device)
 
     @property
     def step(self) -> int:
@@ -55,23 +49,20 @@ class Candidate:
 
     def keep(self, mean: float, best: float | None = None) -> None:
         """Saves the weights, whose mean return over the policy's agents is `mean`; see `KeptCheckpoints.add`."""
-        weights = {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
+        weights = {name: tensor.detach().cpu().clone() for name, tensor in self.acting.model.state_dict().items()}
         updates = int(self.subscriber.extras["updates"])
         state = {"acting": weights, "version": self.subscriber.version, "updates": updates, "step": self.step}
         self.kept.add(state, mean, best)
 
 
 def play_in_common(
-    env: VectorEnvironment, candidates: Sequence[Candidate], episodes: int, pad: Pad, seed: Callable[[int], int],
+    env: VectorEnvironment, candidates: Sequence[Candidate], episodes: int, seed: Callable[[int], int],
     report: Report, now: int, goes_on: GoesOn,
 ) -> bool:  # fmt: skip
-    """Plays games in which each agent acts by its own policy; see `Games`. Seeds are independent for each step count.
-
-    Stacks are padded as in training.
-    """
+    """Plays games, seeded by the step count, in which each agent acts by its own policy; see `Games`."""
     seed_now = seed(now)
     players = {
-        agent: candidate.player(env.copies, pad, seed_now + index)
+        agent: replace(candidate.acting, generator=np.random.default_rng(seed_now + index))
         for index, candidate in enumerate(candidates)
         for agent in candidate.policy.agents
     }

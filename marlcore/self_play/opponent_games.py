@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -59,7 +59,7 @@ class OpponentGames:
     report: Report
 
     def __post_init__(self) -> None:
-        self._best = copy.deepcopy(self.candidate.model)
+        self._best = copy.deepcopy(self.candidate.acting.model)
         self._names = [*self.config.self_play.names, POOL]
 
     def play(self, now: int, goes_on: GoesOn) -> bool:
@@ -68,7 +68,7 @@ class OpponentGames:
         if pairings is None:
             return False
         seed, candidate = self.seed(now), self.candidate
-        outcome = self._play(candidate.model, pairings, seed, goes_on)
+        outcome = self._play(candidate.acting.model, pairings, seed, goes_on)
         if outcome is None:
             return False
         best, weights = None, candidate.kept.best_weights()
@@ -96,7 +96,7 @@ class OpponentGames:
 
     def _play(self, model: PolicyModel, pairings: Pairings, seed: int, goes_on: GoesOn) -> Evaluation | None:
         self.opponents.generator.bit_generator.state = np.random.default_rng(seed).bit_generator.state
-        policy = self.candidate.player(self.env.copies, self.config.replay.pad, seed, model)
+        policy = replace(self.candidate.acting, model=model, generator=np.random.default_rng(seed))
 
         def player(agent: str, number: int) -> Player:
             return policy if number == LATEST else self.opponents.player(agent, number)

@@ -9,7 +9,17 @@ import numpy as np
 import torch
 
 from ...envs import vectorize
-from ...loops import Candidate, Evaluator, Games, GoesOn, build_model, choose_device, play_in_common, run_seed
+from ...loops import (
+    ActingPolicy,
+    Candidate,
+    Evaluator,
+    Games,
+    GoesOn,
+    build_model,
+    choose_device,
+    play_in_common,
+    run_seed,
+)
 from ...processes import BEGUN, DONE, EPISODES, READY, SKIPS
 from ...record import EVALUATION_S, SKIPPED, KeptCheckpoints
 from ...self_play import OpponentGames, Opponents, own_first
@@ -33,7 +43,7 @@ class EvaluatorWorker(Worker):
         if blueprint.self_play:
             play = self._league_games(candidates, seed)
         else:
-            given = config.evaluation.episodes, config.replay.pad, seed, self.report
+            given = config.evaluation.episodes, seed, self.report
             play = partial(play_in_common, env, candidates, *given)
         settings = config.evaluation
         begins = partial(self.counters.store, BEGUN)
@@ -49,7 +59,7 @@ class EvaluatorWorker(Worker):
         games = []
         for place, candidate in enumerate(candidates):
             league = own_first(policies, place), own_first(pools, place)
-            opponents = Opponents(*league, config, env.copies, np.random.default_rng(), candidate.device)
+            opponents = Opponents(*league, config, env.copies, np.random.default_rng(), candidate.acting.device)
             games.append(OpponentGames(env, candidate, config, opponents, seed, self.report))
         return lambda now, goes_on: all(game.play(now, goes_on) for game in games)
 
@@ -57,7 +67,8 @@ class EvaluatorWorker(Worker):
         model = build_model(policy, self.config).to(device).acting
         subscriber = self.hold(ParameterStore.attach(policy.weights)).subscriber(model)
         kept = KeptCheckpoints(policy.run_dir, policy.name, self.config.evaluation.keep)
-        return Candidate(policy, model, device, subscriber, kept)
+        given = policy.spaces, self._env.copies, self.config.replay.pad, np.random.default_rng(0), device
+        return Candidate(policy, ActingPolicy(policy.algorithm, model, *given), subscriber, kept)
 
     def step(self, goes_on: GoesOn) -> bool:
         """Makes an evaluation if one is due; returns whether it did."""

@@ -282,8 +282,9 @@ class Scene:
         self.reports: list[tuple[Any, ...]] = []
         self.published, kept = Publications(network), KeptCheckpoints(run_dir, "both", keep=2)
         policy = AssignedPolicy("both", self.env.agents, SPACES, Constant())
-        candidate = loops.Candidate(policy, network, torch.device("cpu"), self.published, kept)
-        given: Any = 4, "repeat", lambda step: 1000 + step, lambda *metric: self.reports.append(metric)
+        acting = acting_policy(Constant(), network.model, SPACES, 2)
+        candidate = loops.Candidate(policy, acting, self.published, kept)
+        given: Any = 4, lambda step: 1000 + step, lambda *metric: self.reports.append(metric)
         games = partial(loops.play_in_common, self.env, [candidate], *given)
         self.seconds = 0.0
         clock = lambda: self.seconds  # noqa: E731

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from arena import ANCHOR, SIDES, Arena, Marking, episodes_of, weak
+from batches import acting_policy
 
 import marlcore as mc
 from marlcore.config import AssignedPolicy
@@ -62,7 +63,7 @@ class Scene:
         config = mc.Config(self_play=settings, evaluation=mc.EvaluationConfig(interval=1, episodes=episodes))
         kept = KeptCheckpoints(folder, "main", keep=2)
         policy, pool = AssignedPolicy("main", SIDES, SPACES, Marking()), cast("mc.ParameterStore", self.pool)
-        candidate = Candidate(policy, model, torch.device("cpu"), self.published, kept)
+        candidate = Candidate(policy, acting_policy(policy.algorithm, model.model, SPACES, 3), self.published, kept)
         opponents = Opponents([policy], [pool], config, 3, np.random.default_rng(), torch.device("cpu"))
         self.metrics: dict[tuple[str, str], float] = {}
         self.games = OpponentGames(
