@@ -86,7 +86,7 @@ def evaluate(
     run = EvaluatedRun(run_or_dir, str(which), policies or {}, env_fn, trust)
     with closing(vectorize(run.env_fn, min(envs, episodes))) as env:
         pairs = zip(env.agents, child_seeds(seed, len(env.agents)), strict=True)
-        players = {agent: run.player(agent, env.copies, own, explore) for agent, own in pairs}
+        players = {agent: run.player(agent, env.copies, child, explore) for agent, child in pairs}
         outcome = play(env, players, episodes, seed)
     assert outcome is not None
     return outcome

@@ -145,11 +145,11 @@ class _WithThreads(ActingPolicy):
 
     threads: int
 
-    def act(self, obs: Values, at: Any, state: Mapping[str, torch.Tensor] | None) -> Action:
+    def act(self, obs: Values, index: Any, state: Mapping[str, torch.Tensor] | None) -> Action:
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads)  # a fraction of a microsecond
         try:
-            return super().act(obs, at, state)
+            return super().act(obs, index, state)
         finally:
             torch.set_num_threads(before)
 
@@ -159,11 +159,11 @@ def _as_rows(spaces: Spaces, obs: Any, mask: Any, joint: bool) -> tuple[Values, 
     if mask is None and spaces.masked and isinstance(obs, Mapping) and MASK in obs:
         obs, mask = obs[ALONE] if obs.keys() == {MASK, ALONE} else obs, obs[MASK]
     unseen = joint and not (isinstance(obs, Mapping) and {ALONE, JOINT} <= obs.keys())
-    own = next(part for part in spaces.parts if not (joint and part.name == JOINT))
+    part = next(part for part in spaces.parts if not (joint and part.name == JOINT))
     shape: tuple[int, ...] = ()
     with suppress(KeyError, IndexError, TypeError, ValueError):  # `Spaces.values` says what is wrong
-        shape = np.shape(own.of({ALONE: obs} if unseen else obs))
-    lead = shape[:1] if len(shape) == len(own.field.shape) + 1 else ()  # of a batch
+        shape = np.shape(part.of({ALONE: obs} if unseen else obs))
+    lead = shape[:1] if len(shape) == len(part.field.shape) + 1 else ()  # of a batch
     if lead == (0,):
         raise ValueError("obs: expected at least one observation, got none")
     if unseen:
@@ -247,9 +247,9 @@ def _check_claimed(policy: AssignedPolicy, config: Config, path: Path) -> None:
     """Raises ValueError, before memory is allocated: the network would be far larger than its checkpoint."""
     with torch.device("meta"):
         tensors = build_model(policy, config).whole.state_dict().values()
-    claimed, held = sum(tensor.nbytes for tensor in tensors), path.stat().st_size
-    if claimed > max(_ALWAYS, _CRITICS * held):
-        expected = f"weights_only: expected a network of the size of its checkpoint, {held:,} bytes"
+    claimed, stored = sum(tensor.nbytes for tensor in tensors), path.stat().st_size
+    if claimed > max(_ALWAYS, _CRITICS * stored):
+        expected = f"weights_only: expected a network of the size of its checkpoint, {stored:,} bytes"
         raise ValueError(f"{expected}, got one of {claimed:,} bytes for {str(path)!r}")
 
 

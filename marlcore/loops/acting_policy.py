@@ -43,25 +43,25 @@ class ActingPolicy:
         if spaces.stack > 1:
             self._stacks = each(lambda field: np.zeros((copies, spaces.stack, *field.shape), field.dtype), spaces.obs)
         self._state: dict[str, torch.Tensor] | None = None
-        self.before: Mapping[str, torch.Tensor] = {}  # the state [k, ...] with which the last actions were chosen
+        self.state_before: Mapping[str, torch.Tensor] = {}  # the state [k, ...] with which the last actions were chosen
 
     @property
     def remembers(self) -> bool:
         """Whether actions depend on earlier observations of their copy."""
         return self._stacks is not None or self._state is not None
 
-    def choose(self, obs: Values, at: Any, begins: NDArray[np.bool_]) -> Action:
+    def choose(self, obs: Values, index: Any, begins: NDArray[np.bool_]) -> Action:
         """See `Player`. Raises ValueError, TypeError: an action or the state is wrong, not finite or not allowed."""
         mask = obs[MASK] if self.spaces.masked else None
         if self._stacks is not None:
-            obs = each(lambda stacks, new: self._pushed(stacks, new, at, begins), self._stacks, obs)
+            obs = each(lambda stacks, new: self._pushed(stacks, new, index, begins), self._stacks, obs)
         state = None
         if self._state is not None:
-            state = {name: rows[at] for name, rows in self._state.items()}
+            state = {name: rows[index] for name, rows in self._state.items()}
             if begins.any():
                 fresh = torch.from_numpy(begins)
                 state = {name: rows.masked_fill(_wide(fresh, rows), 0) for name, rows in state.items()}
-        chosen = self.act(obs, at, state)
+        chosen = self.act(obs, index, state)
         action = rows_of("action of the algorithm", self._action, chosen.action, len(begins))
         if action.dtype.kind == "f":
             check_finite("action of the algorithm", action)
@@ -71,12 +71,12 @@ class ActingPolicy:
         if mask is not None:
             self._check_allowed(action, mask)
         if chosen.state is not None:
-            self.before = state or {name: torch.zeros_like(rows) for name, rows in chosen.state.items()}
-            self._keep(chosen.state, at, len(begins))
+            self.state_before = state or {name: torch.zeros_like(rows) for name, rows in chosen.state.items()}
+            self._keep(chosen.state, index, len(begins))
         return chosen if action is chosen.action else chosen._replace(action=action)
 
-    def act(self, obs: Values, at: Any, state: Mapping[str, torch.Tensor] | None) -> Action:
-        """Chooses actions for the k observations of the copies `at`, stacked if the model wants that."""
+    def act(self, obs: Values, index: Any, state: Mapping[str, torch.Tensor] | None) -> Action:
+        """Chooses actions for the k observations of the copies `index`, stacked if the model wants that."""
         model, explore, mask = self.model, self.explore, None
         tensors: Any
         if isinstance(obs, dict):
@@ -87,20 +87,20 @@ class ActingPolicy:
         if model.norm is not None:
             tensors = model.norm(tensors)
         if explore is not None and isinstance(explore.get("epsilon"), np.ndarray):  # of each copy
-            explore = {**explore, "epsilon": explore["epsilon"][at]}
+            explore = {**explore, "epsilon": explore["epsilon"][index]}
         return self.algorithm.act(
             model.model, tensors, explore=explore, state=state, mask=mask, generator=self.generator
         )
 
-    def _pushed(self, stacks: NDArray[Any], new: NDArray[Any], at: Any, begins: NDArray[np.bool_]) -> NDArray[Any]:
+    def _pushed(self, stacks: NDArray[Any], new: NDArray[Any], index: Any, begins: NDArray[np.bool_]) -> NDArray[Any]:
         """The stacks [k, stack, ...] that end with new observations [k, ...], kept for the next ones."""
-        pushed: NDArray[Any] = stacks[at]
+        pushed: NDArray[Any] = stacks[index]
         pushed[:, :-1] = pushed[:, 1:]
         pushed[:, -1] = new
         if begins.any():
             pushed[begins, :-1] = new[begins, None] if self.pad == "repeat" else 0
-        if not isinstance(at, slice):
-            stacks[at] = pushed
+        if not isinstance(index, slice):
+            stacks[index] = pushed
         return pushed
 
     def _check_allowed(self, action: NDArray[Any], mask: NDArray[np.bool_]) -> None:
@@ -112,28 +112,28 @@ class ActingPolicy:
                 f"action of the algorithm: expected one that {MASK} allows, got {self.spaces.shifted(row).tolist()}"
             )
 
-    def _keep(self, state: Mapping[str, torch.Tensor], at: Any, rows: int) -> None:
-        """Keeps the state [rows, ...] of the copies `at`, and leaves `before` as it is."""
+    def _keep(self, state: Mapping[str, torch.Tensor], index: Any, rows: int) -> None:
+        """Keeps the state [rows, ...] of the copies `index`, and leaves `state_before` as it is."""
         if self._state is None:
             self._state = {name: part.new_zeros((self.copies, *part.shape[1:])) for name, part in state.items()}
         if state.keys() != self._state.keys():
             raise names_error("state of the algorithm", self._state, state)
-        for name, kept in self._state.items():
-            if state[name].shape != (rows, *kept.shape[1:]):
-                expected, got = (rows, *kept.shape[1:]), tuple(state[name].shape)
+        for name, stored in self._state.items():
+            if state[name].shape != (rows, *stored.shape[1:]):
+                expected, got = (rows, *stored.shape[1:]), tuple(state[name].shape)
                 raise ValueError(f"{name} of the algorithm's state: expected shape {expected}, got {got}")
-        if isinstance(at, slice):
-            self._state = dict(state)  # `before` holds views of the old tensors
+        if isinstance(index, slice):
+            self._state = dict(state)  # `state_before` holds views of the old tensors
             return
         with torch.inference_mode():  # which may have made the tensors
-            for name, kept in self._state.items():
-                kept[at] = state[name]
+            for name, stored in self._state.items():
+                stored[index] = state[name]
 
-    def reward(self, reward: NDArray[Any], at: Any) -> None:
-        """Takes the rewards [k] of the last actions in the copies `at` into a state that has a part for them."""
+    def reward(self, reward: NDArray[Any], index: Any) -> None:
+        """Takes the rewards [k] of the last actions in the copies `index` into a state that has a part for them."""
         if self._state is not None and PREVIOUS_REWARD in self._state:
             with torch.inference_mode():
-                self._state[PREVIOUS_REWARD][at] = torch.as_tensor(reward).to(self._state[PREVIOUS_REWARD])
+                self._state[PREVIOUS_REWARD][index] = torch.as_tensor(reward).to(self._state[PREVIOUS_REWARD])
 
 
 def _wide(flags: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

@@ -70,10 +70,10 @@ def cut_episodes(env: VectorEnvironment, seats: Seats, host: ActorHost) -> None:
         turn = following.get(outcome.agent)
         if turn and outcome.acted:
             cut = np.isin(outcome.copies, turn.copies) & ~(outcome.terminated | outcome.truncated)
-            rest, outcome = outcome.part(cut), outcome.part(~cut)
-            final_obs = turn.part(np.isin(turn.copies, rest.copies)).obs
-            if len(rest.copies):  # its return is not one of a whole episode
-                seats[rest.agent].record(rest._replace(truncated=np.ones(len(rest.copies), bool), final_obs=final_obs))
+            last, outcome = outcome.part(cut), outcome.part(~cut)
+            final_obs = turn.part(np.isin(turn.copies, last.copies)).obs
+            if len(last.copies):  # its return is not one of a whole episode
+                seats[last.agent].record(last._replace(truncated=np.ones(len(last.copies), bool), final_obs=final_obs))
         if len(outcome.copies):
             seats[outcome.agent].record(outcome)
     _report_over(env, seats, host)

@@ -177,8 +177,8 @@ class _Episodes:
         if outcome.acted:
             self._players[outcome.agent].reward(outcome.reward, outcome.copies)
         counts = self._left[outcome.copies] > 0
-        at = self._place[outcome.copies[counts]]
-        self._returns[outcome.agent][at] += outcome.reward[counts]
+        places = self._place[outcome.copies[counts]]
+        self._returns[outcome.agent][places] += outcome.reward[counts]
         self._digest(outcome.agent, outcome.copies, outcome.reward)
         for copy, numbers in outcome.infos:
             if self._left[copy]:
@@ -212,9 +212,9 @@ class _Episodes:
         return Evaluation(self._returns, self._lengths, infos, len(self._games), results)
 
     def _results_of(self, agent: str) -> NDArray[np.int64]:
-        winners, own = self._winners[agent], self._returns[agent]
-        others = [returns for other, returns in self._returns.items() if other != agent] or [np.zeros_like(own)]
-        by_return = compared(own, np.max(others, axis=0))
+        winners, of_agent = self._winners[agent], self._returns[agent]
+        others = [returns for other, returns in self._returns.items() if other != agent] or [np.zeros_like(of_agent)]
+        by_return = compared(of_agent, np.max(others, axis=0))
         results: NDArray[np.float64] = np.where(np.isnan(winners), by_return, np.sign(winners))
         return results.astype(np.int64)
 

@@ -25,11 +25,11 @@ LATEST = 0  # the number of the policy that learns; its opponents have other num
 class Player(Protocol):
     """An agent's actions in several copies of the environment."""
 
-    def choose(self, obs: Values, at: Any, begins: NDArray[np.bool_]) -> Action:
-        """Actions, in the form of rows, for k observations of the copies `at`, of which some begin an episode."""
+    def choose(self, obs: Values, index: Any, begins: NDArray[np.bool_]) -> Action:
+        """Actions, in the form of rows, for k observations of the copies `index`, of which some begin an episode."""
 
-    def reward(self, reward: NDArray[Any], at: Any) -> None:
-        """Takes in the rewards [k] of the last actions in the copies `at`."""
+    def reward(self, reward: NDArray[Any], index: Any) -> None:
+        """Takes in the rewards [k] of the last actions in the copies `index`."""
 
 
 class ScriptedPlayer:
@@ -63,22 +63,22 @@ class ScriptedPlayer:
         if callable(getattr(script, "reset", None)):
             self._resets = [player.reset for player in players]
 
-    def choose(self, obs: Values, at: Any, begins: NDArray[np.bool_]) -> Action:
+    def choose(self, obs: Values, index: Any, begins: NDArray[np.bool_]) -> Action:
         """Raises ValueError, TypeError: an action is not of the space, or the mask forbids it."""
-        copies = np.arange(len(self._acts))[at].tolist()
+        copies = np.arange(len(self._acts))[index].tolist()
         if self._resets:
             for i in np.flatnonzero(begins).tolist():
                 self._resets[copies[i]]()
         return Action(np.stack([self._action(copy, rows_at(obs, i)) for i, copy in enumerate(copies)]))
 
-    def reward(self, reward: NDArray[Any], at: Any) -> None:
+    def reward(self, reward: NDArray[Any], index: Any) -> None:
         """Scripts take no rewards."""
 
     def _action(self, copy: int, obs: Any) -> NDArray[Any]:
         spaces, label, seen = self._spaces, self._label, obs
         if self._joint:  # without the part that is for critics alone
-            own = {name.removeprefix(f"{ALONE}__"): value for name, value in obs.items() if name != JOINT}
-            seen = own[ALONE] if own.keys() == {ALONE} else own
+            visible = {name.removeprefix(f"{ALONE}__"): value for name, value in obs.items() if name != JOINT}
+            seen = visible[ALONE] if visible.keys() == {ALONE} else visible
         action = as_field(label, spaces.action_field, self._acts[copy](seen))
         if action.dtype.kind == "f":
             check_finite(label, action)
@@ -106,16 +106,16 @@ class ScriptedAtFirst:
         self.reward = self.policy.reward
 
     @property
-    def before(self) -> Mapping[str, torch.Tensor]:
-        return self.policy.before
+    def state_before(self) -> Mapping[str, torch.Tensor]:
+        return self.policy.state_before
 
-    def choose(self, obs: Values, at: Any, begins: NDArray[np.bool_]) -> Action:
+    def choose(self, obs: Values, index: Any, begins: NDArray[np.bool_]) -> Action:
         """See `Player`."""
-        copies = np.arange(self.policy.copies)[at]
+        copies = np.arange(self.policy.copies)[index]
         if begins.any():
             self._scripted[copies[begins]] = not self.learned()
         if not self._scripted[copies].any():
-            return self.policy.choose(obs, at, begins)
+            return self.policy.choose(obs, index, begins)
 
         def choose(by_script: int, rows: NDArray[np.bool_]) -> NDArray[Any]:
             player = self.script if by_script else self.policy
@@ -137,17 +137,17 @@ class PlayersByNumber:
     numbers_in: Callable[[NDArray[np.int64]], NDArray[np.int64]]  # in copies [k], the numbers [k] of those who act now
     player_of: Callable[[int], Player]
 
-    def choose(self, obs: Values, at: NDArray[np.int64], begins: NDArray[np.bool_]) -> Action:
+    def choose(self, obs: Values, index: NDArray[np.int64], begins: NDArray[np.bool_]) -> Action:
         def choose(number: int, rows: NDArray[np.bool_]) -> NDArray[Any]:
-            return self.player_of(number).choose(rows_at(obs, rows), at[rows], begins[rows]).action
+            return self.player_of(number).choose(rows_at(obs, rows), index[rows], begins[rows]).action
 
-        return Action(joined(self.numbers_in(at), choose))
+        return Action(joined(self.numbers_in(index), choose))
 
-    def reward(self, reward: NDArray[Any], at: NDArray[np.int64]) -> None:
-        numbers = self.numbers_in(at)
+    def reward(self, reward: NDArray[Any], index: NDArray[np.int64]) -> None:
+        numbers = self.numbers_in(index)
         for number in np.unique(numbers).tolist():
             rows = numbers == number
-            self.player_of(number).reward(reward[rows], at[rows])
+            self.player_of(number).reward(reward[rows], index[rows])
 
 
 def joined(numbers: NDArray[Any], choose: Callable[[int, NDArray[np.bool_]], NDArray[Any]]) -> NDArray[Any]:

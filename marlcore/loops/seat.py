@@ -47,10 +47,10 @@ class Seat:
 
     def record(self, outcome: Outcome) -> None:
         """Adds to the returns, and writes the transitions that the results of earlier actions complete."""
-        rows = self.recorder.at(outcome.copies)
+        rows = self.recorder.index_of(outcome.copies)
         self._returns[rows] += outcome.reward
         if outcome.infos:
-            self._infos |= {copy: told for copy, told in outcome.infos if self.numbers[copy] == LATEST}
+            self._infos |= {copy: numbers for copy, numbers in outcome.infos if self.numbers[copy] == LATEST}
         if not outcome.acted:
             return
         if self.opponents is not None and not (learns := self.numbers[outcome.copies] == LATEST).all():
@@ -61,7 +61,7 @@ class Seat:
                 return
         self.recorder.take(outcome)
         (self.priorities or self.recorder).write(outcome)
-        if self.player.before:
+        if self.player.state_before:
             self.player.reward(outcome.reward, rows)
 
     def end(self, copies: NDArray[np.int64]) -> list[Ended]:
@@ -69,9 +69,9 @@ class Seat:
         self.returns[copies], lengths = self._returns[copies], self._lengths[copies]
         self._returns[copies], self._lengths[copies] = 0.0, 0
         infos = [(copy, self._infos.pop(copy)) for copy in copies.tolist() if copy in self._infos]
-        own = self.numbers[copies] == LATEST
-        agent, returns = self.recorder.agent, self.returns[copies[own]]
-        return [Ended(agent, copies[own], returns, lengths[own], infos)] if own.any() else []
+        learns = self.numbers[copies] == LATEST
+        agent, returns = self.recorder.agent, self.returns[copies[learns]]
+        return [Ended(agent, copies[learns], returns, lengths[learns], infos)] if learns.any() else []
 
     def begin(self, copies: NDArray[np.int64]) -> int:
         """Begins an episode in these copies; returns how many actions are lost, since their outcomes never came."""
@@ -89,11 +89,11 @@ class Seat:
                 return self.act(part) if learning else opponents.choose(part.obs, part.copies, part.begins).action
 
             return joined(learns, act)
-        rows = self.recorder.at(turn.copies)
+        rows = self.recorder.index_of(turn.copies)
         chosen = self.player.choose(turn.obs, rows, turn.begins)
         if self.priorities is not None:
             self.priorities.remember(turn.copies, chosen.values)
-        self.recorder.remember(turn, chosen, self.player.before, self.weights.version)
+        self.recorder.remember(turn, chosen, self.player.state_before, self.weights.version)
         self._lengths[rows] += 1
         return chosen.action
 

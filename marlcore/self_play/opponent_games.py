@@ -37,10 +37,10 @@ def paired(games: int, anchors: int, members: Sequence[int], sides: Sequence[int
     return Pairings(opponents, np.array(sides)[turn], groups)
 
 
-def spread(held: Sequence[int], most: int) -> list[int]:
+def spread(members: Sequence[int], most: int) -> list[int]:
     """At most so many members of the pool: the newest, the oldest, and some evenly spaced between them."""
-    places = np.linspace(len(held) - 1, 0, min(most, len(held))).round().astype(np.int64)
-    return [held[place] for place in places.tolist()]
+    places = np.linspace(len(members) - 1, 0, min(most, len(members))).round().astype(np.int64)
+    return [members[place] for place in places.tolist()]
 
 
 @dataclass

@@ -70,7 +70,7 @@ def trained(env_fn: Any, episodes: int, seed: int) -> tuple[list[list[Told]], Ro
         return SimpleNamespace(**columns, extras={}, append=append, writer=writer)
 
     with closing(vectorize(env_fn, COPIES)) as env:
-        policy: Any = SimpleNamespace(reward=lambda *_: None, before={}, copies=COPIES)
+        policy: Any = SimpleNamespace(reward=lambda *_: None, state_before={}, copies=COPIES)
         weights: Any = SimpleNamespace(version=1, pull_if_due=lambda rounds: None)
         seats = {}
         for agent, spaces in env.spaces.items():

@@ -34,7 +34,7 @@ def best(obs: NDArray[Any]) -> NDArray[np.float64]:
 class Player:
     """Values that depend on nothing but the observation."""
 
-    before: ClassVar[dict[str, Any]] = {}
+    state_before: ClassVar[dict[str, Any]] = {}
 
     def reward(self, reward: Any, at: Any) -> None:
         pass

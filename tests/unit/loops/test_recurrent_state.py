@@ -114,11 +114,11 @@ def test_each_copy_has_a_state_of_its_own() -> None:
         for row, copy in enumerate(copies.tolist()):
             one = alone[copy].choose(obs[row : row + 1], slice(None), begins[row : row + 1])
             assert one.action[0] == chosen.action[row]
-            for name, part in alone[copy].before.items():
-                torch.testing.assert_close(together.before[name][row], part[0], **CLOSE)
+            for name, part in alone[copy].state_before.items():
+                torch.testing.assert_close(together.state_before[name][row], part[0], **CLOSE)
             alone[copy].reward(reward[row : row + 1], slice(None))
         together.reward(reward, at)
-    assert together.before.keys() == SMALL.transition(SPACES).extras.keys()
+    assert together.state_before.keys() == SMALL.transition(SPACES).extras.keys()
 
 
 def test_a_loaded_policy_keeps_its_state_until_it_is_reset() -> None:
@@ -166,7 +166,7 @@ def test_opponents_of_self_play_are_told_their_own_rewards() -> None:
     config, ended = mc.SelfPlayConfig(pool=2, latest=0.0, side="left"), np.zeros(6, np.int64)
     rng = np.random.default_rng(3)
     learning: Any = None  # which never acts on the right
-    recorder: Any = SimpleNamespace(copies=6, parts=np.zeros(6, int), at=lambda copies: copies)
+    recorder: Any = SimpleNamespace(copies=6, parts=np.zeros(6, int), index_of=lambda copies: copies)
     seats = {agent: Seat(learning, learning, recorder) for agent in Wander.agents}
     contender = Contender(seats, lambda: published, pool, lambda *_: None)
     matches = Matches(config, [contender], np.zeros(6, np.int64), ended, [], rng)
@@ -181,4 +181,4 @@ def test_opponents_of_self_play_are_told_their_own_rewards() -> None:
     seat.record(mc.Outcome("right", copies, copies + 9.0, never, never, None, acted=False))
     seat.act(turn._replace(begins=never))
     for number, player in pool.items():
-        assert player.before[PREVIOUS_REWARD].tolist() == (copies[opponents == number] + 1.0).tolist()
+        assert player.state_before[PREVIOUS_REWARD].tolist() == (copies[opponents == number] + 1.0).tolist()
