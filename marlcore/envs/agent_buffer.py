@@ -69,8 +69,8 @@ class AgentBuffer:
             self._begins[copy] = False
         return actions.tolist() if isinstance(self.view.spaces.action, gym.Discrete) else list(actions)
 
-    def tell(self, copy: int, result: Result) -> bool:
-        """Takes the result of a copy; returns whether the agent's episode ended."""
+    def acts_after(self, copy: int, result: Result) -> bool:
+        """Takes the result of a copy, and the observation for the next action; False if the agent's episode ended."""
         observation, reward, terminated, truncated, info = result
         if terminated.__class__ is not bool:
             terminated = self._end(copy, "terminated", terminated)
@@ -89,19 +89,17 @@ class AgentBuffer:
         self._pending[copy] = False
         if ended:
             self._begins[copy] = True
-        return ended
+            return False
+        self._put(self._seen, copy, observation, info)
+        self._asked.append(copy)
+        if self._begins[copy] and TAG in info:
+            self._tags[copy] = info[TAG]
+        return True
 
     def _set_aside(self, copy: int, reward: Any, of_info: dict[str, float]) -> None:
         if (number := self._number(copy, reward)) or of_info:
             earned, told = self._aside.get(copy, (0.0, {}))
             self._aside[copy] = earned + number, told | of_info
-
-    def ask(self, copy: int, observation: Any, info: Mapping[str, Any]) -> None:
-        """Takes the observation of a copy in which the agent acts next."""
-        self._put(self._seen, copy, observation, info)
-        self._asked.append(copy)
-        if self._begins[copy] and TAG in info:
-            self._tags[copy] = info[TAG]
 
     def gather(self, outcomes: list[Outcome], turns: list[Turn]) -> None:
         """Adds the results of this round, of actions and of no action, and its turn. Raises EnvironmentFailed."""
@@ -110,7 +108,10 @@ class AgentBuffer:
         if self._over:
             outcomes.append(self._outcome(self._over, acted=False))
         if self._asked:
-            turns.append(self._turn(self._asked))
+            copies, begins = self._numbers_of(self._asked), map(self._begins.__getitem__, self._asked)
+            obs = self._rows(self._seen, copies)
+            self.view.check(copies, obs, acting=True)
+            turns.append(Turn(self.view.agent, copies, obs, np.array([*begins]), self._tags))
         self._results, self._over, self._asked, self._tags = [], [], [], {}
 
     def _outcome(self, results: list[Told], *, acted: bool) -> Outcome:
@@ -122,12 +123,6 @@ class AgentBuffer:
         outcome = Outcome(self.view.agent, copies, reward, *ends, of_members if self._is_team else (), acted)
         self.view.check_outcome(outcome)
         return outcome
-
-    def _turn(self, asked: list[int]) -> Turn:
-        copies = self._numbers_of(asked)
-        obs = self._rows(self._seen, copies)
-        self.view.check(copies, obs, acting=True)
-        return Turn(self.view.agent, copies, obs, np.array([*map(self._begins.__getitem__, asked)]), self._tags)
 
     def _number(self, copy: int, reward: Any) -> float:
         try:

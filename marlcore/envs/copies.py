@@ -82,11 +82,10 @@ class Copies:
                     buffer = self._buffers[agent]
                     if isinstance(result, Absent):
                         buffer.leave(copy, result.reward)
-                    elif buffer.tell(copy, result):
-                        env.act(agent, None)
-                    else:
-                        buffer.ask(copy, result[0], result[4])
+                    elif buffer.acts_after(copy, result):
                         acting = True
+                    else:
+                        env.act(agent, None)
             if acting:
                 self._empty[copy] = 0
                 return
