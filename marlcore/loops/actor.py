@@ -25,7 +25,7 @@ class ActorHost(Protocol):
         """Whether steps of this actor's share are left, and the run was not told to stop."""
 
     def begin(self, turn: Turn) -> None:
-        """Fills the columns of the seats in the copies in which an episode begins."""
+        """Assigns opponents and parts of the replay to the episodes that begin."""
 
     def report_ended(self, ended: Ended) -> None: ...
 
@@ -36,14 +36,14 @@ class ActorHost(Protocol):
 
 
 def act_until_done(env: VectorEnvironment, seats: Seats, host: ActorHost) -> None:
-    """Steps the copies and writes transitions. Raises EnvironmentFailed: it raised, or its values are refused."""
+    """Steps the copies and writes transitions. Raises EnvironmentFailed: a copy raised, or returned a bad value."""
     while host.acting():
         turns = observe(env, seats, host)
         act(env, seats, turns, host)
 
 
 def observe(env: VectorEnvironment, seats: Seats, host: ActorHost) -> list[Turn]:
-    """Records the outcomes of earlier actions, where a writer may wait for a learner; returns the due turns."""
+    """Records the outcomes of earlier actions, and returns the turns that are due; a write may wait for a learner."""
     outcomes, turns = env.observe()
     for outcome in outcomes:
         seats[outcome.agent].record(outcome)

@@ -35,7 +35,7 @@ class Kept(Protocol):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A policy for the best checkpoint."""
+    """A policy that is evaluated, and its best and newest checkpoints."""
 
     policy: AssignedPolicy
     acting: ActingPolicy  # greedily, by the weights that `subscriber` pulls; each game takes a copy
@@ -115,7 +115,7 @@ class Evaluator:
     def evaluate(self, goes_on: GoesOn, final: bool = False) -> bool:
         """Evaluates newer weights, if any; returns whether it did. An evaluation that was cut off stays due.
 
-        The `final` one, of the last weights, stands for one by steps only if that is due just then.
+        The `final` evaluation counts as one by steps only if one is due at the very last step.
         """
         now, now_s = self.steps(), self.clock()
         try:

@@ -29,7 +29,7 @@ class FirstPriorities:
             self._write_waiting(waiting, dict.fromkeys(self._values, np.full(len(waiting), np.nan)))
 
     def remember(self, copies: NDArray[np.int64], values: ByName) -> None:
-        """Takes the values [k] of the observations acted on now, with which it writes the rows before."""
+        """Takes the values [k] of the present observations, and writes the rows that waited for them."""
         waiting = self._waiting[copies]
         if waiting.any():
             self._write_waiting(copies[waiting], {name: rows[waiting] for name, rows in values.items()})

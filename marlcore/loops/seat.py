@@ -17,7 +17,7 @@ from .recorder import Recorder
 
 
 class Ended(NamedTuple):
-    """An agent's episodes that are over, of the policy that learns, also those without an action; arrays [k]."""
+    """Finished episodes of an agent in which the policy that learns was its player; arrays [k]."""
 
     agent: str
     copies: NDArray[np.int64]
@@ -65,7 +65,7 @@ class Seat:
             self.player.reward(outcome.reward, rows)
 
     def end(self, copies: NDArray[np.int64]) -> list[Ended]:
-        """Ends the returns of episodes that are over for all agents; gives those of the policy that learns, if any."""
+        """Resets the returns of episodes that are over for all agents; returns those of the policy that learns."""
         self.returns[copies], lengths = self._returns[copies], self._lengths[copies]
         self._returns[copies], self._lengths[copies] = 0.0, 0
         infos = [(copy, self._infos.pop(copy)) for copy in copies.tolist() if copy in self._infos]
@@ -100,7 +100,7 @@ class Seat:
 
 @dataclass
 class SharedSeat:
-    """The seats of an agent in a league, one a policy, of which one learns in each episode. See `Seat`."""
+    """An agent's seats in a league, one for each policy, of which one learns in each episode. See `Seat`."""
 
     seats: Sequence[Seat]
     learning: NDArray[np.int64]  # [copies]: the place of the policy whose episode it is
@@ -124,7 +124,7 @@ class SharedSeat:
         return joined(self.learning[turn.copies], lambda place, rows: self.seats[place].act(turn.part(rows)))
 
     def _split(self, copies: NDArray[np.int64]) -> Iterator[tuple[Seat, NDArray[np.bool_]]]:
-        """The seats whose episodes go on in some of these copies, and where."""
+        """The seats that learn in some of these copies, each with a mask of them."""
         learning = self.learning[copies]
         return ((self.seats[place], learning == place) for place in np.unique(learning).tolist())
 

@@ -26,7 +26,7 @@ _MOST_ROWS = 400  # of the history; then every second one is dropped
 
 @dataclass
 class Standing:
-    """How a league stands, as a checkpoint has it; a field that an earlier one lacks has its default."""
+    """The league's state in a checkpoint; a field that an older checkpoint lacks has its default."""
 
     payoff: dict[str, Any] = field(default_factory=dict)  # the table's `state_dict`
     games_before: int = 0  # the last admission
@@ -95,7 +95,7 @@ class League:
         self._payoff.admit(number)
 
     def _return_if_due(self) -> None:
-        """Once for each copy, and again by a successor whose checkpoint is from before: its optimizer is, too."""
+        """Decides once for each copy; a successor whose checkpoint, and so its optimizer, is older decides again."""
         first, number = max(self._standing.decided, 1) + 1, self.pool.store.version
         self._standing.decided = number
         odds = 1.0 if self._role == MAIN_EXPLOITER else self.config.reset
@@ -258,7 +258,7 @@ class Payoff:
             self.history = self.history[-1::-2][::-1]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the settings, which each part of a run has of its own."""
+        """All but the settings, which a resumed run may change."""
         return deepcopy({name: value for name, value in vars(self).items() if name not in ("window", "rating")})
 
     def write(self, path: Path, name: Callable[[int], str]) -> None:

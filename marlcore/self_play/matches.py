@@ -1,4 +1,4 @@
-"""Who plays whom in an actor's copies of the environment, and the results of these games."""
+"""The matches in an actor's copies of the environment, and their results."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -98,7 +98,7 @@ class Matches:
             seat.recorder.parts[copy], seat.numbers[copy] = part, number
 
     def _numbers(self, copy: int) -> dict[str, int]:
-        """Who sits where: LATEST is the learning policy."""
+        """By agent, the number of its player; LATEST is the policy that learns."""
         turned = np.roll([LATEST, *self.present[copy].tolist()], self._sides[self.learning[copy], copy])
         return dict(zip(self._agents, turned.tolist(), strict=True))
 
