@@ -18,7 +18,6 @@ from ..weights import Subscriber
 from .acting_policy import ActingPolicy
 from .episodes import play
 
-Report = Callable[[str, str, float, int], None]  # agent or policy, name, value, step
 GoesOn = Callable[[], bool]  # asked before each round of actions; False ends the evaluation
 Games = Callable[[int, GoesOn], bool]  # plays, reports and keeps the weights at a step count; False: not all was played
 
@@ -57,7 +56,7 @@ class Candidate:
 
 def play_in_common(
     env: VectorEnvironment, candidates: Sequence[Candidate], episodes: int, seed: Callable[[int], int],
-    report: Report, now: int, goes_on: GoesOn,
+    report: Callable[[str, str, float, int], None], now: int, goes_on: GoesOn,
 ) -> bool:  # fmt: skip
     """Plays games, seeded by the step count, in which each agent acts by its own policy; see `Games`."""
     seed_now = seed(now)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..config import BOTH, Config
 from ..interfaces import VectorEnvironment
-from ..loops import LATEST, Candidate, Evaluation, GoesOn, Player, PlayersByNumber, PolicyModel, Report, counted, play
+from ..loops import LATEST, Candidate, Evaluation, GoesOn, Player, PlayersByNumber, PolicyModel, counted, play
 from .opponents import Opponents
 from .pool import members_of
 
@@ -56,7 +56,7 @@ class OpponentGames:
     config: Config
     opponents: Opponents  # whose generator is seeded anew for each policy's games
     seed: Callable[[int], int]  # independent for each step count
-    report: Report
+    report: Callable[[str, str, float, int], None]  # agent or policy, name, value, step
 
     def __post_init__(self) -> None:
         self._best = copy.deepcopy(self.candidate.acting.model)

@@ -1,4 +1,4 @@
-"""Opponents as players, anchors and frozen policies, at any agent's seat.
+"""Opponents as players, anchors and frozen policies, of any agent.
 
 Opponents have numbers, which name them to a policy's processes: 0 is the latest policy, -1, -2, ... are the anchors in
 their order, and 1, 2, ... the frozen copies in the order of their admission. In a league, those of the next policy lie
@@ -65,7 +65,7 @@ class Opponents:
         return ActingPolicy(policy.algorithm, model, *given, explore)
 
     def player(self, agent: str, number: int) -> Player:
-        """An opponent at an agent's seat; at each it has stacks, recurrent states and scripts' objects of its own."""
+        """An opponent as an agent; for each it has stacks, recurrent states and scripts' objects of its own."""
         if (agent, number) not in self._players:
             self._players[agent, number] = self._makers[number]()
         return self._players[agent, number]

@@ -15,14 +15,14 @@ from ...interfaces import PRIORITY, QueueSource, ReplaySource, Turn
 from ...loops import (
     ActingPolicy,
     ByName,
+    Collector,
     Ended,
     FirstPriorities,
     FollowedWeights,
+    LeagueCollector,
     Recorder,
     ScriptedAtFirst,
     ScriptedPlayer,
-    Seat,
-    SharedSeat,
     act_until_done,
     build_model,
     choose_device,
@@ -55,15 +55,17 @@ class ActorWorker(Worker):
         self.policies = [self._policy(policy) for policy in blueprint.policies]
         own = [self._seats(policy, *acts) for policy, acts in zip(blueprint.policies, self.policies, strict=True)]
         learning = np.zeros(env.copies, np.int64)  # the place of the policy that learns in each copy, in a league
-        self.seats: dict[str, Seat | SharedSeat] = {agent: seat for seats in own for agent, seat in seats.items()}
+        self.seats: dict[str, Collector | LeagueCollector] = {}
+        for seats in own:
+            self.seats |= seats
         if len(blueprint.self_play) > 1:
-            self.seats = {agent: SharedSeat([seats[agent] for seats in own], learning) for agent in env.agents}
+            self.seats = {agent: LeagueCollector([seats[agent] for seats in own], learning) for agent in env.agents}
         env.reset(run_seed(config, "env", self._number, self._steps))
         self.ended = env.ended.copy()
         self._matches = self._league(own, learning) if blueprint.self_play else None
         self.begin: Callable[[Turn], None] = self._matches.begin if self._matches else lambda turn: None
         if config.replay.mixture and not self._matches:
-            routed: dict[str, Seat] = {}
+            routed: dict[str, Collector] = {}
             for policy, seats in zip(blueprint.policies, own, strict=True):
                 routed |= seats if isinstance(policy.source, ReplaySource) else {}
             self.begin = partial(route, routed, list(config.replay.mixture))
@@ -89,7 +91,7 @@ class ActorWorker(Worker):
         given = policy.spaces, copies, config.replay.pad, generator, device, weights.explore
         return ActingPolicy(policy.algorithm, model, *given), weights
 
-    def _seats(self, policy: PolicyBlueprint, acting: ActingPolicy, weights: FollowedWeights) -> dict[str, Seat]:
+    def _seats(self, policy: PolicyBlueprint, acting: ActingPolicy, weights: FollowedWeights) -> dict[str, Collector]:
         """The seats of a policy's agents; a lane is of a part of the replay, an agent, an actor and a copy."""
         self.beat()
         config, storage = self.config.of(policy.name), self.hold(attach_storage(policy))
@@ -114,10 +116,10 @@ class ActorWorker(Worker):
             ends = isinstance(policy.source, ReplaySource) and policy.source.hindsight is not None
             recorder = Recorder(agent, HeldRows(writer, copies), storage.spec, lanes[:, i], gamma, ends)
             priorities = FirstPriorities(recorder, first_priority) if PRIORITY in storage.spec.extras else None
-            seats[agent] = Seat(player, weights, recorder, priorities)
+            seats[agent] = Collector(player, weights, recorder, priorities)
         return seats
 
-    def _league(self, own: list[dict[str, Seat]], learning: NDArray[np.int64]) -> Matches:
+    def _league(self, own: list[dict[str, Collector]], learning: NDArray[np.int64]) -> Matches:
         config = self.config
         generator = np.random.default_rng(run_seed(config, "opponents", self._number, self.control.steps))
         pools = [self.hold(ParameterStore.attach(game.pool)) for game in self.blueprint.self_play]
@@ -128,7 +130,7 @@ class ActorWorker(Worker):
         return Matches(config.self_play, contenders, learning, self.env.ended, list(config.replay.mixture), generator)
 
     def _contender(
-        self, place: int, pools: list[ParameterStore], live: list[ActingPolicy], seats: dict[str, Seat],
+        self, place: int, pools: list[ParameterStore], live: list[ActingPolicy], seats: dict[str, Collector],
         generator: np.random.Generator,
     ) -> Contender:  # fmt: skip
         policies, pools = own_first(self.blueprint.policies, place), own_first(pools, place)

@@ -89,7 +89,7 @@ def test_only_policies_that_act_look_for_weights() -> None:
     """With 1,000 agents that act in turn, looks of all would take longer than the turn."""
     looked: list[tuple[str, int]] = []
 
-    def seat(agent: str) -> Any:
+    def collector(agent: str) -> Any:
         def look(rounds: int) -> None:
             looked.append((agent, rounds))
 
@@ -98,7 +98,7 @@ def test_only_policies_that_act_look_for_weights() -> None:
     turn = mc.Turn("b", np.arange(2), np.zeros((2, 4)), np.zeros(2, bool))
     env: Any = SimpleNamespace(act=lambda *_: None)
     host: Any = SimpleNamespace(rounds=7, count_steps=lambda steps: None)
-    act(env, {agent: seat(agent) for agent in "abc"}, [turn], host)
+    act(env, {agent: collector(agent) for agent in "abc"}, [turn], host)
     assert looked == [("b", 7)]
 
 

@@ -21,7 +21,7 @@ from marlcore.algos.networks.qnetwork import RecurrentQNetwork
 from marlcore.algos.networks.recurrent import Windows
 from marlcore.evaluation import LoadedPolicy
 from marlcore.interfaces import PREVIOUS_REWARD
-from marlcore.loops import ActingPolicy, PolicyModel, Seat
+from marlcore.loops import ActingPolicy, Collector, PolicyModel
 from marlcore.self_play import Contender, Matches
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
@@ -167,18 +167,18 @@ def test_opponents_of_self_play_are_told_their_own_rewards() -> None:
     rng = np.random.default_rng(3)
     learning: Any = None  # which never acts on the right
     recorder: Any = SimpleNamespace(copies=6, parts=np.zeros(6, int), index_of=lambda copies: copies)
-    seats = {agent: Seat(learning, learning, recorder) for agent in Wander.agents}
-    contender = Contender(seats, lambda: published, pool, lambda *_: None)
+    collectors = {agent: Collector(learning, learning, recorder) for agent in Wander.agents}
+    contender = Contender(collectors, lambda: published, pool, lambda *_: None)
     matches = Matches(config, [contender], np.zeros(6, np.int64), ended, [], rng)
     copies = np.arange(6)
     turn = mc.Turn("right", copies, rng.normal(size=(6, 3)).astype(np.float32), np.ones(6, bool))
     matches.begin(turn)
-    opponents, seat = matches.present[:, 0], seats["right"]
+    opponents, collector = matches.present[:, 0], collectors["right"]
     assert set(opponents.tolist()) == {1, 2}
-    seat.act(turn)
+    collector.act(turn)
     never = np.zeros(6, bool)
-    seat.record(mc.Outcome("right", copies, copies + 1.0, never, never, None))
-    seat.record(mc.Outcome("right", copies, copies + 9.0, never, never, None, acted=False))
-    seat.act(turn._replace(begins=never))
+    collector.record(mc.Outcome("right", copies, copies + 1.0, never, never, None))
+    collector.record(mc.Outcome("right", copies, copies + 9.0, never, never, None, acted=False))
+    collector.act(turn._replace(begins=never))
     for number, player in pool.items():
         assert player.state_before[PREVIOUS_REWARD].tolist() == (copies[opponents == number] + 1.0).tolist()

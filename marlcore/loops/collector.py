@@ -27,8 +27,8 @@ class Ended(NamedTuple):
 
 
 @dataclass
-class Seat:
-    """An agent in all copies, for one policy that learns."""
+class Collector:
+    """An agent in all copies, for one policy that learns: its actions, returns and rows."""
 
     player: ActingPolicy | ScriptedAtFirst  # of the policy that learns
     weights: FollowedWeights  # of the same
@@ -99,44 +99,44 @@ class Seat:
 
 
 @dataclass
-class SharedSeat:
-    """An agent's seats in a league, one for each policy, of which one learns in each episode. See `Seat`."""
+class LeagueCollector:
+    """An agent's collectors in a league, one for each policy, of which one learns in each episode. See `Collector`."""
 
-    seats: Sequence[Seat]
+    collectors: Sequence[Collector]
     learning: NDArray[np.int64]  # [copies]: the place of the policy whose episode it is
 
     def __post_init__(self) -> None:
         # Of all policies, since those that do not learn in an episode may be opponents in it
-        self.followed = [weights for seat in self.seats for weights in seat.followed]
+        self.followed = [weights for collector in self.collectors for weights in collector.followed]
 
     def record(self, outcome: Outcome) -> None:
-        for seat, rows in self._split(outcome.copies):
-            seat.record(outcome.part(rows))
+        for collector, rows in self._split(outcome.copies):
+            collector.record(outcome.part(rows))
 
     def end(self, copies: NDArray[np.int64]) -> list[Ended]:
-        return [ended for seat, rows in self._split(copies) for ended in seat.end(copies[rows])]
+        return [ended for collector, rows in self._split(copies) for ended in collector.end(copies[rows])]
 
     def begin(self, copies: NDArray[np.int64]) -> int:
         """Begins for all policies, since the last episode may have been another one's."""
-        return sum(seat.begin(copies) for seat in self.seats)
+        return sum(collector.begin(copies) for collector in self.collectors)
 
     def act(self, turn: Turn) -> NDArray[Any]:
-        return joined(self.learning[turn.copies], lambda place, rows: self.seats[place].act(turn.part(rows)))
+        return joined(self.learning[turn.copies], lambda place, rows: self.collectors[place].act(turn.part(rows)))
 
-    def _split(self, copies: NDArray[np.int64]) -> Iterator[tuple[Seat, NDArray[np.bool_]]]:
-        """The seats that learn in some of these copies, each with a mask of them."""
+    def _split(self, copies: NDArray[np.int64]) -> Iterator[tuple[Collector, NDArray[np.bool_]]]:
+        """The collectors that learn in some of these copies, each with a mask of them."""
         learning = self.learning[copies]
-        return ((self.seats[place], learning == place) for place in np.unique(learning).tolist())
+        return ((self.collectors[place], learning == place) for place in np.unique(learning).tolist())
 
 
-def route(seats: Mapping[str, Seat], names: list[str], turn: Turn) -> None:
+def route(collectors: Mapping[str, Collector], names: list[str], turn: Turn) -> None:
     """Assigns the episodes that begin to the replay's parts of these names, by `info["tag"]` at the first turn.
 
-    Raises EnvironmentFailed: an episode of one of these seats, by agent, has no tag, or one without a part.
+    Raises EnvironmentFailed: an episode of one of these agents has no tag, or one without a part.
     """
-    for copy in turn.copies[turn.begins].tolist() if turn.agent in seats else ():
+    for copy in turn.copies[turn.begins].tolist() if turn.agent in collectors else ():
         try:
-            seats[turn.agent].recorder.parts[copy] = part_of_tag(turn.tags.get(copy), names)
+            collectors[turn.agent].recorder.parts[copy] = part_of_tag(turn.tags.get(copy), names)
         except ValueError as error:
             raise EnvironmentFailed(f"environment copy {copy}, {turn.agent}: {error}") from None
 
