@@ -12,7 +12,7 @@ from .evaluator import Candidate, Evaluator, Games, GoesOn, play_in_common
 from .first_priorities import ByName, FirstPriorities
 from .followed_weights import FollowedWeights, exploration_of
 from .goals import with_functions_of
-from .learner import Batches, Learner, catch_up, learn, learn_until_stopped
+from .learner import Batches, Learner, catch_up, learn, learn_while
 from .model import FiniteCheck, Normalizer, PolicyModel, build_model, choose_device, run_seed
 from .players import LATEST, Player, PlayersByNumber, ScriptedAtFirst, ScriptedPlayer, hides_joint
 from .recorder import Recorder

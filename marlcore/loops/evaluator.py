@@ -6,10 +6,9 @@ An evaluation never changes its weights midway, and the same weights are not eva
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import torch
 
 from ..config import AssignedPolicy
 from ..errors import TimedOut
@@ -22,16 +21,6 @@ GoesOn = Callable[[], bool]  # asked before each round of actions; False ends th
 Games = Callable[[int, GoesOn], bool]  # plays, reports and keeps the weights at a step count; False: not all was played
 
 
-class Kept(Protocol):
-    """The KeptCheckpoints of record/checkpoints.py."""
-
-    last: int
-
-    def best_weights(self) -> dict[str, torch.Tensor] | None: ...
-
-    def add(self, state: dict[str, Any], mean: float, best: float | None = None) -> None: ...
-
-
 @dataclass(frozen=True)
 class Candidate:
     """A policy that is evaluated, and its best and newest checkpoints."""
@@ -39,7 +28,7 @@ class Candidate:
     policy: AssignedPolicy
     acting: ActingPolicy  # greedily, by the weights that `subscriber` pulls; each game takes a copy
     subscriber: Subscriber
-    kept: Kept
+    kept: Any  # the KeptCheckpoints of record/, beside which this room stands
 
     @property
     def step(self) -> int:

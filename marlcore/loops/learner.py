@@ -51,31 +51,21 @@ class Batches(Protocol):
     def stats(self) -> dict[str, float]: ...
 
 
-class LearnerHost(Protocol):
-    """A learner's worker, as its loop sees it."""
-
-    def learning(self) -> bool:
-        """Whether the run was not told to stop, and has updates to make."""
-
-    def count_updates(self) -> None:
-        """Counts the updates of a round, and shows that the worker does not hang."""
-
-
-def learn_until_stopped(learners: Sequence[Learner], host: LearnerHost) -> None:
-    """Updates the policies that have data in turn; waits a while if none has."""
+def learn_while(learning: Callable[[], bool], learners: Sequence[Learner], count_updates: Callable[[], None]) -> None:
+    """Updates the policies that have data in turn, and counts each round; waits a while if no policy has data."""
     waiting, wait_s = cycle(learners), WAIT_S if len(learners) == 1 else 0.0
-    while host.learning():
+    while learning():
         began = time.monotonic()
         updated = [learn(learner, wait_s) for learner in learners]
         if not any(updated) and not wait_s:
             learn(next(waiting), min(max(SHARED_WAIT_S, PATIENCE * (time.monotonic() - began)), WAIT_S))
-        host.count_updates()
+        count_updates()
 
 
-def catch_up(learners: Sequence[Learner], host: LearnerHost) -> None:
+def catch_up(learners: Sequence[Learner], count_updates: Callable[[], None]) -> None:
     for learner in learners:
         while learner.batches.due and learn(learner):
-            host.count_updates()
+            count_updates()
 
 
 def learn(learner: Learner, wait_s: float = 0.0) -> bool:

@@ -94,7 +94,7 @@ class ScriptedPlayer:
 class ScriptedAtFirst:
     """A policy that learns, and a script that acts instead in episodes that begin before the policy has `learned`.
 
-    Rows of scripted actions have no extras; see `check_script`.
+    A run refuses a script where rows have extras, which no script computes.
     """
 
     policy: ActingPolicy
@@ -102,7 +102,8 @@ class ScriptedAtFirst:
     learned: Callable[[], bool]
 
     def __post_init__(self) -> None:
-        self._scripted = np.zeros(self.policy.copies, np.bool_)  # where the script acts
+        self._scripted = scripted = np.zeros(self.policy.copies, np.bool_)  # where the script acts
+        self._both = PlayersByNumber(scripted.__getitem__, lambda number: self.script if number else self.policy)
         self.reward = self.policy.reward
 
     @property
@@ -114,14 +115,9 @@ class ScriptedAtFirst:
         copies = np.arange(self.policy.copies)[index]
         if begins.any():
             self._scripted[copies[begins]] = not self.learned()
-        if not self._scripted[copies].any():
-            return self.policy.choose(obs, index, begins)
-
-        def choose(by_script: int, rows: NDArray[np.bool_]) -> NDArray[Any]:
-            player = self.script if by_script else self.policy
-            return player.choose(rows_at(obs, rows), copies[rows], begins[rows]).action
-
-        return Action(joined(self._scripted[copies], choose))
+        if self._scripted[copies].any():
+            return self._both.choose(obs, copies, begins)
+        return self.policy.choose(obs, index, begins)
 
 
 def hides_joint(algorithm: Algorithm | None, spaces: Spaces) -> bool:

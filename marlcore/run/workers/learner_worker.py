@@ -22,7 +22,7 @@ from ...loops import (
     catch_up,
     choose_device,
     learn,
-    learn_until_stopped,
+    learn_while,
     run_seed,
 )
 from ...processes import DONE, READY, STEPS, UPDATES, Telemetry
@@ -138,7 +138,7 @@ class LearnerWorker(Worker):
     def take_turn(self) -> None:
         """For serial mode: makes the updates that are due; on recorded data one of each policy."""
         if not self.config.offline:
-            catch_up(self.learners, self)
+            catch_up(self.learners, self.count_updates)
             return
         for learner in self.learners:
             learn(learner)
@@ -162,9 +162,9 @@ class LearnerWorker(Worker):
 
     def work(self) -> None:
         self.counters.store(READY, self.attempt)
-        learn_until_stopped(self.learners, self)
+        learn_while(self.learning, self.learners, self.count_updates)
         if self.control.finishing:
-            catch_up(self.learners, self)
+            catch_up(self.learners, self.count_updates)
         self.finish()
 
 
