@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
 from ..checks import brief
@@ -21,15 +22,15 @@ TAG = "tag"  # in the info of an agent's first observation: the kind of the epis
 class AgentBuffer:
     """One agent's results and observations in `copies` copies of an environment.
 
-    In a round, call its other methods for copies in ascending order, then `outcomes` and `turn`. A reward that comes
-    before the agent's first action of an episode, or after its end, is no action's result: it is set aside until the
-    episode is over for all.
+    In a round, call its other methods for copies in ascending order, then `gather`. A reward that comes before the
+    agent's first action of an episode, or after its end, is no action's result: it is set aside until the episode is
+    over for all.
     """
 
     def __init__(self, view: AgentView, copies: int) -> None:
         self.view = view
         self._everywhere = np.arange(copies)
-        self._parts = [(part, part.name, part.field, part.field.numpy, part.field.shape) for part in view.spaces.parts]
+        self._parts = [(part, part.name, part.field.numpy, part.field.shape) for part in view.spaces.parts]
         self._is_team = any(part.keys[-1:] == (ALIVE,) for part in view.spaces.parts)
         fields = by_name(view.spaces.obs)
         # Whether the agent's infos hold masks where it acts; None until it does
@@ -60,19 +61,26 @@ class AgentBuffer:
         self._begins[copy] = True
         self._set_aside(copy, reward, {})
 
-    def acted(self, copies: list[int]) -> None:
+    def acted(self, copies: list[int], action: NDArray[Any]) -> list[Any]:
+        """The actions [k, ...] of rows as the environment takes them. Raises ValueError, TypeError."""
+        actions = self.view.convert(action, len(copies))
         for copy in copies:
             self._pending[copy] = True
             self._begins[copy] = False
+        return actions.tolist() if isinstance(self.view.spaces.action, gym.Discrete) else list(actions)
 
-    def tell(self, copy: int, result: Result) -> bool:
-        """Takes the result of a copy; returns whether the agent's episode ended."""
+    def acts_after(self, copy: int, result: Result) -> bool:
+        """Takes the result of a copy, and the observation for the next action; False if the agent's episode ended."""
         observation, reward, terminated, truncated, info = result
-        terminated, truncated = self._end(copy, "terminated", terminated), self._end(copy, "truncated", truncated)
+        if terminated.__class__ is not bool:
+            terminated = self._end(copy, "terminated", terminated)
+        if truncated.__class__ is not bool:
+            truncated = self._end(copy, "truncated", truncated)
         ended = terminated or truncated
         of_info = numbers(info) if ended else {}
         if self._pending[copy]:
-            earned, by_member = self._number(copy, reward), info.get(MEMBER_REWARDS) if self._is_team else None
+            earned = reward if reward.__class__ is float else self._number(copy, reward)
+            by_member = info.get(MEMBER_REWARDS) if self._is_team else None
             self._results.append((copy, earned, terminated, truncated, of_info, by_member))
             if ended:
                 self._put(self._final, copy, observation, info, final=True)
@@ -81,25 +89,30 @@ class AgentBuffer:
         self._pending[copy] = False
         if ended:
             self._begins[copy] = True
-        return ended
+            return False
+        self._put(self._seen, copy, observation, info)
+        self._asked.append(copy)
+        if self._begins[copy] and TAG in info:
+            self._tags[copy] = info[TAG]
+        return True
 
     def _set_aside(self, copy: int, reward: Any, of_info: dict[str, float]) -> None:
         if (number := self._number(copy, reward)) or of_info:
             earned, told = self._aside.get(copy, (0.0, {}))
             self._aside[copy] = earned + number, told | of_info
 
-    def ask(self, copy: int, observation: Any, info: Mapping[str, Any]) -> None:
-        """Takes the observation of a copy in which the agent acts next."""
-        self._put(self._seen, copy, observation, info)
-        self._asked.append(copy)
-        if self._begins[copy] and TAG in info:
-            self._tags[copy] = info[TAG]
-
-    def outcomes(self) -> list[Outcome]:
-        """The results of this round, checked: of actions, and of no action. Raises EnvironmentFailed."""
-        results, over, self._results, self._over = self._results, self._over, [], []
-        told = [self._outcome(results, acted=True)] if results else []
-        return [*told, self._outcome(over, acted=False)] if over else told
+    def gather(self, outcomes: list[Outcome], turns: list[Turn]) -> None:
+        """Adds the results of this round, of actions and of no action, and its turn. Raises EnvironmentFailed."""
+        if self._results:
+            outcomes.append(self._outcome(self._results, acted=True))
+        if self._over:
+            outcomes.append(self._outcome(self._over, acted=False))
+        if self._asked:
+            copies, begins = self._numbers_of(self._asked), map(self._begins.__getitem__, self._asked)
+            obs = self._rows(self._seen, copies)
+            self.view.check(copies, obs, acting=True)
+            turns.append(Turn(self.view.agent, copies, obs, np.array([*begins]), self._tags))
+        self._results, self._over, self._asked, self._tags = [], [], [], {}
 
     def _outcome(self, results: list[Told], *, acted: bool) -> Outcome:
         told, *columns, infos, of_members = zip(*results, strict=True)
@@ -111,17 +124,6 @@ class AgentBuffer:
         self.view.check_outcome(outcome)
         return outcome
 
-    def turn(self) -> Turn | None:
-        """The turn of this round, checked; None without one. Raises EnvironmentFailed."""
-        asked, self._asked = self._asked, []
-        tags, self._tags = self._tags, {}
-        if not asked:
-            return None
-        copies = self._numbers_of(asked)
-        obs = self._rows(self._seen, copies)
-        self.view.check(copies, obs, acting=True)
-        return Turn(self.view.agent, copies, obs, np.array([self._begins[copy] for copy in asked]), tags)
-
     def _number(self, copy: int, reward: Any) -> float:
         try:
             return as_reward(reward)
@@ -129,8 +131,6 @@ class AgentBuffer:
             raise failed(copy, self.view.agent, f"reward: expected a number, got {brief(reward)}") from error
 
     def _end(self, copy: int, name: str, value: Any) -> bool:
-        if value is False or value is True:
-            return value
         array = np.asarray(value)
         if array.size != 1 or array.dtype.kind not in "biu":  # "False" is true, and None is false
             raise failed(copy, self.view.agent, f"{name}: expected a bool, got {brief(value)}")
@@ -149,11 +149,11 @@ class AgentBuffer:
     ) -> None:
         try:
             plain, mask = self.view.split(observation, info)
-            for part, name, field, dtype, shape in self._parts:
-                value = part.of(plain)
+            for part, name, dtype, shape in self._parts:
+                value = part.of(plain) if part.keys else plain
                 array = value if value.__class__ is np.ndarray else np.asarray(value)
                 if array.dtype != dtype or array.shape != shape:
-                    array = as_field(label_of(part.keys), field, value)
+                    array = as_field(label_of(part.keys), part.field, value)
                 if arrays is self._seen and len(self._everywhere) == 1:  # it is read before the next step
                     arrays[name] = (array if array.flags.carray else array.copy())[None]
                 else:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
-from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
 from ..errors import EnvironmentFailed
@@ -34,8 +33,10 @@ class Copies:
             ParallelRounds(env, copy) if is_parallel(env) else _Turns(env, copy) for copy, env in enumerate(envs)
         ]
         first = self._envs[0]
-        with in_copy(0):
+        try:
             masked = masked_agents(first)
+        except Exception as error:
+            raise_in_copy(error, 0)
         views = {
             agent: AgentView.of(agent, first.observation_spaces[agent], first.action_spaces[agent], masked[agent])
             for agent in first.agents
@@ -55,16 +56,22 @@ class Copies:
         for buffer in self._buffers.values():
             buffer.begin()
         for copy, (env, child) in enumerate(zip(self._envs, child_seeds(seed, self.copies), strict=True)):
-            with in_copy(copy):
+            try:
                 env.reset(child)
+            except Exception as error:
+                raise_in_copy(error, copy)
 
     def observe(self) -> tuple[list[Outcome], list[Turn]]:
         for copy, env in enumerate(self._envs):
-            with in_copy(copy):
+            try:
                 self._advance(copy, env)
-        buffers = self._buffers.values()
-        outcomes = [outcome for buffer in buffers for outcome in buffer.outcomes()]
-        return outcomes, [turn for buffer in buffers if (turn := buffer.turn()) is not None]
+            except Exception as error:
+                raise_in_copy(error, copy)
+        outcomes: list[Outcome] = []
+        turns: list[Turn] = []
+        for buffer in self._buffers.values():
+            buffer.gather(outcomes, turns)
+        return outcomes, turns
 
     def _advance(self, copy: int, env: _Turns | ParallelRounds) -> None:
         """Plays until an agent acts, or a second episode is over, whose end is left to the next `observe`."""
@@ -75,11 +82,10 @@ class Copies:
                     buffer = self._buffers[agent]
                     if isinstance(result, Absent):
                         buffer.leave(copy, result.reward)
-                    elif buffer.tell(copy, result):
-                        env.act(agent, None)
-                    else:
-                        buffer.ask(copy, result[0], result[4])
+                    elif buffer.acts_after(copy, result):
                         acting = True
+                    else:
+                        env.act(agent, None)
             if acting:
                 self._empty[copy] = 0
                 return
@@ -97,13 +103,9 @@ class Copies:
         env.reset()
 
     def act(self, turn: Turn, action: NDArray[Any]) -> None:
-        buffer = self._buffers[turn.agent]
-        view, copies = buffer.view, turn.copies.tolist()
-        actions = view.convert(action, len(copies))
-        values = actions.tolist() if isinstance(view.spaces.action, gym.Discrete) else list(actions)
-        for copy, value in zip(copies, values, strict=True):
+        copies = turn.copies.tolist()
+        for copy, value in zip(copies, self._buffers[turn.agent].acted(copies, action), strict=True):
             self._envs[copy].act(turn.agent, value)
-        buffer.acted(copies)
 
     def close(self) -> None:
         with ExitStack() as stack:
@@ -133,12 +135,16 @@ class _Turns:
         agent = self._env.agent
         if agent is None:
             return {}
-        with in_copy(self._copy, agent):
+        try:
             return {agent: result_of("last", self._env.last())}
+        except Exception as error:
+            raise_in_copy(error, self._copy, agent)
 
     def act(self, agent: str, action: Any) -> None:
-        with in_copy(self._copy, agent):
+        try:
             self._env.step(action)
+        except Exception as error:
+            raise_in_copy(error, self._copy, agent)
 
     def close(self) -> None:
         self._env.close()
@@ -149,22 +155,12 @@ class _Buffers(dict[str, AgentBuffer]):
         raise ValueError(f"agent: expected one of {list(self)}, which the environment named at first, got {agent!r}")
 
 
-class in_copy:  # noqa: N801 - reads as "with in_copy(3)"; a generator's would cost three times as much
-    """Turns an environment's exception into EnvironmentFailed with the number of its copy, and the agent if known."""
-
-    __slots__ = ("_agent", "_copy")
-
-    def __init__(self, copy: int, agent: str = "") -> None:
-        self._copy = copy
-        self._agent = agent
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if isinstance(error, Exception) and not isinstance(error, EnvironmentFailed):
-            where = f"{self._copy}, {self._agent}" if self._agent else self._copy
-            raise EnvironmentFailed(f"environment copy {where}: {type(error).__name__}: {error}") from error
+def raise_in_copy(error: Exception, copy: int, agent: str = "") -> NoReturn:
+    """Raises EnvironmentFailed with the number of the copy that raised, and the agent if known."""
+    if isinstance(error, EnvironmentFailed):
+        raise error
+    where = f"{copy}, {agent}" if agent else copy
+    raise EnvironmentFailed(f"environment copy {where}: {type(error).__name__}: {error}") from error
 
 
 def masked_agents(env: Environment | ParallelRounds | _Turns) -> dict[str, bool]:

@@ -61,24 +61,21 @@ def evaluate(
     Args:
         run_or_dir: a run that `start` made, or a run's directory; either may still go on.
         episodes: how many.
-        which: the weights: "last", the newest published ones of a `Run`, the last checkpoints of a directory; "best",
-            by the run's evaluations; or the step of a kept checkpoint.
+        which: "last", the newest published weights of a `Run`, the last checkpoints of a directory; "best", by the
+            run's evaluations; or the step of a kept checkpoint.
         envs: copies of the environment.
         seed: the same seed plays the same episodes.
-        explore: as actors do with these weights, instead of greedily.
-        policies: by name of a policy or an agent, what acts instead: a policy that `load_policy` returned; a script: a
-            function of an observation, or a class or an object with a method `act(obs)`, of which each environment
-            copy has its own; or a name, module:name of a script or the directory of a run, whose last policy of that
-            name or agent acts. A script gets the mask of the allowed actions as obs["action_mask"], beside
-            obs["observation"], if there is one; its method `reset()`, if it has one, is called where an episode begins.
+        explore: act as actors do with these weights, instead of greedily.
+        policies: replacements, by name of a policy or an agent: a policy of `load_policy`; a script, which is a
+            function of an observation, or a class or object with a method `act(obs)`, of which each environment copy
+            has its own; module:name of a script; or the directory of a run, whose last policy of that name or agent
+            acts. A script gets the mask of the allowed actions, if any, as obs["action_mask"] beside
+            obs["observation"]; its method `reset()`, if any, is called where an episode begins.
         env_fn: makes environments, which are put into the run's teams; by default as the run does.
         trust: also load a directory that another user could have changed.
 
-    Raises:
-        ValueError, TypeError: bad input, the run is not trusted, or its environment function could not be pickled, in
-            one line.
-        EnvironmentFailed: the environment raised.
-        Whatever a script raises.
+    Raises: ValueError, TypeError: bad input, the run is not trusted, or its environment function could not be pickled.
+        EnvironmentFailed: the environment raised. Whatever a script raises.
     """
     for label, value in {"episodes": episodes, "envs": envs}.items():
         check_whole(label, value)
@@ -86,7 +83,7 @@ def evaluate(
     run = EvaluatedRun(run_or_dir, str(which), policies or {}, env_fn, trust)
     with closing(vectorize(run.env_fn, min(envs, episodes))) as env:
         pairs = zip(env.agents, child_seeds(seed, len(env.agents)), strict=True)
-        players = {agent: run.player(agent, env.copies, own, explore) for agent, own in pairs}
+        players = {agent: run.player(agent, env.copies, child, explore) for agent, child in pairs}
         outcome = play(env, players, episodes, seed)
     assert outcome is not None
     return outcome

@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ..checks import as_path
-from ..loops import Behaviour, hides_joint
+from ..loops import ActingPolicy, hides_joint
 from ..observations import ALONE, in_form
-from ..spaces import JOINT, MASK, Spaces
+from ..spaces import JOINT, MASK
 
 NEEDS = "export: ONNX needs onnx and onnxscript, try: pip install 'marlcore[onnx]'; or name a file .pt"
 TRACED, TRIED = 3, 5  # rows of the observations with which a program is traced, and with which it is tried
 
 
-def export_policy(path: str | Path, policy: Behaviour, spaces: Spaces) -> dict[str, NDArray[Any]]:
+def export_policy(path: str | Path, policy: ActingPolicy) -> dict[str, NDArray[Any]]:
     """See `LoadedPolicy.export`."""
     file = as_path("path", path)
     if file.suffix not in (".onnx", ".pt"):
@@ -33,7 +33,7 @@ def export_policy(path: str | Path, policy: Behaviour, spaces: Spaces) -> dict[s
         raise ValueError(f"export: expected an algorithm with a method greedy, got {kind}; see mc.Algorithm")
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch, of its own deprecated and new parts
-        step = GreedyStep(policy, spaces)
+        step = GreedyStep(policy)
         step.check_acts(step.examples(TRIED))
         try:
             (_write_onnx if file.suffix == ".onnx" else _write_torchscript)(step, file)
@@ -83,13 +83,13 @@ def _write_onnx(step: "GreedyStep", file: Path) -> None:
 class GreedyStep(nn.Module):
     """Observations, masks and state before by name to greedy actions and the state after; see `LoadedPolicy.export`."""
 
-    def __init__(self, policy: Behaviour, spaces: Spaces) -> None:
+    def __init__(self, policy: ActingPolicy) -> None:
         super().__init__()
         self.model: Any = copy.deepcopy(policy.model).requires_grad_(False)  # a program's user records no gradients
         self._normalizes = policy.model.norm is not None and policy.model.norm.is_active
-        self._policy, self._spaces = policy, spaces
-        hidden = JOINT if hides_joint(policy.algorithm, spaces) else None
-        seen = [part.name for part in spaces.parts if part.name != hidden]
+        self._policy, self._spaces = policy, policy.spaces
+        hidden = JOINT if hides_joint(policy.algorithm, policy.spaces) else None
+        seen = [part.name for part in policy.spaces.parts if part.name != hidden]
         self._names = {name: "obs" if name == ALONE else f"obs_{name}" for name in seen}  # of the inputs
         self._state: dict[str, torch.Tensor] = {}  # of one row, zeros
         values = self(self.examples(1))

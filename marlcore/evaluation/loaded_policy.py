@@ -18,7 +18,7 @@ from ..config import AssignedPolicy, Config, schedules_of
 from ..envs.agent_view import AgentView, fault_of
 from ..errors import TimedOut
 from ..interfaces import Action, Algorithm
-from ..loops import Behaviour, NetworkPlayer, PolicyModel, build_model, exploration_of, hides_joint
+from ..loops import ActingPolicy, PolicyModel, build_model, exploration_of, hides_joint
 from ..memory import SegmentHandle
 from ..observations import ALONE, Pad, Values, by_name, in_form
 from ..record import (
@@ -107,14 +107,16 @@ class LoadedPolicy:
         action = actions[0] if alone else actions
         return int(action) if action.ndim == 0 and action.dtype.kind in "iu" else np.asarray(action)
 
-    def player(self, copies: int, seed: int = 0, explore: bool = False) -> NetworkPlayer:
+    def player(self, copies: int, seed: int = 0, explore: bool = False) -> ActingPolicy:
         """The policy in several copies of the environment.
 
         Args:
             seed: of the algorithm's draws.
             explore: as actors do with these weights; otherwise greedily.
         """
-        return NetworkPlayer(self._policy(seed, self._numbers if explore else None), self.spaces, copies, self._pad)
+        generator, device = np.random.default_rng(seed), torch.device("cpu")
+        given = self._algorithm, self._model, self.spaces, copies, self._pad, generator, device
+        return _WithThreads(*given, self._numbers if explore else None, threads=self._threads)
 
     def export(self, path: str | Path) -> dict[str, NDArray[Any]]:
         """Writes the greedy policy as a program for other runtimes: ONNX to a file .onnx, TorchScript to a file .pt.
@@ -131,27 +133,23 @@ class LoadedPolicy:
         Raises: ValueError: the file has another ending or no directory, torch cannot export the user's network, or the
             algorithm is the user's own and has no method `greedy`. ImportError: ONNX needs a package.
         """
-        return export_policy(path, self._policy(), self.spaces)
-
-    def _policy(self, seed: int = 0, numbers: Mapping[str, float] | None = None) -> Behaviour:
-        generator, device = np.random.default_rng(seed), torch.device("cpu")
-        return _WithThreads(self._algorithm, self._model, generator, device, numbers, threads=self._threads)
+        return export_policy(path, self.player(1))
 
     def __repr__(self) -> str:
         return f"<LoadedPolicy for {self.spaces.observation}, {self.spaces.action}>"
 
 
 @dataclass(kw_only=True)
-class _WithThreads(Behaviour):
+class _WithThreads(ActingPolicy):
     """Acts with so many threads of torch: on a busy machine small networks take ten times as long with several."""
 
     threads: int
 
-    def act(self, obs: Values, at: Any, state: Mapping[str, torch.Tensor] | None) -> Action:
+    def act(self, obs: Values, index: Any, state: Mapping[str, torch.Tensor] | None) -> Action:
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads)  # a fraction of a microsecond
         try:
-            return super().act(obs, at, state)
+            return super().act(obs, index, state)
         finally:
             torch.set_num_threads(before)
 
@@ -161,11 +159,11 @@ def _as_rows(spaces: Spaces, obs: Any, mask: Any, joint: bool) -> tuple[Values, 
     if mask is None and spaces.masked and isinstance(obs, Mapping) and MASK in obs:
         obs, mask = obs[ALONE] if obs.keys() == {MASK, ALONE} else obs, obs[MASK]
     unseen = joint and not (isinstance(obs, Mapping) and {ALONE, JOINT} <= obs.keys())
-    own = next(part for part in spaces.parts if not (joint and part.name == JOINT))
+    part = next(part for part in spaces.parts if not (joint and part.name == JOINT))
     shape: tuple[int, ...] = ()
     with suppress(KeyError, IndexError, TypeError, ValueError):  # `Spaces.values` says what is wrong
-        shape = np.shape(own.of({ALONE: obs} if unseen else obs))
-    lead = shape[:1] if len(shape) == len(own.field.shape) + 1 else ()  # of a batch
+        shape = np.shape(part.of({ALONE: obs} if unseen else obs))
+    lead = shape[:1] if len(shape) == len(part.field.shape) + 1 else ()  # of a batch
     if lead == (0,):
         raise ValueError("obs: expected at least one observation, got none")
     if unseen:
@@ -249,9 +247,9 @@ def _check_claimed(policy: AssignedPolicy, config: Config, path: Path) -> None:
     """Raises ValueError, before memory is allocated: the network would be far larger than its checkpoint."""
     with torch.device("meta"):
         tensors = build_model(policy, config).whole.state_dict().values()
-    claimed, held = sum(tensor.nbytes for tensor in tensors), path.stat().st_size
-    if claimed > max(_ALWAYS, _CRITICS * held):
-        expected = f"weights_only: expected a network of the size of its checkpoint, {held:,} bytes"
+    claimed, stored = sum(tensor.nbytes for tensor in tensors), path.stat().st_size
+    if claimed > max(_ALWAYS, _CRITICS * stored):
+        expected = f"weights_only: expected a network of the size of its checkpoint, {stored:,} bytes"
         raise ValueError(f"{expected}, got one of {claimed:,} bytes for {str(path)!r}")
 
 

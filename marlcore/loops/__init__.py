@@ -1,17 +1,18 @@
-"""The loops: acting, learning and evaluating, and what they hold: seats, players, whole episodes.
+"""The loops: acting, learning and evaluating, and what they hold: collectors of transitions, players, whole episodes.
 
 A loop gets everything that it uses as an argument. This room starts no process, opens no file, and creates or attaches
 nothing in shared memory.
 """
 
+from .acting_policy import ActingPolicy
 from .actor import act, act_until_done, cut_episodes, observe
-from .behaviour import Behaviour, NetworkPlayer, exploration_of
+from .collector import Collector, Ended, LeagueCollector, part_of_tag, route
 from .episodes import WINNER, Evaluation, compared, counted, play
-from .evaluator import Candidate, Evaluator, Games, GoesOn, Report, play_in_common
+from .evaluator import Candidate, Evaluator, Games, GoesOn, play_in_common
 from .first_priorities import ByName, FirstPriorities
+from .followed_weights import FollowedWeights, exploration_of
 from .goals import with_functions_of
-from .learner import Batches, Learner, catch_up, learn, learn_until_stopped
+from .learner import Batches, Learner, catch_up, learn, learn_while
 from .model import FiniteCheck, Normalizer, PolicyModel, build_model, choose_device, run_seed
-from .players import LATEST, Player, PlayersByNumber, ScriptedPlayer, hides_joint
+from .players import LATEST, Player, PlayersByNumber, ScriptedAtFirst, ScriptedPlayer, hides_joint
 from .recorder import Recorder
-from .seat import Ended, Seat, SharedSeat, part_of_tag, route

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..interfaces import Turn, VectorEnvironment
-from .seat import Ended, Seat, SharedSeat
+from .collector import Collector, Ended, LeagueCollector
 
-Seats = Mapping[str, Seat | SharedSeat]  # by agent
+Collectors = Mapping[str, Collector | LeagueCollector]  # by agent
 
 
 class ActorHost(Protocol):
@@ -25,7 +25,7 @@ class ActorHost(Protocol):
         """Whether steps of this actor's share are left, and the run was not told to stop."""
 
     def begin(self, turn: Turn) -> None:
-        """Fills the columns of the seats in the copies in which an episode begins."""
+        """Assigns opponents and parts of the replay to the episodes that begin."""
 
     def report_ended(self, ended: Ended) -> None: ...
 
@@ -35,31 +35,32 @@ class ActorHost(Protocol):
         """Counts the steps of a round, and shows that the worker does not hang."""
 
 
-def act_until_done(env: VectorEnvironment, seats: Seats, host: ActorHost) -> None:
-    """Steps the copies and writes transitions. Raises EnvironmentFailed: it raised, or its values are refused."""
+def act_until_done(env: VectorEnvironment, collectors: Collectors, host: ActorHost) -> None:
+    """Steps the copies and writes transitions. Raises EnvironmentFailed: a copy raised, or returned a bad value."""
     while host.acting():
-        turns = observe(env, seats, host)
-        act(env, seats, turns, host)
+        turns = observe(env, collectors, host)
+        act(env, collectors, turns, host)
 
 
-def observe(env: VectorEnvironment, seats: Seats, host: ActorHost) -> list[Turn]:
-    """Records the outcomes of earlier actions, where a writer may wait for a learner; returns the due turns."""
+def observe(env: VectorEnvironment, collectors: Collectors, host: ActorHost) -> list[Turn]:
+    """Records the outcomes of earlier actions, and returns the turns that are due; a write may wait for a learner."""
     outcomes, turns = env.observe()
     for outcome in outcomes:
-        seats[outcome.agent].record(outcome)
+        collectors[outcome.agent].record(outcome)
     if (env.ended != host.ended).any():
-        _report_over(env, seats, host)
+        _report_over(env, collectors, host)
     return turns
 
 
-def _report_over(env: VectorEnvironment, seats: Seats, host: ActorHost) -> None:
+def _report_over(env: VectorEnvironment, collectors: Collectors, host: ActorHost) -> None:
     over = np.flatnonzero(env.ended != host.ended)
     host.ended[over] = env.ended[over]
-    for ended in [ended for seat in seats.values() for ended in seat.end(over)]:  # results need all returns
+    finished = [ended for collector in collectors.values() for ended in collector.end(over)]
+    for ended in finished:  # results need all returns
         host.report_ended(ended)
 
 
-def cut_episodes(env: VectorEnvironment, seats: Seats, host: ActorHost) -> None:
+def cut_episodes(env: VectorEnvironment, collectors: Collectors, host: ActorHost) -> None:
     """After the last actions: records their outcomes, and truncates the episodes that would continue.
 
     So the last transitions are whole, and a queue's reader finds the last batch.
@@ -70,30 +71,32 @@ def cut_episodes(env: VectorEnvironment, seats: Seats, host: ActorHost) -> None:
         turn = following.get(outcome.agent)
         if turn and outcome.acted:
             cut = np.isin(outcome.copies, turn.copies) & ~(outcome.terminated | outcome.truncated)
-            rest, outcome = outcome.part(cut), outcome.part(~cut)
-            final_obs = turn.part(np.isin(turn.copies, rest.copies)).obs
-            if len(rest.copies):  # its return is not one of a whole episode
-                seats[rest.agent].record(rest._replace(truncated=np.ones(len(rest.copies), bool), final_obs=final_obs))
+            last, outcome = outcome.part(cut), outcome.part(~cut)
+            final_obs = turn.part(np.isin(turn.copies, last.copies)).obs
+            if len(last.copies):  # its return is not one of a whole episode
+                truncated = np.ones(len(last.copies), bool)
+                collectors[last.agent].record(last._replace(truncated=truncated, final_obs=final_obs))
         if len(outcome.copies):
-            seats[outcome.agent].record(outcome)
-    _report_over(env, seats, host)
+            collectors[outcome.agent].record(outcome)
+    _report_over(env, collectors, host)
 
 
-def act(env: VectorEnvironment, seats: Seats, turns: list[Turn], host: ActorHost) -> None:
+def act(env: VectorEnvironment, collectors: Collectors, turns: list[Turn], host: ActorHost) -> None:
     """Takes the actions that are due, by the newest weights if it is time for them.
 
     Only policies that act now look for weights: the others would make each of many agents' turns longer.
     """
     for turn in turns:
-        seats[turn.agent].pull_if_due(host.rounds)
+        for weights in collectors[turn.agent].followed:
+            weights.pull_if_due(host.rounds)
     steps = 0
     for turn in turns:
-        seat = seats[turn.agent]
+        collector = collectors[turn.agent]
         if turn.begins.any():
             host.begin(turn)
-            lost = seat.begin(turn.copies[turn.begins])
+            lost = collector.begin(turn.copies[turn.begins])
             if lost:
                 host.report(turn.agent, "transitions_lost", lost)
-        env.act(turn, seat.act(turn))
+        env.act(turn, collector.act(turn))
         steps += len(turn.copies)
     host.count_steps(steps)

@@ -140,7 +140,7 @@ def play(
 
 
 class _Episodes:
-    """The returns of episodes; the number that counts in each copy is fixed, since the first to end are short ones."""
+    """The results of episodes. Each copy's number of them is fixed, since the first to end are the short ones."""
 
     def __init__(self, env: VectorEnvironment, players: Mapping[str, Player], episodes: int) -> None:
         self._env = env
@@ -152,7 +152,6 @@ class _Episodes:
         self._games: set[tuple[int, ...]] = set()
         self._returns = {agent: np.zeros(episodes) for agent in env.agents}
         self._lengths = {agent: np.zeros(episodes, np.int64) for agent in env.agents}
-        self._winners = {agent: np.full(episodes, np.nan) for agent in env.agents}
         # By agent and name, the last number of each episode, of which an agent that comes back has several ends.
         self._infos: dict[str, dict[str, dict[int, float]]] = {agent: defaultdict(dict) for agent in env.agents}
 
@@ -177,15 +176,13 @@ class _Episodes:
         if outcome.acted:
             self._players[outcome.agent].reward(outcome.reward, outcome.copies)
         counts = self._left[outcome.copies] > 0
-        at = self._place[outcome.copies[counts]]
-        self._returns[outcome.agent][at] += outcome.reward[counts]
+        places = self._place[outcome.copies[counts]]
+        self._returns[outcome.agent][places] += outcome.reward[counts]
         self._digest(outcome.agent, outcome.copies, outcome.reward)
         for copy, numbers in outcome.infos:
             if self._left[copy]:
                 for name, value in numbers.items():
                     self._infos[outcome.agent][name][int(self._place[copy])] = float(value)
-                if WINNER in numbers:
-                    self._winners[outcome.agent][self._place[copy]] = numbers[WINNER]
 
     def _digest(self, agent: str, copies: NDArray[np.int64], *columns: NDArray[Any]) -> None:
         """Adds arrays [k, ...] to the digests of an agent's episodes; equal ones are of equal episodes."""
@@ -212,11 +209,13 @@ class _Episodes:
         return Evaluation(self._returns, self._lengths, infos, len(self._games), results)
 
     def _results_of(self, agent: str) -> NDArray[np.int64]:
-        winners, own = self._winners[agent], self._returns[agent]
-        others = [returns for other, returns in self._returns.items() if other != agent] or [np.zeros_like(own)]
-        by_return = compared(own, np.max(others, axis=0))
-        results: NDArray[np.float64] = np.where(np.isnan(winners), by_return, np.sign(winners))
-        return results.astype(np.int64)
+        returns = self._returns[agent]
+        others = [returns for other, returns in self._returns.items() if other != agent] or [np.zeros_like(returns)]
+        results: NDArray[np.int64] = compared(returns, np.max(others, axis=0)).astype(np.int64)
+        for place, winner in self._infos[agent].get(WINNER, {}).items():
+            if not math.isnan(winner):
+                results[place] = np.sign(winner)
+        return results
 
 
 def compared(returns: Any, others: Any) -> Any:

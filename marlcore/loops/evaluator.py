@@ -5,49 +5,30 @@ An evaluation never changes its weights midway, and the same weights are not eva
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-import torch
 
 from ..config import AssignedPolicy
 from ..errors import TimedOut
 from ..interfaces import VectorEnvironment
-from ..observations import Pad
 from ..weights import Subscriber
-from .behaviour import Behaviour, NetworkPlayer
+from .acting_policy import ActingPolicy
 from .episodes import play
-from .model import PolicyModel
 
-Report = Callable[[str, str, float, int], None]  # agent or policy, name, value, step
 GoesOn = Callable[[], bool]  # asked before each round of actions; False ends the evaluation
 Games = Callable[[int, GoesOn], bool]  # plays, reports and keeps the weights at a step count; False: not all was played
 
 
-class Kept(Protocol):
-    """The KeptCheckpoints of record/checkpoints.py."""
-
-    last: int
-
-    def best_weights(self) -> dict[str, torch.Tensor] | None: ...
-
-    def add(self, state: dict[str, Any], mean: float, best: float | None = None) -> None: ...
-
-
 @dataclass(frozen=True)
 class Candidate:
-    policy: AssignedPolicy
-    model: PolicyModel  # which `subscriber` updates
-    device: torch.device
-    subscriber: Subscriber
-    kept: Kept
+    """A policy that is evaluated, and its best and newest checkpoints."""
 
-    def player(self, copies: int, pad: Pad, seed: int, model: PolicyModel | None = None) -> NetworkPlayer:
-        """The policy with its present weights, or those of another model; greedy."""
-        generator = np.random.default_rng(seed)
-        acting = Behaviour(self.policy.algorithm, model or self.model, generator, self.device)
-        return NetworkPlayer(acting, self.policy.spaces, copies, pad)
+    policy: AssignedPolicy
+    acting: ActingPolicy  # greedily, by the weights that `subscriber` pulls; each game takes a copy
+    subscriber: Subscriber
+    kept: Any  # the KeptCheckpoints of record/, beside which this room stands
 
     @property
     def step(self) -> int:
@@ -56,23 +37,20 @@ class Candidate:
 
     def keep(self, mean: float, best: float | None = None) -> None:
         """Saves the weights, whose mean return over the policy's agents is `mean`; see `KeptCheckpoints.add`."""
-        weights = {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
+        weights = {name: tensor.detach().cpu().clone() for name, tensor in self.acting.model.state_dict().items()}
         updates = int(self.subscriber.extras["updates"])
         state = {"acting": weights, "version": self.subscriber.version, "updates": updates, "step": self.step}
         self.kept.add(state, mean, best)
 
 
 def play_in_common(
-    env: VectorEnvironment, candidates: Sequence[Candidate], episodes: int, pad: Pad, seed: Callable[[int], int],
-    report: Report, now: int, goes_on: GoesOn,
+    env: VectorEnvironment, candidates: Sequence[Candidate], episodes: int, seed: Callable[[int], int],
+    report: Callable[[str, str, float, int], None], now: int, goes_on: GoesOn,
 ) -> bool:  # fmt: skip
-    """Plays games in which each agent acts by its own policy; see `Games`. Seeds are independent for each step count.
-
-    Stacks are padded as in training.
-    """
+    """Plays games, seeded by the step count, in which each agent acts by its own policy; see `Games`."""
     seed_now = seed(now)
     players = {
-        agent: candidate.player(env.copies, pad, seed_now + index)
+        agent: replace(candidate.acting, generator=np.random.default_rng(seed_now + index))
         for index, candidate in enumerate(candidates)
         for agent in candidate.policy.agents
     }
@@ -125,7 +103,7 @@ class Evaluator:
     def evaluate(self, goes_on: GoesOn, final: bool = False) -> bool:
         """Evaluates newer weights, if any; returns whether it did. An evaluation that was cut off stays due.
 
-        The `final` one, of the last weights, stands for one by steps only if that is due just then.
+        The `final` evaluation counts as one by steps only if one is due at the very last step.
         """
         now, now_s = self.steps(), self.clock()
         try:

@@ -13,11 +13,10 @@ ARGUMENTS = "(achieved_goal, desired_goal, info)"
 
 
 def with_functions_of(env: Any, hindsight: Hindsight, spec: TransitionSpec) -> Hindsight:
-    """Hindsight with the environment's functions, unless it has some: of its wrappers, else of itself.
+    """Completes hindsight by the functions of the environment or its wrappers, unless it has its own.
 
-    Some environments' `compute_terminated` only takes single goals; those are left out.
-
-    Raises ValueError: it has no `compute_reward`, or one that does not return a reward for each row.
+    A `compute_terminated` that takes only single goals is left out. Raises ValueError: the environment has no
+    `compute_reward`, or one that does not return a reward for each row.
     """
     hindsight.check_goals(spec)
     if hindsight.compute_reward is not None:

@@ -41,41 +41,31 @@ class Batches(Protocol):
         return
 
     def follow(self, pace: Callable[[float], float]) -> None:
-        """Holds the updates per step that a function gives for so many of the run's steps from now, or before now."""
+        """Follows a pace, the updates per step as a function of the run's steps from now, negative in the past."""
         return
 
     @property
     def due(self) -> bool:
-        """Whether an update is due by `updates_per_step`, or may be possible at once; never when the run is free."""
+        """Whether an update is due by `updates_per_step`, or may be possible at once; False without that setting."""
 
     def stats(self) -> dict[str, float]: ...
 
 
-class LearnerHost(Protocol):
-    """A learner's worker, as its loop sees it."""
-
-    def learning(self) -> bool:
-        """Whether the run was not told to stop, and has updates to make."""
-
-    def count_updates(self) -> None:
-        """Counts the updates of a round, and shows that the worker does not hang."""
-
-
-def learn_until_stopped(learners: Sequence[Learner], host: LearnerHost) -> None:
-    """Updates the policies that have data in turn; waits a while if none has."""
+def learn_while(learning: Callable[[], bool], learners: Sequence[Learner], count_updates: Callable[[], None]) -> None:
+    """Updates the policies that have data in turn, and counts each round; waits a while if no policy has data."""
     waiting, wait_s = cycle(learners), WAIT_S if len(learners) == 1 else 0.0
-    while host.learning():
+    while learning():
         began = time.monotonic()
         updated = [learn(learner, wait_s) for learner in learners]
         if not any(updated) and not wait_s:
             learn(next(waiting), min(max(SHARED_WAIT_S, PATIENCE * (time.monotonic() - began)), WAIT_S))
-        host.count_updates()
+        count_updates()
 
 
-def catch_up(learners: Sequence[Learner], host: LearnerHost) -> None:
+def catch_up(learners: Sequence[Learner], count_updates: Callable[[], None]) -> None:
     for learner in learners:
         while learner.batches.due and learn(learner):
-            host.count_updates()
+            count_updates()
 
 
 def learn(learner: Learner, wait_s: float = 0.0) -> bool:
@@ -133,7 +123,7 @@ class Learner:
         self.publish()
 
     def _pace_at(self, ahead: float) -> float:
-        """The updates per step, so many of the run's steps from now, or before now."""
+        """The updates per step, `ahead` steps of the run from now."""
         assert self.pace is not None
         return self.pace.at(self.updates if self.pace.of == "updates" else max(0, int(self.steps() + ahead)))
 
@@ -142,11 +132,11 @@ class Learner:
         norm, rewards = self.norm, self.rewards
         if norm is not None:
             if self._takes(self.config.obs_norm, norm):
-                norm.update(_held(batch, batch.obs))
+                norm.update(_valid(batch, batch.obs))
             batch.obs, batch.next_obs = norm(batch.obs), norm(batch.next_obs)
         if rewards is not None:
             if self._takes(self.config.reward_norm, rewards):
-                rewards.update({RETURN: _held(batch, batch.extras[RETURN])})
+                rewards.update({RETURN: _valid(batch, batch.extras[RETURN])})
             batch.raw_reward, batch.reward = batch.reward, rewards(batch.reward)
 
     def _takes(self, mode: str, moments: RunningMoments) -> bool:
@@ -155,7 +145,7 @@ class Learner:
         return mode == "running" or bool(moments.batches < FROZEN_AFTER if most is None else moments.count < most)
 
     def count(self, update: Update) -> None:
-        """Adds an update's metrics to the averages. Raises TypeError, ValueError: it is none, or has no loss."""
+        """Adds an update's metrics to the averages. Raises TypeError, ValueError: it is no Update, or has no loss."""
         if not isinstance(update, Update):
             raise TypeError(f"update of the trainer: expected an mc.Update, got {brief(update)}")
         if "loss" not in update.metrics:
@@ -207,7 +197,12 @@ class Learner:
         self.check_loss()
         self.finite.check_published(self.updates)
         counts = {"steps": self.steps(), "updates": self.updates}
-        self.numbers = {name: _number(name, schedule, counts) for name, schedule in self.schedules.items()}
+        self.numbers: dict[str, float] = {}
+        for name, schedule in self.schedules.items():
+            try:
+                self.numbers[name] = schedule.at(counts[schedule.of])
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
         numbers: dict[str, Any] = {**self.numbers, "updates": self.updates, "step": counts["steps"]}
         self.published = {"stage": 0.0, **numbers}
         if self.also_publish is not None:
@@ -233,13 +228,6 @@ class Learner:
             self.finite.check_loss(float(self._sums["loss"]) / self._counts["loss"], self.updates)
 
 
-def _held(batch: TorchBatch, values: Any) -> Any:
-    """A batch's values, without those behind an episode's end in a window."""
+def _valid(batch: TorchBatch, values: Any) -> Any:
+    """A batch's values, without those after an episode's end in a window."""
     return values if batch.mask is None else rows_at(values, batch.valid[..., -1])
-
-
-def _number(name: str, schedule: Schedule, counts: Mapping[str, int]) -> float:
-    try:
-        return schedule.at(counts[schedule.of])
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None

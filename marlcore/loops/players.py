@@ -1,14 +1,15 @@
 """Players of an agent in several copies of the environment: scripts, and several of whom one acts in each.
 
-The player of a network is in behaviour.py.
+The player of a network is in acting_policy.py.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ..checks import brief, check_finite
@@ -16,6 +17,7 @@ from ..interfaces import Action, Algorithm
 from ..observations import ALONE, Values, rows_at
 from ..spaces import JOINT, MASK, Spaces
 from ..spec import as_field
+from .acting_policy import ActingPolicy
 
 LATEST = 0  # the number of the policy that learns; its opponents have other numbers
 
@@ -23,11 +25,11 @@ LATEST = 0  # the number of the policy that learns; its opponents have other num
 class Player(Protocol):
     """An agent's actions in several copies of the environment."""
 
-    def choose(self, obs: Values, at: Any, begins: NDArray[np.bool_]) -> Action:
-        """Actions, in the form of rows, for k observations of the copies `at`, of which some begin an episode."""
+    def choose(self, obs: Values, index: Any, begins: NDArray[np.bool_]) -> Action:
+        """Actions, in the form of rows, for k observations of the copies `index`, of which some begin an episode."""
 
-    def reward(self, reward: NDArray[Any], at: Any) -> None:
-        """Takes in the rewards [k] of the last actions in the copies `at`."""
+    def reward(self, reward: NDArray[Any], index: Any) -> None:
+        """Takes in the rewards [k] of the last actions in the copies `index`."""
 
 
 class ScriptedPlayer:
@@ -61,22 +63,22 @@ class ScriptedPlayer:
         if callable(getattr(script, "reset", None)):
             self._resets = [player.reset for player in players]
 
-    def choose(self, obs: Values, at: Any, begins: NDArray[np.bool_]) -> Action:
+    def choose(self, obs: Values, index: Any, begins: NDArray[np.bool_]) -> Action:
         """Raises ValueError, TypeError: an action is not of the space, or the mask forbids it."""
-        copies = np.arange(len(self._acts))[at].tolist()
+        copies = np.arange(len(self._acts))[index].tolist()
         if self._resets:
             for i in np.flatnonzero(begins).tolist():
                 self._resets[copies[i]]()
         return Action(np.stack([self._action(copy, rows_at(obs, i)) for i, copy in enumerate(copies)]))
 
-    def reward(self, reward: NDArray[Any], at: Any) -> None:
+    def reward(self, reward: NDArray[Any], index: Any) -> None:
         """Scripts take no rewards."""
 
     def _action(self, copy: int, obs: Any) -> NDArray[Any]:
         spaces, label, seen = self._spaces, self._label, obs
         if self._joint:  # without the part that is for critics alone
-            own = {name.removeprefix(f"{ALONE}__"): value for name, value in obs.items() if name != JOINT}
-            seen = own[ALONE] if own.keys() == {ALONE} else own
+            visible = {name.removeprefix(f"{ALONE}__"): value for name, value in obs.items() if name != JOINT}
+            seen = visible[ALONE] if visible.keys() == {ALONE} else visible
         action = as_field(label, spaces.action_field, self._acts[copy](seen))
         if action.dtype.kind == "f":
             check_finite(label, action)
@@ -86,6 +88,36 @@ class ScriptedPlayer:
         if spaces.masked and not obs[MASK][spaces.mask_starts + of_row.ravel()].all():
             raise ValueError(f"{label}: expected one that {MASK} allows, got {action.tolist()}")
         return of_row
+
+
+@dataclass
+class ScriptedAtFirst:
+    """A policy that learns, and a script that acts instead in episodes that begin before the policy has `learned`.
+
+    A run refuses a script where rows have extras, which no script computes.
+    """
+
+    policy: ActingPolicy
+    script: ScriptedPlayer
+    learned: Callable[[], bool]
+
+    def __post_init__(self) -> None:
+        self._scripted = scripted = np.zeros(self.policy.copies, np.bool_)  # where the script acts
+        self._both = PlayersByNumber(scripted.__getitem__, lambda number: self.script if number else self.policy)
+        self.reward = self.policy.reward
+
+    @property
+    def state_before(self) -> Mapping[str, torch.Tensor]:
+        return self.policy.state_before
+
+    def choose(self, obs: Values, index: Any, begins: NDArray[np.bool_]) -> Action:
+        """See `Player`."""
+        copies = np.arange(self.policy.copies)[index]
+        if begins.any():
+            self._scripted[copies[begins]] = not self.learned()
+        if self._scripted[copies].any():
+            return self._both.choose(obs, copies, begins)
+        return self.policy.choose(obs, index, begins)
 
 
 def hides_joint(algorithm: Algorithm | None, spaces: Spaces) -> bool:
@@ -101,17 +133,17 @@ class PlayersByNumber:
     numbers_in: Callable[[NDArray[np.int64]], NDArray[np.int64]]  # in copies [k], the numbers [k] of those who act now
     player_of: Callable[[int], Player]
 
-    def choose(self, obs: Values, at: NDArray[np.int64], begins: NDArray[np.bool_]) -> Action:
+    def choose(self, obs: Values, index: NDArray[np.int64], begins: NDArray[np.bool_]) -> Action:
         def choose(number: int, rows: NDArray[np.bool_]) -> NDArray[Any]:
-            return self.player_of(number).choose(rows_at(obs, rows), at[rows], begins[rows]).action
+            return self.player_of(number).choose(rows_at(obs, rows), index[rows], begins[rows]).action
 
-        return Action(joined(self.numbers_in(at), choose))
+        return Action(joined(self.numbers_in(index), choose))
 
-    def reward(self, reward: NDArray[Any], at: NDArray[np.int64]) -> None:
-        numbers = self.numbers_in(at)
+    def reward(self, reward: NDArray[Any], index: NDArray[np.int64]) -> None:
+        numbers = self.numbers_in(index)
         for number in np.unique(numbers).tolist():
             rows = numbers == number
-            self.player_of(number).reward(reward[rows], at[rows])
+            self.player_of(number).reward(reward[rows], index[rows])
 
 
 def joined(numbers: NDArray[Any], choose: Callable[[int, NDArray[np.bool_]], NDArray[Any]]) -> NDArray[Any]:

@@ -38,7 +38,7 @@ class Recorder:
         self._version: int | None = 0  # that of all copies, if they are known to be one
         self._waiting = np.zeros(copies, np.bool_)  # for an outcome
 
-    def at(self, copies: NDArray[np.int64]) -> Any:
+    def index_of(self, copies: NDArray[np.int64]) -> Any:
         """An index of these copies' rows; all of them need no copy."""
         return slice(None) if len(copies) == self.copies else copies
 
@@ -52,21 +52,21 @@ class Recorder:
         self._lanes[copies] = self.lanes[self.parts[copies], copies]
         return len(lost)
 
-    def remember(self, turn: Turn, chosen: Action, before: Mapping[str, torch.Tensor], version: int) -> None:
-        """Keeps the actions of a turn until their outcomes come, with the recurrent state `before` them."""
-        at = self.at(turn.copies)
+    def remember(self, turn: Turn, chosen: Action, state_before: Mapping[str, torch.Tensor], version: int) -> None:
+        """Keeps the actions of a turn until their outcomes come, with the recurrent state before them."""
+        index = self.index_of(turn.copies)
         if self._of_algorithm or chosen.extras:
-            self._remember_extras(at, chosen, before, len(turn.copies))
-        put_rows(self.rows.obs, at, turn.obs)
-        self.rows.action[at] = chosen.action
-        self._versions[at] = version
-        self._version = version if isinstance(at, slice) else None
-        self._waiting[at] = True
+            self._remember_extras(index, chosen, state_before, len(turn.copies))
+        put_rows(self.rows.obs, index, turn.obs)
+        self.rows.action[index] = chosen.action
+        self._versions[index] = version
+        self._version = version if isinstance(index, slice) else None
+        self._waiting[index] = True
 
-    def _remember_extras(self, at: Any, chosen: Action, before: Mapping[str, torch.Tensor], rows: int) -> None:
+    def _remember_extras(self, index: Any, chosen: Action, state_before: Mapping[str, torch.Tensor], rows: int) -> None:
         """Keeps the extras of `rows` actions; of those that are parts of the recurrent state, the state before."""
         missing = self._of_algorithm.keys() - chosen.extras.keys()
-        state = {name: part.numpy(force=True) for name, part in before.items() if name in missing}
+        state = {name: part.numpy(force=True) for name, part in state_before.items() if name in missing}
         if chosen.extras.keys() | state.keys() != self._of_algorithm.keys():
             raise ValueError(
                 f"extras of the algorithm: expected {sorted(self._of_algorithm.keys() - state.keys())}, "
@@ -77,41 +77,41 @@ class Recorder:
             array = rows_of(f"{name} of the {owner}", field, value, rows)
             if array.dtype.kind in "fc" and name not in state and name != PRIORITY:  # whose NaN means the highest
                 check_finite(f"{name} of the {owner}", array)
-            self.rows.extras[name][at] = array
+            self.rows.extras[name][index] = array
 
     def take(self, outcome: Outcome) -> None:
         """Keeps what comes with the results of earlier actions, before their rows are written."""
-        at = self.at(outcome.copies)
-        self._waiting[at] = False
+        index = self.index_of(outcome.copies)
+        self._waiting[index] = False
         if RETURN in self.rows.extras:
-            self._discounted[at] = self._discounted[at] * self.gamma + outcome.reward
-            self.rows.extras[RETURN][at] = self._discounted[at]
+            self._discounted[index] = self._discounted[index] * self.gamma + outcome.reward
+            self.rows.extras[RETURN][index] = self._discounted[index]
         if MEMBER_REWARDS in self.rows.extras:
             field, rewards = self.spec.extras[MEMBER_REWARDS], outcome.member_rewards
             try:
-                self.rows.extras[MEMBER_REWARDS][at] = rows_of(MEMBER_REWARDS, field, rewards, len(outcome.copies))
+                self.rows.extras[MEMBER_REWARDS][index] = rows_of(MEMBER_REWARDS, field, rewards, len(outcome.copies))
             except (ValueError, TypeError) as error:
                 raise EnvironmentFailed(f"{self.agent}: {error}") from error
 
     def write(self, outcome: Outcome) -> None:
         """Writes the rows of these outcomes, each with the version of the weights that chose its action."""
         if self._version is None:
-            versions = self._versions[self.at(outcome.copies)]
+            versions = self._versions[self.index_of(outcome.copies)]
             if (versions != versions[0]).any():  # weights came after the actions of some copies
                 for version in np.unique(versions):
                     self.write(outcome.part(versions == version))
                 return
         self.rows.writer.policy_version = int(versions[0]) if self._version is None else self._version
-        at, cut = self.at(outcome.copies), outcome.truncated.any()
+        index, cut = self.index_of(outcome.copies), outcome.truncated.any()
         ended = cut or outcome.terminated.any()
         try:
             self.rows.append(
-                at,
+                index,
                 outcome.reward,
                 outcome.terminated if ended else None,
                 outcome.truncated if ended else None,
                 outcome.final_obs if cut or (ended and self.stores_every_end) else None,
-                None if isinstance(at, slice) and len(self.lanes) == 1 else self._lanes[at],
+                None if isinstance(index, slice) and len(self.lanes) == 1 else self._lanes[index],
             )
         except (ValueError, TypeError) as error:
             raise EnvironmentFailed(f"{self.agent}: {error}") from error

@@ -1,13 +1,13 @@
 """Self-play: a policy learns against frozen copies of itself and scripted anchors; a payoff table; fair evaluations.
 
-Matches fill columns of the actor's seats, a league adds numbers to the learner's publications, and the evaluator plays
-games against the opponents.
+Matches assign players to an actor's collectors, a league adds numbers to the learner's publications, and the evaluator
+plays games against the opponents.
 """
 
 from .league import League, plot_payoff
 from .matches import Contender, Matches, report_result, results_in
 from .opponent_games import OpponentGames
-from .opponents import Opponents, Rival, make_beside_anchors
+from .opponents import Opponents, make_beside_anchors
 from .pool import SPAN, Pool, Snapshot
 from .setup import (
     POLICY,

@@ -17,7 +17,7 @@ from ..weights import ParameterStore
 from .matches import results_in
 from .matchmaking import Standings, odds_of
 from .opponents import name_of
-from .pool import SPAN, Pool, Snapshot, held_by, members_of
+from .pool import SPAN, Pool, Snapshot, members_of, pooled_numbers
 from .ratings import Rating, rating_of
 
 _NORMAL_975 = 1.96  # the normal distribution's 0.975 quantile
@@ -26,7 +26,7 @@ _MOST_ROWS = 400  # of the history; then every second one is dropped
 
 @dataclass
 class Standing:
-    """How a league stands, as a checkpoint has it; a field that an earlier one lacks has its default."""
+    """The league's state in a checkpoint; a field that an older checkpoint lacks has its default."""
 
     payoff: dict[str, Any] = field(default_factory=dict)  # the table's `state_dict`
     games_before: int = 0  # the last admission
@@ -63,7 +63,7 @@ class League:
         standing.begun |= self.config.begin_win_rate is None and self.config.begin_step is None
         self._step, self._role = 0, self.config.role_of(self.pool.policy)
         if state:
-            for number in held_by(self.pool.store):
+            for number in pooled_numbers(self.pool.store):
                 if number not in self._payoff.ratings:  # it joined after the checkpoint, or was rated by another rating
                     self._payoff.admit(number)
         if standing.results == self.results.handle.nonce:  # a predecessor in this run died: its results come again
@@ -87,7 +87,7 @@ class League:
         return {"opponents": opponents, "odds": odds}
 
     def _admit(self, numbers: Mapping[str, float]) -> None:
-        if self.initial is not None and not held_by(self.pool.store):
+        if self.initial is not None and not pooled_numbers(self.pool.store):
             self.initial.keep()
         self.pool.admit(dict(numbers))
         number = self.pool.store.version
@@ -95,7 +95,7 @@ class League:
         self._payoff.admit(number)
 
     def _return_if_due(self) -> None:
-        """Once for each copy, and again by a successor whose checkpoint is from before: its optimizer is, too."""
+        """Decides once for each copy; a successor whose checkpoint, and so its optimizer, is older decides again."""
         first, number = max(self._standing.decided, 1) + 1, self.pool.store.version
         self._standing.decided = number
         odds = 1.0 if self._role == MAIN_EXPLOITER else self.config.reset
@@ -136,7 +136,7 @@ class League:
 
     def _admits(self, updates: int) -> bool:
         config, rate = self.config, self._payoff.win_rate
-        if not held_by(self.pool.store):
+        if not pooled_numbers(self.pool.store):
             return True
         if not self._standing.begun:
             return False
@@ -149,7 +149,7 @@ class League:
         """Reports the win rates and the pool's size, and notes them in the table's history."""
         payoff = self._payoff
         payoff.note(self._step, self._opponents)
-        self.report("pool_size", float(len(held_by(self.pool.store))))
+        self.report("pool_size", float(len(pooled_numbers(self.pool.store))))
         self.report("games", float(payoff.games))
         if self.results.lost:
             self.report("games_lost", float(self.results.lost))
@@ -217,8 +217,8 @@ class Payoff:
         for results in windows if opponent > 0 else [*windows, self.anchored]:
             results.append(result)
             del results[: -self.window]
-        before = self.ratings[LATEST], self.ratings.get(opponent, self.rating.first)
-        self.ratings[LATEST], self.ratings[opponent] = self.rating.after(*before, result)
+        ratings = self.ratings[LATEST], self.ratings.get(opponent, self.rating.first)
+        self.ratings[LATEST], self.ratings[opponent] = self.rating.after(*ratings, result)
 
     def admit(self, number: int) -> None:
         """A new member of the pool has the rating of the policy, of which it is a copy."""
@@ -230,11 +230,11 @@ class Payoff:
         return (_score(last) + 1.0) / (len(last) + 2.0)
 
     def against(self, opponents: Sequence[int]) -> Standings:
-        own, first = self.ratings[LATEST], self.rating.first
+        rating, first = self.ratings[LATEST], self.rating.first
         return Standings(
             np.array([self.rate(number) for number in opponents]),
             np.array([sum(self.totals.get(number, ())) for number in opponents], np.int64),
-            np.array([self.rating.evenness(own, self.ratings.get(number, first)) for number in opponents]),
+            np.array([self.rating.evenness(rating, self.ratings.get(number, first)) for number in opponents]),
         )
 
     def forget(self) -> None:
@@ -258,7 +258,7 @@ class Payoff:
             self.history = self.history[-1::-2][::-1]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the settings, which each part of a run has of its own."""
+        """All but the settings, which a resumed run may change."""
         return deepcopy({name: value for name, value in vars(self).items() if name not in ("window", "rating")})
 
     def write(self, path: Path, name: Callable[[int], str]) -> None:

@@ -1,4 +1,4 @@
-"""Who plays whom in an actor's copies of the environment, and the results of these games."""
+"""The matches in an actor's copies of the environment, and their results."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,17 +11,16 @@ from numpy.typing import NDArray
 
 from ..config import BOTH, SelfPlayConfig
 from ..interfaces import Turn
-from ..loops import LATEST, WINNER, Ended, PlayersByNumber, Seat, compared, part_of_tag
+from ..loops import LATEST, WINNER, Collector, Ended, PlayersByNumber, compared, part_of_tag
 from ..processes import Reporter, Telemetry
 from .opponents import Opponents, name_of
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A policy that learns in an actor: its seats, and the opponents that it may meet there."""
+    """A policy that learns in an actor: its collectors, and the opponents that it may meet there."""
 
-    names: Sequence[str]  # of the league's policies, its own first
-    seats: Mapping[str, Seat]  # by agent; matches fill their columns
+    collectors: Mapping[str, Collector]  # by agent; matches fill their columns
     published: Callable[[], Mapping[str, Any]]  # what came with the weights: the opponents' numbers and their odds
     opponents: Opponents
     report: Callable[[int, int], None]  # opponent and result of a game: 1 won, 0 drawn, -1 lost
@@ -41,7 +40,7 @@ class Contender:
 
 @dataclass
 class Matches:
-    """The present match of each copy: the policy that learns, its own seat, and an opponent on each other one.
+    """The present match of each copy: the policy that learns, its agent, and an opponent as each other agent.
 
     The policies of a league learn in turn. Opponents are drawn for a block of episodes. Their players are kept
     meanwhile, even if the pool replaces them.
@@ -55,21 +54,21 @@ class Matches:
     generator: np.random.Generator  # draws opponents
 
     def __post_init__(self) -> None:
-        copies, self._agents = len(self.ended), list(self.contenders[0].seats)
-        # [copies, agents - 1]: the numbers of the opponents, from the seat after the policy's own one on
+        copies, self._agents = len(self.ended), list(self.contenders[0].collectors)
+        # [copies, agents - 1]: the numbers of the opponents, from the agent after the policy's own one on
         self.present = np.zeros((copies, len(self._agents) - 1), np.int64)
         self._episodes = np.full(copies, -1)  # of which the match was drawn
         self.learning[:] = np.arange(copies) % len(self.contenders)
-        # [policies, copies]: the place of the policy's own seat in its last match there
+        # [policies, copies]: the place of the agent that the policy played in its last match there
         self._sides = np.tile(np.arange(copies) % len(self._agents), (len(self.contenders), 1))
         self._left = np.zeros(copies, np.int64)  # episodes of each copy's block that are still to begin
         for contender in self.contenders:
-            for agent, seat in contender.seats.items():
+            for agent, collector in contender.collectors.items():
                 player = partial(contender.opponents.player, agent)
-                seat.opponents = PlayersByNumber(seat.numbers.__getitem__, player)
+                collector.opponents = PlayersByNumber(collector.numbers.__getitem__, player)
 
     def begin(self, turn: Turn) -> None:
-        """Draws the matches of episodes that begin with this turn, and seats all sides."""
+        """Draws the matches of episodes that begin with this turn, and assigns the players of all agents."""
         copies = turn.copies[turn.begins]
         copies = copies[self._episodes[copies] != self.ended[copies]]
         if not len(copies):
@@ -81,7 +80,7 @@ class Matches:
                 self.learning[copy] = (self.learning[copy] + 1) % len(self.contenders)
                 self.present[copy] = [self._contender(copy).drawn(self.generator) for _ in self._agents[1:]]
             self._left[copy] -= 1
-            self._seat(copy)
+            self._assign(copy)
         for place, contender in enumerate(self.contenders):
             present = self.present[self.learning == place].ravel()
             contender.opponents.keep({*present.tolist(), *contender.published()["opponents"].tolist()})
@@ -89,27 +88,28 @@ class Matches:
     def _contender(self, copy: int) -> Contender:
         return self.contenders[int(self.learning[copy])]
 
-    def _seat(self, copy: int) -> None:
+    def _assign(self, copy: int) -> None:
         side, contender, sides = self.config.side, self._contender(copy), self._sides[self.learning[copy]]
         sides[copy] = (sides[copy] + 1) % len(self._agents) if side == BOTH else self._agents.index(side)
-        part = part_of_tag(name_of(int(self.present[copy, 0]), self.config.names, contender.names), self.parts)
+        rivals = [policy.name for policy in contender.opponents.policies]
+        part = part_of_tag(name_of(int(self.present[copy, 0]), self.config.names, rivals), self.parts)
         for agent, number in self._numbers(copy).items():
-            seat = contender.seats[agent]
-            seat.recorder.parts[copy], seat.numbers[copy] = part, number
+            collector = contender.collectors[agent]
+            collector.recorder.parts[copy], collector.numbers[copy] = part, number
 
     def _numbers(self, copy: int) -> dict[str, int]:
-        """Who sits where: LATEST is the learning policy."""
+        """By agent, the number of its player; LATEST is the policy that learns."""
         turned = np.roll([LATEST, *self.present[copy].tolist()], self._sides[self.learning[copy], copy])
         return dict(zip(self._agents, turned.tolist(), strict=True))
 
     def report(self, ended: Ended) -> None:
-        """Reports the results of games of a seat that learned, one for each seat that did not."""
+        """Reports the results of games of an agent that learned, one for each other agent."""
         infos, played = dict(ended.infos), self._episodes[ended.copies] == self.ended[ended.copies] - 1
         for copy in ended.copies[played].tolist():
             contender, winner = self._contender(copy), infos.get(copy, {}).get(WINNER)
             for other, number in self._numbers(copy).items():
                 if number != LATEST:
-                    returns = (contender.seats[agent].returns[copy] for agent in (ended.agent, other))
+                    returns = (contender.collectors[agent].returns[copy] for agent in (ended.agent, other))
                     contender.report(number, int(compared(*returns) if winner is None else np.sign(winner)))
 
 

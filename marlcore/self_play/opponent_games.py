@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..config import BOTH, Config
 from ..interfaces import VectorEnvironment
-from ..loops import LATEST, Candidate, Evaluation, GoesOn, Player, PlayersByNumber, PolicyModel, Report, counted, play
+from ..loops import LATEST, Candidate, Evaluation, GoesOn, Player, PlayersByNumber, PolicyModel, counted, play
 from .opponents import Opponents
 from .pool import members_of
 
@@ -37,10 +37,10 @@ def paired(games: int, anchors: int, members: Sequence[int], sides: Sequence[int
     return Pairings(opponents, np.array(sides)[turn], groups)
 
 
-def spread(held: Sequence[int], most: int) -> list[int]:
+def spread(members: Sequence[int], most: int) -> list[int]:
     """At most so many members of the pool: the newest, the oldest, and some evenly spaced between them."""
-    places = np.linspace(len(held) - 1, 0, min(most, len(held))).round().astype(np.int64)
-    return [held[place] for place in places.tolist()]
+    places = np.linspace(len(members) - 1, 0, min(most, len(members))).round().astype(np.int64)
+    return [members[place] for place in places.tolist()]
 
 
 @dataclass
@@ -56,10 +56,10 @@ class OpponentGames:
     config: Config
     opponents: Opponents  # whose generator is seeded anew for each policy's games
     seed: Callable[[int], int]  # independent for each step count
-    report: Report
+    report: Callable[[str, str, float, int], None]  # agent or policy, name, value, step
 
     def __post_init__(self) -> None:
-        self._best = copy.deepcopy(self.candidate.model)
+        self._best = copy.deepcopy(self.candidate.acting.model)
         self._names = [*self.config.self_play.names, POOL]
 
     def play(self, now: int, goes_on: GoesOn) -> bool:
@@ -68,7 +68,7 @@ class OpponentGames:
         if pairings is None:
             return False
         seed, candidate = self.seed(now), self.candidate
-        outcome = self._play(candidate.model, pairings, seed, goes_on)
+        outcome = self._play(candidate.acting.model, pairings, seed, goes_on)
         if outcome is None:
             return False
         best, weights = None, candidate.kept.best_weights()
@@ -87,7 +87,7 @@ class OpponentGames:
         agents = list(self.env.agents)
         sides = range(len(agents)) if settings.side == BOTH else [agents.index(settings.side)]
         meetings = max(-(-games // len(sides)) // len(self._names), 1)  # with the pool
-        held = members_of(rival.pool for rival in self.opponents.rivals)
+        held = members_of(self.opponents.pools)
         members = [number for number in spread(held, meetings) if self.opponents.load(number)]
         self.opponents.keep(members)
         if not members and not settings.anchors:
@@ -96,7 +96,7 @@ class OpponentGames:
 
     def _play(self, model: PolicyModel, pairings: Pairings, seed: int, goes_on: GoesOn) -> Evaluation | None:
         self.opponents.generator.bit_generator.state = np.random.default_rng(seed).bit_generator.state
-        policy = self.candidate.player(self.env.copies, self.config.replay.pad, seed, model)
+        policy = replace(self.candidate.acting, model=model, generator=np.random.default_rng(seed))
 
         def player(agent: str, number: int) -> Player:
             return policy if number == LATEST else self.opponents.player(agent, number)

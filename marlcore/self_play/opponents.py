@@ -1,4 +1,4 @@
-"""Opponents as players, anchors and frozen policies, at any agent's seat.
+"""Opponents as players, anchors and frozen policies, of any agent.
 
 Opponents have numbers, which name them to a policy's processes: 0 is the latest policy, -1, -2, ... are the anchors in
 their order, and 1, 2, ... the frozen copies in the order of their admission. In a league, those of the next policy lie
@@ -7,7 +7,7 @@ their order, and 1, 2, ... the frozen copies in the order of their admission. In
 
 from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ..config import AssignedPolicy, Config
-from ..loops import Behaviour, NetworkPlayer, Player, ScriptedPlayer, build_model, exploration_of
+from ..loops import ActingPolicy, Player, ScriptedPlayer, build_model, exploration_of
 from ..references import resolve
 from ..weights import ParameterStore
 from .pool import SPAN, load_opponent
@@ -24,30 +24,23 @@ from .pool import SPAN, load_opponent
 MakePlayer: TypeAlias = Callable[[], Player]  # of one agent, in all copies
 
 
-@dataclass(frozen=True)
-class Rival:
-    """A policy as an opponent: its frozen copies, and what acts with its newest weights."""
-
-    policy: AssignedPolicy
-    pool: ParameterStore
-    live: Behaviour | None = None  # None where its newest weights are no opponent
-
-
 @dataclass
 class Opponents:
     """The players of opponents, by agent and number; a frozen policy's model is kept while it plays or is held."""
 
-    rivals: Sequence[Rival]  # the policies of the league, the one that learns first
+    policies: Sequence[AssignedPolicy]  # of the league, the one that learns first
+    pools: Sequence[ParameterStore]  # of their frozen copies
     config: Config
     copies: int
     generator: np.random.Generator  # for the algorithm's draws
     device: torch.device
+    live: Sequence[ActingPolicy] = ()  # by policy, with its newest weights; empty where these are no opponents
 
     def __post_init__(self) -> None:
         """Raises ValueError, TypeError: see `make_anchors`."""
-        models = [build_model(rival.policy, self.config).acting.to(self.device) for rival in self.rivals]
-        self._pools = [(rival.pool.subscriber(model), model) for rival, model in zip(self.rivals, models, strict=True)]
-        anchors = make_anchors(self.rivals[0].policy, self.config, self.copies, self.generator, self.device)
+        self._models = [build_model(policy, self.config).acting.to(self.device) for policy in self.policies]
+        self._subscribers = [pool.subscriber(model) for pool, model in zip(self.pools, self._models, strict=True)]
+        anchors = make_anchors(self.policies[0], self.config, self.copies, self.generator, self.device)
         self._makers: dict[int, MakePlayer] = {-1 - i: anchor for i, anchor in enumerate(anchors)}
         self._players: dict[tuple[str, int], Player] = {}  # by agent and number
 
@@ -55,24 +48,24 @@ class Opponents:
         """Takes a frozen policy's weights unless they are here; returns whether it can play: not if it was replaced."""
         if number not in self._makers:
             place, version = divmod(number, SPAN)
-            rival = self.rivals[place]
-            acting = self._frozen(place, version) if version else rival.live
+            live = self.live[place] if self.live else None
+            acting = self._frozen(place, version) if version else live
             if acting is None:
                 return False
-            pad = self.config.replay.pad
-            self._makers[number] = partial(NetworkPlayer, acting, rival.policy.spaces, self.copies, pad)
+            self._makers[number] = partial(replace, acting)
         return True
 
-    def _frozen(self, place: int, version: int) -> Behaviour | None:
-        subscriber, model = self._pools[place]
+    def _frozen(self, place: int, version: int) -> ActingPolicy | None:
+        subscriber = self._subscribers[place]
         if not subscriber.pull_version(version):
             return None
         explore = exploration_of(subscriber.extras) if self.config.self_play.explore else None
-        algorithm = self.rivals[place].policy.algorithm
-        return Behaviour(algorithm, deepcopy(model), self.generator, self.device, explore)
+        policy, model = self.policies[place], deepcopy(self._models[place])
+        given = policy.spaces, self.copies, self.config.replay.pad, self.generator, self.device
+        return ActingPolicy(policy.algorithm, model, *given, explore)
 
     def player(self, agent: str, number: int) -> Player:
-        """An opponent at an agent's seat; at each it has stacks, recurrent states and scripts' objects of its own."""
+        """An opponent as an agent; for each it has stacks, recurrent states and scripts' objects of its own."""
         if (agent, number) not in self._players:
             self._players[agent, number] = self._makers[number]()
         return self._players[agent, number]
@@ -95,8 +88,8 @@ def make_anchors(
             model = build_model(policy, config)
             expected = f"self_play.anchors: expected a checkpoint of {policy.name}'s network"
             load_opponent(source, model, expected, own_name=False)  # users copy checkpoints under other names
-            acting = Behaviour(policy.algorithm, model.to(device).acting, generator, device)
-            anchors.append(partial(NetworkPlayer, acting, policy.spaces, copies, config.replay.pad))
+            given = policy.spaces, copies, config.replay.pad, generator, device
+            anchors.append(partial(ActingPolicy, policy.algorithm, model.to(device).acting, *given))
         else:
             anchors.append(partial(ScriptedPlayer, name, source, policy.spaces, copies, policy.algorithm))
     return anchors

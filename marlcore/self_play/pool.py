@@ -32,15 +32,15 @@ class Pool:
         self._frozen = copy.deepcopy(self.model).cpu()
         self._publisher = self.store.publisher(self._frozen)
         newest = opponent_path(self.run_dir, self.policy, self.store.version)
-        saved = load_checkpoint(newest) if held_by(self.store) else {}
+        saved = load_checkpoint(newest) if pooled_numbers(self.store) else {}
         self.updates = int(saved.get("updates", 0))  # of the newest opponent
 
     def admit(self, numbers: dict[str, float]) -> None:
         """Publishes a copy of the acting model with its numbers; in a full pool it replaces the oldest."""
         with torch.no_grad():  # every tensor, also those that a state_dict leaves out
             each = (itertools.chain(model.parameters(), model.buffers()) for model in (self.model, self._frozen))
-            for tensor, kept in zip(*each, strict=True):
-                kept.copy_(tensor)
+            for tensor, frozen in zip(*each, strict=True):
+                frozen.copy_(tensor)
         number = max(self.store.version, self.store.begins_after) + 1
         acting = {name: tensor.clone() for name, tensor in self._frozen.state_dict().items()}
         counts = {"version": number, "updates": int(numbers["updates"]), "step": int(numbers["step"])}
@@ -108,7 +108,7 @@ def load_opponent(path: Path, model: PolicyModel, expected: str, *, own_name: bo
     return state
 
 
-def held_by(store: ParameterStore) -> range:
+def pooled_numbers(store: ParameterStore) -> range:
     """The numbers of the opponents in a pool, oldest first."""
     newest = store.version
     return range(max(store.begins_after + 1, newest - store.slots + 1), newest + 1)
@@ -116,5 +116,5 @@ def held_by(store: ParameterStore) -> range:
 
 def members_of(pools: Iterable[ParameterStore]) -> list[int]:
     """The numbers of the opponents in a league's pools, oldest first."""
-    held = ((number, place) for place, pool in enumerate(pools) for number in held_by(pool))
-    return [place * SPAN + number for number, place in sorted(held)]
+    members = ((number, place) for place, pool in enumerate(pools) for number in pooled_numbers(pool))
+    return [place * SPAN + number for number, place in sorted(members)]

@@ -2,7 +2,7 @@
 
 import errno
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -99,11 +99,12 @@ class VectorWriter(WriterBase):
 
     def _append(self, staging: VectorStaging, finals: bool, lanes: ArrayLike | None) -> Ints:
         if self._gate is not None:
-            self._check(staging.check(finals), lanes)
+            if code := staging.check(finals):
+                self._refuse(code, lanes)
             boundaries = staging.ended() if finals else np.zeros(staging.rows, np.bool_)
             staging.left_out[:] = self._gate(staging.which, boundaries, self._timeout, self.check_open)
         if code := staging.append(finals):
-            self._check(code, lanes)
+            self._refuse(code, lanes)
         return staging.tickets.copy()
 
     def new_episode(self, lanes: ArrayLike | None = None) -> None:
@@ -137,13 +138,12 @@ class VectorWriter(WriterBase):
     def _indices(self, numbers: Ints) -> Ints:
         return self._places.take(numbers + 1, mode="clip")
 
-    def _check(self, code: int, lanes: ArrayLike | None) -> None:
+    def _refuse(self, code: int, lanes: ArrayLike | None) -> NoReturn:
         if code == -errno.EINVAL and lanes is not None:
             which = self._indices(_numbers(lanes))
             if (which < 0).any() or len(set(which.tolist())) < len(which):
                 raise self._lanes_error(lanes)
-        if code:
-            raise self._error_of(code)
+        raise self._error_of(code)
 
     def _lanes_error(self, lanes: ArrayLike) -> ValueError:
         return ValueError(f"lanes: expected different lanes of {brief(self.lanes)}, got {brief(lanes)}")

@@ -13,7 +13,7 @@ from crowd import Crowd, Naming
 from whole_runs import MODES, Runs, metrics_of, saved_replay, values_of
 
 import marlcore as mc
-from marlcore.loops import Behaviour
+from marlcore.loops import Collector
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -111,13 +111,13 @@ def test_actors_draw_uniformly_before_the_first_update(tmp_path: Path, mode: str
 def lags_of(folder: Path, **changes: Any) -> list[int]:
     """How many versions old the weights of each turn were."""
     lags: list[int] = []
-    act = Behaviour.act
+    act = Collector.act
 
-    def noted(policy: Behaviour, *arguments: Any) -> Any:
-        lags.append(policy.subscriber.newest - policy.subscriber.version)
-        return act(policy, *arguments)
+    def noted(collector: Collector, turn: mc.Turn) -> Any:
+        lags.append(collector.weights.subscriber.newest - collector.weights.subscriber.version)
+        return act(collector, turn)
 
-    with patch.object(Behaviour, "act", noted):
+    with patch.object(Collector, "act", noted):
         train(folder, ALONE, mode="serial", total_steps=900, learner={"publish_interval": 1}, **changes)
     return lags
 

@@ -22,7 +22,7 @@ from whole_runs import LONG, Runs, values_of
 
 import marlcore as mc
 from marlcore.algos.dqn import DQNTrainer
-from marlcore.loops import NetworkPlayer
+from marlcore.loops import ActingPolicy
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -110,7 +110,7 @@ def play(folder: Path, algorithm: mc.Algorithm, **changes: Any) -> Counts:
 
 def play_blindly(folder: Path, steps: int) -> Counts:
     """The counts of a run that ignores masks, where marlcore lets it."""
-    with patch.object(NetworkPlayer, "_check_allowed"):
+    with patch.object(ActingPolicy, "_check_allowed"):
         return play(folder, Blind(), total_steps=steps)
 
 

@@ -13,10 +13,17 @@ import marlcore as mc
 from marlcore.algos.bases.clipped_policy import ClippedPolicy
 from marlcore.algos.networks.policy_value import PolicyNetwork
 from marlcore.interfaces import PREVIOUS_REWARD, Algorithm, ReplaySource
+from marlcore.loops import ActingPolicy, PolicyModel
 from marlcore.observations import ALONE, by_name, each, in_form, rows_at
 from marlcore.spaces import ALIVE, JOINT, MASK, Spaces
 
 GAMMA = 0.9  # of windows
+
+
+def acting_policy(algorithm: Any, model: Any, spaces: Spaces, copies: int) -> ActingPolicy:
+    """A greedy player of a network, on the CPU."""
+    draws, cpu = np.random.default_rng(0), torch.device("cpu")
+    return ActingPolicy(algorithm, PolicyModel(model), spaces, copies, "repeat", draws, cpu)
 
 
 def box_spaces(shape: tuple[int, ...] = (3,), actions: int = 2, dtype: Any = np.float32, **options: Any) -> Spaces:

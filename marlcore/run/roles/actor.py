@@ -1,6 +1,7 @@
 """The role of an actor: it builds the environment, the policies and the seats, and counts the steps."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,15 +13,16 @@ from ...config import SCRIPT, AssignedPolicy
 from ...envs import checked, vectorize
 from ...interfaces import PRIORITY, QueueSource, ReplaySource, Turn
 from ...loops import (
-    Behaviour,
+    ActingPolicy,
     ByName,
+    Collector,
     Ended,
     FirstPriorities,
-    NetworkPlayer,
+    FollowedWeights,
+    LeagueCollector,
     Recorder,
+    ScriptedAtFirst,
     ScriptedPlayer,
-    Seat,
-    SharedSeat,
     act_until_done,
     build_model,
     choose_device,
@@ -30,7 +32,7 @@ from ...loops import (
 )
 from ...processes import EPISODES, READY, SHARE, STEPS, Telemetry
 from ...references import resolve
-from ...self_play import SPAN, Contender, Matches, Opponents, Rival, own_first, report_result
+from ...self_play import SPAN, Contender, Matches, Opponents, own_first, report_result
 from ...transitions import HeldRows
 from ...weights import ParameterStore
 from ..memory import attach_transitions
@@ -51,22 +53,24 @@ class ActorRole(Role):
         self._device = choose_device(config.actor.device_of(self._index))
         self.env = env = checked(self.hold(vectorize(spec.env_fn, config.actor.envs)))
         self.policies = [self._policy(policy) for policy in spec.policies]
-        own = [self._seats(policy, acting) for policy, acting in zip(spec.policies, self.policies, strict=True)]
+        own = [self._seats(policy, *acts) for policy, acts in zip(spec.policies, self.policies, strict=True)]
         learning = np.zeros(env.copies, np.int64)  # the place of the policy that learns in each copy, in a league
-        self.seats: dict[str, Seat | SharedSeat] = {agent: seat for seats in own for agent, seat in seats.items()}
+        self.seats: dict[str, Collector | LeagueCollector] = {}
+        for seats in own:
+            self.seats |= seats
         if len(self.memory.league) > 1:
-            self.seats = {agent: SharedSeat([seats[agent] for seats in own], learning) for agent in env.agents}
+            self.seats = {agent: LeagueCollector([seats[agent] for seats in own], learning) for agent in env.agents}
         env.reset(run_seed(config, "env", self._number, self._steps))
         self.ended = env.ended.copy()
         self._matches = self._league(own, learning) if self.memory.league else None
         self.begin: Callable[[Turn], None] = self._matches.begin if self._matches else lambda turn: None
         if config.replay.mixture and not self._matches:
-            routed: dict[str, Seat] = {}
+            routed: dict[str, Collector] = {}
             for policy, seats in zip(spec.policies, own, strict=True):
                 routed |= seats if isinstance(policy.source, ReplaySource) else {}
             self.begin = partial(route, routed, list(config.replay.mixture))
 
-    def _policy(self, policy: AssignedPolicy) -> Behaviour:
+    def _policy(self, policy: AssignedPolicy) -> tuple[ActingPolicy, FollowedWeights]:
         self.beat()  # a thousand policies take longer than a worker may be silent
         config, copies = self.config.of(policy.name), self.env.copies
         device = self._device
@@ -74,22 +78,20 @@ class ActorRole(Role):
         use = self._number * len(self.spec.policies) + policy.index
         exponents = config.exploration.exponents(config.actors * copies)
         subscriber = self.hold(ParameterStore.attach(self.memory.weights[policy.name])).subscriber(model)
-        acting = Behaviour(
-            policy.algorithm,
-            model,
-            np.random.default_rng(run_seed(config, "actor", use, self._steps)),
-            device,
-            subscriber=subscriber,
+        weights = FollowedWeights(
+            subscriber,
             exponents=np.array(exponents[self._number * copies : (self._number + 1) * copies]),
             sync_interval=config.actor.sync_interval,
             max_lag=0 if isinstance(policy.source, QueueSource) else config.actor.max_policy_lag,
         )
         # Without a time limit: the parent judges a learner that starts slowly, or that died while it published.
-        while not self.control.stopping and not (subscriber.wait(newer_than=0, timeout=WAIT_S) and acting.pull()):
+        while not self.control.stopping and not (subscriber.wait(newer_than=0, timeout=WAIT_S) and weights.pull()):
             self.beat()
-        return acting
+        generator = np.random.default_rng(run_seed(config, "actor", use, self._steps))
+        given = policy.spaces, copies, config.replay.pad, generator, device, weights.explore
+        return ActingPolicy(policy.algorithm, model, *given), weights
 
-    def _seats(self, policy: AssignedPolicy, acting: Behaviour) -> dict[str, Seat]:
+    def _seats(self, policy: AssignedPolicy, acting: ActingPolicy, weights: FollowedWeights) -> dict[str, Collector]:
         """The seats of a policy's agents; a lane is of a part of the replay, an agent, an actor and a copy."""
         self.beat()
         config = self.config.of(policy.name)
@@ -108,40 +110,41 @@ class ActorRole(Role):
         script, seats, copies = config.exploration.script, {}, self.env.copies
         for i, agent in enumerate(policy.agents):
             writer = self.hold(storage.vector_writer(lanes[:, i].ravel().tolist()))
-            player = NetworkPlayer(acting, policy.spaces, copies, config.replay.pad)
+            player: ActingPolicy | ScriptedAtFirst = replace(acting)  # with a memory of its own
+            if script:
+                scripted = ScriptedPlayer(script, resolve(SCRIPT, script), policy.spaces, copies, policy.algorithm)
+                player = ScriptedAtFirst(replace(acting), scripted, weights.learned)
             ends = isinstance(policy.source, ReplaySource) and policy.source.hindsight is not None
             recorder = Recorder(agent, HeldRows(writer, copies), storage.spec, lanes[:, i], gamma, ends)
             priorities = FirstPriorities(recorder, first_priority) if PRIORITY in storage.spec.extras else None
-            scripted = script and ScriptedPlayer(
-                script, resolve(SCRIPT, script), policy.spaces, copies, policy.algorithm
-            )
-            seats[agent] = Seat(player, recorder, priorities, scripted or None, acting.learned)
+            seats[agent] = Collector(player, weights, recorder, priorities)
         return seats
 
-    def _league(self, own: list[dict[str, Seat]], learning: NDArray[np.int64]) -> Matches:
+    def _league(self, own: list[dict[str, Collector]], learning: NDArray[np.int64]) -> Matches:
         config = self.config
         generator = np.random.default_rng(run_seed(config, "opponents", self._number, self.control.steps))
         pools = [self.hold(ParameterStore.attach(game.pool)) for game in self.memory.league]
-        live: list[Behaviour] = [*self.policies]  # which act with the newest weights as opponents
+        live = [acting for acting, _ in self.policies]  # which act with the newest weights as opponents
         if not config.self_play.explore:
-            live = [Behaviour(each.algorithm, each.model, generator, each.device) for each in live]
-        rivals = [Rival(*parts) for parts in zip(self.spec.policies, pools, live, strict=True)]
-        contenders = [self._contender(place, rivals, seats, generator) for place, seats in enumerate(own)]
+            live = [replace(acting, explore=None, generator=generator) for acting in live]
+        contenders = [self._contender(place, pools, live, seats, generator) for place, seats in enumerate(own)]
         return Matches(config.self_play, contenders, learning, self.env.ended, list(config.replay.mixture), generator)
 
     def _contender(
-        self, place: int, rivals: list[Rival], seats: dict[str, Seat], generator: np.random.Generator
-    ) -> Contender:
-        acting, league = self.policies[place], own_first(rivals, place)
-        for rival, newest in zip(league, _newest(acting.published["opponents"], len(league)), strict=True):
+        self, place: int, pools: list[ParameterStore], live: list[ActingPolicy], seats: dict[str, Collector],
+        generator: np.random.Generator,
+    ) -> Contender:  # fmt: skip
+        policies, pools = own_first(self.spec.policies, place), own_first(pools, place)
+        subscriber = self.policies[place][1].subscriber
+        for pool, newest in zip(pools, _newest(subscriber.extras["opponents"], len(pools)), strict=True):
             # on another machine it may still be on its way
-            while not self.control.stopping and not rival.pool.wait(newest - 1, WAIT_S):
+            while not self.control.stopping and not pool.wait(newest - 1, WAIT_S):
                 self.beat()
-        opponents = Opponents(league, self.config, self.env.copies, generator, self._device)
+        given = self.config, self.env.copies, generator, self._device
+        opponents = Opponents(policies, pools, *given, own_first(live, place))
         results = Telemetry.attach(self.memory.league[place].results)
         report = partial(report_result, self.hold(self.hold(results).reporter(self.name)))
-        names = [rival.policy.name for rival in league]
-        return Contender(names, seats, lambda: acting.published, opponents, report)
+        return Contender(seats, lambda: subscriber.extras, opponents, report)
 
     @property
     def done(self) -> bool:

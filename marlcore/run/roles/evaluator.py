@@ -10,10 +10,20 @@ import torch
 
 from ...config import AssignedPolicy
 from ...envs import vectorize
-from ...loops import Candidate, Evaluator, Games, GoesOn, build_model, choose_device, play_in_common, run_seed
+from ...loops import (
+    ActingPolicy,
+    Candidate,
+    Evaluator,
+    Games,
+    GoesOn,
+    build_model,
+    choose_device,
+    play_in_common,
+    run_seed,
+)
 from ...processes import BEGUN, DONE, EPISODES, READY, SKIPS
 from ...record import EVALUATION_S, SKIPPED, KeptCheckpoints
-from ...self_play import OpponentGames, Opponents, Rival, own_first
+from ...self_play import OpponentGames, Opponents, own_first
 from ...weights import ParameterStore
 from .role import WAIT_S, Role
 
@@ -34,7 +44,7 @@ class EvaluatorRole(Role):
         if self.memory.league:
             play = self._league_games(candidates, seed)
         else:
-            given = config.evaluation.episodes, config.replay.pad, seed, self.report
+            given = config.evaluation.episodes, seed, self.report
             play = partial(play_in_common, env, candidates, *given)
         settings = config.evaluation
         begins = partial(self.counters.store, BEGUN)
@@ -46,11 +56,11 @@ class EvaluatorRole(Role):
     def _league_games(self, candidates: list[Candidate], seed: Callable[[int], int]) -> Games:
         config, env = self.config, self._env
         pools = [self.hold(ParameterStore.attach(game.pool)) for game in self.memory.league]
-        rivals = [Rival(one.policy, pool) for one, pool in zip(candidates, pools, strict=True)]
+        policies = [candidate.policy for candidate in candidates]
         games = []
         for place, candidate in enumerate(candidates):
-            league = own_first(rivals, place)
-            opponents = Opponents(league, config, env.copies, np.random.default_rng(), candidate.device)
+            league = own_first(policies, place), own_first(pools, place)
+            opponents = Opponents(*league, config, env.copies, np.random.default_rng(), candidate.acting.device)
             games.append(OpponentGames(env, candidate, config, opponents, seed, self.report))
         return lambda now, goes_on: all(game.play(now, goes_on) for game in games)
 
@@ -58,7 +68,8 @@ class EvaluatorRole(Role):
         model = build_model(policy, self.config).to(device).acting
         subscriber = self.hold(ParameterStore.attach(self.memory.weights[policy.name])).subscriber(model)
         kept = KeptCheckpoints(self.memory.run_dir, policy.name, self.config.evaluation.keep)
-        return Candidate(policy, model, device, subscriber, kept)
+        given = policy.spaces, self._env.copies, self.config.replay.pad, np.random.default_rng(0), device
+        return Candidate(policy, ActingPolicy(policy.algorithm, model, *given), subscriber, kept)
 
     def step(self, goes_on: GoesOn) -> bool:
         """Makes an evaluation if one is due; returns whether it did."""

@@ -23,7 +23,7 @@ from ...loops import (
     catch_up,
     choose_device,
     learn,
-    learn_until_stopped,
+    learn_while,
     run_seed,
 )
 from ...processes import DONE, READY, STEPS, UPDATES, Telemetry
@@ -145,7 +145,7 @@ class LearnerRole(Role):
     def take_turn(self) -> None:
         """For serial mode: makes the updates that are due; on recorded data one of each policy."""
         if not self.config.offline:
-            catch_up(self.learners, self)
+            catch_up(self.learners, self.count_updates)
             return
         for learner in self.learners:
             learn(learner)
@@ -169,9 +169,9 @@ class LearnerRole(Role):
 
     def work(self) -> None:
         self.counters.store(READY, self.attempt)
-        learn_until_stopped(self.learners, self)
+        learn_while(self.learning, self.learners, self.count_updates)
         if self.control.finishing:
-            catch_up(self.learners, self)
+            catch_up(self.learners, self.count_updates)
         self.finish()
 
 

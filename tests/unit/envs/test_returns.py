@@ -22,7 +22,7 @@ from tiers import long_but
 import marlcore as mc
 from marlcore.envs import NamedEnvironment, vectorize
 from marlcore.envs.team import Teams
-from marlcore.loops import Recorder, ScriptedPlayer, Seat, act, observe, play
+from marlcore.loops import Collector, Recorder, ScriptedAtFirst, ScriptedPlayer, act, observe, play
 from marlcore.observations import each
 
 COPIES = 2
@@ -70,19 +70,19 @@ def trained(env_fn: Any, episodes: int, seed: int) -> tuple[list[list[Told]], Ro
         return SimpleNamespace(**columns, extras={}, append=append, writer=writer)
 
     with closing(vectorize(env_fn, COPIES)) as env:
-        player: Any = SimpleNamespace(reward=lambda *_: None, before={}, policy=SimpleNamespace(version=1))
-        player.policy.pull_if_due = lambda rounds: None
-        seats = {}
+        policy: Any = SimpleNamespace(reward=lambda *_: None, state_before={}, copies=COPIES)
+        weights: Any = SimpleNamespace(version=1, pull_if_due=lambda rounds: None)
+        collectors = {}
         for agent, spaces in env.spaces.items():
             scripted = ScriptedPlayer("script", script, spaces, COPIES)
             spec = mc.TransitionSpec(spaces.obs, spaces.action_field)
             recorder = Recorder(agent, held(agent, spec), spec, np.arange(COPIES))
-            seats[agent] = Seat(player, recorder, script=scripted, learned=lambda: False)
+            collectors[agent] = Collector(ScriptedAtFirst(policy, scripted, lambda: False), weights, recorder)
         env.reset(seed)
         host: Any = SimpleNamespace(rounds=0, ended=env.ended.copy(), begin=lambda turn: None, report_ended=report)
         host.count_steps, host.report = lambda steps: None, lambda *_: None
         while env.ended.min() < episodes:
-            act(env, seats, observe(env, seats, host), host)
+            act(env, collectors, observe(env, collectors, host), host)
     by_copy = [
         [Told(*({a: told[i][column] for a, told in of_copy.items()} for column in (0, 1)), {}) for i in range(episodes)]
         for of_copy in reported

@@ -25,7 +25,7 @@ from marlcore.cli import CommandLine
 from marlcore.config import AssignedPolicy
 from marlcore.declared import changed, hints_of
 from marlcore.envs import TreasureHunt, checked, vectorize
-from marlcore.loops import Behaviour, act, build_model
+from marlcore.loops import FollowedWeights, act, build_model
 from marlcore.processes import BEATS, BEGUN, STEPS, Control, Telemetry
 from marlcore.run.roles import ActorRole, Role
 
@@ -37,7 +37,7 @@ CONFIG = mc.Config(actor=mc.ActorConfig(envs=1), replay=mc.ReplayConfig(capacity
 @pytest.mark.parametrize("ends", ["the first are published", "others are published", "the run stops"])
 def test_an_actor_waits_for_whole_weights(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It shows signs of life meanwhile. Their learner died in the middle of a publish; its successor publishes."""
-    monkeypatch.setattr("marlcore.loops.behaviour.FIRST_PULL_S", 0.01)
+    monkeypatch.setattr("marlcore.loops.followed_weights.FIRST_PULL_S", 0.01)
     monkeypatch.setattr("marlcore.run.roles.actor.WAIT_S", 0.01)
     env, beats, versions = HUNT(), count(), [0]
     spaces = mc.Spaces(env.observation_spaces[AGENT], env.action_spaces[AGENT])
@@ -63,7 +63,7 @@ def test_an_actor_waits_for_whole_weights(ends: str, monkeypatch: pytest.MonkeyP
             _number=0, _steps=0, _device=torch.device("cpu"), spec=SimpleNamespace(policies=[policy]),
             memory=SimpleNamespace(weights={AGENT: store.handle}),
         )  # fmt: skip
-        assert ActorRole._policy(host, policy).version == versions[-1] and next(beats) > 5
+        assert ActorRole._policy(host, policy)[1].version == versions[-1] and next(beats) > 5
 
 
 @pytest.mark.parametrize(
@@ -75,29 +75,29 @@ def test_a_policy_pulls_at_its_first_turn_in_an_interval(
 ) -> None:
     """Whatever the rounds between its turns, in which others act."""
     at: list[int] = []
-    parts: Any = None, SimpleNamespace(eval=int), None, None, {"epsilon": 0.5}, SimpleNamespace()
-    policy = Behaviour(*parts, exponents=np.ones(1), sync_interval=interval)
-    monkeypatch.setattr(policy, "pull", lambda: at.append(rounds))
+    subscriber: Any = None
+    weights = FollowedWeights(subscriber, exponents=np.ones(1), sync_interval=interval)
+    monkeypatch.setattr(weights, "pull", lambda: at.append(rounds))
     for rounds in turns:
-        policy.pull_if_due(rounds)
+        weights.pull_if_due(rounds)
     assert at == pulled
-    assert policy.exponents is None, "without a ladder all copies have one epsilon"
+    assert weights.exponents is None, "without a ladder all copies have one epsilon"
 
 
 def test_only_policies_that_act_look_for_weights() -> None:
     """With 1,000 agents that act in turn, looks of all would take longer than the turn."""
     looked: list[tuple[str, int]] = []
 
-    def seat(agent: str) -> Any:
+    def collector(agent: str) -> Any:
         def look(rounds: int) -> None:
             looked.append((agent, rounds))
 
-        return SimpleNamespace(pull_if_due=look, act=lambda turn: np.zeros(2, np.int64))
+        return SimpleNamespace(followed=[SimpleNamespace(pull_if_due=look)], act=lambda turn: np.zeros(2, np.int64))
 
     turn = mc.Turn("b", np.arange(2), np.zeros((2, 4)), np.zeros(2, bool))
     env: Any = SimpleNamespace(act=lambda *_: None)
     host: Any = SimpleNamespace(rounds=7, count_steps=lambda steps: None)
-    act(env, {agent: seat(agent) for agent in "abc"}, [turn], host)
+    act(env, {agent: collector(agent) for agent in "abc"}, [turn], host)
     assert looked == [("b", 7)]
 
 

@@ -14,7 +14,7 @@ from rounding import rounding
 
 import marlcore as mc
 from marlcore.envs import vectorize
-from marlcore.loops import FirstPriorities, Recorder, Seat, act, observe
+from marlcore.loops import Collector, FirstPriorities, Recorder, act, observe
 from marlcore.spec import Field
 from marlcore.testing.checked import CheckedEnvironment
 from marlcore.transitions import HeldRows
@@ -34,8 +34,7 @@ def best(obs: NDArray[Any]) -> NDArray[np.float64]:
 class Player:
     """Values that depend on nothing but the observation."""
 
-    before: ClassVar[dict[str, Any]] = {}
-    policy = SimpleNamespace(version=3, pull_if_due=lambda rounds: None)
+    state_before: ClassVar[dict[str, Any]] = {}
 
     def reward(self, reward: Any, at: Any) -> None:
         pass
@@ -49,10 +48,10 @@ def first_priority(before: Any, reward: Any, after: Any) -> Any:
     return mc.DQN(reward_scale=0.5).first_priority(before, reward, DISCOUNT, after)
 
 
-def seat(agent: str, writer: Any, first: Any = first_priority) -> Seat:
-    lanes, player = np.array(writer.lanes), Player()
+def collector(agent: str, writer: Any, first: Any = first_priority) -> Collector:
+    lanes, weights = np.array(writer.lanes), SimpleNamespace(version=3, pull_if_due=lambda rounds: None)
     recorder = Recorder(agent, HeldRows(writer, len(lanes)), SPEC, lanes)
-    return Seat(player, recorder, first and FirstPriorities(recorder, first))  # type: ignore[arg-type]
+    return Collector(Player(), weights, recorder, first and FirstPriorities(recorder, first))  # type: ignore[arg-type]
 
 
 def test_priorities_are_those_of_a_loop_over_each_episode() -> None:
@@ -62,10 +61,10 @@ def test_priorities_are_those_of_a_loop_over_each_episode() -> None:
     )
     with mc.ReplayBuffer.create(SPEC, 6000, lanes=6) as replay, ExitStack() as stack:
         writers = [stack.enter_context(replay.vector_writer([i, i + 1, i + 2])) for i in (0, 3)]
-        seats = {agent: seat(agent, writer) for agent, writer in zip(env.agents, writers, strict=True)}
+        collectors = {agent: collector(agent, writer) for agent, writer in zip(env.agents, writers, strict=True)}
         env.reset(5)
         for _ in range(1500):
-            act(env, seats, observe(env, seats, run), run)
+            act(env, collectors, observe(env, collectors, run), run)
         batch = replay.sampler(4000, seed=0, gamma=DISCOUNT).sample()
         assert (batch.policy_version == 3).all()
         future = np.where(batch.terminated, 0.0, best(batch.next_obs))
@@ -81,11 +80,11 @@ def test_priorities_are_those_of_a_loop_over_each_episode() -> None:
 ONLY = np.arange(1)  # the copies of an environment
 
 
-def act_once(seated: Seat, obs: int, begins: bool, terminated: bool | None) -> None:
+def act_once(collected: Collector, obs: int, begins: bool, terminated: bool | None) -> None:
     """An action in the only copy, and its outcome unless this never comes."""
-    seated.act(mc.Turn("a", ONLY, np.full((1, 4), obs), np.array([begins])))
+    collected.act(mc.Turn("a", ONLY, np.full((1, 4), obs), np.array([begins])))
     if terminated is not None:
-        seated.record(mc.Outcome("a", ONLY, np.ones(1), np.array([terminated]), np.zeros(1, bool), None))
+        collected.record(mc.Outcome("a", ONLY, np.ones(1), np.array([terminated]), np.zeros(1, bool), None))
 
 
 @pytest.mark.parametrize("ended", [True, False])
@@ -93,13 +92,13 @@ def act_once(seated: Seat, obs: int, begins: bool, terminated: bool | None) -> N
 def test_no_transition_spans_an_action_whose_outcome_never_came(first: Any, ended: bool) -> None:
     """The episode may end for all between two turns, so that no outcome ends it for this agent."""
     with mc.ReplayBuffer.create(SPEC, 100) as replay, replay.vector_writer([0]) as writer:
-        seated = seat("a", writer, first)
-        assert seated.begin(ONLY) == 0
-        act_once(seated, 1, True, terminated=False)
+        collected = collector("a", writer, first)
+        assert collected.begin(ONLY) == 0
+        act_once(collected, 1, True, terminated=False)
         if not ended:
-            act_once(seated, 2, False, terminated=None)
-        assert seated.begin(ONLY) == (not ended)
-        act_once(seated, 3, True, terminated=True)
+            act_once(collected, 2, False, terminated=None)
+        assert collected.begin(ONLY) == (not ended)
+        act_once(collected, 3, True, terminated=True)
         assert len(replay) == 2 and (replay.sampler(20, min_size=1).sample().obs == 3).all()
 
 

@@ -21,7 +21,7 @@ from marlcore.algos.fast import passes
 from marlcore.algos.fast.passes import AutogradPass
 from marlcore.loops import FiniteCheck, Learner, PolicyModel, choose_device
 from marlcore.loops import learner as loop
-from marlcore.loops.learner import learn, learn_until_stopped
+from marlcore.loops.learner import learn, learn_while
 from marlcore.loops.model import Normalizer
 from marlcore.run.roles.learner import compile_model
 from marlcore.spaces import MASK
@@ -180,7 +180,7 @@ def test_idle_learners_wait_longer_the_more_they_are(
     monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: now))
     idle: Any = [SimpleNamespace(batches=SimpleNamespace(sample=sample))] * policies
     goes_on = iter([True, False])
-    learn_until_stopped(idle, SimpleNamespace(learning=goes_on.__next__, count_updates=lambda: None))
+    learn_while(goes_on.__next__, idle, lambda: None)
     assert waits == [pytest.approx(waited)]
 
 

@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batches import acting_policy
 from gymnasium import spaces as gym
 from refused import check_refused, refusals
 
 import marlcore as mc
+from marlcore.algos.networks.torso import rows_in
 from marlcore.evaluation import LoadedPolicy
-from marlcore.loops import NetworkPlayer, PolicyModel, Recorder, ScriptedPlayer
+from marlcore.loops import ActingPolicy, PolicyModel, Recorder, ScriptedPlayer
 
 BOX = gym.Box(-1, 1, (2,), np.float32)
 PLAIN = mc.Spaces(BOX, gym.Discrete(3))
@@ -32,14 +34,15 @@ def test_a_greedy_policy_with_dropout_is_deterministic() -> None:
     algorithm = mc.DQN(network=lambda spaces: torch.nn.Sequential(torch.nn.Linear(2, 40), torch.nn.Dropout(0.9)))
     policy = LoadedPolicy(algorithm, PolicyModel(algorithm.make_model(PLAIN)), PLAIN, "repeat", {})
     assert len({policy.act(seen) for seen in [np.ones(2, np.float32)] * 60}) == 1
-    policy._player.policy.model.train()
+    policy._player.model.train()
     assert len({policy.act(seen) for seen in [np.ones(2, np.float32)] * 60}) > 1, "the control"
 
 
-def player_of(spaces: mc.Spaces, action: Any) -> NetworkPlayer:
-    """A player of two copies whose policy always chooses these actions."""
-    policy: Any = SimpleNamespace(act=lambda obs, at, state: mc.Action(np.array(action)[at]))
-    return NetworkPlayer(policy, spaces, 2, "repeat")
+def player_of(spaces: mc.Spaces, action: Any) -> ActingPolicy:
+    """A player of two copies whose algorithm always chooses these actions."""
+    act = lambda _, obs, **__: mc.Action(np.array(action)[-rows_in(obs) :])  # noqa: E731
+    algorithm = SimpleNamespace(act=act)
+    return acting_policy(algorithm, torch.nn.Identity(), spaces, 2)
 
 
 @pytest.mark.parametrize(
@@ -83,8 +86,8 @@ def remember(bad: float, name: str = "value") -> None:
 def change(at: Any, **later: torch.Tensor) -> None:
     """Lets a player choose actions with a state, and then with another one."""
     states = iter([{"h": torch.zeros(2, 3)}, later])
-    policy: Any = SimpleNamespace(act=lambda *_: mc.Action(np.zeros(2, np.int64), state=next(states)))
-    player = NetworkPlayer(policy, PLAIN, 2 if at == ALL else 3, "repeat")
+    algorithm = SimpleNamespace(act=lambda *_, **__: mc.Action(np.zeros(2, np.int64), state=next(states)))
+    player = acting_policy(algorithm, torch.nn.Identity(), PLAIN, 2 if at == ALL else 3)
     for _ in range(2):
         player.choose(np.zeros((2, 2), np.float32), at, np.zeros(2, bool))
 

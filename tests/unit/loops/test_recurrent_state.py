@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batches import acting_policy
 from gymnasium.spaces import Box, Discrete
 from rounding import rounding
 from seams import without_limits
@@ -20,7 +21,7 @@ from marlcore.algos.networks.qnetwork import RecurrentQNetwork
 from marlcore.algos.networks.recurrent import Windows
 from marlcore.evaluation import LoadedPolicy
 from marlcore.interfaces import PREVIOUS_REWARD
-from marlcore.loops import Behaviour, NetworkPlayer, PolicyModel, Seat
+from marlcore.loops import ActingPolicy, Collector, PolicyModel
 from marlcore.self_play import Contender, Matches
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
@@ -93,17 +94,14 @@ def test_a_killed_actors_rows_join_no_others(tmp_path: Path) -> None:
         compared(result.run_dir, agent, TELLING)
 
 
-def made_policy(algorithm: mc.R2D2 = SMALL) -> tuple[Any, Behaviour]:
+def made_player(copies: int) -> ActingPolicy:
     torch.manual_seed(1)
-    model = algorithm.make_model(SPACES)
-    return model, Behaviour(algorithm, PolicyModel(model), np.random.default_rng(0), torch.device("cpu"))
+    return acting_policy(SMALL, SMALL.make_model(SPACES), SPACES, copies)
 
 
 def test_each_copy_has_a_state_of_its_own() -> None:
     """A player of three copies, of which one, two or all act, does what three players of one copy do."""
-    _, policy = made_policy()
-    together = NetworkPlayer(policy, SPACES, 3, "repeat")
-    alone = [NetworkPlayer(policy, SPACES, 1, "repeat") for _ in range(3)]
+    together, *alone = (made_player(copies) for copies in (3, 1, 1, 1))
     rng = np.random.default_rng(4)
     for round_ in range(60):
         copies = np.flatnonzero(rng.random(3) < 0.7) if round_ else np.arange(3)
@@ -116,15 +114,15 @@ def test_each_copy_has_a_state_of_its_own() -> None:
         for row, copy in enumerate(copies.tolist()):
             one = alone[copy].choose(obs[row : row + 1], slice(None), begins[row : row + 1])
             assert one.action[0] == chosen.action[row]
-            for name, part in alone[copy].before.items():
-                torch.testing.assert_close(together.before[name][row], part[0], **CLOSE)
+            for name, part in alone[copy].state_before.items():
+                torch.testing.assert_close(together.state_before[name][row], part[0], **CLOSE)
             alone[copy].reward(reward[row : row + 1], slice(None))
         together.reward(reward, at)
-    assert together.before.keys() == SMALL.transition(SPACES).extras.keys()
+    assert together.state_before.keys() == SMALL.transition(SPACES).extras.keys()
 
 
 def test_a_loaded_policy_keeps_its_state_until_it_is_reset() -> None:
-    model, _ = made_policy()
+    model: Any = made_player(1).model.model
     with torch.no_grad():
         for one in model.torso.core.parameters():
             one *= 5  # so that memory matters
@@ -161,25 +159,26 @@ def test_opponents_of_self_play_are_told_their_own_rewards() -> None:
         def player(self, agent: str, number: int) -> Any:
             return self[number]
 
-    _, policy = made_policy()
-    pool: Any = Pool({number: NetworkPlayer(policy, SPACES, 6, "repeat") for number in (1, 2)})
+        policies = (SimpleNamespace(name="main"),)
+
+    pool: Any = Pool({number: made_player(6) for number in (1, 2)})
     published = {"opponents": np.array([1, 2]), "odds": np.array([0.5, 0.5])}
     config, ended = mc.SelfPlayConfig(pool=2, latest=0.0, side="left"), np.zeros(6, np.int64)
     rng = np.random.default_rng(3)
     learning: Any = None  # which never acts on the right
-    recorder: Any = SimpleNamespace(copies=6, parts=np.zeros(6, int), at=lambda copies: copies)
-    seats = {agent: Seat(learning, recorder) for agent in Wander.agents}
-    contender = Contender(["main"], seats, lambda: published, pool, lambda *_: None)
+    recorder: Any = SimpleNamespace(copies=6, parts=np.zeros(6, int), index_of=lambda copies: copies)
+    collectors = {agent: Collector(learning, learning, recorder) for agent in Wander.agents}
+    contender = Contender(collectors, lambda: published, pool, lambda *_: None)
     matches = Matches(config, [contender], np.zeros(6, np.int64), ended, [], rng)
     copies = np.arange(6)
     turn = mc.Turn("right", copies, rng.normal(size=(6, 3)).astype(np.float32), np.ones(6, bool))
     matches.begin(turn)
-    opponents, seat = matches.present[:, 0], seats["right"]
+    opponents, collector = matches.present[:, 0], collectors["right"]
     assert set(opponents.tolist()) == {1, 2}
-    seat.act(turn)
+    collector.act(turn)
     never = np.zeros(6, bool)
-    seat.record(mc.Outcome("right", copies, copies + 1.0, never, never, None))
-    seat.record(mc.Outcome("right", copies, copies + 9.0, never, never, None, acted=False))
-    seat.act(turn._replace(begins=never))
+    collector.record(mc.Outcome("right", copies, copies + 1.0, never, never, None))
+    collector.record(mc.Outcome("right", copies, copies + 9.0, never, never, None, acted=False))
+    collector.act(turn._replace(begins=never))
     for number, player in pool.items():
-        assert player.before[PREVIOUS_REWARD].tolist() == (copies[opponents == number] + 1.0).tolist()
+        assert player.state_before[PREVIOUS_REWARD].tolist() == (copies[opponents == number] + 1.0).tolist()

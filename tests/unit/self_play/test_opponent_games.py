@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 from arena import ANCHOR, SIDES, Arena, Marking, episodes_of, weak
+from batches import acting_policy
 
 import marlcore as mc
 from marlcore.config import AssignedPolicy
 from marlcore.envs import vectorize
 from marlcore.loops import Candidate, PolicyModel
 from marlcore.record import KeptCheckpoints, checkpoint_path, load_checkpoint
-from marlcore.self_play import OpponentGames, Opponents, Rival
+from marlcore.self_play import OpponentGames, Opponents
 from marlcore.self_play.opponent_games import paired, spread
 
 SPACES = mc.Spaces(Arena(Path()).observation_space("left"), Arena(Path()).action_space("left"))
@@ -62,8 +63,8 @@ class Scene:
         config = mc.Config(self_play=settings, evaluation=mc.EvaluationConfig(interval=1, episodes=episodes))
         kept = KeptCheckpoints(folder, "main", keep=2)
         policy, pool = AssignedPolicy("main", SIDES, SPACES, Marking()), cast("mc.ParameterStore", self.pool)
-        candidate = Candidate(policy, model, torch.device("cpu"), self.published, kept)
-        opponents = Opponents([Rival(policy, pool)], config, 3, np.random.default_rng(), torch.device("cpu"))
+        candidate = Candidate(policy, acting_policy(policy.algorithm, model.model, SPACES, 3), self.published, kept)
+        opponents = Opponents([policy], [pool], config, 3, np.random.default_rng(), torch.device("cpu"))
         self.metrics: dict[tuple[str, str], float] = {}
         self.games = OpponentGames(
             self.env, candidate, config, opponents, lambda step: step,

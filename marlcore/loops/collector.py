@@ -1,0 +1,154 @@
+"""An agent in all copies of the environment: who acts in each, its returns, and the rows of those that learn."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import EnvironmentFailed
+from ..interfaces import Outcome, Turn
+from .acting_policy import ActingPolicy
+from .first_priorities import FirstPriorities
+from .followed_weights import FollowedWeights
+from .players import LATEST, Player, ScriptedAtFirst, joined
+from .recorder import Recorder
+
+
+class Ended(NamedTuple):
+    """Finished episodes of an agent in which the policy that learns was its player; arrays [k]."""
+
+    agent: str
+    copies: NDArray[np.int64]
+    returns: NDArray[np.float64]
+    lengths: NDArray[np.int64]
+    infos: Sequence[tuple[int, Mapping[str, float]]]  # copy, numbers by name
+
+
+@dataclass
+class Collector:
+    """An agent in all copies, for one policy that learns: its actions, returns and rows."""
+
+    player: ActingPolicy | ScriptedAtFirst  # of the policy that learns
+    weights: FollowedWeights  # of the same
+    recorder: Recorder
+    priorities: FirstPriorities | None = None  # None leaves first priorities to the replay
+
+    def __post_init__(self) -> None:
+        copies = self.recorder.copies
+        self.followed = [self.weights]
+        self.numbers = np.zeros(copies, np.int64)  # of the players: LATEST, whose rows are written, or another
+        self.opponents: Player | None = None  # None while all learn
+        # Whichever player acted: of the last finished episodes, and so far
+        self.returns, self._returns = np.zeros((2, copies))
+        self._lengths = np.zeros(copies, np.int64)
+        self._infos: dict[int, Mapping[str, float]] = {}  # by copy, of the agent's end
+
+    def record(self, outcome: Outcome) -> None:
+        """Adds to the returns, and writes the transitions that the results of earlier actions complete."""
+        rows = self.recorder.index_of(outcome.copies)
+        self._returns[rows] += outcome.reward
+        if outcome.infos:
+            self._infos |= {copy: numbers for copy, numbers in outcome.infos if self.numbers[copy] == LATEST}
+        if not outcome.acted:
+            return
+        if self.opponents is not None and not (learns := self.numbers[outcome.copies] == LATEST).all():
+            self.opponents.reward(outcome.reward[~learns], outcome.copies[~learns])
+            outcome = outcome.part(learns)
+            rows = outcome.copies
+            if not len(rows):
+                return
+        self.recorder.take(outcome)
+        (self.priorities or self.recorder).write(outcome)
+        if self.player.state_before:
+            self.player.reward(outcome.reward, rows)
+
+    def end(self, copies: NDArray[np.int64]) -> list[Ended]:
+        """Resets the returns of episodes that are over for all agents; returns those of the policy that learns."""
+        self.returns[copies], lengths = self._returns[copies], self._lengths[copies]
+        self._returns[copies], self._lengths[copies] = 0.0, 0
+        infos = [(copy, self._infos.pop(copy)) for copy in copies.tolist() if copy in self._infos]
+        learns = self.numbers[copies] == LATEST
+        agent, returns = self.recorder.agent, self.returns[copies[learns]]
+        return [Ended(agent, copies[learns], returns, lengths[learns], infos)] if learns.any() else []
+
+    def begin(self, copies: NDArray[np.int64]) -> int:
+        """Begins an episode in these copies; returns how many actions are lost, since their outcomes never came."""
+        if self.priorities is not None:
+            self.priorities.begin(copies)
+        return self.recorder.begin(copies)
+
+    def act(self, turn: Turn) -> NDArray[Any]:
+        """Chooses the actions of a turn, and remembers those of the policy that learns for their outcome."""
+        opponents = self.opponents
+        if opponents is not None and not (learns := self.numbers[turn.copies] == LATEST).all():
+
+            def act(learning: int, rows: NDArray[np.bool_]) -> NDArray[Any]:
+                part = turn.part(rows)
+                return self.act(part) if learning else opponents.choose(part.obs, part.copies, part.begins).action
+
+            return joined(learns, act)
+        rows = self.recorder.index_of(turn.copies)
+        chosen = self.player.choose(turn.obs, rows, turn.begins)
+        if self.priorities is not None:
+            self.priorities.remember(turn.copies, chosen.values)
+        self.recorder.remember(turn, chosen, self.player.state_before, self.weights.version)
+        self._lengths[rows] += 1
+        return chosen.action
+
+
+@dataclass
+class LeagueCollector:
+    """An agent's collectors in a league, one for each policy, of which one learns in each episode. See `Collector`."""
+
+    collectors: Sequence[Collector]
+    learning: NDArray[np.int64]  # [copies]: the place of the policy whose episode it is
+
+    def __post_init__(self) -> None:
+        # Of all policies, since those that do not learn in an episode may be opponents in it
+        self.followed = [weights for collector in self.collectors for weights in collector.followed]
+
+    def record(self, outcome: Outcome) -> None:
+        for collector, rows in self._split(outcome.copies):
+            collector.record(outcome.part(rows))
+
+    def end(self, copies: NDArray[np.int64]) -> list[Ended]:
+        return [ended for collector, rows in self._split(copies) for ended in collector.end(copies[rows])]
+
+    def begin(self, copies: NDArray[np.int64]) -> int:
+        """Begins for all policies, since the last episode may have been another one's."""
+        return sum(collector.begin(copies) for collector in self.collectors)
+
+    def act(self, turn: Turn) -> NDArray[Any]:
+        return joined(self.learning[turn.copies], lambda place, rows: self.collectors[place].act(turn.part(rows)))
+
+    def _split(self, copies: NDArray[np.int64]) -> Iterator[tuple[Collector, NDArray[np.bool_]]]:
+        """The collectors that learn in some of these copies, each with a mask of them."""
+        learning = self.learning[copies]
+        return ((self.collectors[place], learning == place) for place in np.unique(learning).tolist())
+
+
+def route(collectors: Mapping[str, Collector], names: list[str], turn: Turn) -> None:
+    """Assigns the episodes that begin to the replay's parts of these names, by `info["tag"]` at the first turn.
+
+    Raises EnvironmentFailed: an episode of one of these agents has no tag, or one without a part.
+    """
+    for copy in turn.copies[turn.begins].tolist() if turn.agent in collectors else ():
+        try:
+            collectors[turn.agent].recorder.parts[copy] = part_of_tag(turn.tags.get(copy), names)
+        except ValueError as error:
+            raise EnvironmentFailed(f"environment copy {copy}, {turn.agent}: {error}") from None
+
+
+def part_of_tag(tag: Any, names: list[str]) -> int:
+    """The number of the part of these names that a tag "anchor:weak" belongs to: of that name, else of "anchor".
+
+    Without names, the replay has one part for all. Raises ValueError: the tag has no part.
+    """
+    if not names:
+        return 0
+    for name in (tag, tag.partition(":")[0]) if isinstance(tag, str) else ():
+        if name in names:
+            return names.index(name)
+    raise ValueError(f"tag: expected one of {names}, as replay.mixture has them, got {tag!r}")

@@ -1,0 +1,63 @@
+"""The weights of a policy that acts while it learns: they follow their learner's publications."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..config import PUBLISHED
+from ..errors import TimedOut
+from ..weights import Subscriber
+
+FIRST_PULL_S = 0.1
+
+
+@dataclass
+class FollowedWeights:
+    """Pulls newer weights into the subscriber's model, and the numbers of exploration that were published with them."""
+
+    subscriber: Subscriber
+    exponents: NDArray[np.float64] | None = None  # [copies], of epsilon in each copy; None: all have the same
+    sync_interval: int = 1  # rounds between pulls
+    max_lag: int | None = None  # versions by which weights may be behind; staler ones are pulled before the next turn
+
+    def __post_init__(self) -> None:
+        self.explore: dict[str, Any] = {}  # changed in place: policies that act share it
+        self.version = 0  # of the weights; 0 before the first pull
+        self._looked = -1  # the round of the last look for newer weights that was due
+        if self.exponents is not None and (self.exponents == 1.0).all():
+            self.exponents = None
+
+    def learned(self) -> bool:
+        """Whether the learner had made an update when it published these weights."""
+        return bool(self.subscriber.extras["updates"])
+
+    def pull_if_due(self, rounds: int) -> None:
+        """Before a turn in the round after so many: pulls if it is the first since a multiple of `sync_interval`.
+
+        Also pulls where the weights are behind by more than `max_lag` versions.
+        """
+        due = rounds // self.sync_interval > self._looked // self.sync_interval
+        if due or (self.max_lag is not None and self.subscriber.newest - self.subscriber.version > self.max_lag):
+            self.pull()
+        self._looked = rounds
+
+    def pull(self) -> bool:
+        """Takes newer weights, if any; it waits for them only while it has none."""
+        try:
+            pulled = self.subscriber.pull(timeout=0.0 if self.version else FIRST_PULL_S)
+        except TimedOut:
+            return False  # their learner is overwriting them, or died doing so: the next pull gets them
+        if pulled:
+            self.explore |= exploration_of(self.subscriber.extras)
+            if "epsilon" in self.explore and self.exponents is not None:
+                self.explore["epsilon"] = self.explore["epsilon"] ** self.exponents
+            self.version = self.subscriber.version
+        return pulled
+
+
+def exploration_of(extras: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of exploration among what was published with the weights."""
+    return {name: value for name, value in extras.items() if name not in PUBLISHED}
