@@ -18,20 +18,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import absolute, brief, check_type, check_whole, is_number
+from ..checks import brief, check_type, check_whole, is_number
 from ..config import Config, EvaluationConfig, SelfPlayConfig
 from ..envs import factory
 from ..evaluation import LoadedPolicy, evaluate, load_policy, save_policies
 from ..loops import PolicyModel, build_model
 from ..notices import say, shown_with
-from ..processes import Children, Interrupts, stopped
-from ..record import UNPICKLED, checkpoint_path, holds_files, is_address, load_checkpoint, open_run, save_checkpoint
-from ..run import Algorithms, RunInput, assigned, children_of, trained
+from ..processes import Children, Interrupts
+from ..record import UNPICKLED, checkpoint_path, holds_files, load_checkpoint, open_run, save_checkpoint
+from ..run import Algorithms, Shared, assigned, children_of, policies_of, train
 from ..self_play import POLICY
 from .against import Against, Saved
 from .meta_solvers import MetaSolver, mixture_by, solver_of
 from .result import Population, PSROResult, add_policies, plot_result, read_into, write_result
-from .several import folder_of, held
+from .several import folder_of, working_in
 
 _LEAST_SHARE = 1e-6  # of a policy that is played against; solvers leave rounding errors
 _NEVER = 2**62  # updates
@@ -90,17 +90,16 @@ def psro(
     for name, default in (("self_play", SelfPlayConfig()), ("evaluation", EvaluationConfig())):
         if getattr(config, name) != default:
             raise ValueError(f"config.{name}: expected the default, since psro chooses all games, got other settings")
-    folder = _folder(config.run_dir, resume)
+    folder = folder_of("psro", config.run_dir, resume)
+    if resume is not None:
+        folder = open_run(folder, UNPICKLED)
     name = meta_solver if isinstance(meta_solver, str) else getattr(meta_solver, "__name__", "function")
-    with children_of(config) as children, shown_with(progress), held(folder, "psro"):
+    with children_of(config) as children, shown_with(progress), working_in(folder, "psro"):
         oracles = Oracles(folder, env_fn, algorithm, config, games, progress, children)
         result = oracles.checked(resume is not None)
         _mix(result, solve)  # perhaps by another solver than before
         write_result(result, name)  # before all else, so that a psro which is killed at once can continue
-        try:
-            _iterate(oracles, result, solve, name, iterations, min_gain)
-        except KeyboardInterrupt:  # of a run, in games, or between: the directory of all is the one that continues
-            raise stopped(str(folder)) from None
+        _iterate(oracles, result, solve, name, iterations, min_gain)
         for place, population in enumerate(result.populations):
             population.policies = [oracles.policy(place, number) for number in range(len(population.mixture))]
     return result
@@ -165,7 +164,7 @@ class Oracles:
                     expected = "algorithm: expected one without teams or joint critics, of two populations"
                     raise ValueError(f"{expected}, got {type(algorithm).__name__}")
         for place in range(len(policies)):
-            RunInput.checked(*self._run(place, 1, np.zeros(0)))
+            policies_of(*self._run(place, 1, np.zeros(0)))
         result = PSROResult(run_dir=self.folder, opponent=None if self._shared else Population(place=1))
         if resumed:
             read_into(result)
@@ -199,10 +198,9 @@ class Oracles:
         shutil.rmtree(self._run_dir(number), ignore_errors=True)  # of a psro that was killed
         for place, policy in enumerate(self.policies):
             self.children.interrupts = interrupts = Interrupts()  # which end the wait for a server, too
-            run_input = RunInput.checked(
-                *self._run(place, number, result.populations[place - 1].mixture), self.progress
-            )
-            run = trained(run_input, Children(interrupts=interrupts, server=self.children.server))
+            arguments = self._run(place, number, result.populations[place - 1].mixture)
+            shared = Shared(Children(interrupts=interrupts, server=self.children.server))
+            run = train(*arguments, progress=self.progress, _shared=shared)
             state = load_checkpoint(checkpoint_path(run.run_dir, policy.name))
             kept = {name: state[name] for name in state.keys() - {"trainer"}}
             save_checkpoint(checkpoint_path(*self._saved(place, number)), kept)
@@ -261,17 +259,3 @@ class Oracles:
 
     def _saved(self, place: int, number: int) -> Saved:
         return self.folder, self.policies[place].name, f"policy-{number}"
-
-
-def _folder(run_dir: str | None, resume: str | Path | None) -> Path:
-    place = run_dir if resume is None else resume
-    if is_address(place):
-        raise ValueError(f"run_dir: expected a directory of this machine, got {str(place)!r}")
-    folder = folder_of(place, "psro")
-    if resume is not None and run_dir is not None and absolute(run_dir) != folder:
-        raise ValueError(f"run_dir: expected None or that of the psro that continues, {str(resume)!r}, got {run_dir!r}")
-    if resume is None:
-        return folder
-    if not folder.is_dir():
-        raise ValueError(f"resume: expected the directory of a psro, got {str(resume)!r}, which does not exist")
-    return open_run(folder, UNPICKLED)

@@ -2,11 +2,12 @@ from .async_run import POLL_S as POLL_S
 from .async_run import grace_of as grace_of
 from .async_run import resume_actors as resume_actors
 from .async_run import supervisor_of as supervisor_of
+from .doors import Shared as Shared
 from .doors import children_of as children_of
+from .doors import policies_of as policies_of
 from .doors import start as start
 from .doors import train as train
 from .doors import train_offline as train_offline
-from .doors import trained as trained
 from .presets import Preset as Preset
 from .presets import preset as preset
 from .run import Result as Result

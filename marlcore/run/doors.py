@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..closing import ClosedAfterError
@@ -16,14 +17,23 @@ from ..processes import Children, Interrupts
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..config import Config
-    from ..record import Callback, InitFrom
+    from ..config import AssignedPolicy, Config
+    from ..record import Callback, InitFrom, Table
     from ..replay import ReplayBuffer
     from ..spaces import Spaces
     from .run import Result, Run
     from .run_input import Algorithms, RunInput
 
 require("train")  # otherwise a door would say so only when it is called
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What a run shares with others of one program: a fork server, by its children, and a table of progress."""
+
+    children: Children
+    table: Table | None = None
+    plots: bool = True  # whether it draws its own curves at its end
 
 
 def train(
@@ -36,6 +46,7 @@ def train(
     callback: Callback | None = None,
     init_from: InitFrom | None = None,
     init_strict: bool = True,
+    _shared: Shared | None = None,
 ) -> Result:
     """Trains the policies of an environment's agents, each with its own replay, weights and learner.
 
@@ -78,11 +89,13 @@ def train(
             The message of KeyboardInterrupt names how to continue the run; its attribute `folder` is the directory.
         Whatever the callback raises, except `StopRun`.
     """
-    with children_of(config) as children:
+    shared = _shared or Shared(children_of(config))
+    with shared.children:
         from .run_input import RunInput
 
-        given = RunInput.checked(env_fn, algorithm, config, progress, resume, callback, init_from, init_strict)
-        return trained(given, children)
+        steering = progress, resume, callback, init_from, init_strict
+        given = RunInput.checked(env_fn, algorithm, config, *steering, plots=shared.plots)
+        return _finished(given, shared)
 
 
 def train_offline(
@@ -123,7 +136,8 @@ def train_offline(
         from .run_input import RunInput
 
         steering = progress, resume, callback, init_from, init_strict
-        return trained(RunInput.checked(env_fn, algorithm, config, *steering, data=(replay, updates)), children)
+        given = RunInput.checked(env_fn, algorithm, config, *steering, data=(replay, updates))
+        return _finished(given, Shared(children))
 
 
 def start(
@@ -136,6 +150,7 @@ def start(
     callback: Callback | None = None,
     init_from: InitFrom | None = None,
     init_strict: bool = True,
+    _shared: Shared | None = None,
 ) -> Run:
     """Starts a run in the background, watched by a thread of this process; the arguments are `train`'s.
 
@@ -144,13 +159,23 @@ def start(
 
     Raises: as `train`, for everything that fails before the run's processes start; `Run.wait` raises the rest.
     """
-    children = children_of(config)
-    with ClosedAfterError(children):
+    shared = _shared or Shared(children_of(config))
+    with ClosedAfterError(shared.children):
         from .run import Run
         from .run_input import RunInput
 
-        given = RunInput.checked(env_fn, algorithm, config, progress, resume, callback, init_from, init_strict)
-        return Run(given, children)
+        steering = progress, resume, callback, init_from, init_strict
+        given = RunInput.checked(env_fn, algorithm, config, *steering, plots=shared.plots)
+        return Run(given, shared.children, shared.table)
+
+
+def policies_of(
+    env_fn: Callable[[], Any] | str, algorithm: Algorithms, config: Config, progress: bool = False, **steering: Any
+) -> tuple[AssignedPolicy, ...]:
+    """The policies that `train` would train with these arguments, which are checked. Raises: as `train`."""
+    from .run_input import RunInput
+
+    return RunInput.checked(env_fn, algorithm, config, progress, **steering).policies
 
 
 def children_of(config: Config | None) -> Children:
@@ -162,11 +187,11 @@ def children_of(config: Config | None) -> Children:
     return children
 
 
-def trained(run_input: RunInput, children: Children) -> Result:
+def _finished(run_input: RunInput, shared: Shared) -> Result:
     """Makes a run in this thread; raises what a signal came for, or what the callback raised."""
     from .run import work
 
-    with children.interrupts as interrupts:
-        result = work(run_input, children)
+    with shared.children.interrupts as interrupts:
+        result = work(run_input, shared.children, shared.table)
     interrupts.deliver(str(result.run_dir) if result.run_dir.exists() else "")
     return result

@@ -16,7 +16,7 @@ from whole_runs import LONG, Runs, checkpoint, finished, marlcore, metrics_of, s
 
 import marlcore as mc
 from marlcore.processes import ForkServer, Metric
-from marlcore.record import Progress, SharedProgress
+from marlcore.record import SharedProgress
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -83,7 +83,7 @@ def test_a_signal_after_a_failure_waits_for_no_other_seed(tmp_path: Path, monkey
     made: list[Any] = []
 
     class Half:
-        def __init__(self, *_: object) -> None:
+        def __init__(self, **_: object) -> None:
             self.done = not made
             made.append(self)
 
@@ -99,7 +99,7 @@ def test_a_signal_after_a_failure_waits_for_no_other_seed(tmp_path: Path, monkey
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr("marlcore.meta.several.Run", Half)
+    monkeypatch.setattr("marlcore.meta.several.start", Half)
     with pytest.raises(KeyError, match="mine"):
         mc.train_seeds(HUNT, "dqn", runs.configured(tmp_path), [0, 1], parallel=2, progress=False)
     assert len(made) == 2
@@ -110,7 +110,7 @@ def test_a_shared_table_has_a_row_for_each_agent_of_each_run(monkeypatch: pytest
     now = 100.0
     monkeypatch.setattr("marlcore.record.progress.monotonic", lambda: now)
     shown = io.StringIO()
-    shared = SharedProgress(Progress(Console(file=shown, width=200), interval=0.0), total_steps=400)
+    shared = SharedProgress(400, console=Console(file=shown, width=200), interval=0.0)
     parts = [shared.part("seed 4", 0), shared.part("seed 7", 20)]
     for part, value in zip(parts, (1.5, 2.5), strict=True):
         part.update(Metric(1.0, 50, "agent_0", "episode_return", value))
