@@ -70,8 +70,8 @@ def exploitability(
         given, shares = [given] * 2, [weights] * 2
     if len(given) != 2 or len(shares) != 2:
         raise ValueError(f"strategies: expected two sequences, and two of weights, got {len(given)} and {len(shares)}")
-    mixtures = [(list(own), _shares(len(own), share)) for own, share in zip(given, shares, strict=True)]
-    return sum(_BestResponse(1 - seat, own).value(root, share) for seat, (own, share) in enumerate(mixtures)) / 2
+    mixtures = [(list(mixed), _shares(len(mixed), share)) for mixed, share in zip(given, shares, strict=True)]
+    return sum(_BestResponse(1 - seat, mixed).value(root, share) for seat, (mixed, share) in enumerate(mixtures)) / 2
 
 
 def _shares(count: int, weights: Sequence[float] | None) -> NDArray[np.float64]:
@@ -87,7 +87,10 @@ def is_distribution(values: NDArray[np.float64]) -> bool:
 
 @dataclass
 class _BestResponse:
-    """A player's best response to a mixture; `reach` [strategies] is the probability of a state but for this player."""
+    """A player's best response to a mixture.
+
+    `reach` [strategies] is the probability that chance and each strategy lead to a state where the player lets them.
+    """
 
     player: int
     others: Sequence[Strategy]
@@ -117,7 +120,7 @@ class _BestResponse:
         return state.current_player() == self.player
 
     def _children(self, state: GameState, reach: NDArray[np.float64]) -> list[tuple[GameState, NDArray[np.float64]]]:
-        """The states after one in which chance or the other player acts; none after a terminal one."""
+        """The states that chance or the other player can choose next, with their reach."""
         if state.is_terminal():
             return []
         if state.is_chance_node():

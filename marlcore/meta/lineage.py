@@ -1,7 +1,4 @@
-"""The members of a population: their settings and scores, who copied whom, and what each method has a member do next.
-
-No run is made here, and no checkpoint is read.
-"""
+"""The members of a population: settings, scores, copies, and each method's decisions. No run is made here."""
 
 from __future__ import annotations
 
@@ -136,7 +133,7 @@ class Lineage:
         return {member: state.score for member, state in enumerate(self.members) if not math.isnan(state.score)}
 
     def generator_of(self, member: int) -> np.random.Generator:
-        """Of a member's next decision; a population that is resumed decides the same."""
+        """The generator of a member's next decision, which is the same in a resumed population."""
         return np.random.default_rng([self.seed, len(self.rows), member])
 
 
@@ -160,7 +157,7 @@ def _check_row(config: PopulationConfig, row: Mapping[str, Any]) -> None:
 
 
 def _fixed(config: PopulationConfig, total_steps: int) -> dict[str, Any]:
-    """What a resumed population keeps; its ranges may change."""
+    """The settings that a resumed population must have as before; its ranges may change."""
     return {
         "rungs": rungs(config, total_steps) if config.method == "halving" else [],
         "size": config.size,
@@ -195,10 +192,7 @@ def explored(config: PopulationConfig, settings: Mapping[str, Any], generator: n
 
 
 def promoted(rung: Mapping[int, float], begun: Collection[int], eta: int) -> list[int]:
-    """Asynchronous successive halving: of the members with scores at a rung, those of the best 1/eta that may go on.
-
-    `begun`: those that already went on.
-    """
+    """Asynchronous successive halving: the best 1/eta of the members scored at a rung, without those in `begun`."""
     ranked = sorted((member for member in rung if rung[member] > LOST), key=rung.__getitem__, reverse=True)
     return [member for member in ranked[: len(rung) // eta] if member not in begun]
 

@@ -1,7 +1,7 @@
-"""Populations: runs whose settings differ, that copy each other's checkpoints and change settings, or are left behind.
+"""Populations: runs with different settings, which copy each other's checkpoints and change settings, or end early.
 
-A member's run is resumed for each segment. Checkpoints are files that are replaced whole and never change, so a copy is
-a link: of any size, and whole however fast its source saves.
+A member's run is resumed for each segment. A checkpoint file never changes, it is only replaced; so a link is a whole
+copy, however large the file is and however often its source saves.
 """
 
 from __future__ import annotations
@@ -256,12 +256,12 @@ def _link(source: Path, target: Path) -> None:
 
 
 def links_to_take(run_dir: Path, policies: list[str], copy: int | None) -> dict[str, Path]:
-    """The checkpoints that were linked for a copy and that the run has not taken yet, by policy; None: no copy."""
+    """By policy, the checkpoints linked for a copy that the run has not started from yet; `copy` None: none."""
     if copy is None:
         return {}
     links = {policy: _link_of(run_dir, policy, copy) for policy in policies}
-    taken = {policy: Path(path).name for policy, path in read_config(run_dir).get("init_from", {}).items()}
-    return {policy: path for policy, path in links.items() if path.exists() and taken.get(policy) != path.name}
+    used = {policy: Path(path).name for policy, path in read_config(run_dir).get("init_from", {}).items()}
+    return {policy: path for policy, path in links.items() if path.exists() and used.get(policy) != path.name}
 
 
 def _changeable(algorithm: Algorithm | str) -> Algorithm:
@@ -355,11 +355,11 @@ def _fingerprint(policies: tuple[AssignedPolicy, ...], config: Config) -> Any:
 
 
 def _score(run_dir: Path, begin: int, evaluates: bool) -> float:
-    """The mean over agents of the last evaluation, or of the last tenth of the episodes, after a step; NaN: none."""
+    """The mean over agents of their last evaluation, or of the last tenth of their episodes, since `begin`; or NaN."""
     name = "eval_return" if evaluates else "episode_return"
     values: dict[str, list[float]] = {}
     for metric in each_metric(run_dir / "metrics.csv"):
         if metric.name == name and metric.step > begin:
             values.setdefault(metric.agent, []).append(metric.value)
-    counted = [own[-1:] if evaluates else own[-max(1, len(own) // 10) :] for own in values.values()]
-    return float(np.mean([np.mean(own) for own in counted])) if counted else math.nan
+    late = [of[-1:] if evaluates else of[-max(1, len(of) // 10) :] for of in values.values()]
+    return float(np.mean([np.mean(of) for of in late])) if late else math.nan

@@ -146,7 +146,7 @@ class Oracles:
     children: Children  # whose server forks the workers of all runs
 
     def checked(self, resumed: bool) -> PSROResult:
-        """What is known at the beginning. Raises ValueError, TypeError: the input is refused, or none can continue."""
+        """The result so far. Raises ValueError, TypeError: bad input, or a directory that cannot continue."""
         if not resumed and holds_files(self.folder):
             raise ValueError(f"run_dir: expected a new or empty directory, got {str(self.folder)!r}, which holds files")
         self._make_env, policies, self._config = assigned(factory(self.env_fn), self.algorithm, self.config)
@@ -202,8 +202,8 @@ class Oracles:
             shared = Shared(Children(interrupts=interrupts, server=self.children.server))
             run = train(*arguments, progress=self.progress, _shared=shared)
             state = load_checkpoint(checkpoint_path(run.run_dir, policy.name))
-            kept = {name: state[name] for name in state.keys() - {"trainer"}}
-            save_checkpoint(checkpoint_path(*self._saved(place, number)), kept)
+            to_act = {name: state[name] for name in state.keys() - {"trainer"}}
+            save_checkpoint(checkpoint_path(*self._saved(place, number)), to_act)
         tables = np.zeros((2, number + 1, number + 1))
         tables[:, :-1, :-1] = result.payoffs, result.half_widths
         for other in range(number):
@@ -217,9 +217,9 @@ class Oracles:
         return load_policy(*self._saved(place, number))
 
     def _payoff(self, row: int, column: int) -> tuple[float, float]:
-        """The mean return of policy `row` against policy `column`, and half its interval's width.
+        """The mean return of policy `row` against policy `column`, over both sides if they are of one population.
 
-        Of one population, it is that over both sides.
+        Beside it, half the width of its confidence interval.
         """
         means, variances = [], []
         policies, sides = (self.policy(0, row), self.policy(-1, column)), 2 if self._shared else 1
@@ -248,10 +248,10 @@ class Oracles:
             self_play = SelfPlayConfig(pool=1, admit_updates=_NEVER, latest=0.0, anchors=anchors)
             config = replace(self.config, run_dir=str(run_dir), seed=seed, self_play=self_play)
             return self.env_fn, self.algorithm, config
-        own = str(run_dir / checkpoint_path(run_dir, policy.name).stem)
+        its_dir = str(run_dir / checkpoint_path(run_dir, policy.name).stem)
         agent, learners = policy.agents[0], {policy.name: self._config.learner_of(policy.name)}
         names = {agent: policy.name}
-        config = replace(self._config, run_dir=own, seed=seed, policies=names, teams=None, learners=learners)
+        config = replace(self._config, run_dir=its_dir, seed=seed, policies=names, teams=None, learners=learners)
         return partial(Against, self._make_env, config.actor.envs, agent, shares), policy.algorithm, config
 
     def _run_dir(self, number: int) -> Path:

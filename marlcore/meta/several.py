@@ -20,6 +20,7 @@ from ..record import (
     RUNS,
     SharedProgress,
     Table,
+    check_same_run,
     dated_paths,
     holds_files,
     is_address,
@@ -41,7 +42,7 @@ def check_parallel(parallel: int, config: Config) -> None:
         raise ValueError(f"parallel: expected 1 in serial mode, whose runs work in this process, got {parallel}")
 
 
-def folder_of(kind: str, run_dir: str | Path | None, resume: str | Path | None = None) -> Path:
+def folder_of(kind: str, run_dir: str | None, resume: str | Path | None = None) -> Path:
     """The absolute directory of several runs, by default a new one, runs/<date and time>-<kind>.
 
     Raises ValueError: it is on no machine, or the one to continue does not exist or differs from `run_dir`.
@@ -52,13 +53,10 @@ def folder_of(kind: str, run_dir: str | Path | None, resume: str | Path | None =
     if place is None:
         return next(path for path in dated_paths(RUNS, f"-{kind}") if not path.exists())
     folder = absolute(place, label)
-    if resume is None:
-        return folder
-    if run_dir is not None and absolute(run_dir).resolve() != folder.resolve():
-        expected = f"run_dir: expected None or that of the {kind} that continues, {str(resume)!r}"
-        raise ValueError(f"{expected}, got {run_dir!r}")
-    if not folder.is_dir():
-        raise ValueError(f"resume: expected the directory of a {kind}, got {str(resume)!r}, which does not exist")
+    if resume is not None:
+        check_same_run(run_dir, resume, kind)
+        if not folder.is_dir():
+            raise ValueError(f"resume: expected the directory of a {kind}, got {str(resume)!r}, which does not exist")
     return folder
 
 

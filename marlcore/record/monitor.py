@@ -23,7 +23,7 @@ TICK_S = 0.25  # between ticks of a serial run
 
 @dataclass(frozen=True)
 class Status:
-    """A run at a moment.
+    """The state of a run.
 
     Attributes:
         running: whether it has not ended.
@@ -75,7 +75,7 @@ class Monitor:
         self._events = Events(self.directory.path)
         self._newest: dict[tuple[str, str], float] = {}
         self._returns: dict[str, LateReturns] = {}
-        self._means: dict[str, float] = {}  # of these, as of the last measurement: they take time in a long run
+        self._means: dict[str, float] = {}  # of the returns, at the last measurement: in a long run it takes time
         self.status = self._look(now)
 
     @property
@@ -110,15 +110,15 @@ class Monitor:
     def _measure(self, now: float, steps: int) -> None:
         """Records the rates since `RATES` measurements ago, or since the first step."""
         for actor in self.control.about.get("actors", ()):
-            count, before = self.control.workers[actor].load(EPISODES), self._episodes.get(actor, 0)
-            self._ended += count - before if count >= before else count  # of the process that follows a dead one
+            count, last = self.control.workers[actor].load(EPISODES), self._episodes.get(actor, 0)
+            self._ended += count - last if count >= last else count  # a process that follows a dead one counts anew
             self._episodes[actor] = count
         if steps == self._counted[0][1] and len(self._counted) == 1:
             self._counted.clear()  # workers are starting
         else:
-            since, taken, ended = self._counted[0]
-            seconds = max(now - since, 1e-9)
-            self._rate = (steps - taken) / seconds
+            begin, first_steps, ended = self._counted[0]
+            seconds = max(now - begin, 1e-9)
+            self._rate = (steps - first_steps) / seconds
             self._record(Metric(now, steps, "", "env_steps_per_s", self._rate))
             if self._ended:
                 self._record(Metric(now, steps, "", EPISODES_PER_S, (self._ended - ended) / seconds))
@@ -144,7 +144,7 @@ class Monitor:
             now,
             {policy: tally.load(UPDATES) for policy, tally in self.control.tallies.items()},
             self._means,
-            {name: own.load(RESTARTS) for name, own in self.control.notes.items()},
+            {name: notes.load(RESTARTS) for name, notes in self.control.notes.items()},
             dict(self._newest),
         )
 

@@ -174,19 +174,18 @@ class SharedProgress(Progress):
         self._counted = deque([(monotonic(), 0)])  # (seconds, steps of all runs since the table began) of late
 
     def part(self, run: str, steps: int) -> PartOfProgress:
-        """The table's part of a run that has taken so many steps before."""
+        """The table for a run that begins at this many steps."""
         self._run_steps.setdefault(run, steps)
         return PartOfProgress(self, run)
 
     def tick_run(self, run: str, step: int) -> None:
         """Sets the steps of a run. The rate is that of all runs: one may end before its own is known."""
-        taken = self._counted[-1][1] + step - self._run_steps[run]
+        self._counted.append((monotonic(), self._counted[-1][1] + step - self._run_steps[run]))
         self._run_steps[run] = step
-        self._counted.append((monotonic(), taken))
         while self._counted[-1][0] - self._counted[1][0] > _RATE_S:
             self._counted.popleft()
-        (begin, before), (now, taken) = self._counted[0], self._counted[-1]
-        self.tick(sum(self._run_steps.values()), self._total, (taken - before) / max(now - begin, 1e-9))
+        (begin, first), (now, last) = self._counted[0], self._counted[-1]
+        self.tick(sum(self._run_steps.values()), self._total, (last - first) / max(now - begin, 1e-9))
 
     def end(self, run: str) -> None:
         with self.lock:
@@ -217,13 +216,13 @@ Table: TypeAlias = Progress | PartOfProgress  # where a run shows its progress
 
 
 class LateReturns:
-    """An agent's returns late in a run, of `total_steps` or stopped earlier; only these are kept, in 16 bytes each."""
+    """An agent's returns late in a run, which may stop before `total_steps`; it forgets earlier ones. 16 bytes each."""
 
     def __init__(self, total_steps: int) -> None:
         self._total = total_steps
         self._count = 0
         self._steps, self._returns = array("q"), array("d")
-        self._first = 0  # of those that are kept; earlier ones go in bulk
+        self._first = 0  # the place of the earliest late return; those before it are removed in bulk
 
     def add(self, ended: Metric) -> None:
         self._count += 1
@@ -237,8 +236,8 @@ class LateReturns:
             self._first = 0
 
     def mean(self, step: int) -> float:
-        """The mean over the episodes of the last tenth before a step; if there are none, over the last tenth of all
-        episodes, at least one; NaN without any."""
+        """The mean over the last tenth of the steps before this one, or of the last tenth of all episodes if none ended
+        then, at least one; NaN without episodes."""
         steps, returns = self._steps[self._first :], self._returns[self._first :]
         late = [value for ended, value in zip(steps, returns, strict=True) if self._is_late(ended, step)]
         return _mean(late or returns[-max(1, self._count // 10) :] or [math.nan])
