@@ -36,6 +36,11 @@ class MemberState(Declared):
     done: bool = False  # takes no more steps
     copied: AtLeast0 | None = None  # the number of the newest copy that it made
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether it diverged and has found no member to copy yet."""
+        return self.score == LOST and not self.done
+
 
 @dataclass
 class Lineage:
@@ -90,20 +95,18 @@ class Lineage:
         writer.writerows(self.rows)
         write_atomically(self.folder / TABLE, table.getvalue().encode())
 
-    def ended(self, member: int, steps: int, score: float, parent: int | None) -> None:
-        """Adds a row for the segment that a member has ended, and the member that it copies then."""
+    def ended(self, member: int, steps: int, score: float) -> None:
+        """Adds a row for the segment that a member has ended."""
         state = self.members[member]
         state.begin = steps
-        row: dict[str, Any] = {"member": member, "step": steps, "score": repr(score)}
-        row["copied"] = "" if parent is None else parent
+        row: dict[str, Any] = {"member": member, "step": steps, "score": repr(score), "copied": ""}
         for name, value in state.settings.items():
             row[name] = json.dumps(value) if isinstance(value, (tuple, list)) else value
         self.rows.append(row)
 
-    def copied_later(self, member: int, parent: int) -> None:
-        """Adds the copied member to the row of a member's last segment, at whose end there was none to copy."""
-        row = next(row for row in reversed(self.rows) if row["member"] == member)
-        row["copied"] = parent
+    def copied(self, member: int, parent: int) -> None:
+        """Adds the copied member to the row of a member's last segment."""
+        next(row for row in reversed(self.rows) if row["member"] == member)["copied"] = parent
 
     def advance(self, member: int, steps: int) -> None:
         """Sets a member's next target, of pbt and random."""

@@ -124,7 +124,6 @@ class _Runs:
     lineage: Lineage
     policies: list[str]
     waiting: Waiting = field(default_factory=dict)
-    _aside: set[int] = field(default_factory=set)  # diverged, when there was no better one to copy
 
     def run_dir(self, number: int) -> Path:
         digits = len(str(len(self.lineage.members) - 1))
@@ -138,11 +137,9 @@ class _Runs:
             if member.done and more and member.score != LOST:
                 lineage.advance(number, member.begin)
         for number, member in enumerate(lineage.members):
-            if member.done:
+            if member.done or (member.is_lost and not self._exploit(number, None)):
                 continue
-            if member.score == LOST and not self._exploit(number, None):
-                self._aside.add(number)
-            elif self._steps(number) >= member.target:
+            if self._steps(number) >= member.target:
                 self._settle(number)
             else:
                 self._wait(number)
@@ -166,13 +163,11 @@ class _Runs:
         if not math.isnan(score):
             member.score = score
         steps, method = max(self._steps(number), member.begin), lineage.config.method
-        beginning: list[int] = []
-        if method == "pbt":
-            self._aside.add(number)  # a score of this one may be the first to copy for the others
-            beginning = [i for i in sorted(self._aside) if self._exploit(i, steps if i == number else None)]
-            self._aside -= {*beginning}
+        if method == "pbt":  # diverged members wait for a score, which may be this one
+            deciding = [i for i, other in enumerate(lineage.members) if i == number or other.is_lost]
+            beginning = [i for i in deciding if self._exploit(i, steps if i == number else None)]
         else:
-            lineage.ended(number, steps, score, None)
+            lineage.ended(number, steps, score)
             member.done = True
             beginning = lineage.promote() if method == "halving" else []
         lineage.write()
@@ -191,10 +186,9 @@ class _Runs:
         if steps < lineage.total_steps:
             parent = parent_of(number, lineage.scores, lineage.config.share, generator)
         if ended is not None:
-            lineage.ended(number, steps, score, parent)
-        elif parent is not None:
-            lineage.copied_later(number, parent)
+            lineage.ended(number, steps, score)
         if parent is not None:
+            lineage.copied(number, parent)
             if self._has_begun(number):
                 member.copied = len(lineage.rows)
                 take_links(self.run_dir(parent), self.run_dir(number), self.policies, member.copied)

@@ -75,7 +75,8 @@ class Background:
     def record(self, metric: Metric) -> None:
         """Queues a metric, or drops it if the queue is full, the sink failed or it was closed."""
         self._offered += 1
-        self._ask(metric)
+        if self._queue.qsize() < self._capacity:
+            self._put(metric)
 
     def announce(self, event: Event) -> None:
         """Queues an event, unless the sink failed or was closed."""
@@ -84,8 +85,8 @@ class Background:
 
     def flush(self) -> None:
         """Asks the sink to flush once it has taken what waits."""
-        if self._thread is not None:
-            self._ask("flush")
+        if self._thread is not None and self._queue.qsize() < self._capacity:
+            self._put("flush")
 
     def end(self) -> None:
         """Asks the sink to take what waits and to close; returns at once, and later metrics are lost."""
@@ -113,10 +114,6 @@ class Background:
         """Waits for the end of a sink that was closed, until `enough` returns True."""
         while self._thread is not None and self._thread.is_alive() and not enough():
             self._thread.join(LOOK_S)
-
-    def _ask(self, request: Metric | Literal["flush"]) -> None:
-        if self._queue.qsize() < self._capacity:
-            self._put(request)
 
     def _put(self, request: Metric | Event | Literal["flush"]) -> None:
         if not self._given_up and not self._ended:

@@ -96,7 +96,7 @@ def test_a_copy_is_joined_to_its_sources_last_score(monkeypatch: pytest.MonkeyPa
 def test_a_lineage_reads_back_as_it_was_written(tmp_path: Path) -> None:
     config = mc.PopulationConfig(settings={"algorithm.hidden": mc.Choice((8,), (16, 8))}, size=2, method="random")
     lineage = Lineage.begun(tmp_path, config, 100, seed=1)
-    lineage.ended(1, 100, 2.5, None)
+    lineage.ended(1, 100, 2.5)
     lineage.members[0] = MemberState({"algorithm.hidden": (16, 8)}, 100, score=LOST, done=True)
     lineage.write()
     again = Lineage.read(tmp_path, config, 100, seed=1)
@@ -145,7 +145,8 @@ def test_a_forged_population_is_refused_in_one_line(tmp_path: Path, case: str) -
     hidden = mc.Choice((8,), (16, 8))
     config = mc.PopulationConfig(settings={"algorithm.hidden": hidden, "learner.gamma": mc.Uniform(0.9, 0.99)}, size=2)
     lineage = Lineage.begun(tmp_path, config, 100, seed=1)
-    lineage.ended(1, 100, 2.5, 0)
+    lineage.ended(1, 100, 2.5)
+    lineage.copied(1, 0)
     lineage.write()
     saved = read_json(tmp_path / STATE)
     saved["rows"][0] |= changes.get("row", {})
