@@ -206,7 +206,6 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "what the population sets": (
         {"settings": {"seed": mc.Choice(1, 2)}, "method": "random"}, {}, "settings: expected others than 'seed': the",
     ),
-    "several in serial mode": ({"parallel": 2}, {}, "parallel: expected 1 in serial mode, whose runs work in this"),
     "what its members share": (
         {"settings": {"stop.episodes": mc.Choice(1, 3)}}, {}, "others than 'stop.episodes': all members share it",
     ),

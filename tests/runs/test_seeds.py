@@ -11,6 +11,7 @@ import pytest
 from crowd import Corridor, collapse
 from hunt import HUNT
 from processes import until
+from refused import check_refused
 from rich.console import Console
 from whole_runs import LONG, Runs, checkpoint, finished, marlcore, metrics_of, steps_of
 
@@ -48,6 +49,12 @@ def test_a_run_that_fails_stops_the_others(tmp_path: Path) -> None:
     config = runs.configured(tmp_path, total_steps=10**9, supervision=once)
     with pytest.raises(mc.WorkerFailed, match="the floor gave way"):
         mc.train_seeds(partial(Corridor, 1, collapse), "dqn", config, [0, 1], parallel=2, progress=False)
+
+
+def test_bad_input_is_refused_before_a_table_is_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = runs.configured(tmp_path, mode="serial")
+    check_refused(lambda: mc.train_seeds("nowhere", "dqn", config, [0, 1]), mc.EnvironmentFailed, "got 'nowhere'")
+    assert capfd.readouterr().err == "" and not any(tmp_path.iterdir())
 
 
 @LONG
