@@ -83,7 +83,7 @@ def work_population(
         folder = open_run(folder, CONTINUED)
     config = config.with_absolute_paths()
     _check_names(algorithm, config, population)
-    with warned_once():
+    with warned_once(lambda record: record.msg):  # whatever the steps of the segment are
         policies = _check_values(env_fn, algorithm, replace(config, run_dir=None), population, progress)
         if population.method == "pbt" and population.interval >= config.total_steps:
             log.warning("interval: no member looks at others before its %d steps are over", config.total_steps)

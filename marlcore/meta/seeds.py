@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from logging import LogRecord
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ def work_seeds(
     check_parallel(parallel, config)
     folder = folder_of("seeds", config.run_dir)
     config, results = config.with_absolute_paths(), dict[str, Result]()
-    with warned_once(), naming_what_continues(folder, f"{folder}/seed-N"), ExitStack() as stack:
+    with ExitStack() as stack:
+        stack.enter_context(warned_once(LogRecord.getMessage))
+        stack.enter_context(naming_what_continues(folder, f"{folder}/seed-N"))
         waiting = {}
         for seed in seeds:
             of_seed = replace(config, seed=seed, run_dir=str(folder / f"seed-{seed}"))

@@ -98,14 +98,14 @@ def naming_what_continues(folder: Path, resume: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def warned_once() -> Iterator[None]:
-    """Inside, each warning of a run is logged once, although several runs, or their checks, say the same."""
+def warned_once(text_of: Callable[[logging.LogRecord], str]) -> Iterator[None]:
+    """Inside, runs and their checks log only the first of the warnings with the same `text_of`."""
     seen: set[str] = set()
 
     def is_new(record: logging.LogRecord) -> bool:
-        known = record.msg in seen
-        seen.add(str(record.msg))
-        return not known
+        count = len(seen)
+        seen.add(text_of(record))
+        return len(seen) > count
 
     room = f"{Run.__module__.rpartition('.')[0]}."
     loggers = [logging.getLogger(name) for name in [*logging.root.manager.loggerDict] if name.startswith(room)]

@@ -71,17 +71,23 @@ def test_ctrl_c_stops_all_seeds(tmp_path: Path) -> None:
     assert not (tmp_path / "all" / "seed-2").exists()
 
 
-def test_serial_seeds_work_in_the_main_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some environments set handlers of signals, as pygame does, which only a program's first thread may."""
+def test_serial_seeds_work_in_the_main_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Some environments set handlers of signals, as pygame does, which only a program's first thread may.
+
+    And a warning of all runs is logged once.
+    """
     monkeypatch.setattr("marlcore.meta.seeds.plot_runs", lambda *_: None)
     before = signal.getsignal(signal.SIGUSR2)
     set_handler = partial(signal.signal, signal.SIGUSR2, signal.SIG_IGN)
-    config = runs.configured(tmp_path, mode="serial", total_steps=100)
+    config = runs.configured(tmp_path, mode="serial", total_steps=100, learner={"warmup": 9_000})
     try:
         results = mc.train_seeds(partial(Corridor, 1, set_handler), "dqn", config, [0, 1], progress=False)
     finally:
         signal.signal(signal.SIGUSR2, before)
     assert [result.steps for result in results] == [100, 100]
+    assert caplog.text.count("it will learn nothing in them") == 1
 
 
 @pytest.mark.usefixtures("shared_fork_server")
