@@ -36,11 +36,6 @@ class MemberState(Declared):
     done: bool = False  # takes no more steps
     copied: AtLeast0 | None = None  # the number of the newest copy that it made
 
-    @property
-    def is_lost(self) -> bool:
-        """Whether it diverged and has found no member to copy yet."""
-        return self.score == LOST and not self.done
-
 
 @dataclass
 class Lineage:

@@ -137,7 +137,7 @@ class _Runs:
             if member.done and more and member.score != LOST:
                 lineage.advance(number, member.begin)
         for number, member in enumerate(lineage.members):
-            if member.done or (member.is_lost and not self._exploit(number, None)):
+            if member.done or (member.score == LOST and not self._exploit(number, None)):
                 continue
             if self._steps(number) >= member.target:
                 self._settle(number)
@@ -163,9 +163,9 @@ class _Runs:
         if not math.isnan(score):
             member.score = score
         steps, method = max(self._steps(number), member.begin), lineage.config.method
-        if method == "pbt":  # diverged members wait for a score, which may be this one
-            deciding = [i for i, other in enumerate(lineage.members) if i == number or other.is_lost]
-            beginning = [i for i in deciding if self._exploit(i, steps if i == number else None)]
+        if method == "pbt":
+            deciding = {number, *(i for i, other in enumerate(lineage.members) if other.score == LOST)}  # which waited
+            beginning = [i for i in sorted(deciding) if self._exploit(i, steps if i == number else None)]
         else:
             lineage.ended(number, steps, score)
             member.done = True
