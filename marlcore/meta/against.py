@@ -1,4 +1,4 @@
-"""A game of two agents as an environment of one of them, whose opponent is a mixture of fixed policies."""
+"""A game of two agents as an environment of one agent, whose opponent is a mixture of saved policies."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,20 +16,20 @@ Saved: TypeAlias = tuple[Path, str, str]  # a policy, as the arguments of `load_
 
 
 class Against(Wrapper):
-    """A VectorEnvironment of `agent`, which meets saved policies with these shares: one is drawn for each episode.
+    """A VectorEnvironment of `agent`, whose opponent in each episode is drawn from saved policies by their shares.
 
-    The policies act greedily. `reset` loads them. Their turns are over when `observe` returns.
+    The policies act greedily. `reset` loads them. `observe` plays the opponent's turns before it returns.
     """
 
     def __init__(self, env_fn: Callable[[], Any], copies: int, agent: str, shares: Mapping[Saved, float]) -> None:
         self._env = env = vectorize(env_fn, copies)
         self.agents, self.spaces = (agent,), {agent: env.spaces[agent]}
         self._saved, self._odds = [*shares], [*shares.values()]
-        self._present = np.zeros(env.copies, np.int64)  # the place of each copy's opponent
+        self._drawn = np.zeros(env.copies, np.int64)  # by copy, the place of its opponent in `_saved`
 
     def reset(self, seed: int) -> None:
         players = [load_policy(*saved).player(self._env.copies) for saved in self._saved]
-        self._opponent = PlayersByNumber(self._present.__getitem__, players.__getitem__)
+        self._opponent = PlayersByNumber(self._drawn.__getitem__, players.__getitem__)
         self._generator = np.random.default_rng([seed, 1])
         self._env.reset(seed)
 
@@ -41,7 +41,7 @@ class Against(Wrapper):
         for turn in turns:
             if turn.agent not in self.agents:
                 begin = turn.copies[turn.begins]
-                self._present[begin] = self._generator.choice(len(self._odds), len(begin), p=self._odds)
+                self._drawn[begin] = self._generator.choice(len(self._odds), len(begin), p=self._odds)
                 self._env.act(turn, self._opponent.choose(turn.obs, turn.copies, turn.begins).action)
-        own = [outcome for outcome in outcomes if outcome.agent in self.agents]
-        return own, [turn for turn in turns if turn.agent in self.agents]
+        learners = [outcome for outcome in outcomes if outcome.agent in self.agents]
+        return learners, [turn for turn in turns if turn.agent in self.agents]

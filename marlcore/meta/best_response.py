@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
@@ -39,6 +40,7 @@ class GameState(Protocol):
         """All that the current player knows, its own earlier actions included."""
 
 
+Floats: TypeAlias = NDArray[np.float64]
 Strategy: TypeAlias = Callable[[Any], Mapping[int, float]]
 
 
@@ -70,44 +72,44 @@ def exploitability(
         given, shares = [given] * 2, [weights] * 2
     if len(given) != 2 or len(shares) != 2:
         raise ValueError(f"strategies: expected two sequences, and two of weights, got {len(given)} and {len(shares)}")
-    mixtures = [(list(own), _shares(len(own), share)) for own, share in zip(given, shares, strict=True)]
-    return sum(_BestResponse(1 - seat, own).value(root, share) for seat, (own, share) in enumerate(mixtures)) / 2
+    mixtures = [(list(mixed), _shares(len(mixed), share)) for mixed, share in zip(given, shares, strict=True)]
+    return sum(_BestResponse(1 - seat, mixed).value(root, share) for seat, (mixed, share) in enumerate(mixtures)) / 2
 
 
-def _shares(count: int, weights: Sequence[float] | None) -> NDArray[np.float64]:
+def _shares(count: int, weights: Sequence[float] | None) -> Floats:
     shares = np.ones(count) / max(count, 1) if weights is None else np.asarray(weights, np.float64)
     if not count or shares.shape != (count,) or not is_distribution(shares):
         raise ValueError(f"weights: expected {count} probabilities that sum to 1, got {brief(weights)}")
     return shares
 
 
-def is_distribution(values: NDArray[np.float64]) -> bool:
+def is_distribution(values: Floats) -> bool:
     return bool(np.isfinite(values).all() and (values >= -_CLOSE).all() and abs(values.sum() - 1.0) <= _CLOSE)
 
 
 @dataclass
 class _BestResponse:
-    """A player's best response to a mixture; `reach` [strategies] is the probability of a state but for this player."""
+    """A player's best response to a mixture.
+
+    `reach` [strategies] is the probability that chance and each strategy lead to a state, if the player lets them.
+    """
 
     player: int
     others: Sequence[Strategy]
-    _reached: dict[str, list[tuple[GameState, NDArray[np.float64]]]] = field(default_factory=dict)
+    _reached: dict[str, list[tuple[GameState, Floats]]] = field(default_factory=lambda: defaultdict(list))
     _chosen: dict[str, int] = field(default_factory=dict)
-    _probabilities: dict[str, NDArray[np.float64]] = field(default_factory=dict)  # [legal actions, strategies]
+    _probabilities: dict[str, Floats] = field(default_factory=dict)  # [legal actions, strategies]
 
-    def value(self, root: GameState, reach: NDArray[np.float64]) -> float:
+    def value(self, root: GameState, reach: Floats) -> float:
         self._collect(root, reach)
         return self._value(root, reach)
 
-    def _collect(self, state: GameState, reach: NDArray[np.float64]) -> None:
-        """Groups the states in which the player acts by what it knows."""
+    def _collect(self, state: GameState, reach: Floats) -> None:
+        """Groups the states in which the player acts by the player's information."""
         if self._acts_in(state):
-            self._reached.setdefault(state.information_state_string(), []).append((state, reach))
-            for action in state.legal_actions():
-                self._collect(state.child(action), reach)
-        else:
-            for child, further in self._children(state, reach):
-                self._collect(child, further)
+            self._reached[state.information_state_string()].append((state, reach))
+        for child, further in self._children(state, reach):
+            self._collect(child, further)
 
     def _acts_in(self, state: GameState) -> bool:
         if state.is_terminal() or state.is_chance_node():
@@ -116,17 +118,18 @@ class _BestResponse:
             raise ValueError(f"current_player: expected 0 or 1, got {state.current_player()}")
         return state.current_player() == self.player
 
-    def _children(self, state: GameState, reach: NDArray[np.float64]) -> list[tuple[GameState, NDArray[np.float64]]]:
-        """The states after one in which chance or the other player acts; none after a terminal one."""
+    def _children(self, state: GameState, reach: Floats) -> list[tuple[GameState, Floats]]:
         if state.is_terminal():
             return []
         if state.is_chance_node():
             return [(state.child(action), reach * odds) for action, odds in state.chance_outcomes()]
+        if self._acts_in(state):
+            return [(state.child(action), reach) for action in state.legal_actions()]
         rows = zip(state.legal_actions(), self._odds(state), strict=True)
         return [(state.child(action), reach * odds) for action, odds in rows]
 
-    def _value(self, state: GameState, reach: NDArray[np.float64]) -> float:
-        """The player's expected return from here on, times the reach."""
+    def _value(self, state: GameState, reach: Floats) -> float:
+        """The player's expected return after the state, times the reach."""
         if state.is_terminal():
             returns = state.returns()
             if len(returns) != 2 or abs(sum(returns)) > _CLOSE:
@@ -138,27 +141,27 @@ class _BestResponse:
 
     def _best(self, state: GameState) -> int:
         """The best action for all states that the player cannot tell apart from this one."""
-        known = state.information_state_string()
-        if known not in self._chosen:
+        information = state.information_state_string()
+        if information not in self._chosen:
             values = {
-                action: sum(self._value(alike.child(action), reach) for alike, reach in self._reached[known])
+                action: sum(self._value(alike.child(action), reach) for alike, reach in self._reached[information])
                 for action in state.legal_actions()
             }
-            self._chosen[known] = max(values, key=values.__getitem__)
-        return self._chosen[known]
+            self._chosen[information] = max(values, key=values.__getitem__)
+        return self._chosen[information]
 
-    def _odds(self, state: GameState) -> NDArray[np.float64]:
-        known = state.information_state_string()
-        if known not in self._probabilities:
-            actions = list(state.legal_actions())
-            columns = []
-            for strategy in self.others:
-                given = strategy(state)
-                odds = given if isinstance(given, Mapping) and given.keys() <= {*actions} else {}
-                column = np.array([odds.get(action, 0.0) for action in actions], np.float64)
-                if not is_distribution(column):
-                    expected = f"strategies: expected a dict of probabilities of the actions {actions} that sum to 1"
-                    raise ValueError(f"{expected}, got {brief(given)} in {known!r}")
-                columns.append(column)
-            self._probabilities[known] = np.stack(columns, axis=1)
-        return self._probabilities[known]
+    def _odds(self, state: GameState) -> Floats:
+        information = state.information_state_string()
+        if information not in self._probabilities:
+            columns = [_column(strategy(state), [*state.legal_actions()], information) for strategy in self.others]
+            self._probabilities[information] = np.stack(columns, axis=1)
+        return self._probabilities[information]
+
+
+def _column(given: Any, actions: list[int], information: str) -> Floats:
+    odds = given if isinstance(given, Mapping) and given.keys() <= {*actions} else {}
+    column = np.array([odds.get(action, 0.0) for action in actions], np.float64)
+    if not is_distribution(column):
+        expected = f"strategies: expected a dict of probabilities of the actions {actions} that sum to 1"
+        raise ValueError(f"{expected}, got {brief(given)} in {information!r}")
+    return column

@@ -6,7 +6,6 @@ This file imports little: a door starts the fork server, whose imports take long
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..run import children_of
@@ -42,11 +41,10 @@ def train_seeds(
         process, are to run in parallel.
     """
     with children_of(config) as children:
-        from ..run import Launch
         from .seeds import work_seeds
 
-        check = partial(Launch.checked, env_fn, algorithm, init_from=init_from, init_strict=init_strict)
-        return work_seeds(check, config, seeds, parallel, progress, children)
+        initial = {"init_from": init_from, "init_strict": init_strict}
+        return work_seeds(env_fn, algorithm, config, seeds, parallel, progress, children, **initial)
 
 
 def train_population(

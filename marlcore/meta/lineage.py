@@ -1,7 +1,4 @@
-"""The members of a population: their settings and scores, who copied whom, and what each method has a member do next.
-
-No run is made here, and no checkpoint is read.
-"""
+"""The members of a population: settings, scores, copies, and each method's decisions. No run is made here."""
 
 from __future__ import annotations
 
@@ -25,12 +22,12 @@ from ..record import believed, canvas, holds_files, read_json, say_that_none_end
 STATE, TABLE, PICTURE = "population.json", "lineage.csv", "lineage.png"
 EXPECTED = "resume: expected the directory of a population"
 AtLeast0 = Annotated[int, Whole(0)]
-LOST = -math.inf  # the score of a member that diverged; NaN is that of one of which none is known
+LOST = -math.inf  # the score of a member that diverged; NaN stands for an unknown score
 
 
 @dataclass
-class Kin(Declared):
-    """A member as the lineage knows it."""
+class MemberState(Declared):
+    """A member of a population, without its run."""
 
     settings: dict[str, Any]
     target: AtLeast0  # total steps of its run at the end of the segment that it is in, or was in last
@@ -47,7 +44,7 @@ class Lineage:
     folder: Path
     config: PopulationConfig
     total_steps: int  # of each member that is not left behind
-    kin: list[Kin]
+    members: list[MemberState]
     seed: int  # of the members' decisions
     rows: list[dict[str, Any]] = field(default_factory=list)  # of the table, one for each segment that has ended
 
@@ -59,7 +56,7 @@ class Lineage:
         generator = np.random.default_rng(seed)
         drawn = [{name: source.draw(generator) for name, source in config.settings.items()} for _ in range(config.size)]
         first = total_steps if config.method == "random" else min(config.interval, total_steps)
-        return cls(folder, config, total_steps, [Kin(settings, first) for settings in drawn], seed)
+        return cls(folder, config, total_steps, [MemberState(settings, first) for settings in drawn], seed)
 
     @classmethod
     def read(cls, folder: Path, config: PopulationConfig, total_steps: int, seed: int) -> Lineage:
@@ -74,15 +71,15 @@ class Lineage:
             if before[name] != now:
                 raise ValueError(f"population.{name}: expected {brief(before[name])}, as it began, got {now}")
         with believed(EXPECTED, folder, STATE):
-            kin = [_kin(config, own) for own in saved["members"]]
-            check_whole("members", len(kin), config.size, config.size)
+            members = [_member(config, plain) for plain in saved["members"]]
+            check_whole("members", len(members), config.size, config.size)
             for row in saved["rows"]:
                 _check_row(config, row)
-        return cls(folder, config, total_steps, kin, seed, saved["rows"])
+        return cls(folder, config, total_steps, members, seed, saved["rows"])
 
     def write(self) -> None:
         """Replaces the file that `read` reads, and then the table."""
-        members = [{**asdict(own), "score": repr(own.score)} for own in self.kin]
+        members = [{**asdict(state), "score": repr(state.score)} for state in self.members]
         write_json(
             self.folder / STATE, {**_fixed(self.config, self.total_steps), "members": members, "rows": self.rows}
         )
@@ -93,61 +90,58 @@ class Lineage:
         writer.writerows(self.rows)
         write_atomically(self.folder / TABLE, table.getvalue().encode())
 
-    def ended(self, member: int, steps: int, score: float, parent: int | None) -> None:
-        """Adds a row for the segment that a member has ended, and the member that it copies then."""
-        own = self.kin[member]
-        own.begin = steps
-        row: dict[str, Any] = {"member": member, "step": steps, "score": repr(score)}
-        row["copied"] = "" if parent is None else parent
-        for name, value in own.settings.items():
+    def ended(self, member: int, steps: int, score: float) -> None:
+        """Adds a row for the segment that a member has ended."""
+        state = self.members[member]
+        state.begin = steps
+        row: dict[str, Any] = {"member": member, "step": steps, "score": repr(score), "copied": ""}
+        for name, value in state.settings.items():
             row[name] = json.dumps(value) if isinstance(value, (tuple, list)) else value
         self.rows.append(row)
 
-    def copied_later(self, member: int, parent: int) -> None:
-        """Notes in the row of a member's last segment whom it copies, since there was nobody to copy at its end."""
-        row = next(row for row in reversed(self.rows) if row["member"] == member)
-        row["copied"] = parent
+    def copied(self, member: int, parent: int) -> None:
+        """Adds the copied member to the row of a member's last segment."""
+        next(row for row in reversed(self.rows) if row["member"] == member)["copied"] = parent
 
     def advance(self, member: int, steps: int) -> None:
         """Sets a member's next target, of pbt and random."""
-        own, interval = self.kin[member], self.config.interval
+        state, interval = self.members[member], self.config.interval
+        state.target = self.total_steps
         if self.config.method == "pbt":
-            own.target = min(self.total_steps, (steps // interval + 1) * interval)
-        else:
-            own.target = self.total_steps
-        own.done = steps >= self.total_steps
+            state.target = min(self.total_steps, (steps // interval + 1) * interval)
+        state.done = steps >= self.total_steps
 
     def promote(self) -> list[int]:
-        """Sets the next targets of the members that go on to a further rung, of halving, and returns them."""
-        lengths, going = rungs(self.config, self.total_steps), []
+        """Sets the next targets of the members that halving promotes to a further rung, and returns them."""
+        lengths, promotions = rungs(self.config, self.total_steps), []
         scores: list[dict[int, float]] = [{} for _ in lengths]
         for row in self.rows:  # a member's first row is of the first rung, and so on
             rung = next(rung for rung in scores if row["member"] not in rung)
             rung[row["member"]] = np.nan_to_num(float(row["score"]), nan=LOST, neginf=LOST)
         for scored, length, following in zip(scores, lengths, lengths[1:], strict=False):
-            begun = [member for member, own in enumerate(self.kin) if own.target > length]
+            begun = [member for member, state in enumerate(self.members) if state.target > length]
             for member in promoted(scored, begun, self.config.eta):
-                self.kin[member].target, self.kin[member].done = following, False
-                going.append(member)
-        return going
+                self.members[member].target, self.members[member].done = following, False
+                promotions.append(member)
+        return promotions
 
     @property
     def scores(self) -> dict[int, float]:
         """By member: the newest score, where one is known."""
-        return {member: own.score for member, own in enumerate(self.kin) if not math.isnan(own.score)}
+        return {member: state.score for member, state in enumerate(self.members) if not math.isnan(state.score)}
 
     def generator_of(self, member: int) -> np.random.Generator:
-        """Of a member's next decision; a population that is resumed decides the same."""
+        """The generator of a member's next decision, which is the same in a resumed population."""
         return np.random.default_rng([self.seed, len(self.rows), member])
 
 
-def _kin(config: PopulationConfig, own: Mapping[str, Any]) -> Kin:
-    """A member of the file. Raises ValueError and others: it is none of a population with these settings."""
-    settings = own["settings"]
+def _member(config: PopulationConfig, plain: Mapping[str, Any]) -> MemberState:
+    """A member of the file. Raises ValueError and others: no population with these settings has such a member."""
+    settings = plain["settings"]
     if settings.keys() != config.settings.keys():
         raise names_error("settings", config.settings, settings)
     allowed = {name: source.restored(name, settings[name]) for name, source in config.settings.items()}
-    return Kin(**{**own, "settings": allowed, "score": float(own["score"])})
+    return MemberState(**{**plain, "settings": allowed, "score": float(plain["score"])})
 
 
 def _check_row(config: PopulationConfig, row: Mapping[str, Any]) -> None:
@@ -161,7 +155,7 @@ def _check_row(config: PopulationConfig, row: Mapping[str, Any]) -> None:
 
 
 def _fixed(config: PopulationConfig, total_steps: int) -> dict[str, Any]:
-    """What a resumed population keeps; its ranges may change."""
+    """The settings that a resumed population must have as before; its ranges may change."""
     return {
         "rungs": rungs(config, total_steps) if config.method == "halving" else [],
         "size": config.size,
@@ -196,10 +190,7 @@ def explored(config: PopulationConfig, settings: Mapping[str, Any], generator: n
 
 
 def promoted(rung: Mapping[int, float], begun: Collection[int], eta: int) -> list[int]:
-    """Asynchronous successive halving: of the members with scores at a rung, those of the best 1/eta that may go on.
-
-    `begun`: those that already went on.
-    """
+    """Asynchronous successive halving: the best 1/eta of the members scored at a rung, without those in `begun`."""
     ranked = sorted((member for member in rung if rung[member] > LOST), key=rung.__getitem__, reverse=True)
     return [member for member in ranked[: len(rung) // eta] if member not in begun]
 
@@ -208,7 +199,7 @@ def plot_lineage(lineage: Lineage) -> None:
     """Draws each member's scores over its steps, and a thin line from a copied member's score to that of the copy."""
     title = f"{lineage.config.method} of {lineage.config.size} members"
     with canvas(lineage.folder / PICTURE, title, 7) as (_, axes):
-        points: dict[int, list[tuple[int, float]]] = {member: [] for member in range(len(lineage.kin))}
+        points: dict[int, list[tuple[int, float]]] = {member: [] for member in range(len(lineage.members))}
         for row in lineage.rows:
             score, parent = float(row["score"]), row["copied"]
             if not math.isfinite(score):
@@ -221,9 +212,9 @@ def plot_lineage(lineage: Lineage) -> None:
             return
         axes.set(xlabel="steps of a member", ylabel="score (dotted: copied from)")
         best = max(lineage.scores, key=lineage.scores.__getitem__)
-        for member, own in points.items():
+        for member, scored in points.items():
             color, width = ("C3", 2.5) if member == best else ("C0", 1.0)
-            axes.plot(*zip(*own, strict=True), ".-", color=color, linewidth=width, alpha=0.8) if own else None
+            axes.plot(*zip(*scored, strict=True), ".-", color=color, linewidth=width, alpha=0.8) if scored else None
         axes.plot([], [], color="C3", label=f"member {best}, the best in the end")
         axes.legend(frameon=False)
 

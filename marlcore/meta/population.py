@@ -1,7 +1,7 @@
-"""Populations: runs whose settings differ, that copy each other's checkpoints and change settings, or are left behind.
+"""Populations: runs with different settings, which copy each other's checkpoints and change settings, or end early.
 
-A member's run is resumed for each segment. Checkpoints are files that are replaced whole and never change, so a copy is
-a link: of any size, and whole however fast its source saves.
+A member's run is resumed for each segment. A checkpoint file never changes, it is only replaced; so a link is a whole
+copy, however large the file is and however often its source saves.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,25 +30,21 @@ from ..loops import build_model
 from ..processes import Children
 from ..record import (
     CONTINUED,
-    Progress,
     SharedProgress,
-    check_same_run,
     checkpoint_path,
     each_metric,
     fixed_settings,
-    is_address,
     open_run,
     read_config,
     steps_taken,
 )
-from ..run import Launch, share_of
+from ..run import Result, policies_of
 from .lineage import LOST, Lineage, explored, parent_of, plot_lineage
-from .several import begin_several, deliver, held, make_runs
+from .several import Waiting, check_parallel, folder_of, make_runs, warned_once, working_in
 
 OWN = ("run_dir", "total_steps", "seed", "mode", "policies")  # which a population sets, or its members share
 SHARED = ("stop", "self_play", "cluster", "evaluation")  # sections
 ALGORITHM = "algorithm."
-NOISY = ("spec", "beginning", "run")  # files of `run` that warn of the same in every segment of every member
 
 log = logging.getLogger(__name__)
 
@@ -81,56 +77,45 @@ def work_population(
     check_type("config", config, Config, or_none=True)
     algorithm, config = _changeable(algorithm), config or Config()
     _check_shared(config)
+    check_parallel(population.parallel, config)
+    folder = folder_of("population", config.run_dir, resume)
     if resume is not None:
-        if is_address(resume):
-            raise ValueError(f"resume: expected a directory of this machine, got {str(resume)!r}")
-        check_same_run(config.run_dir, resume)
-        config = replace(config, run_dir=str(open_run(resume, CONTINUED)))
-    folder = begin_several(config, population.parallel, "population")
+        folder = open_run(folder, CONTINUED)
     config = config.with_absolute_paths()
-    with _warned_once():
-        policies = _check_settings(env_fn, algorithm, replace(config, run_dir=None), population, progress)
+    _check_names(algorithm, config, population)
+    with warned_once(lambda record: record.msg):  # whatever the steps of the segment are
+        policies = _check_values(env_fn, algorithm, replace(config, run_dir=None), population, progress)
         if population.method == "pbt" and population.interval >= config.total_steps:
             log.warning("interval: no member looks at others before its %d steps are over", config.total_steps)
-        with held(folder, "population"):
+        with working_in(folder, "population"):
             begin = Lineage.begun if resume is None else Lineage.read
             lineage = begin(folder, population, config.total_steps, config.seed)
-            members = _Members(env_fn, algorithm, config, lineage, policies)
-            members.resume()
-            _work(members, config.mode, population, children, progress)
-    deliver(children.interrupts, folder)
-    return members.ranked()
+            runs = _Runs(env_fn, algorithm, config, lineage, policies)
+            runs.resume()
+            _work(runs, config.mode, population.parallel, children, progress)
+    return runs.ranked()
 
 
-def _work(members: _Members, mode: str, population: PopulationConfig, children: Children, progress: bool) -> None:
-    lineage, waiting = members.lineage, members.waiting
+def _work(runs: _Runs, mode: str, parallel: int, children: Children, progress: bool) -> None:
+    lineage = runs.lineage
     lineage.write()
-    if not waiting:
+    if not runs.waiting:
         plot_lineage(lineage)  # a program that was killed may not have noted what it did last
-        if all(own.done for own in lineage.kin):
+        if all(member.done for member in lineage.members):
             expected = "total_steps: expected more, since no member has steps left to take"
             raise ValueError(f"{expected}, got {lineage.total_steps}")
         raise ValueError("resume: expected a member that has not diverged, got none that others could copy")
-    with ExitStack() as stack:
-        total = population.size * lineage.total_steps  # at most
-        table = SharedProgress(stack.enter_context(Progress()), total) if progress else None
-        ended = make_runs(waiting, mode, population.parallel, children, lineage.folder, table)
-        for label, result in stack.enter_context(closing(ended)):
-            member, failed = int(label.rpartition(" ")[2]), False
-            try:
-                if result().steps < lineage.kin[member].target:  # Ctrl-C cut it
-                    continue
-            except WorkerFailed as error:
-                if error.reason != "diverged":
-                    raise
-                log.warning("%s diverged with %s", label, lineage.kin[member].settings)
-                failed = True
-            members.settle(member, failed)
-    plot_lineage(lineage)
+    table = SharedProgress(len(lineage.members) * lineage.total_steps) if progress else None  # at most
+    with closing(make_runs(runs.waiting, mode, parallel, children, table, plots=False)) as ended:
+        try:
+            for label, result in ended:
+                runs.end(int(label.rpartition(" ")[2]), result)
+        finally:
+            plot_lineage(lineage)
 
 
 @dataclass
-class _Members:
+class _Runs:
     """The runs of a population's members; `waiting` holds those that may begin their next segment."""
 
     env_fn: Any
@@ -138,102 +123,108 @@ class _Members:
     config: Config
     lineage: Lineage
     policies: list[str]
-    waiting: dict[str, Launch] = field(default_factory=dict)
-    _aside: set[int] = field(default_factory=set)  # diverged, when there was no better one to copy
+    waiting: Waiting = field(default_factory=dict)
 
-    def run_dir(self, member: int) -> Path:
-        digits = len(str(len(self.lineage.kin) - 1))
-        return self.lineage.folder / f"member-{member:0{digits}}"
+    def run_dir(self, number: int) -> Path:
+        digits = len(str(len(self.lineage.members) - 1))
+        return self.lineage.folder / f"member-{number:0{digits}}"
 
     def resume(self) -> None:
         """Continues where the files say; a segment whose end was not noted ends now."""
         lineage, config = self.lineage, self.lineage.config
-        for member, own in enumerate(lineage.kin):
-            if own.done and own.target < lineage.total_steps and config.method != "halving" and own.score != LOST:
-                lineage.advance(member, own.begin)
-        for member, own in enumerate(lineage.kin):
-            if own.done:
+        for number, member in enumerate(lineage.members):
+            more = member.target < lineage.total_steps and config.method != "halving"
+            if member.done and more and member.score != LOST:
+                lineage.advance(number, member.begin)
+        for number, member in enumerate(lineage.members):
+            if member.done or (member.score == LOST and not self._exploit(number, None)):
                 continue
-            if own.score == LOST and not self._exploit(member, None):
-                self._aside.add(member)
-            elif self._steps(member) >= own.target:
-                self.settle(member)
+            if self._steps(number) >= member.target:
+                self._settle(number)
             else:
-                self._wait(member)
+                self._wait(number)
 
-    def settle(self, member: int, failed: bool = False) -> None:
+    def end(self, number: int, result: Callable[[], Result]) -> None:
+        """Takes a run that has ended. Raises WorkerFailed: it failed, and not since the member diverged."""
+        member = self.lineage.members[number]
+        try:
+            if result().steps >= member.target:  # else Ctrl-C cut it
+                self._settle(number)
+        except WorkerFailed as error:
+            if error.reason != "diverged":
+                raise
+            log.warning("member %d diverged with %s", number, member.settings)
+            self._settle(number, failed=True)
+
+    def _settle(self, number: int, failed: bool = False) -> None:
         """Scores a segment that has ended, and decides who begins another one."""
-        lineage, own = self.lineage, self.lineage.kin[member]
-        score = LOST if failed else _score(self.run_dir(member), own.begin, self.config.evaluation.evaluates)
+        lineage, member = self.lineage, self.lineage.members[number]
+        score = LOST if failed else _score(self.run_dir(number), member.begin, self.config.evaluation.evaluates)
         if not math.isnan(score):
-            own.score = score
-        steps, method = max(self._steps(member), own.begin), lineage.config.method
-        going: list[int] = []
+            member.score = score
+        steps, method = max(self._steps(number), member.begin), lineage.config.method
         if method == "pbt":
-            self._aside.add(member)  # a score of this one may be the first to copy for the others
-            going = [other for other in sorted(self._aside) if self._exploit(other, steps if other == member else None)]
-            self._aside -= {*going}
+            deciding = {number, *(i for i, other in enumerate(lineage.members) if other.score == LOST)}  # which waited
+            beginning = [i for i in sorted(deciding) if self._exploit(i, steps if i == number else None)]
         else:
-            lineage.ended(member, steps, score, None)
-            own.done = True
-            going = lineage.promote() if method == "halving" else []
+            lineage.ended(number, steps, score)
+            member.done = True
+            beginning = lineage.promote() if method == "halving" else []
         lineage.write()
-        for other in going:
-            if not lineage.kin[other].done:
-                self._wait(other)
+        for i in beginning:
+            if not lineage.members[i].done:
+                self._wait(i)
 
-    def _exploit(self, member: int, ended: int | None) -> bool:
+    def _exploit(self, number: int, ended: int | None) -> bool:
         """Has a member copy a better one if it is among the worst; `ended`: the steps of a segment that ends now.
 
         Returns False: it diverged, and there is nobody to copy yet.
         """
-        lineage, own = self.lineage, self.lineage.kin[member]
-        generator, steps = lineage.generator_of(member), own.begin if ended is None else ended
-        parent, score = None, own.score
+        lineage, member = self.lineage, self.lineage.members[number]
+        generator, steps = lineage.generator_of(number), member.begin if ended is None else ended
+        parent, score = None, member.score
         if steps < lineage.total_steps:
-            parent = parent_of(member, lineage.scores, lineage.config.share, generator)
+            parent = parent_of(number, lineage.scores, lineage.config.share, generator)
         if ended is not None:
-            lineage.ended(member, steps, score, parent)
-        elif parent is not None:
-            lineage.copied_later(member, parent)
+            lineage.ended(number, steps, score)
         if parent is not None:
-            if (self.run_dir(member) / "config.json").exists():  # else it begins anew
-                own.copied = len(lineage.rows)
-                take_links(self.run_dir(parent), self.run_dir(member), self.policies, own.copied)
-            own.settings = explored(lineage.config, lineage.kin[parent].settings, generator)
-            own.score = math.nan  # until what it copied has been scored with its settings
+            lineage.copied(number, parent)
+            if self._has_begun(number):
+                member.copied = len(lineage.rows)
+                take_links(self.run_dir(parent), self.run_dir(number), self.policies, member.copied)
+            member.settings = explored(lineage.config, lineage.members[parent].settings, generator)
+            member.score = math.nan  # until what it copied has been scored with its settings
         elif score == LOST:
             return False
-        lineage.advance(member, steps)
+        lineage.advance(number, steps)
         return True
 
-    def _wait(self, member: int) -> None:
-        """Makes the input of a member's next segment."""
-        lineage, own, run_dir = self.lineage, self.lineage.kin[member], self.run_dir(member)
-        begun = (run_dir / "config.json").exists()
-        config, algorithm = _with(self.config, self.algorithm, own.settings)
-        segment = sum(row["member"] == member for row in lineage.rows)
-        seed = int(np.random.SeedSequence([config.seed, member, segment]).generate_state(1)[0])
-        config = replace(config, run_dir=str(run_dir), total_steps=own.target, seed=seed)
-        links = links_to_take(run_dir, self.policies, own.copied) if begun else None
-        if not begun:  # what a program that was killed began to make
+    def _wait(self, number: int) -> None:
+        """Lets a member's next segment begin."""
+        lineage, member, run_dir = self.lineage, self.lineage.members[number], self.run_dir(number)
+        config, algorithm = _with(self.config, self.algorithm, member.settings)
+        segment = sum(row["member"] == number for row in lineage.rows)
+        seed = int(np.random.SeedSequence([config.seed, number, segment]).generate_state(1)[0])
+        config = replace(config, run_dir=str(run_dir), total_steps=member.target, seed=seed)
+        arguments = {"env_fn": self.env_fn, "algorithm": algorithm, "config": config}
+        if self._has_begun(number):
+            arguments |= {"resume": run_dir, "init_from": links_to_take(run_dir, self.policies, member.copied) or None}
+        else:  # what a program that was killed began to make
             shutil.rmtree(run_dir, ignore_errors=True)
-        resume = run_dir if begun else None
-        self.waiting[f"member {member}"] = Launch.checked(
-            self.env_fn, algorithm, config, resume=resume, init_from=links or None, plots=False
-        )
+        self.waiting[f"member {number}"] = arguments
 
-    def _steps(self, member: int) -> int:
-        run_dir = self.run_dir(member)
-        return steps_taken(run_dir) if (run_dir / "config.json").exists() else 0
+    def _has_begun(self, number: int) -> bool:
+        return (self.run_dir(number) / "config.json").exists()
+
+    def _steps(self, number: int) -> int:
+        return steps_taken(self.run_dir(number)) if self._has_begun(number) else 0
 
     def ranked(self) -> list[Member]:
-        kin = self.lineage.kin
         members = [
-            Member(number, self.run_dir(number), self._steps(number), own.score, own.settings)
-            for number, own in enumerate(kin)
+            Member(number, self.run_dir(number), self._steps(number), member.score, member.settings)
+            for number, member in enumerate(self.lineage.members)
         ]
-        return sorted(members, key=lambda own: -np.nan_to_num(own.score, nan=LOST, neginf=LOST))
+        return sorted(members, key=lambda member: -np.nan_to_num(member.score, nan=LOST, neginf=LOST))
 
 
 def _link_of(run_dir: Path, policy: str, copy: int) -> Path:
@@ -259,12 +250,12 @@ def _link(source: Path, target: Path) -> None:
 
 
 def links_to_take(run_dir: Path, policies: list[str], copy: int | None) -> dict[str, Path]:
-    """The checkpoints that were linked for a copy and that the run has not taken yet, by policy; None: no copy."""
+    """By policy, the checkpoints linked for a copy that the run has not started from yet; `copy` None: none."""
     if copy is None:
         return {}
     links = {policy: _link_of(run_dir, policy, copy) for policy in policies}
-    taken = {policy: Path(path).name for policy, path in read_config(run_dir).get("init_from", {}).items()}
-    return {policy: path for policy, path in links.items() if path.exists() and taken.get(policy) != path.name}
+    used = {policy: Path(path).name for policy, path in read_config(run_dir).get("init_from", {}).items()}
+    return {policy: path for policy, path in links.items() if path.exists() and used.get(policy) != path.name}
 
 
 def _changeable(algorithm: Algorithm | str) -> Algorithm:
@@ -290,17 +281,16 @@ def _check_shared(config: Config) -> None:
 
 def _with(config: Config, algorithm: Any, settings: Mapping[str, Any]) -> tuple[Config, Algorithm]:
     """The settings and the algorithm with others, by dotted name. Raises ValueError, TypeError."""
-    own = {name.removeprefix(ALGORITHM): value for name, value in settings.items() if name.startswith(ALGORITHM)}
-    config = changed(config, {n: v for n, v in settings.items() if not n.startswith(ALGORITHM)})
-    return config, changed(algorithm, own) if own else algorithm
+    chosen = {name: value for name, value in settings.items() if name.startswith(ALGORITHM)}
+    config = changed(config, {name: value for name, value in settings.items() if name not in chosen})
+    hyperparameters = {name.removeprefix(ALGORITHM): value for name, value in chosen.items()}
+    return config, changed(algorithm, hyperparameters) if chosen else algorithm
 
 
-def _check_settings(
-    env_fn: Any, algorithm: Algorithm, config: Config, population: PopulationConfig, progress: bool
-) -> list[str]:
-    """The names of the policies. Raises ValueError: a setting does not exist, or may not have its values."""
-    own: dict[str, Any] = vars(algorithm) if dataclasses.is_dataclass(algorithm) else {}
-    known = {*hints_of(Config), *(f"{ALGORITHM}{name}" for name in own)}
+def _check_names(algorithm: Algorithm, config: Config, population: PopulationConfig) -> None:
+    """Raises ValueError: a setting does not exist, or a population may not vary it."""
+    hyperparameters: dict[str, Any] = vars(algorithm) if dataclasses.is_dataclass(algorithm) else {}
+    known = {*hints_of(Config), *(f"{ALGORITHM}{name}" for name in hyperparameters)}
     fixed = dict.fromkeys(OWN, "the population sets it, or all members share it")
     if population.method != "random":
         fixed |= fixed_settings(config.replay.save, config.replay.prioritized)
@@ -310,7 +300,13 @@ def _check_settings(
             raise ValueError(f"settings: expected others than {name!r}: {why}")
         if name not in known:
             raise ValueError(f"settings: expected names of settings, got {name!r}{did_you_mean(name, known)}")
-    policies, copies = Launch.checked(env_fn, algorithm, config, progress).spec.policies, population.method != "random"
+
+
+def _check_values(
+    env_fn: Any, algorithm: Algorithm, config: Config, population: PopulationConfig, progress: bool
+) -> list[str]:
+    """The names of the policies. Raises ValueError: a setting may not have one of its values."""
+    policies, copies = policies_of(env_fn, algorithm, config, progress), population.method != "random"
     whole = _fingerprint(policies, config) if copies else None
     for name, distribution in population.settings.items():
         for value in distribution.ends:
@@ -319,11 +315,11 @@ def _check_settings(
             except TypeError:
                 expected = f"settings: expected numbers, texts and tuples of Python for {name!r}"
                 raise ValueError(f"{expected}, got {brief(value)} of type {type(value).__name__}") from None
-            own_config, own_algorithm = _with(config, algorithm, {name: value})
-            own_policies = Launch.checked(env_fn, own_algorithm, own_config, progress).spec.policies
+            its_config, its_algorithm = _with(config, algorithm, {name: value})
+            its_policies = policies_of(env_fn, its_algorithm, its_config, progress)
             if copies:
-                _check_interval(own_policies, population.interval)
-            if copies and _fingerprint(own_policies, own_config) != whole:
+                _check_interval(its_policies, population.interval)
+            if copies and _fingerprint(its_policies, its_config) != whole:
                 raise ValueError(
                     f"settings: expected ones with which a run can be resumed, got {name!r}, whose value {value!r} "
                     "changes its network or its saved replays"
@@ -332,9 +328,11 @@ def _check_settings(
 
 
 def _check_interval(policies: tuple[AssignedPolicy, ...], interval: int) -> None:
+    agents = sum(len(policy.agents) for policy in policies)
     for policy in policies:
         if isinstance(policy.source, QueueSource):
-            least = policy.source.batch_size * (policy.source.length or 1) / share_of(policy, policies)
+            share = len(policy.agents) / agents  # of the run's steps
+            least = policy.source.batch_size * (policy.source.length or 1) / share
             if interval < least:
                 raise ValueError(
                     f"interval: expected at least {math.ceil(least)} steps, since {policy.name} learns from whole "
@@ -351,31 +349,11 @@ def _fingerprint(policies: tuple[AssignedPolicy, ...], config: Config) -> Any:
 
 
 def _score(run_dir: Path, begin: int, evaluates: bool) -> float:
-    """The mean over agents of the last evaluation, or of the last tenth of the episodes, after a step; NaN: none."""
+    """The mean over agents of their last evaluation, or of the last tenth of their episodes, since `begin`; or NaN."""
     name = "eval_return" if evaluates else "episode_return"
     values: dict[str, list[float]] = {}
     for metric in each_metric(run_dir / "metrics.csv"):
         if metric.name == name and metric.step > begin:
             values.setdefault(metric.agent, []).append(metric.value)
-    counted = [own[-1:] if evaluates else own[-max(1, len(own) // 10) :] for own in values.values()]
-    return float(np.mean([np.mean(own) for own in counted])) if counted else math.nan
-
-
-@contextmanager
-def _warned_once() -> Iterator[None]:
-    """Each warning of a run shows once, rather than in every segment of every member."""
-    seen: set[str] = set()
-
-    def is_new(record: logging.LogRecord) -> bool:
-        known = str(record.msg) in seen
-        seen.add(str(record.msg))
-        return not known
-
-    loggers = [logging.getLogger(f"marlcore.run.{name}") for name in NOISY]
-    for logger in loggers:
-        logger.addFilter(is_new)
-    try:
-        yield
-    finally:
-        for logger in loggers:
-            logger.removeFilter(is_new)
+    late = [of[-1:] if evaluates else of[-max(1, len(of) // 10) :] for of in values.values()]
+    return float(np.mean([np.mean(of) for of in late])) if late else math.nan

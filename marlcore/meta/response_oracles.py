@@ -18,20 +18,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import absolute, brief, check_type, check_whole, is_number
+from ..checks import brief, check_type, check_whole, is_number
 from ..config import Config, EvaluationConfig, SelfPlayConfig
 from ..envs import factory
 from ..evaluation import LoadedPolicy, evaluate, load_policy, save_policies
 from ..loops import PolicyModel, build_model
 from ..notices import say, shown_with
-from ..processes import Children, Interrupts, stopped
-from ..record import UNPICKLED, checkpoint_path, holds_files, is_address, load_checkpoint, open_run, save_checkpoint
-from ..run import Algorithms, Launch, assigned, children_of, trained
+from ..processes import Children, Interrupts
+from ..record import UNPICKLED, checkpoint_path, holds_files, load_checkpoint, open_run, save_checkpoint
+from ..run import Algorithms, Shared, assigned, children_of, policies_of, train
 from ..self_play import POLICY
 from .against import Against, Saved
 from .meta_solvers import MetaSolver, mixture_by, solver_of
 from .result import Population, PSROResult, add_policies, plot_result, read_into, write_result
-from .several import folder_of, held
+from .several import folder_of, working_in
 
 _LEAST_SHARE = 1e-6  # of a policy that is played against; solvers leave rounding errors
 _NEVER = 2**62  # updates
@@ -90,17 +90,16 @@ def psro(
     for name, default in (("self_play", SelfPlayConfig()), ("evaluation", EvaluationConfig())):
         if getattr(config, name) != default:
             raise ValueError(f"config.{name}: expected the default, since psro chooses all games, got other settings")
-    folder = _folder(config.run_dir, resume)
+    folder = folder_of("psro", config.run_dir, resume)
+    if resume is not None:
+        folder = open_run(folder, UNPICKLED)
     name = meta_solver if isinstance(meta_solver, str) else getattr(meta_solver, "__name__", "function")
-    with children_of(config) as children, shown_with(progress), held(folder, "psro"):
+    with children_of(config) as children, shown_with(progress), working_in(folder, "psro"):
         oracles = Oracles(folder, env_fn, algorithm, config, games, progress, children)
         result = oracles.checked(resume is not None)
         _mix(result, solve)  # perhaps by another solver than before
         write_result(result, name)  # before all else, so that a psro which is killed at once can continue
-        try:
-            _iterate(oracles, result, solve, name, iterations, min_gain)
-        except KeyboardInterrupt:  # of a run, in games, or between: the directory of all is the one that continues
-            raise stopped(str(folder)) from None
+        _iterate(oracles, result, solve, name, iterations, min_gain)
         for place, population in enumerate(result.populations):
             population.policies = [oracles.policy(place, number) for number in range(len(population.mixture))]
     return result
@@ -147,7 +146,7 @@ class Oracles:
     children: Children  # whose server forks the workers of all runs
 
     def checked(self, resumed: bool) -> PSROResult:
-        """What is known at the beginning. Raises ValueError, TypeError: the input is refused, or none can continue."""
+        """The result so far. Raises ValueError, TypeError: bad input, or a directory that cannot continue."""
         if not resumed and holds_files(self.folder):
             raise ValueError(f"run_dir: expected a new or empty directory, got {str(self.folder)!r}, which holds files")
         spec = assigned(factory(self.env_fn), self.algorithm, self.config)
@@ -166,7 +165,7 @@ class Oracles:
                     expected = "algorithm: expected one without teams or joint critics, of two populations"
                     raise ValueError(f"{expected}, got {type(algorithm).__name__}")
         for place in range(len(policies)):
-            Launch.checked(*self._run(place, 1, np.zeros(0)))
+            policies_of(*self._run(place, 1, np.zeros(0)))
         result = PSROResult(run_dir=self.folder, opponent=None if self._shared else Population(place=1))
         if resumed:
             read_into(result)
@@ -200,11 +199,12 @@ class Oracles:
         shutil.rmtree(self._run_dir(number), ignore_errors=True)  # of a psro that was killed
         for place, policy in enumerate(self.policies):
             self.children.interrupts = interrupts = Interrupts()  # which end the wait for a server, too
-            launch = Launch.checked(*self._run(place, number, result.populations[place - 1].mixture), self.progress)
-            run = trained(launch, Children(interrupts=interrupts, server=self.children.server))
+            arguments = self._run(place, number, result.populations[place - 1].mixture)
+            shared = Shared(Children(interrupts=interrupts, server=self.children.server))
+            run = train(*arguments, progress=self.progress, _shared=shared)
             state = load_checkpoint(checkpoint_path(run.run_dir, policy.name))
-            kept = {name: state[name] for name in state.keys() - {"trainer"}}
-            save_checkpoint(checkpoint_path(*self._saved(place, number)), kept)
+            to_act = {name: state[name] for name in state.keys() - {"trainer"}}
+            save_checkpoint(checkpoint_path(*self._saved(place, number)), to_act)
         tables = np.zeros((2, number + 1, number + 1))
         tables[:, :-1, :-1] = result.payoffs, result.half_widths
         for other in range(number):
@@ -218,9 +218,9 @@ class Oracles:
         return load_policy(*self._saved(place, number))
 
     def _payoff(self, row: int, column: int) -> tuple[float, float]:
-        """The mean return of policy `row` against policy `column`, and half its interval's width.
+        """The mean return of policy `row` against policy `column`, over both sides if they are of one population.
 
-        Of one population, it is that over both sides.
+        Beside it, half the width of its confidence interval.
         """
         means, variances = [], []
         policies, sides = (self.policy(0, row), self.policy(-1, column)), 2 if self._shared else 1
@@ -249,10 +249,10 @@ class Oracles:
             self_play = SelfPlayConfig(pool=1, admit_updates=_NEVER, latest=0.0, anchors=anchors)
             config = replace(self.config, run_dir=str(run_dir), seed=seed, self_play=self_play)
             return self.env_fn, self.algorithm, config
-        own = str(run_dir / checkpoint_path(run_dir, policy.name).stem)
+        its_dir = str(run_dir / checkpoint_path(run_dir, policy.name).stem)
         agent, learners = policy.agents[0], {policy.name: self._config.learner_of(policy.name)}
         names = {agent: policy.name}
-        config = replace(self._config, run_dir=own, seed=seed, policies=names, teams=None, learners=learners)
+        config = replace(self._config, run_dir=its_dir, seed=seed, policies=names, teams=None, learners=learners)
         return partial(Against, self._make_env, config.actor.envs, agent, shares), policy.algorithm, config
 
     def _run_dir(self, number: int) -> Path:
@@ -260,17 +260,3 @@ class Oracles:
 
     def _saved(self, place: int, number: int) -> Saved:
         return self.folder, self.policies[place].name, f"policy-{number}"
-
-
-def _folder(run_dir: str | None, resume: str | Path | None) -> Path:
-    place = run_dir if resume is None else resume
-    if is_address(place):
-        raise ValueError(f"run_dir: expected a directory of this machine, got {str(place)!r}")
-    folder = folder_of(place, "psro")
-    if resume is not None and run_dir is not None and absolute(run_dir) != folder:
-        raise ValueError(f"run_dir: expected None or that of the psro that continues, {str(resume)!r}, got {run_dir!r}")
-    if resume is None:
-        return folder
-    if not folder.is_dir():
-        raise ValueError(f"resume: expected the directory of a psro, got {str(resume)!r}, which does not exist")
-    return open_run(folder, UNPICKLED)

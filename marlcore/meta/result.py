@@ -20,7 +20,7 @@ _MOST_NUMBERED = 16  # policies, of which a picture shows each payoff as a numbe
 
 
 class MixedPlayer:
-    """Draws one of several policies where an episode begins, and acts by it until its end; greedily, as they do.
+    """Draws a policy by the mixture where an episode begins, and acts by it greedily until the episode ends.
 
     It can stand in `policies=` of `evaluate`, where each copy of the environment has a player with draws of its own.
     """
@@ -93,14 +93,14 @@ class PSROResult(Population):
 
 
 def add_policies(result: PSROResult, payoffs: NDArray[np.float64], halves: NDArray[np.float64]) -> None:
-    """Takes in the tables with a new policy of each population, whose mixtures are still the old ones."""
+    """Sets the tables, which have a new policy of each population, while the mixtures are still the old ones."""
     first, second = result.mixture, result.populations[-1].mixture
     views = (first, second, payoffs, halves), (second, first, -payoffs.T, halves.T)
-    for population, (own, other, means, widths) in zip(result.populations, views, strict=False):
+    for population, (mixture, other, means, widths) in zip(result.populations, views, strict=False):
         shares = np.zeros_like(means)
         shares[-1, :-1] = other
         if result.opponent is not None:  # else the mixture returns 0 against itself
-            shares[:-1, :-1] = -np.outer(own, other)
+            shares[:-1, :-1] = -np.outer(mixture, other)
         met = shares != 0  # the intervals of others may be unknown
         population.gains.append((float(shares[met] @ means[met]), float(np.linalg.norm(shares[met] * widths[met]))))
     result.payoffs, result.half_widths = payoffs, halves
@@ -122,26 +122,26 @@ def _plain(population: Population, *names: str) -> dict[str, Any]:
 def read_into(result: PSROResult) -> None:
     """Reads what `write_result` wrote, without the policies.
 
-    Raises ValueError: there is no such file, or it is damaged, or of another number of populations.
+    Raises ValueError: the file does not exist, is damaged, or has another number of populations.
     """
     with believed("resume: expected the directory of a psro", result.run_dir, TABLE):
         saved = read_json(result.run_dir / TABLE)
-        parts = [saved, saved["opponent"]] if "opponent" in saved else [saved]
+        sides = [saved, saved["opponent"]] if "opponent" in saved else [saved]
         count = 1 + np.size(saved["gains"]) // 2
-        for population, part in zip(result.populations, parts, strict=False):
-            population.mixture = _numbers(part, "mixture", -1)
-            population.gains = [*map(tuple, _numbers(part, "gains", count - 1, 2).tolist())]
+        for population, side in zip(result.populations, sides, strict=False):
+            population.mixture = _numbers(side, "mixture", -1)
+            population.gains = [*map(tuple, _numbers(side, "gains", count - 1, 2).tolist())]
         result.payoffs, result.half_widths = (_numbers(saved, name, count, count) for name in TABLES)
-    if len(parts) != len(result.populations):
-        raise ValueError(f"resume: expected a psro of {len(result.populations)} populations, got one of {len(parts)}")
+    if len(sides) != len(result.populations):
+        raise ValueError(f"resume: expected a psro of {len(result.populations)} populations, got one of {len(sides)}")
 
 
-def _numbers(part: Any, name: str, *shape: int) -> NDArray[np.float64]:
-    """An array that `write_result` wrote. Raises TypeError: it is none of this shape. KeyError."""
+def _numbers(saved: Any, name: str, *shape: int) -> NDArray[np.float64]:
+    """An array that `write_result` wrote. Raises TypeError: it has another shape. KeyError."""
     try:
-        return np.array(part[name], np.float64).reshape(shape)
+        return np.array(saved[name], np.float64).reshape(shape)
     except (TypeError, ValueError, OverflowError):
-        raise TypeError(f"{name}: expected numbers {list(shape)}, got {brief(part)}") from None
+        raise TypeError(f"{name}: expected numbers {list(shape)}, got {brief(saved)}") from None
 
 
 def plot_result(result: PSROResult, meta_solver: str) -> None:

@@ -1,44 +1,53 @@
-"""Runs with several seeds, their table of progress and their curves together."""
+"""Runs with several seeds, and their curves together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from logging import LogRecord
+from pathlib import Path
+from typing import Any
 
 from ..config import Config
 from ..processes import Children
-from ..record import Progress, SharedProgress, each_metric, plot_runs, read_config
-from ..run import Launch, Result
-from .several import begin_several, deliver, make_runs
+from ..record import SharedProgress, each_metric, plot_runs, read_config
+from ..run import Algorithms, Result, policies_of
+from .several import check_parallel, folder_of, make_runs, naming_what_continues, warned_once
 
 
 def work_seeds(
-    check: Callable[..., Launch], config: Config | None, seeds: Sequence[int], parallel: int, progress: bool,
-    children: Children,
+    env_fn: Callable[[], Any] | str, algorithm: Algorithms, config: Config | None, seeds: Sequence[int],
+    parallel: int, progress: bool, children: Children, **initial: Any,
 ) -> list[Result]:  # fmt: skip
-    """The results with each seed; `check` makes the input with given settings. Raises: see `train_seeds`."""
+    """The results with each seed; `initial`: `init_from` and `init_strict`. Raises: see `train_seeds`."""
     config = config or Config()
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds: expected different ones, got {list(seeds)}")
-    folder = begin_several(config, parallel, "seeds")
-    config = config.with_absolute_paths()
-    inputs = {
-        f"seed {seed}": check(replace(config, seed=seed, run_dir=str(folder / f"seed-{seed}")), progress)
-        for seed in seeds
-    }
-    labels, results = dict(zip(inputs, seeds, strict=True)), dict[int, Result]()
+    check_parallel(parallel, config)
+    folder = folder_of("seeds", config.run_dir)
+    config, results = config.with_absolute_paths(), dict[str, Result]()
     with ExitStack() as stack:
-        table = None
-        if progress:
-            table = SharedProgress(stack.enter_context(Progress()), len(seeds) * config.total_steps)
-        ended = make_runs(inputs, config.mode, parallel, children, folder, table)
-        for label, result in stack.enter_context(closing(ended)):
-            results[labels[label]] = result()
-            begun = {seed: made.run_dir for seed, made in results.items() if made.run_dir.exists()}
-            if begun:  # else all that have ended were stopped before their first step
-                described = read_config(next(iter(begun.values())))
-                title = f"{described['env']}, {described['algorithm']}, seeds {', '.join(map(str, begun))}"
-                plot_runs([each_metric(path / "metrics.csv") for path in begun.values()], folder / "curves.png", title)
-    deliver(children.interrupts, folder)
-    return [results[seed] for seed in seeds]
+        stack.enter_context(warned_once(LogRecord.getMessage))
+        stack.enter_context(naming_what_continues(folder, f"{folder}/seed-N"))
+        waiting = {}
+        for seed in seeds:
+            of_seed = replace(config, seed=seed, run_dir=str(folder / f"seed-{seed}"))
+            waiting[f"seed {seed}"] = {"env_fn": env_fn, "algorithm": algorithm, "config": of_seed, **initial}
+        labels = [*waiting]
+        for label in labels[:1]:  # the others differ in their seed and directory alone
+            policies_of(**waiting[label], progress=progress)
+        table = SharedProgress(len(seeds) * config.total_steps) if progress else None
+        ended = stack.enter_context(closing(make_runs(waiting, config.mode, parallel, children, table)))
+        for label, result in ended:
+            results[label] = result()
+            _plot([made.run_dir for made in results.values() if made.run_dir.exists()], folder)
+    return [results[label] for label in labels]
+
+
+def _plot(run_dirs: Sequence[Path], folder: Path) -> None:
+    if run_dirs:  # else all that have ended were stopped before their first step
+        described = read_config(run_dirs[0])
+        seeds = ", ".join(str(path.name.removeprefix("seed-")) for path in run_dirs)
+        title = f"{described['env']}, {described['algorithm']}, seeds {seeds}"
+        plot_runs([each_metric(path / "metrics.csv") for path in run_dirs], folder / "curves.png", title)

@@ -1,69 +1,78 @@
-"""Several runs in one program: in turn in its first thread, or beside each other on one fork server.
-
-`waiting` holds the runs to make, by label; its owner may add to it between two results.
-"""
+"""Several runs in one program: by `train` in turn, or by `start` beside each other on one fork server."""
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ..checks import absolute, check_whole
 from ..config import Config
-from ..errors import WorkerFailed, suppress_failed_calls
-from ..processes import Children, Interrupts
+from ..errors import suppress_failed_calls
+from ..processes import Children, Interrupts, stopped
 from ..record import (
     LOCK,
     RUNS,
     SharedProgress,
     Table,
+    check_same_run,
     dated_paths,
     holds_files,
     is_address,
     lock_directory,
     steps_taken,
 )
-from ..run import Launch, Result, Run, work
+from ..run import Result, Run, Shared, start, train
 
 POLL_S = 0.1  # between looks at runs beside each other
 
+Waiting: TypeAlias = dict[str, dict[str, Any]]  # by label, the arguments of `train`; it may grow between two results
 Ended: TypeAlias = Generator[tuple[str, Callable[[], Result]], None, None]
 
 
-def begin_several(config: Config, parallel: int, kind: str) -> Path:
-    """See `folder_of`. Raises ValueError: the settings do not fit several runs."""
+def check_parallel(parallel: int, config: Config) -> None:
+    """Raises ValueError: so many runs with these settings cannot work beside each other."""
     check_whole("parallel", parallel)
     if parallel > 1 and config.mode == "serial":
         raise ValueError(f"parallel: expected 1 in serial mode, whose runs work in this process, got {parallel}")
-    if is_address(config.run_dir):
-        raise ValueError(f"run_dir: expected a directory of this machine for several {kind}, got {config.run_dir!r}")
-    return folder_of(config.run_dir, kind)
 
 
-def folder_of(place: str | Path | None, kind: str) -> Path:
-    """The absolute directory of several runs, by default a new one, runs/<date and time>-<kind>."""
-    if place:
-        return absolute(place)
-    return next(path for path in dated_paths(RUNS, f"-{kind}") if not path.exists())
+def folder_of(kind: str, run_dir: str | None, resume: str | Path | None = None) -> Path:
+    """The absolute directory of several runs, by default a new one, runs/<date and time>-<kind>.
+
+    Raises ValueError: it is on no machine, or the one to continue does not exist or differs from `run_dir`.
+    """
+    label, place = ("run_dir", run_dir) if resume is None else ("resume", resume)
+    if is_address(place):
+        raise ValueError(f"{label}: expected a directory of this machine, got {place!r}")
+    if place is None:
+        return next(path for path in dated_paths(RUNS, f"-{kind}") if not path.exists())
+    folder = absolute(place, label)
+    if resume is not None:
+        check_same_run(run_dir, resume, kind)
+        if not folder.is_dir():
+            raise ValueError(f"resume: expected the directory of a {kind}, got {str(resume)!r}, which does not exist")
+    return folder
 
 
 @contextmanager
-def held(folder: Path, kind: str) -> Iterator[None]:
-    """Keeps the directory from other processes. Raises ValueError: one works in it.
+def working_in(folder: Path, kind: str) -> Iterator[None]:
+    """Keeps other processes out of the directory; Ctrl-C inside says that it can be continued.
 
     A directory that stays empty is removed, and one made here if the block fails before the first run has begun.
+    Raises ValueError: another process works in it.
     """
     new = not folder.exists()
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     lock = lock_directory(folder)
     if lock is None:
         raise ValueError(f"run_dir: expected one in which no other {kind} works, got {str(folder)!r}")
-    with lock:
+    with lock, naming_what_continues(folder):
         try:
             yield
         except Exception:  # not by Ctrl-C, after which it can be continued
@@ -77,82 +86,103 @@ def held(folder: Path, kind: str) -> Iterator[None]:
                     folder.rmdir()
 
 
+@contextmanager
+def naming_what_continues(folder: Path, resume: str = "") -> Iterator[None]:
+    """Has Ctrl-C inside name the directory of all runs, and what continues them, instead of those of one run."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not folder.exists():
+            raise
+        raise stopped(str(folder), resume) from None
+
+
+@contextmanager
+def warned_once(text_of: Callable[[logging.LogRecord], str]) -> Iterator[None]:
+    """Inside, runs and their checks log only the first of the warnings with the same `text_of`."""
+    seen: set[str] = set()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        count = len(seen)
+        seen.add(text_of(record))
+        return len(seen) > count
+
+    room = f"{Run.__module__.rpartition('.')[0]}."
+    loggers = [logging.getLogger(name) for name in [*logging.root.manager.loggerDict] if name.startswith(room)]
+    for logger in loggers:
+        logger.addFilter(is_new)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(is_new)
+
+
 def make_runs(
-    waiting: dict[str, Launch],
-    mode: str,
-    parallel: int,
-    children: Children,
-    folder: Path,
-    table: SharedProgress | None,
+    waiting: Waiting, mode: str, parallel: int, children: Children, table: SharedProgress | None, plots: bool = True
 ) -> Ended:
-    """Makes the runs, all of one mode. Yields their labels, and functions that return or raise what ended them."""
-    if mode == "serial":
-        return _in_turn(waiting, folder, table)
-    return _side_by_side(waiting, parallel, children, table)
+    """Makes the runs of `waiting`; `plots`: each draws its curves.
+
+    Yields each label with a function that returns the run's result, or raises the error that ended it.
+    """
+    with table or nullcontext():
+        if mode == "serial":  # some environments work only in a program's first thread
+            yield from _in_turn(waiting, table, plots)
+        else:
+            yield from _side_by_side(waiting, parallel, children, table, plots)
 
 
-def _in_turn(waiting: dict[str, Launch], folder: Path, table: SharedProgress | None) -> Ended:
-    """Makes runs in this thread, since some environments work only in a program's first one. Yields their results."""
+def _in_turn(waiting: Waiting, table: SharedProgress | None, plots: bool) -> Ended:
     while waiting:
-        label = next(iter(waiting))
-        children, result = Children(interrupts=Interrupts()), Future[Result]()
-        with children.interrupts as interrupts:
-            try:
-                result.set_result(work(launch := waiting.pop(label), children, _part(table, label, launch)))
-            except WorkerFailed as error:
-                result.set_exception(error)
-            if table:
-                table.end(label)
-            yield label, result.result
-        deliver(interrupts, folder)
+        label, arguments, part = _next(waiting, table)
+        yield label, partial(train, **arguments, progress=False, _shared=Shared(Children(), part, plots))
+        if table:
+            table.end(label)
 
 
-def deliver(interrupts: Interrupts, folder: Path) -> None:
-    """Raises what a signal came for. The message names the directory to resume; with seeds, one for each run."""
-    each = "/seed-N" if any(folder.glob("seed-*")) else ""
-    interrupts.deliver(str(folder) if folder.exists() else "", f"{folder}{each}")
-
-
-def _side_by_side(waiting: dict[str, Launch], parallel: int, children: Children, table: SharedProgress | None) -> Ended:
-    """Makes runs, `parallel` at a time, whose workers one server forks. Yields the results as the runs end."""
+def _side_by_side(
+    waiting: Waiting, parallel: int, children: Children, table: SharedProgress | None, plots: bool
+) -> Ended:
     running: dict[str, Run] = {}
     with children.interrupts as interrupts, ExitStack() as stack:
         stack.callback(_end_all, running, interrupts)  # the runs beside one that fails
         while waiting or running:
             if interrupts.stopping:
                 waiting.clear()
-                for run in running.values():
-                    run.stop()
-                    if interrupts.again:
-                        run.hurry()
+                _stop(running, interrupts.again)
             while waiting and len(running) < parallel:
-                label = next(iter(waiting))
-                launch = waiting.pop(label)
-                part = _part(table, label, launch)
-                running[label] = Run(launch, Children(server=children.server), part)
+                label, arguments, part = _next(waiting, table)
+                running[label] = start(**arguments, _shared=Shared(Children(server=children.server), part, plots))
             time.sleep(POLL_S)
             for label in [label for label, run in running.items() if run.done]:
                 if table:
                     table.end(label)
                 yield label, running[label].wait
                 del running[label]
+    interrupts.deliver()
 
 
-def _part(table: SharedProgress | None, label: str, launch: Launch) -> Table | None:
-    if table is None:
-        return None
-    return table.part(label, 0 if launch.resume is None else steps_taken(launch.resume))
+def _next(waiting: Waiting, table: SharedProgress | None) -> tuple[str, dict[str, Any], Table | None]:
+    label = next(iter(waiting))
+    arguments = waiting.pop(label)
+    resume = arguments.get("resume")
+    return label, arguments, table and table.part(label, steps_taken(resume) if resume else 0)
+
+
+def _stop(running: Mapping[str, Run], hurry: bool) -> None:
+    for run in running.values():
+        run.stop()
+        if hurry:
+            run.hurry()
 
 
 def _end_all(running: Mapping[str, Run], interrupts: Interrupts) -> None:
     """Stops the runs and waits for them; a signal that comes meanwhile ends them without their last checkpoints."""
     patient = not interrupts.stopping
-    for run in running.values():
-        run.stop()  # all before waiting for the first
+    _stop(running, hurry=False)  # all before waiting for the first
     while not all(run.done for run in running.values()):
         if interrupts.again or (patient and interrupts.stopping):
-            for run in running.values():
-                run.hurry()
+            _stop(running, hurry=True)
         time.sleep(POLL_S)
     for run in running.values():
         run.close()

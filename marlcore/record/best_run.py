@@ -11,10 +11,10 @@ from .trust import RECORD, open_run
 
 
 def best_run(runs: str | Path | Sequence[str | Path], metric: str = "eval_return", agent: str | None = None) -> Path:
-    """The directory of the run in which a metric was highest in the end.
+    """The directory of the run in which a metric was highest at the end.
 
-    A run counts by the mean of the values in the last tenth of its steps: of each agent or policy that reports the
-    metric, and then of these. Where two are equal, the first wins; NaN is the lowest.
+    A run's value is the mean over the last tenth of its steps: first of each agent or policy that reports the metric,
+    then over them. Of equal runs the first wins; NaN is the lowest.
 
     Args:
         runs: the directories of runs, or one directory that holds them, as `marlcore train --seeds` leaves it.
@@ -31,10 +31,10 @@ def best_run(runs: str | Path | Sequence[str | Path], metric: str = "eval_return
         folders = [as_path("runs", run) for run in runs]
         if not folders:
             raise ValueError("runs: expected at least one, got none")
-    return max(folders, key=lambda folder: _in_the_end(folder, metric, agent))
+    return max(folders, key=lambda folder: _late_mean(folder, metric, agent))
 
 
-def _in_the_end(folder: Path, metric: str, agent: str | None) -> float:
+def _late_mean(folder: Path, metric: str, agent: str | None) -> float:
     path = open_run(folder, RECORD) / "metrics.csv"
     if not path.exists():
         raise ValueError(f"runs: expected directories of runs, got {str(folder)!r}")
@@ -47,6 +47,6 @@ def _in_the_end(folder: Path, metric: str, agent: str | None) -> float:
     if not values:
         of = "" if agent is None else f" of {agent}"
         raise ValueError(f"metric: expected one that each run has{of}, got {metric!r}, which {str(folder)!r} has not")
-    means = [sum(own) / len(own) for own in values.values()]
+    means = [sum(late) / len(late) for late in values.values()]
     mean = sum(means) / len(means)
     return -math.inf if math.isnan(mean) else mean

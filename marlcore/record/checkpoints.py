@@ -1,4 +1,4 @@
-"""Checkpoints: reading one, those that evaluations keep of a policy, and those from which a run starts."""
+"""Checkpoints: how they are written and read, which ones evaluations keep, and from which a run starts."""
 
 import io
 import math
@@ -79,7 +79,7 @@ def save_checkpoint(path: Path, state: Mapping[str, Any], hold: Hold | None = No
 
 
 def load_checkpoint(path: Path, *, own_name: bool = True, label: str = "resume") -> dict[str, Any]:
-    """A checkpoint, empty if there is none yet; no code of it runs. Raises ValueError: it is damaged, or a copy."""
+    """A checkpoint, empty before the first; executes no code of it. Raises ValueError: it is damaged, or a copy."""
     if not os.path.lexists(path):  # a dangling link is a checkpoint that was lost
         return {}
     try:
@@ -100,20 +100,18 @@ def load_checkpoint(path: Path, *, own_name: bool = True, label: str = "resume")
     return state
 
 
-def taken_over(own: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's state that continues its counts, with the trainer's state of another's checkpoint; without weights."""
-    state = NO_COUNTS | {name: value for name, value in own.items() if name != "trainer"}
+def taken_over(state: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's state with the trainer of another checkpoint and its own counts; the caller adds the weights."""
+    taken = NO_COUNTS | {name: value for name, value in state.items() if name != "trainer"}
     if "trainer" in other:  # else it is a state_dict, or kept by an evaluation
-        state |= {"trainer": other["trainer"], "torch": own.get("torch", other["torch"])}
-    return state
+        taken |= {"trainer": other["trainer"], "torch": state.get("torch", other["torch"])}
+    return taken
 
 
 def initial_states(init_from: InitFrom | None, policies: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """By policy: the state of a checkpoint, or {"network": a state_dict}, from which it starts; no code of it runs.
+    """By policy, the state from which it starts: of a checkpoint, or {"network": a state_dict}. Executes no code of it.
 
-    Its item "from" says where it comes from.
-
-    Raises: ValueError, TypeError: there is none for a policy, or it is damaged, in one line.
+    Its item "from" names the source. Raises ValueError, TypeError: a policy has no source, or a damaged one.
     """
     if init_from is None:
         return {}

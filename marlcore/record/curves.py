@@ -56,29 +56,26 @@ def say_that_none_ended(axes: Axes) -> None:
 
 def plot_run(metrics: Iterable[Metric], path: Path, title: str) -> None:
     """Plots each agent's finite `episode_return`s over steps as points, and their running mean, as a PNG at `path`."""
-    curves = returns_of(metrics)
-    _plot(path, title, "return (points: episodes, lines: running means)", [curves], list(curves), _plot_episodes)
+    _plot(path, title, "return (points: episodes, lines: running means)", [metrics], _plot_episodes)
 
 
 def plot_runs(runs: Sequence[Iterable[Metric]], path: Path, title: str) -> None:
-    """As `plot_run`, the mean of several runs' running means, and a band from the lowest to the highest."""
-    runs_curves = [returns_of(metrics) for metrics in runs]
-    agents = [agent for agent in runs_curves[0] if all(agent in curves for curves in runs_curves)] if runs else []
-    label = "return (lines: means of the runs, bands: lowest to highest)"
-    _plot(path, title, label, runs_curves, agents, _plot_band)
+    """Plots, as `plot_run`, the mean of several runs' running means, and a band from the lowest to the highest."""
+    _plot(path, title, "return (lines: means of the runs, bands: lowest to highest)", runs, _plot_band)
 
 
 def _plot(
     path: Path,
     title: str,
     label: str,
-    runs: list[dict[str, Points]],
-    agents: list[str],
+    runs: Sequence[Iterable[Metric]],
     plot_agent: Callable[[Axes, str, list[Points], Any], None],
 ) -> None:
     from matplotlib import colormaps
     from matplotlib.ticker import EngFormatter
 
+    returns = [returns_of(metrics) for metrics in runs]
+    agents = [agent for agent in returns[0] if all(agent in by_agent for by_agent in returns)]
     with canvas(path, title, 7) as (figure, axes):
         axes.set_xlabel("environment steps", fontsize=12)
         axes.set_ylabel(label, fontsize=12)
@@ -89,7 +86,7 @@ def _plot(
         if not agents:
             say_that_none_ended(axes)
             return
-        last = max(points[-1, 0] for curves in runs for points in curves.values())
+        last = max(points[-1, 0] for by_agent in returns for points in by_agent.values())
         axes.set_xlim(0, max(10, 1.01 * last))  # at least 10, so that ticks fall on whole steps
         few = len(agents) <= 10
         colors = colormaps["tab10" if few else "turbo"](
@@ -97,7 +94,7 @@ def _plot(
         )
         for agent, color in zip(agents, colors, strict=True):
             name = f" {agent}" if agent.startswith("_") else agent  # matplotlib shows no label that begins with "_"
-            plot_agent(axes, printable(name) or "all", [curves[agent] for curves in runs], color)
+            plot_agent(axes, printable(name) or "all", [by_agent[agent] for by_agent in returns], color)
         widest = max(len(label) for label in axes.get_legend_handles_labels()[1])
         # Below the axes: beside the curves, the legend would take a sixth of the width.
         legend = figure.legend(loc="outside lower center", frameon=False, ncols=max(1, 160 // (widest + 8)))
@@ -130,13 +127,13 @@ def _plot_band(axes: Axes, agent: str, runs: list[Points], color: Any) -> None:
 
 def returns_of(metrics: Iterable[Metric]) -> dict[str, Points]:
     """The finite returns by agent, in order."""
-    noted: dict[str, array[float]] = {}  # step, return, step, return ...
+    flat: dict[str, array[float]] = {}  # step, return, step, return ...
     for metric in metrics:
         if metric.name == "episode_return" and math.isfinite(metric.value):
-            noted.setdefault(metric.agent, array("d")).extend((metric.step, metric.value))
-    points = {agent: np.frombuffer(noted[agent]).reshape(-1, 2) for agent in sorted(noted, key=agent_order)}
+            flat.setdefault(metric.agent, array("d")).extend((metric.step, metric.value))
+    points = {agent: np.frombuffer(flat[agent]).reshape(-1, 2) for agent in sorted(flat, key=agent_order)}
     # Several actors report, so their episodes come out of order.
-    return {agent: own[own[:, 0].argsort(kind="stable")] for agent, own in points.items()}
+    return {agent: episodes[episodes[:, 0].argsort(kind="stable")] for agent, episodes in points.items()}
 
 
 def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
@@ -151,5 +148,5 @@ def thin(steps: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.
 
 
 def _window(episodes: int) -> int:
-    """Of a running mean: wide enough to be smooth, at most a tenth of the run, so that short runs keep their shape."""
+    """The episodes in a running mean: enough to be smooth, and at most a tenth of a short run, to keep its shape."""
     return max(1, min(100, episodes // 10), episodes // 50)

@@ -1,4 +1,4 @@
-"""Descriptions of a run in JSON: config.json, and its policies, which are made again without executing any code."""
+"""Descriptions of a run in JSON: config.json, and policies.json, which is read without executing code."""
 
 import dataclasses
 import itertools
@@ -49,7 +49,7 @@ OF_ROWS = (
     "replay.prioritized",
 )  # fmt: skip
 OF_PRIORITIES = ("learner.n_step", "replay.alpha")
-MOST_NUMBERS = 2**24  # of described spaces together, whose arrays are made before any weights are compared
+MOST_NUMBERS = 2**24  # in the arrays of all described spaces, which are made before weights are compared
 _NUMBERS = {"Discrete": ("n", "start"), "MultiDiscrete": ("nvec", "start"), "Box": ("low", "high")}
 
 
@@ -98,7 +98,7 @@ def _plain(value: Any) -> Any:
 
 
 def described_run(run_dir: str | Path, *, trust: bool = False) -> tuple[Any, Algorithm | dict[str, Algorithm], Config]:
-    """The inverse of `describe`, which imports what config.json names. Raises ValueError: it cannot, or may not."""
+    """The inverse of `describe`: imports the names in config.json. Raises ValueError: it cannot, or may not."""
     if is_address(run_dir):
         if not trust:
             expected = "trust: expected trust=True or --trust for a run elsewhere, since loading it executes code"
@@ -143,13 +143,13 @@ def _value(label: str, value: Any, kind: str = "hyperparameter") -> Any:
 
 
 def check_resumed(run_dir: str | Path, described: dict[str, Any], policies: tuple[AssignedPolicy, ...]) -> None:
-    """Raises ValueError: there is no run, a thing changed that cannot change, or the run has no steps left to take.
+    """Raises ValueError: no run is there, a fixed setting changed, or the run has no steps left to take.
 
-    Another environment is taken if its policies have the same agents and spaces. Hyperparameters may change as long as
-    the checkpoints' networks fit them, which shows when these are loaded.
+    Another environment is accepted if its policies have the same agents and spaces. Whether changed hyperparameters fit
+    the networks shows when the checkpoints are loaded.
     """
     now = dict(flattened(_as_json(described), Config))
-    # A run of a version before has no entry for a setting that came later, whose default is what that version did.
+    # An older version's run lacks entries for newer settings, whose defaults are that version's behaviour.
     before = dict(flattened(_as_json(Config().to_dict()), Config)) | dict(flattened(read_config(run_dir), Config))
     prioritized = any(chosen for *_, chosen in _each("replay.prioritized", before, now))
     fixed = fixed_settings(any((Path(run_dir) / "checkpoints").glob("*.replay")), prioritized)
@@ -160,17 +160,17 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any], policies: tupl
             if old != new:
                 raise ValueError(f"resume: expected {name} {old!r}, as the run had it, got {brief(new)}: {reason}")
     _check_same_spaces(Path(run_dir) / POLICIES, policies)
-    taken = steps_taken(run_dir)
-    if now["total_steps"] <= taken:
-        complete = "the run is complete; to continue it, " if taken >= before["total_steps"] else ""
+    steps = steps_taken(run_dir)
+    if now["total_steps"] <= steps:
+        complete = "the run is complete; to continue it, " if steps >= before["total_steps"] else ""
         raise ValueError(
-            f"total_steps: {complete}expected more than the {taken:,} steps that the run has taken, "
+            f"total_steps: {complete}expected more than the {steps:,} steps that the run has taken, "
             f"got {now['total_steps']}"
         )
 
 
 def fixed_settings(replays: bool, prioritized: bool) -> dict[str, str]:
-    """The settings with which a run must be resumed, where its replays were saved or not, and why."""
+    """The settings that a resumed run must keep, and why; `replays`: it saved its replays."""
     fixed = dict(FIXED)
     if replays:
         fixed |= dict.fromkeys(OF_ROWS, "its saved replays have such rows; it can change without checkpoints/*.replay")
@@ -184,7 +184,7 @@ def _as_json(described: dict[str, Any]) -> Any:
 
 
 def _each(label: str, before: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """A setting's name, and its values before and now; one of a section also for each policy with its own."""
+    """A setting's name with its values before and now, also of each policy that has its own such section."""
     old, new = before.get(label), now[label]
     if label == ANCHORS:  # whose shares may change
         old, new = [*(old or ())], [*new]
@@ -194,7 +194,7 @@ def _each(label: str, before: dict[str, Any], now: dict[str, Any]) -> Iterator[t
     section, _, name = label.partition(".")
     for by in [by for by, usual in SECTIONS.items() if name and usual == section]:
         for policy in before.get(by, {}) | now.get(by, {}):
-            old, new = (own.get(by, {}).get(policy, {}).get(name, own.get(label)) for own in (before, now))
+            old, new = (run.get(by, {}).get(policy, {}).get(name, run.get(label)) for run in (before, now))
             yield f"{by}.{policy}.{name}", old, new
 
 
@@ -213,7 +213,7 @@ def _check_same_spaces(path: Path, policies: tuple[AssignedPolicy, ...]) -> None
 
 
 def changed_hyperparameters(run_dir: Path, policy: AssignedPolicy) -> dict[str, tuple[Any, Any]]:
-    """By name, the hyperparameters of a policy that differ from those of a run's config.json: these, and the new."""
+    """By name, a policy's hyperparameters that differ from those of a run's config.json: the old and the new value."""
     described = read_config(run_dir)
     before, names = described.get("hyperparameters", {}), described.get("algorithm")
     if isinstance(names, dict):
@@ -223,7 +223,7 @@ def changed_hyperparameters(run_dir: Path, policy: AssignedPolicy) -> dict[str, 
 
 
 def write_policies(run_dir: Path, policies: tuple[AssignedPolicy, ...], config: Config) -> None:
-    """Writes what `described_policies` reads."""
+    """Writes the file that `described_policies` reads."""
     plain = config.to_dict()
     settings = {label: plain[label] for label in OF_POLICIES}
     settings["replay"] = {"pad": config.replay.pad}  # whose path need not exist where the policies are loaded
@@ -285,14 +285,15 @@ def _config(plain: Mapping[str, Any]) -> Config:
     """The described settings of policies, and no others, without functions, which would be imported."""
     known = {label: plain[label] for label in OF_POLICIES if label in plain}
     known["exploration"] = _without_functions(plain["exploration"])
-    known["explorations"] = {policy: _without_functions(own) for policy, own in known.get("explorations", {}).items()}
+    explorations = known.get("explorations", {})
+    known["explorations"] = {policy: _without_functions(section) for policy, section in explorations.items()}
     return Config.from_dict({**known, "replay": {"pad": plain["replay"]["pad"]}})
 
 
 def _without_functions(exploration: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: text for name, text in exploration.get("schedules", {}).items() if not is_custom(text)}
+    schedules = {name: text for name, text in exploration.get("schedules", {}).items() if not is_custom(text)}
     epsilon = exploration.get("epsilon")
-    return {**exploration, "epsilon": None if is_custom(epsilon) else epsilon, "schedules": kept}
+    return {**exploration, "epsilon": None if is_custom(epsilon) else epsilon, "schedules": schedules}
 
 
 def _described(space: gym.Space) -> dict[str, Any]:

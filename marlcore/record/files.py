@@ -33,7 +33,7 @@ _warn_once = functools.cache(log.warning)
 
 
 def remove_unfinished(path: Path) -> None:
-    """Removes what a killed process left of a write to `path`; a write of one that still lives fails."""
+    """Removes unfinished writes to `path`: a killed process left them, and a living one's write fails."""
     for left in path.parent.glob(f".{escape(path.name)}.*.new"):
         left.unlink(missing_ok=True)
 
@@ -46,9 +46,9 @@ def write_atomically(path: Path, *data: bytes | memoryview, check: Callable[[], 
     if check is None:
         remove_unfinished(path)
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
-    kept = "the earlier one is kept" if path.exists() else "there is no earlier one"
+    earlier = "the earlier one is kept" if path.exists() else "there is no earlier one"
     try:
-        with naming(path, f"{sum(map(len, data)):,} bytes were not written, {kept}"):
+        with naming(path, f"{sum(map(len, data)):,} bytes were not written, {earlier}"):
             with open(aside, "xb", opener=opener) as file:
                 file.writelines(data)
                 file.flush()
@@ -112,7 +112,7 @@ def read_json(path: Path, *, editable: bool = False) -> dict[str, Any]:
 
 @contextmanager
 def believed(expected: str, folder: Path, name: str) -> Iterator[None]:
-    """Raises ValueError, which says why the block fails: the file of that name does not hold what it should."""
+    """Raises ValueError, with the block's own error: the file of that name has unexpected content."""
     try:
         yield
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError, OSError) as error:

@@ -11,15 +11,15 @@ from .files import remove_unfinished, write_atomically
 
 @dataclass(frozen=True)
 class Hold:
-    """The right of a policy's learner to write its checkpoint, until a later one has it.
+    """The right of a policy's learner to write its checkpoint, until a later learner takes it.
 
-    A checkpoint is written beside its file, then the hold is checked, then it replaces the file. The next holder first
-    takes the hold, then removes what is being written, and then reads: so no earlier learner replaces the file any
-    more. A save removes nothing of other writes, which may be the next holder's.
+    A learner writes a checkpoint beside its file, checks its hold, and then replaces the file. The next holder takes
+    the hold, removes unfinished writes, and then reads, so an earlier learner can no longer replace the file. A save
+    removes no unfinished writes: they may be the next holder's.
     """
 
     checkpoint: Path
-    run: str  # this part of the run, by a random name
+    run: str  # a random name of this part of the run
     epoch: int
 
     def take(self) -> None:
@@ -27,25 +27,25 @@ class Hold:
         write_atomically(self._path, self._text)
 
     def begin(self) -> None:
-        """For the holder, before it reads the checkpoint: ends what an earlier one is writing."""
+        """Ends unfinished writes of earlier learners; the holder calls it before it reads the checkpoint."""
         self.check()
         remove_unfinished(self.checkpoint)
 
     def check(self) -> None:
-        """Raises Fenced: another learner has the hold, or none has. OSError: the file cannot be read."""
-        if self._held() != self._text:
+        """Raises Fenced: this learner has lost the hold. OSError: the file cannot be read."""
+        if self._read() != self._text:
             raise Fenced(f"{str(self._path)!r}: another learner has taken this policy over")
 
     def is_seen(self) -> bool:
         """Whether this machine sees that a learner of this part of the run has a hold."""
-        return self._held().startswith(f"{self.run} ".encode())
+        return self._read().startswith(f"{self.run} ".encode())
 
     def end(self) -> None:
-        """Ends every hold of this policy's checkpoint, for a learner without one, before it reads."""
+        """Ends every hold of the checkpoint; a learner that needs no hold calls it before it reads."""
         self._path.unlink(missing_ok=True)
         remove_unfinished(self.checkpoint)
 
-    def _held(self) -> bytes:
+    def _read(self) -> bytes:
         with suppress(FileNotFoundError):
             return read_regular(self._path, 4096)
         return b""

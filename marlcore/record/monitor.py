@@ -14,7 +14,7 @@ from .run_directory import RunDirectory
 from .sinks import Sinks
 from .stop_conditions import StopConditions
 
-NOTE_S = 5.0  # between saves of the run's progress
+SAVE_S = 5.0  # between saves of the run's progress
 RATE_S = 1.0  # between measurements of the rate, and flushes of the sinks
 RATES = 10  # such intervals, over which the rate is a mean: actors of a slow on-policy learner pause for seconds
 MEMORY_S = 5.0  # between measurements of the processes' memory
@@ -23,7 +23,7 @@ TICK_S = 0.25  # between ticks of a serial run
 
 @dataclass(frozen=True)
 class Status:
-    """A run at a moment.
+    """The state of a run.
 
     Attributes:
         running: whether it has not ended.
@@ -70,13 +70,13 @@ class Monitor:
         self._ended = 0  # episodes, since this monitor began
         self._counted = deque([(now, self.control.steps, 0)], maxlen=RATES)  # (seconds, steps, episodes)
         self._rate = 0.0
-        self._ticked = now
-        self._noted = self._weighed = -max(NOTE_S, MEMORY_S)
+        self._ticked_at = now
+        self._saved_at = self._memory_at = -max(SAVE_S, MEMORY_S)
         self._events = Events(self.directory.path)
         self._newest: dict[tuple[str, str], float] = {}
         self._returns: dict[str, LateReturns] = {}
-        self._means: dict[str, float] = {}  # of these, as of the last measurement: they take time in a long run
-        self.status = self._look(now)
+        self._means: dict[str, float] = {}  # of the returns, at the last measurement: in a long run it takes time
+        self.status = self._status_at(now)
 
     @property
     def _seconds(self) -> float:
@@ -85,14 +85,14 @@ class Monitor:
     @property
     def due(self) -> bool:
         """Whether the last tick was `TICK_S` ago."""
-        return self._seconds - self._ticked >= TICK_S
+        return self._seconds - self._ticked_at >= TICK_S
 
     def tick(self, last: bool = False) -> None:
         """Records new metrics; at intervals and at the last tick measures the rate, flushes, and saves the progress."""
         for metric in self.telemetry.tail():
             self._record(metric)
         steps, now = self.control.steps, self._seconds
-        self._ticked = now
+        self._ticked_at = now
         if steps:
             self.directory.keep()
         measured = now - self._counted[-1][0] >= RATE_S or (last and steps != self._counted[-1][1])
@@ -101,33 +101,33 @@ class Monitor:
             self.sinks.flush()
         if measured or last or self._means.keys() != self._returns.keys():  # or an agent's first episode ended
             self._means = {agent: late.mean(steps) for agent, late in self._returns.items()}
-        if last or now - self._noted > NOTE_S:
-            self._note(now)
+        if last or now - self._saved_at > SAVE_S:
+            self._save(now)
         if self.table is not None:
             self.table.tick(steps, self.total_steps, self._rate)
-        self.status = self._look(now)
+        self.status = self._status_at(now)
 
     def _measure(self, now: float, steps: int) -> None:
         """Records the rates since `RATES` measurements ago, or since the first step."""
         for actor in self.control.about.get("actors", ()):
-            count, before = self.control.workers[actor].load(EPISODES), self._episodes.get(actor, 0)
-            self._ended += count - before if count >= before else count  # of the process that follows a dead one
+            count, last = self.control.workers[actor].load(EPISODES), self._episodes.get(actor, 0)
+            self._ended += count - last if count >= last else count  # a process that follows a dead one counts anew
             self._episodes[actor] = count
         if steps == self._counted[0][1] and len(self._counted) == 1:
             self._counted.clear()  # workers are starting
         else:
-            since, taken, ended = self._counted[0]
-            seconds = max(now - since, 1e-9)
-            self._rate = (steps - taken) / seconds
+            begin, first_steps, ended = self._counted[0]
+            seconds = max(now - begin, 1e-9)
+            self._rate = (steps - first_steps) / seconds
             self._record(Metric(now, steps, "", "env_steps_per_s", self._rate))
             if self._ended:
                 self._record(Metric(now, steps, "", EPISODES_PER_S, (self._ended - ended) / seconds))
-            if now - self._weighed >= MEMORY_S:
-                self._weigh(now, steps)
+            if now - self._memory_at >= MEMORY_S:
+                self._measure_memory(now, steps)
         self._counted.append((now, steps, self._ended))
 
-    def _weigh(self, now: float, steps: int) -> None:
-        self._weighed = now
+    def _measure_memory(self, now: float, steps: int) -> None:
+        self._memory_at = now
         pids = {name: notes.load(PID) for name, notes in self.control.notes.items()}
         workers = {name: pid for name, pid in pids.items() if pid not in (0, os.getpid())}  # that of serial mode
         for name, pid in {"parent": os.getpid(), **workers}.items():
@@ -136,7 +136,7 @@ class Monitor:
                 mib = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
                 self._record(Metric(now, steps, "", f"rss_mib/{name}", mib))
 
-    def _look(self, now: float) -> Status:
+    def _status_at(self, now: float) -> Status:
         return Status(
             True,
             self.control.steps,
@@ -144,7 +144,7 @@ class Monitor:
             now,
             {policy: tally.load(UPDATES) for policy, tally in self.control.tallies.items()},
             self._means,
-            {name: own.load(RESTARTS) for name, own in self.control.notes.items()},
+            {name: notes.load(RESTARTS) for name, notes in self.control.notes.items()},
             dict(self._newest),
         )
 
@@ -158,8 +158,8 @@ class Monitor:
         reason = self.interrupts.reason
         self.say(f"stopping: {f'{reason}; ' if reason else ''}writing checkpoints ...")
 
-    def _note(self, now: float) -> None:
-        self._noted = now
+    def _save(self, now: float) -> None:
+        self._saved_at = now
         steps = {name: counters.load(STEPS) for name, counters in self.control.workers.items()}
         skips = sum(counters.load(SKIPS) for counters in self.control.workers.values())  # the evaluator's
         self.directory.save_progress({"time_s": now, "steps": steps, "skips": skips})

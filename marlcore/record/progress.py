@@ -74,7 +74,7 @@ class Progress:
         self._console = console or Console(file=cast(TextIO, _Watched(sys.stderr)))
         self._agents: dict[str, dict[str, deque[float]]] = {}  # the last values of each metric
         self._step, self._total, self._rate = 0, 0, 0.0
-        self.episodes_per_s: dict[str, float] = {}  # by run, "" if there is one
+        self._episodes_per_s: dict[str, float] = {}  # by run, "" if there is one
         self._first: int | None = None  # step of the first tick: a resumed run's is not 0
         self._began = self._shown_s = monotonic()
         self._news = True  # since the last line
@@ -101,7 +101,7 @@ class Progress:
     def update(self, metric: Metric) -> None:
         """Take in a metric; metrics that the table does not show are ignored."""
         if metric.name == EPISODES_PER_S:
-            self.episodes_per_s[metric.agent] = metric.value
+            self._episodes_per_s[metric.agent] = metric.value
         if metric.name in _COLUMNS:
             self._news = True
             new = {name: deque[float](maxlen=count) for name, (_, count, _) in _COLUMNS.items()}
@@ -138,7 +138,7 @@ class Progress:
         return [
             f"step {self._step:,}/{self._total:,} ({self._step / max(self._total, 1):.1%})",
             f"{self._rate:,.0f} env steps/s",
-            *([f"{sum(self.episodes_per_s.values()):,.1f} episodes/s"] if self.episodes_per_s else []),
+            *([f"{sum(self._episodes_per_s.values()):,.1f} episodes/s"] if self._episodes_per_s else []),
             elapsed,
             f"ETA {'-' if left_s is None else _clock(max(left_s, 0.0))}",
         ]
@@ -163,67 +163,66 @@ class Progress:
         return FittedTable(self._header(), "agent", _TITLES, self._cells(), _MIN_WIDTH)
 
 
-class SharedProgress:
+class SharedProgress(Progress):
     """One table of several runs that threads watch, with a row for each agent of each run."""
 
-    def __init__(self, progress: Progress, total_steps: int) -> None:
-        self.progress = progress
-        self.total_steps = total_steps  # of all runs together
+    def __init__(self, total_steps: int, **options: Any) -> None:
+        super().__init__(**options)
+        self._total = total_steps  # of all runs together
         self.lock = threading.Lock()
-        self.steps: dict[str, int] = {}  # by run
-        self._taken = 0  # steps, by all runs since the table began
-        self._counted = deque([(monotonic(), 0)])  # (seconds, steps) of the last seconds
+        self._run_steps: dict[str, int] = {}  # by run
+        self._counted = deque([(monotonic(), 0)])  # (seconds, steps of all runs since the table began) of late
 
-    def part(self, run: str, steps: int) -> _Part:
-        """Of a run that has taken so many steps before."""
-        self.steps.setdefault(run, steps)
-        return _Part(self, run)
+    def part(self, run: str, steps: int) -> PartOfProgress:
+        """The table for a run that begins at this many steps."""
+        self._run_steps.setdefault(run, steps)
+        return PartOfProgress(self, run)
 
-    def tick(self, run: str, step: int) -> None:
-        """Takes in a run's steps. The rate is that of all runs: one may end before its own is known."""
-        self._taken += step - self.steps[run]
-        self.steps[run] = step
-        self._counted.append((monotonic(), self._taken))
+    def tick_run(self, run: str, step: int) -> None:
+        """Sets the steps of a run. The rate is that of all runs: one may end before its own is known."""
+        self._counted.append((monotonic(), self._counted[-1][1] + step - self._run_steps[run]))
+        self._run_steps[run] = step
         while self._counted[-1][0] - self._counted[1][0] > _RATE_S:
             self._counted.popleft()
-        (since, before), (now, taken) = self._counted[0], self._counted[-1]
-        rate = (taken - before) / max(now - since, 1e-9)
-        self.progress.tick(sum(self.steps.values()), self.total_steps, rate)
+        (begin, first), (now, last) = self._counted[0], self._counted[-1]
+        self.tick(sum(self._run_steps.values()), self._total, (last - first) / max(now - begin, 1e-9))
 
     def end(self, run: str) -> None:
         with self.lock:
-            self.progress.episodes_per_s.pop(run, None)
+            self._episodes_per_s.pop(run, None)
 
 
 @dataclass
-class _Part:
+class PartOfProgress:
+    """The table of several runs, as one of them sees it."""
+
     shared: SharedProgress
     run: str
 
     def update(self, metric: Metric) -> None:
         with self.shared.lock:
-            self.shared.progress.update(replace(metric, agent=f"{self.run} {metric.agent}".rstrip()))
+            self.shared.update(replace(metric, agent=f"{self.run} {metric.agent}".rstrip()))
 
     def tick(self, step: int, total_steps: int, env_steps_per_s: float) -> None:
         with self.shared.lock:
-            self.shared.tick(self.run, step)
+            self.shared.tick_run(self.run, step)
 
     def say(self, text: str) -> None:
         with self.shared.lock:
-            self.shared.progress.say(f"{self.run}: {text}")
+            self.shared.say(f"{self.run}: {text}")
 
 
-Table: TypeAlias = Progress | _Part  # where a run shows its progress
+Table: TypeAlias = Progress | PartOfProgress  # where a run shows its progress
 
 
 class LateReturns:
-    """An agent's returns late in a run, of `total_steps` or stopped earlier; only these are kept, in 16 bytes each."""
+    """An agent's returns late in a run, which may stop before `total_steps`; it forgets earlier ones. 16 bytes each."""
 
     def __init__(self, total_steps: int) -> None:
         self._total = total_steps
         self._count = 0
         self._steps, self._returns = array("q"), array("d")
-        self._first = 0  # of those that are kept; earlier ones go in bulk
+        self._first = 0  # the place of the earliest late return; those before it are removed in bulk
 
     def add(self, ended: Metric) -> None:
         self._count += 1
@@ -237,8 +236,8 @@ class LateReturns:
             self._first = 0
 
     def mean(self, step: int) -> float:
-        """The mean over the episodes of the last tenth before a step; if there are none, over the last tenth of all
-        episodes, at least one; NaN without any."""
+        """The mean over the last tenth of the steps before this one, or of the last tenth of all episodes if none ended
+        then, at least one; NaN without episodes."""
         steps, returns = self._steps[self._first :], self._returns[self._first :]
         late = [value for ended, value in zip(steps, returns, strict=True) if self._is_late(ended, step)]
         return _mean(late or returns[-max(1, self._count // 10) :] or [math.nan])

@@ -59,10 +59,10 @@ def _inside(folder: Path, name: str) -> Path:
 
 
 class RemoteCopy(Closing):
-    """Copies what changes of a run's directory to an address, in a thread; `close` copies the rest.
+    """Copies changed files of a run's directory to an address, in a thread; `close` copies the last changes.
 
-    Raises: ValueError: nothing can be written there, or with `new` there is something already. OSError, from `close`:
-        the last changes were not copied.
+    Raises: ValueError: the address cannot be written, or with `new` holds files. OSError, from `close`: the last
+        changes were not copied.
     """
 
     def __init__(self, address: str, *, new: bool) -> None:
@@ -70,12 +70,12 @@ class RemoteCopy(Closing):
         self._files, self._root = _opened("run_dir", address)
         try:
             self._files.makedirs(self._root, exist_ok=True)
-            held = self._files.find(self._root) if new else []
+            found = self._files.find(self._root) if new else []
         except Exception as error:
             raise ValueError(
                 f"run_dir: expected a place that can be written, got {address!r} ({brief(error)})"
             ) from None
-        if held:
+        if found:
             raise ValueError(f"run_dir: expected a new or empty directory, got {address!r}, which holds files")
         self._path: Path | None = None
         self._sent: dict[str, tuple[int, int]] = {}  # by file, when it was changed last, and its bytes
@@ -89,7 +89,7 @@ class RemoteCopy(Closing):
         self._thread.start()
 
     def push(self) -> None:
-        """Copies the files that have changed, and removes those that are gone. Raises what the file system does."""
+        """Copies changed files, and removes those that are gone. Raises any error of the file system."""
         try:
             self._push()
         except FileNotFoundError:  # the place was removed
@@ -100,7 +100,7 @@ class RemoteCopy(Closing):
         assert self._path is not None
         path, now = self._path, self._look(self._path)
         changed = sorted(name for name in now if now[name] != self._sent.get(name))
-        # Read first and written last, so that none is newer there than the files that it refers to.
+        # Read first and written last: at the address it is never newer than the files that it refers to.
         last = {name: (path / name).read_bytes() for name in changed if _refers(name, now)}
         for name in changed:
             if name not in last:

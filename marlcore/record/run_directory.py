@@ -55,7 +55,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: str | Path | None, config: Mapping[str, Any], runs: str | Path = RUNS) -> RunDirectory:
-        """Makes the directory, or one in `runs` named by date and time; an error in its block before `keep` removes it.
+        """Makes the directory, or one in `runs` named by date and time. An error before `keep` removes it again.
 
         Raises: ValueError: it is not empty or not writable. ValueError, TypeError: JSON cannot hold the configuration.
         """
@@ -78,7 +78,7 @@ class RunDirectory:
 
     @classmethod
     def resume(cls, path: str | Path) -> RunDirectory:
-        """The directory of a run that has ended. Raises ValueError: there is none, or a file is damaged."""
+        """The directory of a run that has ended. Raises ValueError: no run is there, or a file is damaged."""
         root = absolute(path)
         read_config(root)
         read_progress(root)
@@ -128,7 +128,7 @@ class RunDirectory:
 
 
 def lock_directory(folder: Path) -> File | None:
-    """The lock, which ends when it is closed or this process ends; None: another process has it. Raises OSError."""
+    """Locks a directory until the file is closed or this process ends; None: it is locked already. Raises OSError."""
     path = folder / LOCK
     while True:
         file = File(path)
@@ -160,7 +160,7 @@ def checkpoint_path(run_dir: Path, policy: str, which: str = "last") -> Path:
 
 
 def located(config: Config, resume: str | Path | None) -> tuple[Config, Path | None, str | None]:
-    """The settings with absolute paths, the run on this machine that continues, and the address that the run is at."""
+    """The settings with absolute paths, the local run to continue, and the run's address elsewhere."""
     if resume is not None:
         check_same_run(config.run_dir, resume)
     place = config.run_dir if resume is None else resume
@@ -173,16 +173,17 @@ def located(config: Config, resume: str | Path | None) -> tuple[Config, Path | N
     return config.with_absolute_paths(), here, remote
 
 
-def check_same_run(run_dir: str | None, resume: str | Path) -> None:
-    """Raises ValueError: the settings name another directory than that of the run to continue."""
+def check_same_run(run_dir: str | None, resume: str | Path, kind: str = "run") -> None:
+    """Raises ValueError: the settings name another directory than the one to continue."""
     if run_dir is None or run_dir == str(as_path("resume", resume)):
         return
     if is_address(run_dir) or is_address(resume) or absolute(run_dir).resolve() != absolute(resume).resolve():
-        raise ValueError(f"run_dir: expected None or that of the run that continues, {str(resume)!r}, got {run_dir!r}")
+        expected = f"run_dir: expected None or that of the {kind} that continues, {str(resume)!r}"
+        raise ValueError(f"{expected}, got {run_dir!r}")
 
 
 def dated_paths(runs: str | Path, kind: str = "") -> Iterator[Path]:
-    """Absolute paths for a new directory in `runs`, named by date and time; the first that is free is to be taken."""
+    """Absolute paths for a new directory in `runs`, named by date and time; the caller takes the first free one."""
     name = time.strftime("%Y%m%d-%H%M%S") + kind
     return (absolute(Path(runs, name + suffix)) for suffix in chain([""], map("-{}".format, count(1))))
 
@@ -222,7 +223,7 @@ def has_all_steps(run_dir: str | Path) -> bool:
 
 
 def has_ended(path: str | Path) -> bool:
-    """Whether it is the directory of a run that no process continues; one that is being made is none."""
+    """Whether the directory holds a run that no process continues; False while a run is being made there."""
     with suppress_failed_calls():  # another user's, of which nothing is known
         root = open_run(path, RECORD)
         return (root / "config.json").exists() and not is_directory_locked(root)

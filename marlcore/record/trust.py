@@ -1,4 +1,4 @@
-"""Opening the directory of a run, of a population or of a psro: the ways to do so, and what each of them executes."""
+"""The ways to open the directory of a run, a population or a psro, and the code that each way executes."""
 
 import os
 import stat
@@ -19,7 +19,7 @@ class Way:
     doors: tuple[str, ...]
     reads: str
     executes: str = "nothing"
-    own: bool = False  # whether a directory that another user could have changed is refused
+    own: bool = False  # refuse a directory that another user could have changed
 
 
 UNPICKLED = Way(
@@ -42,10 +42,10 @@ WAYS = (UNPICKLED, IMPORTED, CONTINUED, COMPARED, WEIGHTS, RECORD)
 
 
 def open_run(run_dir: str | os.PathLike[str], way: Way = COMPARED, trust: bool | None = None) -> Path:
-    """The absolute path of a directory, which every door asks for before it reads there; of an own one the real path.
+    """The absolute path of a directory, or its real path if `way.own`; every door calls this before it reads there.
 
-    `trust` is None for a door without this argument. Raises ValueError: it is none, another user's, or has that user's
-    links in place of its folders.
+    `trust` is None for a door without this argument. Raises ValueError: no path, or another user could have changed the
+    directory or has put links in place of its folders.
     """
     label = "resume" if way is COMPARED else "run_dir"
     root = absolute(run_dir, label)
@@ -67,7 +67,7 @@ def open_run(run_dir: str | os.PathLike[str], way: Way = COMPARED, trust: bool |
 
 
 def _doubt(status: os.stat_result) -> str:
-    """How another user could have changed a file; empty if none could."""
+    """How another user could have changed a file; empty if that is impossible."""
     if status.st_uid not in (os.geteuid(), 0):
         return f"belongs to user {status.st_uid}"
     if stat.S_ISLNK(status.st_mode):

@@ -3,11 +3,12 @@ from .async_run import Remote as Remote
 from .async_run import grace_of as grace_of
 from .async_run import resume_actors as resume_actors
 from .async_run import supervisor_of as supervisor_of
+from .doors import Shared as Shared
 from .doors import children_of as children_of
+from .doors import policies_of as policies_of
 from .doors import start as start
 from .doors import train as train
 from .doors import train_offline as train_offline
-from .doors import trained as trained
 from .launch import Launch as Launch
 from .memory import Memory as Memory
 from .memory import attach_transitions as attach_transitions

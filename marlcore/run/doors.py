@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..closing import ClosedAfterError
@@ -16,8 +17,8 @@ from ..processes import Children, Interrupts
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..config import Config
-    from ..record import Callback, InitFrom
+    from ..config import AssignedPolicy, Config
+    from ..record import Callback, InitFrom, Table
     from ..replay import ReplayBuffer
     from ..spaces import Spaces
     from .launch import Launch
@@ -25,6 +26,15 @@ if TYPE_CHECKING:
     from .spec import Algorithms
 
 require("train")  # otherwise a door would say so only when it is called
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What a run shares with others of one program: a fork server, by its children, and a table of progress."""
+
+    children: Children
+    table: Table | None = None
+    plots: bool = True  # whether it draws its own curves at its end
 
 
 def train(
@@ -37,6 +47,7 @@ def train(
     callback: Callback | None = None,
     init_from: InitFrom | None = None,
     init_strict: bool = True,
+    _shared: Shared | None = None,
 ) -> Result:
     """Trains the policies of an environment's agents, each with its own replay, weights and learner.
 
@@ -79,11 +90,13 @@ def train(
             The message of KeyboardInterrupt names how to continue the run; its attribute `folder` is the directory.
         Whatever the callback raises, except `StopRun`.
     """
-    with children_of(config) as children:
+    shared = _shared or Shared(children_of(config))
+    with shared.children:
         from .launch import Launch
 
-        launch = Launch.checked(env_fn, algorithm, config, progress, resume, callback, init_from, init_strict)
-        return trained(launch, children)
+        steering = progress, resume, callback, init_from, init_strict
+        launch = Launch.checked(env_fn, algorithm, config, *steering, plots=shared.plots)
+        return _finished(launch, shared)
 
 
 def train_offline(
@@ -124,7 +137,8 @@ def train_offline(
         from .launch import Launch
 
         steering = progress, resume, callback, init_from, init_strict
-        return trained(Launch.checked(env_fn, algorithm, config, *steering, data=(replay, updates)), children)
+        launch = Launch.checked(env_fn, algorithm, config, *steering, data=(replay, updates))
+        return _finished(launch, Shared(children))
 
 
 def start(
@@ -137,6 +151,7 @@ def start(
     callback: Callback | None = None,
     init_from: InitFrom | None = None,
     init_strict: bool = True,
+    _shared: Shared | None = None,
 ) -> Run:
     """Starts a run in the background, watched by a thread of this process; the arguments are `train`'s.
 
@@ -145,13 +160,22 @@ def start(
 
     Raises: as `train`, for everything that fails before the run's processes start; `Run.wait` raises the rest.
     """
-    children = children_of(config)
-    with ClosedAfterError(children):
-        from .launch import Launch
+    shared = _shared or Shared(children_of(config))
+    with ClosedAfterError(shared.children):
         from .run import Run
 
-        launch = Launch.checked(env_fn, algorithm, config, progress, resume, callback, init_from, init_strict)
-        return Run(launch, children)
+        steering = progress, resume, callback, init_from, init_strict
+        launch = Launch.checked(env_fn, algorithm, config, *steering, plots=shared.plots)
+        return Run(launch, shared.children, shared.table)
+
+
+def policies_of(
+    env_fn: Callable[[], Any] | str, algorithm: Algorithms, config: Config, progress: bool = False, **steering: Any
+) -> tuple[AssignedPolicy, ...]:
+    """The policies that `train` would train with these arguments, which are checked. Raises: as `train`."""
+    from .launch import Launch
+
+    return Launch.checked(env_fn, algorithm, config, progress, **steering).spec.policies
 
 
 def children_of(config: Config | None) -> Children:
@@ -163,11 +187,11 @@ def children_of(config: Config | None) -> Children:
     return children
 
 
-def trained(launch: Launch, children: Children) -> Result:
+def _finished(launch: Launch, shared: Shared) -> Result:
     """Makes a run in this thread; raises what a signal came for, or what the callback raised."""
     from .run import work
 
-    with children.interrupts as interrupts:
-        result = work(launch, children)
+    with shared.children.interrupts as interrupts:
+        result = work(launch, shared.children, shared.table)
     interrupts.deliver(str(result.run_dir) if result.run_dir.exists() else "")
     return result

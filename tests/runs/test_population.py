@@ -27,7 +27,7 @@ import marlcore as mc
 from marlcore.meta import Member
 from marlcore.meta.lineage import Lineage
 from marlcore.meta.population import _score, links_to_take, take_links
-from marlcore.meta.several import folder_of, held
+from marlcore.meta.several import folder_of, working_in
 from marlcore.record import checkpoint_path, load_checkpoint, save_checkpoint, write_json
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -74,11 +74,12 @@ def lineage(folder: Path) -> list[dict[str, str]]:
 
 @pytest.mark.usefixtures("scored_by_rate")
 def test_losers_take_weights_and_settings_of_winners(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Without updates, weights are those of a member's seed, or of the member that was copied last."""
+    """Without updates, weights are those of a member's seed, or of the one that was copied last; one line says so."""
     members = train(tmp_path, population(resample=0.0), learner=STILL)
     rows = lineage(tmp_path)
     assert [member.steps for member in members] == [60] * 4 and len(rows) == 12
     assert members == sorted(members, key=lambda member: -member.score) and "interval: " not in caplog.text
+    assert caplog.text.count("it will learn nothing in them") == 1
     copies = [row for row in rows if row["copied"]]
     assert copies
     origin = {number: number for number in range(4)}
@@ -205,7 +206,6 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "what the population sets": (
         {"settings": {"seed": mc.Choice(1, 2)}, "method": "random"}, {}, "settings: expected others than 'seed': the",
     ),
-    "several in serial mode": ({"parallel": 2}, {}, "parallel: expected 1 in serial mode, whose runs work in this"),
     "what its members share": (
         {"settings": {"stop.episodes": mc.Choice(1, 3)}}, {}, "others than 'stop.episodes': all members share it",
     ),
@@ -250,9 +250,9 @@ def test_directories_without_a_name_differ(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("time.strftime", lambda *_: "now")
     for name in ("now-population", "now-population-1", "now-population-2"):
-        with held(folder_of(None, "population"), "population"):
+        with working_in(folder_of("population", None), "population"):
             write_json(tmp_path / "runs" / name / "lineage.csv", {})
-    with pytest.raises(ValueError, match="unfit"), held(folder_of(None, "population"), "population"):
+    with pytest.raises(ValueError, match="unfit"), working_in(folder_of("population", None), "population"):
         write_json(tmp_path / "runs" / "now-population-3" / "lineage.csv", {})
         raise ValueError("unfit")
     assert not (tmp_path / "runs" / "now-population-3").exists()
@@ -268,7 +268,7 @@ def test_a_segment_that_ctrl_c_cut_is_not_scored(tmp_path: Path) -> None:
 
 def test_one_program_at_a_time_works_in_a_population(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    with held(tmp_path / "run", "population"):
+    with working_in(tmp_path / "run", "population"):
         says = "run_dir: expected one in which no other population works, got "
         check_refused(lambda: train(tmp_path, population()), ValueError, says)
         assert (tmp_path / "run").is_dir(), "it belongs to the one that works"
@@ -278,7 +278,7 @@ def test_one_program_at_a_time_works_in_a_population(tmp_path: Path) -> None:
 def test_what_a_killed_program_began_to_make_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The directory of a member's run, which has no config.json yet."""
 
-    def cut(*_: object) -> None:
+    def cut(*_: object, **options: object) -> None:
         raise Cut
 
     with monkeypatch.context() as patched, pytest.raises(Cut):

@@ -310,7 +310,7 @@ REFUSED: dict[str, Refused] = {
     "evaluations": (
         lambda: psro(run={"evaluation": {"interval": 9}}), ValueError, "config.evaluation: expected the default, since"
     ),
-    "an address": (lambda: psro(resume="s3://a/b"), ValueError, "run_dir: expected a directory of this machine, got '"),
+    "an address": (lambda: psro(resume="s3://a/b"), ValueError, "resume: expected a directory of this machine, got '"),
     "nothing to resume": (lambda: psro(folder="/n", resume="/n"), ValueError, "resume: expected the directory of a p"),
     "another one": (lambda: psro(resume="/proc"), ValueError, "run_dir: expected None or that of the psro that conti"),
 }  # fmt: skip

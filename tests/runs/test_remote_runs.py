@@ -160,7 +160,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "code": (lambda: described_run(ADDRESS), ValueError, "trust: expected trust=True or --trust for a run elsewhere"),
     "seeds": (
         lambda: mc.train_seeds(HUNT, "dqn", changed(SMALL, run_dir=ADDRESS), [0, 1]), ValueError,
-        "run_dir: expected a directory of this machine for several seeds, got 'memory://bucket/demo'",
+        "run_dir: expected a directory of this machine, got 'memory://bucket/demo'",
     ),
 }  # fmt: skip
 

@@ -11,12 +11,13 @@ import pytest
 from crowd import Corridor, collapse
 from hunt import HUNT
 from processes import until
+from refused import check_refused
 from rich.console import Console
 from whole_runs import LONG, Runs, checkpoint, finished, marlcore, metrics_of, steps_of
 
 import marlcore as mc
 from marlcore.processes import ForkServer, Metric
-from marlcore.record import Progress, SharedProgress
+from marlcore.record import SharedProgress
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -50,6 +51,12 @@ def test_a_run_that_fails_stops_the_others(tmp_path: Path) -> None:
         mc.train_seeds(partial(Corridor, 1, collapse), "dqn", config, [0, 1], parallel=2, progress=False)
 
 
+def test_bad_input_is_refused_before_a_table_is_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = runs.configured(tmp_path, mode="serial")
+    check_refused(lambda: mc.train_seeds("nowhere", "dqn", config, [0, 1]), mc.EnvironmentFailed, "got 'nowhere'")
+    assert capfd.readouterr().err == "" and not any(tmp_path.iterdir())
+
+
 @LONG
 def test_ctrl_c_stops_all_seeds(tmp_path: Path) -> None:
     folders = [tmp_path / "all" / f"seed-{seed}" for seed in (0, 1)]
@@ -64,17 +71,23 @@ def test_ctrl_c_stops_all_seeds(tmp_path: Path) -> None:
     assert not (tmp_path / "all" / "seed-2").exists()
 
 
-def test_serial_seeds_work_in_the_main_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some environments set handlers of signals, as pygame does, which only a program's first thread may."""
+def test_serial_seeds_work_in_the_main_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Some environments set handlers of signals, as pygame does, which only a program's first thread may.
+
+    And a warning of all runs is logged once.
+    """
     monkeypatch.setattr("marlcore.meta.seeds.plot_runs", lambda *_: None)
     before = signal.getsignal(signal.SIGUSR2)
     set_handler = partial(signal.signal, signal.SIGUSR2, signal.SIG_IGN)
-    config = runs.configured(tmp_path, mode="serial", total_steps=100)
+    config = runs.configured(tmp_path, mode="serial", total_steps=100, learner={"warmup": 9_000})
     try:
         results = mc.train_seeds(partial(Corridor, 1, set_handler), "dqn", config, [0, 1], progress=False)
     finally:
         signal.signal(signal.SIGUSR2, before)
     assert [result.steps for result in results] == [100, 100]
+    assert caplog.text.count("it will learn nothing in them") == 1
 
 
 @pytest.mark.usefixtures("shared_fork_server")
@@ -83,7 +96,7 @@ def test_a_signal_after_a_failure_waits_for_no_other_seed(tmp_path: Path, monkey
     made: list[Any] = []
 
     class Half:
-        def __init__(self, *_: object) -> None:
+        def __init__(self, **_: object) -> None:
             self.done = not made
             made.append(self)
 
@@ -99,7 +112,7 @@ def test_a_signal_after_a_failure_waits_for_no_other_seed(tmp_path: Path, monkey
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr("marlcore.meta.several.Run", Half)
+    monkeypatch.setattr("marlcore.meta.several.start", Half)
     with pytest.raises(KeyError, match="mine"):
         mc.train_seeds(HUNT, "dqn", runs.configured(tmp_path), [0, 1], parallel=2, progress=False)
     assert len(made) == 2
@@ -110,7 +123,7 @@ def test_a_shared_table_has_a_row_for_each_agent_of_each_run(monkeypatch: pytest
     now = 100.0
     monkeypatch.setattr("marlcore.record.progress.monotonic", lambda: now)
     shown = io.StringIO()
-    shared = SharedProgress(Progress(Console(file=shown, width=200), interval=0.0), total_steps=400)
+    shared = SharedProgress(400, console=Console(file=shown, width=200), interval=0.0)
     parts = [shared.part("seed 4", 0), shared.part("seed 7", 20)]
     for part, value in zip(parts, (1.5, 2.5), strict=True):
         part.update(Metric(1.0, 50, "agent_0", "episode_return", value))

@@ -101,6 +101,14 @@ def test_no_algorithm_imports_the_file_of_another() -> None:
             assert target[1] not in algorithms, f"{path}: imports the file of {target[1]}"
 
 
+def test_programs_of_several_runs_make_them_by_the_doors() -> None:
+    """As a user's program does: no seed, member or oracle knows what a run is made of."""
+    nodes = [node for path in (PACKAGE / "meta").glob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
+    of_run = [node for node in nodes if isinstance(node, ast.ImportFrom) and (node.level, node.module) == (2, "run")]
+    doors = {"train", "start", "children_of", "policies_of", "assigned"} | {"Algorithms", "Shared", "Run", "Result"}
+    assert {alias.name for node in of_run for alias in node.names} == doors
+
+
 def test_every_room_has_its_rule() -> None:
     assert {room_of(path) for path in PACKAGE.rglob("*.py")} == {*BELOW, *TOP, *ABOVE_ALL}
     of_run = {room_of(path, 1) for path in PACKAGE.rglob("*.py") if room_of(path) == "run"}

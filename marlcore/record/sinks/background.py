@@ -48,7 +48,7 @@ class Sink(Protocol):
 
 
 class Background:
-    """A sink that another thread makes and uses; metrics that it cannot take are dropped and counted, events never.
+    """A sink that another thread makes and uses. It drops and counts metrics that find no room, but no events.
 
     The first metric starts the thread, so a run that fails earlier leaves no trace in the sink.
     """
@@ -62,20 +62,21 @@ class Background:
         self._offered = 0  # written by the run's thread
         self._announced = 0  # the same
         self._written = 0  # written by the sink's thread
-        self._told = 0  # the same
+        self._delivered = 0  # events, the same
         self._late = False  # written by the run's thread: the sink gets events alone
         self._given_up = False  # written by either
         self._ended = False
 
     @property
     def lost(self) -> int:
-        """Metrics that the sink was offered and has not taken; until it is closed, those that wait are among them."""
+        """Metrics that the sink has not taken; until it is closed, those that still wait count too."""
         return self._offered - self._written
 
     def record(self, metric: Metric) -> None:
         """Queues a metric, or drops it if the queue is full, the sink failed or it was closed."""
         self._offered += 1
-        self._ask(metric)
+        if self._queue.qsize() < self._capacity:
+            self._put(metric)
 
     def announce(self, event: Event) -> None:
         """Queues an event, unless the sink failed or was closed."""
@@ -84,8 +85,8 @@ class Background:
 
     def flush(self) -> None:
         """Asks the sink to flush once it has taken what waits."""
-        if self._thread is not None:
-            self._ask("flush")
+        if self._thread is not None and self._queue.qsize() < self._capacity:
+            self._put("flush")
 
     def end(self) -> None:
         """Asks the sink to take what waits and to close; returns at once, and later metrics are lost."""
@@ -94,15 +95,15 @@ class Background:
             self._queue.put("end")
 
     def close(self, timeout: float = CLOSE_S) -> None:
-        """Ends the sink and waits for it, at most `timeout` seconds; one that hangs is left behind, as the log says.
+        """Ends the sink and waits at most `timeout` seconds; after them the log says that it is left behind.
 
-        A slow one has as long again for events that wait, and gets no more metrics.
+        A slow sink gets CLOSE_S more for the events that wait, without the metrics.
         """
         self.end()
         if self._thread is None:
             return
         self._thread.join(timeout)
-        if self._thread.is_alive() and self._told < self._announced:
+        if self._thread.is_alive() and self._delivered < self._announced:
             self._late = True
             self._thread.join(CLOSE_S)
         if self._thread.is_alive() and not self._given_up:
@@ -113,10 +114,6 @@ class Background:
         """Waits for the end of a sink that was closed, until `enough` returns True."""
         while self._thread is not None and self._thread.is_alive() and not enough():
             self._thread.join(LOOK_S)
-
-    def _ask(self, request: Metric | Literal["flush"]) -> None:
-        if self._queue.qsize() < self._capacity:
-            self._put(request)
 
     def _put(self, request: Metric | Event | Literal["flush"]) -> None:
         if not self._given_up and not self._ended:
@@ -144,7 +141,7 @@ class Background:
                     elif not isinstance(asked, Metric):
                         if announce is not None:
                             announce(asked)
-                        self._told += 1
+                        self._delivered += 1
                     elif not self._late:
                         sink.record(asked)
                         self._written += 1
@@ -205,14 +202,14 @@ class Sinks:
                 log.warning("metrics: the sink %s lost %d metrics, which metrics.csv holds", sink.name, sink.lost)
 
     def await_callback(self, enough: Callable[[], bool]) -> None:
-        """After `close`: waits until the callback returns from its last call, which may raise, or `enough` is True."""
+        """After `close`: waits until the callback's last call has returned or raised, or `enough` returns True."""
         for sink in self._others:
             if sink.name == CALLBACK:
                 sink.wait(enough)
 
     @property
     def lost(self) -> dict[str, int]:
-        """By sink, the metrics that it has not taken; metrics.csv loses none."""
+        """By sink, the metrics that it has not taken; metrics.csv has all of them."""
         return {sink.name: sink.lost for sink in self._others}
 
 
@@ -222,9 +219,9 @@ def open_sinks(
     config: MetricsConfig,
     make_callback: Callable[[], Sink] | None = None,
 ) -> Sinks:
-    """The sinks of a configuration, made at the first metric, and that of a callback.
+    """The sinks of a configuration and of a callback; the first metric makes them.
 
-    Raises ValueError: one cannot be used.
+    Raises ValueError: a sink cannot be used.
     """
     others = [Background(name, _maker(name, run_dir, config)) for name in config.sinks if name != "csv"]
     if make_callback is not None:
@@ -238,7 +235,7 @@ def _maker(name: str, run_dir: Path, config: MetricsConfig) -> Callable[[], Sink
     if name == "wandb":
         check_wandb(config.wandb_mode)
         return partial(WandbSink, run_dir, config.wandb_project, config.wandb_mode)
-    own: Any = resolve("metrics.sinks", name)
-    if not callable(own):
+    sink: Any = resolve("metrics.sinks", name)
+    if not callable(sink):
         raise ValueError(f"metrics.sinks: expected module:Class, got {name!r}, which is no class")
-    return partial(own, run_dir)
+    return partial(sink, run_dir)

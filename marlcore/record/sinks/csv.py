@@ -45,25 +45,25 @@ class CsvSink:
                 self._rows.writerow(_HEADER)
                 self._file.flush()
             else:
-                for _ in each_metric(path):  # raises ValueError: it is none
+                for _ in each_metric(path):  # raises ValueError: it is no metrics.csv
                     pass
                 whole, newline, _ = path.read_bytes().rpartition(b"\n")
                 os.truncate(path, len(whole) + len(newline))
                 self._raw.take(whole + newline)
 
     def resume_at(self, step: int) -> None:
-        """Cuts off later steps, which the resumed run takes again; of those before the last saved progress, none."""
+        """Cuts off later steps, which the resumed run takes again, but keeps those before the last saved progress."""
         data = self._path.read_bytes()
-        kept = max(_saved(self._path)[0], data.index(b"\n") + 1)
-        lines = io.StringIO(data[kept:].decode(errors="surrogateescape"), newline="").readlines()
+        size = max(_saved(self._path)[0], data.index(b"\n") + 1)
+        lines = io.StringIO(data[size:].decode(errors="surrogateescape"), newline="").readlines()
         rows, whole = csv.reader(lines), 0
         for row in rows:
             if step == 0 or int(row[1]) > step:
                 break
             whole = rows.line_num
-        kept += len("".join(lines[:whole]).encode(errors="surrogateescape"))
-        self._raw.truncate(kept)
-        self._raw.take(data[:kept])
+        size += len("".join(lines[:whole]).encode(errors="surrogateescape"))
+        self._raw.truncate(size)
+        self._raw.take(data[:size])
 
     def record(self, metric: Metric) -> None:
         """Appends a metric; buffered until `flush`. Raises: ClosedError. OSError: a write failed."""
@@ -120,9 +120,9 @@ def read_metrics(path: str | Path) -> list[Metric]:
 
 
 def each_metric(path: str | Path) -> Iterator[Metric]:
-    """As `read_metrics`, one at a time: a long run has more metrics than there should be in memory."""
+    """As `read_metrics`, one metric at a time: those of a long run would take much memory."""
     expected = ",".join(_HEADER)
-    with open_regular(as_path("path", path)) as file:  # before all is read, which may be the hole of a sparse file
+    with open_regular(as_path("path", path)) as file:  # first, since the rest may be the hole of a sparse file
         header = file.readline(2 * len(expected)).decode(errors="replace").rstrip("\r\n")
     size, crc = _saved(Path(path))
     data = read_regular(path)  # after the progress: a live run appends

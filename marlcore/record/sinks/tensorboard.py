@@ -33,11 +33,11 @@ class TensorBoardSink:
         self._began: float | None = None
         directory = run_dir / "tensorboard"
         directory.mkdir(mode=0o755, exist_ok=True)
-        before = len(list(directory.iterdir()))  # event files before a resume
-        path = directory / f"events.out.tfevents.{int(time.time())}.{before}"
+        earlier = len(list(directory.iterdir()))  # event files of a run that is resumed
+        path = directory / f"events.out.tfevents.{int(time.time())}.{earlier}"
         self._records = RecordWriter(open(path, "xb", opener=opener))  # noqa: SIM115 (`close`)
         self._records.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
-        if not before:
+        if not earlier:
             settings = {**read_json(run_dir / "config.json", editable=True), "run_dir": None}
             described = hparams_pb(dict(_dotted(settings)))
             self._records.write(Event(wall_time=time.time(), summary=described).SerializeToString())

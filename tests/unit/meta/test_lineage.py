@@ -14,7 +14,7 @@ import pytest
 from refused import Refused, check_refused, refusals
 
 import marlcore as mc
-from marlcore.meta.lineage import LOST, STATE, Kin, Lineage, explored, parent_of, plot_lineage, promoted
+from marlcore.meta.lineage import LOST, STATE, Lineage, MemberState, explored, parent_of, plot_lineage, promoted
 from marlcore.record import read_json, write_json
 
 RATE = {"algorithm.learning_rate": mc.LogUniform(1e-5, 1e-2)}
@@ -88,7 +88,7 @@ def test_a_copy_is_joined_to_its_sources_last_score(monkeypatch: pytest.MonkeyPa
         for row in ((0, 10, 1, ""), (1, 10, 0, ""), (0, 20, 2, ""), (1, 20, 1.5, 0))
     ]
     config = SimpleNamespace(method="pbt", size=2)
-    lineage: Any = SimpleNamespace(folder=Path(), config=config, kin=[0, 1], rows=rows, scores={0: 2.0, 1: 1.5})
+    lineage: Any = SimpleNamespace(folder=Path(), config=config, members=[0, 1], rows=rows, scores={0: 2.0, 1: 1.5})
     plot_lineage(lineage)
     assert [call.args[:2] for call in axes.plot.call_args_list if ":" in call.args] == [((20, 20), (2, 1.5))]
 
@@ -96,12 +96,12 @@ def test_a_copy_is_joined_to_its_sources_last_score(monkeypatch: pytest.MonkeyPa
 def test_a_lineage_reads_back_as_it_was_written(tmp_path: Path) -> None:
     config = mc.PopulationConfig(settings={"algorithm.hidden": mc.Choice((8,), (16, 8))}, size=2, method="random")
     lineage = Lineage.begun(tmp_path, config, 100, seed=1)
-    lineage.ended(1, 100, 2.5, None)
-    lineage.kin[0] = Kin({"algorithm.hidden": (16, 8)}, 100, score=LOST, done=True)
+    lineage.ended(1, 100, 2.5)
+    lineage.members[0] = MemberState({"algorithm.hidden": (16, 8)}, 100, score=LOST, done=True)
     lineage.write()
     again = Lineage.read(tmp_path, config, 100, seed=1)
-    assert again.kin[0] == lineage.kin[0] and again.rows == lineage.rows
-    assert math.isnan(again.kin[1].score) and again.kin[1].begin == 100
+    assert again.members[0] == lineage.members[0] and again.rows == lineage.rows
+    assert math.isnan(again.members[1].score) and again.members[1].begin == 100
     table = (tmp_path / "lineage.csv").read_text().splitlines()
     assert table[0] == "member,step,score,copied,algorithm.hidden" and table[1].startswith("1,100,2.5,,")
 
@@ -145,7 +145,8 @@ def test_a_forged_population_is_refused_in_one_line(tmp_path: Path, case: str) -
     hidden = mc.Choice((8,), (16, 8))
     config = mc.PopulationConfig(settings={"algorithm.hidden": hidden, "learner.gamma": mc.Uniform(0.9, 0.99)}, size=2)
     lineage = Lineage.begun(tmp_path, config, 100, seed=1)
-    lineage.ended(1, 100, 2.5, 0)
+    lineage.ended(1, 100, 2.5)
+    lineage.copied(1, 0)
     lineage.write()
     saved = read_json(tmp_path / STATE)
     saved["rows"][0] |= changes.get("row", {})

@@ -98,16 +98,19 @@ def faulty(*methods: str) -> Mock:
 
 
 @contextmanager
-def monitored(path: Path, *others: Background, total_steps: int = 1000) -> Iterator[tuple[Any, ...]]:
-    """A monitor of one worker, the worker's report, and the monitor's sinks."""
+def monitored(
+    path: Path, *others: Background, total_steps: int = 1000, workers: Any = ("learner-0",), table: Any = None,
+    **about: Any,
+) -> Iterator[tuple[Any, ...]]:  # fmt: skip
+    """A monitor of workers, the first worker's report, and the monitor's sinks."""
     with (
         RunDirectory.create(path, {}) as run,
-        closing(Telemetry.create(["learner-0"])) as telemetry,
-        closing(Control.create(["learner-0"])) as control,
-        closing(telemetry.reporter("learner-0")) as reporter,
+        closing(Telemetry.create([*workers])) as telemetry,
+        closing(Control.create([*workers], **about)) as control,
+        closing(telemetry.reporter(workers[0])) as reporter,
         closing(Sinks(run.csv, [*others])) as sinks,
     ):
-        yield Monitor(run, sinks, control, telemetry, None, total_steps, monitors.monotonic()), reporter.report, sinks
+        yield Monitor(run, sinks, control, telemetry, table, total_steps, monitors.monotonic()), reporter.report, sinks
 
 
 def test_every_sink_gets_the_same_numbers(tmp_path):
@@ -218,20 +221,16 @@ def test_a_worker_reports_its_gpu_at_intervals(monkeypatch):
 def test_episodes_of_actors_and_successors_are_counted(tmp_path, clock):
     names, seen = ["actor-0", "actor-1"], io.StringIO()
     with (
-        RunDirectory.create(tmp_path / "run", {}) as run,
-        closing(Telemetry.create(names)) as telemetry,
-        closing(Control.create([*names, "evaluator"], actors=names)) as control,
-        closing(telemetry.reporter("actor-0")) as reporter,
-        closing(Sinks(run.csv, [])) as sinks,
         Progress(Console(file=seen, width=200), interval=0.0) as table,
+        monitored(tmp_path / "run", workers=[*names, "evaluator"], table=table, actors=names) as (monitor, report, _),
     ):
-        monitor = Monitor(run, sinks, control, telemetry, table, 1000, monitors.monotonic())
+        control = monitor.control
         control.workers["evaluator"].store(EPISODES, 1)
         for second, counts in enumerate([(0, 0), (0, 0), (4, 2), (9, 2), (3, 2)]):  # the last is a successor's
             for name, count in zip(names, counts, strict=True):
                 control.workers[name].store(EPISODES, count)
             control.workers["actor-0"].store(STEPS, 100 * second)
-            reporter.report(Metric(0.0, 100 * second, "a", "episode_return", second))
+            report(Metric(0.0, 100 * second, "a", "episode_return", second))
             clock[0] += 1.0
             monitor.tick()
             assert monitor.status.returns == {"a": second}
