@@ -31,6 +31,7 @@ class CommandLine:
         self.words: dict[str, list[str]] = {}  # by name of an option, with underscores
         self.asks_for_help = not {"-h", "--help"}.isdisjoint(arguments)
         self._command = command
+        self._see = f"; see marlcore {command} --help"
         self._free: list[str] = []
         self._joined: set[str] = set()  # options of the form --name=WORD
         words = self._free
@@ -49,20 +50,20 @@ class CommandLine:
         """The first word of an option; None without it."""
         return next(iter(self.words.get(name, ())), None)
 
-    def parse(self, kind: type[T], positional: str = "", refuse: Refuse = "unknown option {}".format) -> T:
+    def parse(self, kind: type[T], positional: str = "") -> T:
         """The options as a dataclass. Raises: see `read`. SystemExit: --help was shown."""
         if self.asks_for_help:
             self.show_help(kind, single_flags=True)
-        values = self.read(hints_of(kind), positional, refuse)
+        values = self.read(hints_of(kind), positional)
         for field in fields(kind):  # type: ignore[arg-type]
             if field.name not in values and field.default is field.default_factory:  # both are missing
-                raise ValueError(f"{field.name}: expected a value, got none; see marlcore {self._command} --help")
+                raise ValueError(f"{field.name}: expected a value, got none{self._see}")
         return kind(**values)
 
     def read(
         self, hints: Mapping[str, Any], positional: str = "", refuse: Refuse = "unknown option {}".format
     ) -> dict[str, Any]:
-        """The options' values by name; a word without an option is that of `positional`. Raises ValueError."""
+        """The options' values by name; the first word without an option is `positional`. Raises ValueError."""
         values: dict[str, Any] = {}
         free = [*self._free]
         for name, words in self.words.items():
@@ -70,23 +71,23 @@ class CommandLine:
             positive = f"{section}{dot}{last.removeprefix('no_')}"
             if name in hints:
                 members = _members(hints[name])
-                alone = members == (bool,) or not words  # words after it are not its own
+                alone = members == (bool,) or not words  # a word after a plain flag is no value of it
                 is_flag = _may_be_flag(hints[name]) and alone and name not in self._joined
-                taken = len(words) if any(map(_is_collection, members)) else int(not is_flag)
-                values[name] = True if is_flag else _read(name, hints[name], words[:taken])
+                used = len(words) if any(map(_is_collection, members)) else int(not is_flag)
+                values[name] = True if is_flag else _read(name, hints[name], words[:used])
             elif positive in hints and _may_be_flag(hints[positive]):
-                values[positive], taken = False, 0
+                values[positive], used = False, 0
             else:
                 hint = did_you_mean(_option(name), map(_option, hints)) or ";"
-                raise ValueError(f"{refuse(short(_option(name)))}{hint} see marlcore {self._command} --help")
-            free += words[taken:]
+                raise ValueError(f"{refuse(short(_option(name)))}{hint}{self._see[1:]}")
+            free += words[used:]
         for word in free:
             if word.startswith("-"):
-                raise ValueError(f"{refuse(short(word))}; see marlcore {self._command} --help")
+                raise ValueError(f"{refuse(short(word))}{self._see}")
         if positional and free:
             values[positional] = free.pop(0)
         if free:
-            raise ValueError(f"expected an option, got {brief(free[0])}; see marlcore {self._command} --help")
+            raise ValueError(f"expected an option, got {brief(free[0])}{self._see}")
         return values
 
     def show_help(self, kind: type, default: Any = None, single_flags: bool = False) -> None:

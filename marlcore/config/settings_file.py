@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import yaml
 
 from ..checks import as_path, brief, did_you_mean, printable, short
-from ..declared import flattened, hints_of
+from ..declared import hints_of
 from ..regular_files import read_regular
-from .config import BY_POLICY, Config
+from .config import Config, by_dotted_name, hints_by_policy
 
 PRESETS = Path(__file__).parents[1] / "presets"
 LONGEST = 2**20  # bytes of a file
@@ -99,15 +99,8 @@ def read_preset(name: str) -> Settings:
 
 
 def _check_names(plain: Any) -> None:
-    known = {*hints_of(Config), "env", "algo", "algorithm"}
-    names = [name for name, _ in flattened(plain, Config)]
-    for by, kind in BY_POLICY.items():
-        sections = plain.get(by, {})
-        if not isinstance(sections, Mapping):
-            raise ValueError(f"{by}: expected settings by policy, got {brief(sections)}")
-        for policy, section in sections.items():
-            known |= hints_of(kind, f"{by}.{policy}.").keys()
-            names += [name for name, _ in flattened(section, kind, f"{by}.{policy}.")]
+    names = by_dotted_name(plain)
+    known = {*hints_of(Config), *hints_by_policy(names), "env", "algo", "algorithm"}
     for name in names:
         if name not in known:
             from ..algos import ALGORITHMS  # which imports torch

@@ -7,6 +7,7 @@ package is imported when one of its environments is made.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ..checks import brief, check_whole, did_you_mean
@@ -32,6 +33,12 @@ KINDS = (
     "openspiel:<game>, vmas:<scenario> or <module>:<function>"
 )
 OWN: dict[str, Any] = {"treasure_hunt": TreasureHunt, "recall": Recall}
+MAKERS: dict[str, Callable[..., Any]] = {  # by the word before the colon; they take what follows it, and the options
+    "gymnasium": make_gymnasium,
+    **{kind: partial(make_pettingzoo, kind) for kind in ("pettingzoo", "pettingzoo-parallel")},
+    "openspiel": OpenSpielGame,
+    "vmas": partial(VMASEnvironment, copies=1),
+}
 
 
 def make(name: str, /, *, wrappers: Sequence[str] = (), **options: Any) -> Environment:
@@ -84,20 +91,14 @@ class NamedEnvironment:
 
     def _bare(self) -> Any:
         name, options = self.name, dict(self.options)
-        kind, _, rest = name.partition(":")
+        kind, _, id = name.partition(":")
         if name in OWN:
             return OWN[name](**options)
         if game := self._atari_game():
             return make_atari(game, **options)
-        if kind == "gymnasium" and rest:
-            return make_gymnasium(rest, **options)
-        if kind in ("pettingzoo", "pettingzoo-parallel") and rest:
-            return make_pettingzoo(kind, rest, **options)
-        if kind == "openspiel" and rest:
-            return OpenSpielGame(rest, **options)
-        if kind == "vmas" and rest:
-            return VMASEnvironment(rest, 1, **options)
-        if is_importable(name) and rest:
+        if kind in MAKERS and id:
+            return MAKERS[kind](id, **options)
+        if is_importable(name) and id:
             function = resolve("environment", name)
             try:
                 return function(**options)

@@ -1,4 +1,4 @@
-"""An agent's observation without the action mask, the mask, and checks of both for several copies."""
+"""What adapters share: spaces and masks of an agent, checks of its values, and results of an environment's methods."""
 
 from __future__ import annotations
 
@@ -33,6 +33,15 @@ ALLOW_INF = "allow_inf"  # the attribute of a Box whose values may be infinite; 
 SCALARS = (int, float, np.bool_, np.integer, np.floating)
 LARGEST_REWARD = float(np.finfo(np.float32).max)
 EXPECTED_MASK = f"{MASK}: expected one in every info or in none, got "
+
+
+class Adapter:
+    """The base of what adapts an environment, `_env`, which it closes."""
+
+    _env: Any
+
+    def close(self) -> None:
+        self._env.close()
 
 
 class Wrapper:

@@ -14,7 +14,7 @@ from ..errors import EnvironmentFailed
 from ..interfaces import Environment, Outcome, Turn
 from ..spaces import MASK, Spaces
 from .agent_buffer import AgentBuffer
-from .agent_view import Absent, AgentView, Result, may_mask, result_of
+from .agent_view import Absent, Adapter, AgentView, Result, may_mask, result_of
 from .lockstep import child_seeds
 from .pettingzoo import ParallelRounds, is_parallel
 
@@ -111,7 +111,7 @@ class Copies:
                 stack.callback(env.close)
 
 
-class _Turns:
+class _Turns(Adapter):
     """One copy whose agents act one after another: a round is one agent's turn. See ParallelRounds."""
 
     def __init__(self, env: Environment, copy: int) -> None:
@@ -139,9 +139,6 @@ class _Turns:
     def act(self, agent: str, action: Any) -> None:
         with in_copy(self._copy, agent):
             self._env.step(action)
-
-    def close(self) -> None:
-        self._env.close()
 
 
 class _Buffers(dict[str, AgentBuffer]):

@@ -13,7 +13,7 @@ from ..interfaces import Outcome, Turn
 from ..observations import Values, by_name, in_form, rows_at
 from ..spaces import MASK, Part, Spaces
 from ..spec import as_field, rows_of
-from .agent_view import AgentView, failed, label_of, may_mask, numbers, result_of
+from .agent_view import Adapter, AgentView, failed, label_of, may_mask, numbers, result_of
 from .gymnasium import AGENT
 
 MODES = ("NextStep", "SameStep", "Disabled")
@@ -21,7 +21,7 @@ FINAL_OBS = ("final_obs", "final_observation")  # Gymnasium's names in an info, 
 NOT_NUMBERS = {"env_id"}  # of EnvPool
 
 
-class GymnasiumVector:
+class GymnasiumVector(Adapter):
     """A Gymnasium vector environment as a `VectorEnvironment` with one agent, "agent_0".
 
     It determines the number of copies. Every autoreset mode works; in NEXT_STEP mode a copy has no turn in the step
@@ -117,9 +117,6 @@ class GymnasiumVector:
 
     def _step(self) -> Any:
         return result_of("step", self._env.step(self._actions))
-
-    def close(self) -> None:
-        self._env.close()
 
     def _turn(self, values: Values) -> Turn:
         copies, begins = self._acting, self._begins
