@@ -27,7 +27,7 @@ class MemoryLimit:
 
 
 def memory_limit(root: Path = ROOT, own: Path = OWN) -> MemoryLimit | None:
-    """The tightest limit of this process's group and its ancestors; None when none has a limit."""
+    """The tightest limit of this process's group and its ancestors; None without a limit."""
     limits = [limit for group in _groups("memory", root, own) for limit in _memory_limits(group)]
     return min(limits, key=lambda limit: limit.left, default=None)
 

@@ -1,4 +1,4 @@
-"""Checks of arguments; each error names the argument, what was expected and what came, on one line."""
+"""Checks of arguments. An error is one line: "argument: expected X, got Y"."""
 
 import os
 import time

@@ -57,7 +57,7 @@ UNITS = Whole(1, most=2**16)  # of a layer: the weights of a larger one would no
 
 @dataclass(frozen=True)
 class Number:
-    """A number from `low` to `high`, which are allowed, or between `above` and `below`, which are not.
+    """A number from `low` to `high` inclusive, or between `above` and `below` exclusive.
 
     It is finite; with finite=False infinity is allowed too. The field holds Python's number for one of NumPy.
     """

@@ -68,7 +68,7 @@ def _groups_of(stub: str) -> dict[str, dict[str, str]]:
 
 
 def require(extra: str) -> None:
-    """Raises ModuleNotFoundError: a library of the extra cannot be imported. None is imported."""
+    """Raises ModuleNotFoundError if a library of the extra cannot be imported; imports nothing."""
     from importlib.util import find_spec
 
     for library in EXTRA_OF:
@@ -86,7 +86,7 @@ def is_installed(extra: str) -> bool:
 
 
 def missing(what: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
-    """The error of `what`, in one line: the extra to install if `error` names a library of one, else `error` itself."""
+    """The error of `what`, in one line: it names the extra that has the missing library, if there is one."""
     library = (error.name or "").partition(".")[0]
     if library not in EXTRA_OF:
         return error

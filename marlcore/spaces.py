@@ -77,7 +77,7 @@ class Spaces:
 
     @cached_property
     def left_out(self) -> tuple[str, ...]:
-        """The names of the texts and empty arrays beside an observation's other parts: no network takes them."""
+        """The names of an observation's texts and empty arrays, which no network takes."""
         return tuple(part_name(keys) for _, keys, leaf in _leaves("", self.observation) if _is_left_out(leaf))
 
     @cached_property
@@ -115,7 +115,7 @@ class Spaces:
         return action + self.action_start if self._is_shifted else action
 
     def first_refused(self, action: NDArray[Any]) -> int | None:
-        """The place of the first of these actions [k, ...] of rows that the space does not have; None: of none."""
+        """The index of the first action [k, ...] of rows outside of the space; None if all are inside."""
         low, high = self._action_bounds
         wrong = (action < low) | (action > high)
         return int(wrong.reshape(len(action), -1).any(axis=1).argmax()) if wrong.any() else None

@@ -256,7 +256,7 @@ class Ragged:
         return row
 
     def mask(self, fields: Mapping[str, Any]) -> Any:
-        """Which elements exist: bool [..., most], of arrays or tensors of a batch, such as its extras."""
+        """Whether each element exists: bool [..., most], for arrays or tensors of a batch, such as its extras."""
         lengths = fields[self.name]
         if isinstance(lengths, np.ndarray):
             return np.arange(self.most) < lengths[..., None]

@@ -57,7 +57,7 @@ class DoctorOptions:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs `marlcore doctor` with these arguments and prints the findings; 1 if one is a problem, otherwise 0."""
+    """Runs `marlcore doctor` and prints the findings; returns 1 if one is a problem, otherwise 0."""
     options = CommandLine("doctor", arguments).parse(DoctorOptions)
     rows = [{"name": name, **asdict(finding)} for name, finding in examine(CHECKS).items()]
     cells = [list(row.values()) for row in rows]

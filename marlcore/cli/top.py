@@ -128,7 +128,7 @@ class WatchedRun:
 
     @property
     def alive(self) -> bool:
-        """Whether its parent lives and has not told all workers to stop."""
+        """Whether the run's parent lives and has not stopped all workers."""
         return self._parent.exists() and not self._control.stopping
 
     def figures(self) -> dict[str, Any]:

@@ -156,14 +156,14 @@ class Config(Declared):
         return self.learner_of(policy).timeout or self.supervision.learner_timeout
 
     def check_policies(self, names: Sequence[str]) -> None:
-        """Raises ValueError: settings by policy are of none of these policies."""
+        """Raises ValueError: settings by policy name another policy than these."""
         by_policy = {name: getattr(self, name) for name in SECTIONS} | {"cluster.learners": self.cluster.learners}
         for label, given in by_policy.items():
             if wrong := given.keys() - names:
                 raise ValueError(f"{label}: expected the policies {names}, got {min(wrong)!r}")
 
     def limiter(self, policy: str, lanes: int) -> RateLimiter | None:
-        """The rate limiter between a policy's learner and its actors, whose replay has so many lanes, or None."""
+        """The rate limiter between a policy's learner and its actors; None where both run free."""
         from ..replay import RateLimiter
 
         learner, pace = self.learner_of(policy), self.of(policy).pace
@@ -179,7 +179,7 @@ class Config(Declared):
 
     @property
     def pace(self) -> Schedule | None:
-        """The updates per step as a schedule; None where nothing holds them."""
+        """The updates per step as a schedule; None where actors and learners run free."""
         updates = self.updates_per_step
         return None if updates is None else Schedule.from_value("updates_per_step", updates)
 

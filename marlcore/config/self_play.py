@@ -3,7 +3,7 @@
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +14,6 @@ from ..processes import encoded_name
 from ..references import is_importable, reference_to
 from .schedules import Schedule, Scheduled
 from .sections import probability
-
-if TYPE_CHECKING:
-    Shares: TypeAlias = Mapping[str, Scheduled]
-    Roles: TypeAlias = Mapping[str, str]
-else:
-    Shares, Roles = dict[str, Schedule], dict[str, str]  # what the command line reads
 
 BOTH = "both"
 MAIN, MAIN_EXPLOITER = "main", "main_exploiter"
@@ -92,7 +86,7 @@ class SelfPlayConfig(Declared):
     """The exponent of `draw` by recent or pfsp."""
     latest: Annotated[Scheduled, probability] = 0.2
     """Share of episodes against the latest policy itself, which learns from both sides; a number or a schedule."""
-    anchors: Annotated[Shares, _anchors] = field(default_factory=dict)
+    anchors: Annotated[Mapping[str, Scheduled], _anchors] = field(default_factory=dict)
     """Shares of episodes, numbers or schedules, against opponents that stay the same: module:name of a function of an
     observation that returns an action, or of a class whose objects have a method act(obs), one for each copy and agent;
     or a checkpoint, FILE.pt. Anchors also play in evaluations, whatever their share."""
@@ -116,7 +110,7 @@ class SelfPlayConfig(Declared):
     draws an opponent of its own."""
     explore: bool = False
     """Opponents explore, frozen ones as at their admission, instead of acting greedily."""
-    roles: Annotated[Roles, _roles] = field(default_factory=dict)
+    roles: Annotated[Mapping[str, str], _roles] = field(default_factory=dict)
     """By policy its role in a league (Vinyals et al. 2019, Methods), where each policy plays every agent: main;
     main_exploiter, which plays the newest main policies; league_exploiter, which plays the pools of all. Empty: one
     policy, main."""
@@ -161,6 +155,6 @@ class SelfPlayConfig(Declared):
         return tuple(f"anchor:{_last_part(anchor)}" for anchor in self.anchors)
 
 
-def absolute_anchors(anchors: Shares) -> dict[str, Scheduled]:
+def absolute_anchors(anchors: Mapping[str, Scheduled]) -> dict[str, Scheduled]:
     """The shares of anchors, with the absolute paths of checkpoints."""
     return {str(absolute(name)) if name.endswith(".pt") else name: share for name, share in anchors.items()}

@@ -18,9 +18,9 @@ _NULL, _TEXT = "tag:yaml.org,2002:null", "tag:yaml.org,2002:str"
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML 1.1 without aliases, which make a few hundred bytes as large as they like, and with each key once.
+    """YAML 1.1 without aliases, whose values may grow to any size, and with each key once.
 
-    1e-3 is a number too, 1:30:00 a text; a key with nothing after its colon is left out; `null` is None.
+    1e-3 is a number too, and 1:30:00 a text. A key without a value is left out; `null` is None.
     """
 
     def compose_node(self, parent: Any, index: Any) -> Any:
@@ -91,7 +91,7 @@ def preset_names() -> list[str]:
 
 
 def read_preset(name: str) -> Settings:
-    """The settings of a file that the package brings along. Raises ValueError: none has this name."""
+    """The settings of a preset. Raises ValueError: no preset has this name."""
     names = preset_names()
     if name not in names:
         raise ValueError(f"preset: expected one of {', '.join(names)}, got {brief(name)}{did_you_mean(name, names)}")

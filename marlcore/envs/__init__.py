@@ -118,7 +118,7 @@ class NamedEnvironment:
         return 4 if self._atari_game() else 1
 
     def vectorized(self, copies: int) -> Any:
-        """The vector environment that a Gymnasium id or VMAS brings along; None if it brings none."""
+        """The vector environment of a Gymnasium id or a VMAS scenario; None without one."""
         kind, _, id = self.name.partition(":")
         if kind == "vmas" and id and not self.wrappers:
             return VMASEnvironment(id, copies, **self.options)
@@ -193,7 +193,7 @@ def vectorize(env_fn: Callable[[], Any], copies: int) -> VectorEnvironment:
 
 
 def checked(env: VectorEnvironment) -> VectorEnvironment:
-    """The environment with checks of its values, if it is a caller's; those of this room check their own."""
+    """Adds checks of its values to a caller's environment; those of this room check their own."""
     return env if isinstance(env, (Copies, GymnasiumVector, Lockstep)) else _Checked(env)
 
 
@@ -214,7 +214,7 @@ class _Checked(Wrapper):
 
 
 def _vector_form(env: Any, copies: int) -> VectorEnvironment | None:
-    """The VectorEnvironment that `env` is, or brings along; None if it is a single copy."""
+    """`env` as a VectorEnvironment, if it has several copies or brings such a form along; otherwise None."""
     if "vectorized" in vars(type(env)):  # a class that inherits it has other rules
         env = env.vectorized(copies)
     if is_vector(env):

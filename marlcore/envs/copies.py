@@ -46,7 +46,6 @@ class Copies:
         self.episodes = 0
         self.ended = np.zeros(self.copies, np.int64)
         self._buffers = _Buffers({agent: AgentBuffer(view, self.copies) for agent, view in views.items()})
-        self._empty = [0] * self.copies  # episodes in a row without an action
 
     def reset(self, seed: int) -> None:
         self.episodes = 0
@@ -122,7 +121,7 @@ class _Turns(Adapter):
 
     @property
     def infos(self) -> Mapping[str, Mapping[str, Any]]:
-        """Of the agent that acts, and of others that hold a mask, which many environments give for a turn alone."""
+        """The info of the acting agent, and infos with a mask, since many environments give masks for a turn alone."""
         agent = self._env.agent
         infos: Any = getattr(self._env, "infos", None)
         if not infos and agent is not None:
@@ -165,8 +164,7 @@ class in_copy:  # noqa: N801 - reads as "with in_copy(3)"; a generator's would c
 
 
 def masked_agents(env: Environment | ParallelRounds | _Turns) -> dict[str, bool]:
-    """Whether each agent's infos hold masks, by those after a reset; an agent that does not act then, and has no mask,
-    follows the others."""
+    """Whether each agent's infos hold masks: looked up after a reset. An agent without an info follows the others."""
     may = {agent: may_mask(env.observation_spaces[agent], env.action_spaces[agent]) for agent in env.agents}
     if not any(may.values()):
         return may

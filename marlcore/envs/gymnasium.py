@@ -112,7 +112,7 @@ def not_installed(name: str, reason: str) -> ImportError:
 
 
 def make_gymnasium_vector(id: str, copies: int, /, **options: Any) -> Any:
-    """The vector form that the registered environment `id` brings along; None if it brings none for these options."""
+    """The vector form of the registered environment `id`; None if it has none for these options."""
     _import_what_registers(id)
     try:
         spec = gymnasium.spec(id)

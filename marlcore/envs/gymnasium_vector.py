@@ -89,7 +89,7 @@ class GymnasiumVector(Adapter):
             self._learn_mode(info)
             last = {copy: self._call(self._last_info, info, copy) for copy in over.tolist()}
             final_obs = self._final_obs(values, info, last)
-            infos = [(copy, told) for copy, of_copy in last.items() if (told := numbers(of_copy))]
+            infos = [(copy, named) for copy, of_copy in last.items() if (named := numbers(of_copy))]
         outcome = Outcome(AGENT, copies, rewards, terminated[copies], truncated[copies], final_obs, infos)
         if self._mode == "NextStep":
             self._begins = np.ones(self.copies, bool)
@@ -134,7 +134,7 @@ class GymnasiumVector(Adapter):
         self._mode = self._mode or shown
 
     def _last_info(self, info: Mapping[str, Any], copy: int) -> dict[str, Any]:
-        """What a copy told at its episode's end; in SAME_STEP mode, Gymnasium's statistics stand beside the rest."""
+        """A copy's info at its episode's end; in SAME_STEP mode, Gymnasium's statistics stand outside of it."""
         if self._mode != "SameStep":
             return _info_of(info, copy, self.copies)
         beside = {name: info[name] for name in ("episode", "_episode") if name in info}
@@ -200,7 +200,7 @@ class GymnasiumVector(Adapter):
             raise
 
     def _masks(self, masks: Any) -> NDArray[np.bool_]:
-        """The masks of all copies; a copy whose info held none allows nothing, which `check` refuses if it acts."""
+        """The masks of all copies. A missing one allows nothing, which `check` refuses if the copy acts."""
         shape = self.copies, self._view.spaces.choices
         if masks is None:
             return np.zeros(shape, bool)
@@ -209,7 +209,7 @@ class GymnasiumVector(Adapter):
         return self._view.mask(np.asarray(masks), shape[:1]).astype(bool)
 
     def _of_copies(self, name: str, values: Any, bools: bool = False) -> NDArray[Any]:
-        """What a step told of each copy, [copies] or [copies, 1], as an array [copies]."""
+        """A step's values [copies] or [copies, 1] as an array [copies]."""
         array, shape = np.asarray(values), (self.copies,)
         if array.shape not in (shape, (*shape, 1)) or (bools and array.dtype.kind not in "biu"):
             expected = f"{'bools' if bools else 'numbers'} {shape}"

@@ -20,7 +20,7 @@ def is_parallel(env: Any) -> bool:
 
 
 def spaces_of(env: Any) -> tuple[Mapping[str, Space], Mapping[str, Space]]:
-    """The observation and action spaces of all agents that may ever act. Raises ValueError: one is not supported."""
+    """The observation and action spaces of all possible agents. Raises ValueError: a space is not supported."""
     names = getattr(env, "possible_agents", None)
     if not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"possible_agents of {env}: expected a list of names, got {names!r}")

@@ -1,4 +1,4 @@
-"""Teams as agents: what they observe, do and earn, how they end, and which environments have none."""
+"""Teams as agents, and joint observations beside agents' own: what is in them, and which environments have none."""
 
 import pickle
 from functools import partial
@@ -14,7 +14,7 @@ import marlcore as mc
 from marlcore.algos.networks.teams import TeamSpaces
 from marlcore.config import teams_of
 from marlcore.envs import EnvironmentFailed, NamedEnvironment, vectorize
-from marlcore.envs.joint import JointObservations
+from marlcore.envs.joint import JointEnvironment, JointObservations
 from marlcore.envs.team import TeamEnvironment, Teams
 from marlcore.observations import ALONE
 from marlcore.spaces import ALIVE, JOINT, MASK
@@ -277,3 +277,57 @@ def test_all_agents_are_one_team_by_default():
     assert teams_of(["a", "b"], None) == {"team": ("a", "b")}
     assert teams_of(["a", "b", "c"], {"c": "x", "a": "x"}) == {"x": ("a", "c")}, "members in the environment's order"
     assert teams_of(["a1", "b1", "a2"], lambda agent: agent[0]) == {"a": ("a1", "a2"), "b": ("b1",)}
+
+
+PLACED = gym.Dict({"place": gym.Discrete(3), MASK: gym.MultiBinary(2)})
+BOTH = {"a": (TWO, gym.Discrete(2)), "b": (PLACED, gym.Discrete(2))}
+Pair = partial(Script, BOTH, [{}, {}, {"terminated": "b"}, {}, {"terminated": "a"}])
+
+
+class Stated(Script):
+    state_space = gym.Box(0, 99, (1, 3), np.int64)
+
+    def state(self):
+        return np.full((1, 3), self.round)
+
+
+def test_the_joint_observation_is_all_agents_one_after_another():
+    env = JointEnvironment(Pair(), ("a", "b"))
+    observations, _ = env.reset()
+    size = env.observation_space("a")[JOINT].shape[0]
+    assert size == 2 + 3 + 2, "two numbers, one of three places, a mask of two"
+    np.testing.assert_array_equal(observations["a"][JOINT][:2], observations["a"][ALONE])
+    for step in range(1, 5):
+        observations, *_ = env.step(dict.fromkeys(env.agents, 0))
+        joint = observations["a"][JOINT]
+        assert joint.dtype == np.float32 and env.observation_space("a").contains(observations["a"])
+        of_b = [*np.eye(3)[(1 + step) % 3], step % 2, 1 - step % 2] if step <= 2 else [0] * 5
+        assert sorted(joint.tolist()) == sorted([step, step, *of_b])
+
+
+def test_masks_stay_where_they_are():
+    env = JointEnvironment(Pair(), ("b",))
+    assert env.observation_space("a") == TWO, "only those agents that were named get one"
+    observations, _ = env.reset()
+    assert observations["b"].keys() == {ALONE, MASK} and observations["b"][ALONE].keys() == {ALONE, JOINT}
+    assert env.observation_space("b").contains(observations["b"])
+    vector = vectorize(pickle.loads(pickle.dumps(JointObservations(Pair, ("b",)))), 2)
+    parts = [part.name for part in vector.spaces["b"].parts]
+    assert vector.spaces["b"].masked and parts == ["joint_observation", "observation__place"]
+    vector.close()
+
+
+def test_an_environments_state_is_its_joint_observation(monkeypatch):
+    env = JointEnvironment(Stated(BOTH), ("a",))
+    for step in range(2):
+        observations = env.step({"a": 0, "b": 0})[0] if step else env.reset()[0]
+        np.testing.assert_array_equal(observations["a"][JOINT], np.full(3, step, np.float32))
+    monkeypatch.setattr(Stated, "state", lambda self: np.full((1, 3), 1e39))
+    with pytest.raises(ValueError, match=r"^state\(\): expected values in float32's range, got 1e\+39$"):
+        env.reset()
+
+
+def test_other_environments_are_refused_in_one_line():
+    for name in ("gymnasium:CartPole-v1", "treasure_hunt", "pettingzoo:mpe2.simple_spread_v3"):
+        with pytest.raises(ValueError, match=r"^joint observations: expected a PettingZoo Parallel environment[^\n]+$"):
+            JointObservations(NamedEnvironment(name), ("a",))()
