@@ -139,7 +139,8 @@ def check_declared(settings: Any, owner: str = "") -> None:
 
     Raises ValueError: the message names the first wrong field, after the `owner`, what was expected and what came.
     """
-    for name, rules, optional in _declared(type(settings)):
+    kind: Any = type(settings)
+    for name, rules, optional in _declared(kind):
         value = getattr(settings, name)
         for rule in () if value is None and optional else rules:
             value = rule(f"{owner} {name}".lstrip(), value)
@@ -206,9 +207,9 @@ def _sections(kind: Any) -> dict[str, Any]:
 @cache
 def _declared(kind: Any) -> list[tuple[str, list[Rule], bool]]:
     """Of each field with rules: its name, its rules, and whether it may be None."""
+    sections: list[Any] = [(name, [partial(_section, part)], False) for name, part in _sections(kind).items()]
     declared = [(name, *_rules(hint)) for name, hint in _hints(kind).items()]
-    sections = [(name, [partial(_section, part)], False) for name, part in _sections(kind).items()]
-    return [*sections, *(field for field in declared if field[1])]
+    return sections + [field for field in declared if field[1]]
 
 
 @cache

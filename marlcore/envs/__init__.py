@@ -23,7 +23,7 @@ from .openspiel import OpenSpielGame
 from .per_agent import PerAgent, by_agents
 from .pettingzoo import AECEnvironment, ParallelEnvironment, is_parallel, make_pettingzoo
 from .recall import Recall
-from .run_step import Looking, RunStep, run_step
+from .run_step import RunStep, RunStepProvider, run_step
 from .treasure_hunt import TreasureHunt
 from .two_player import TwoPlayer
 from .vmas import VMASEnvironment

@@ -11,7 +11,7 @@ from ..checks import brief
 from ..errors import EnvironmentFailed
 from ..interfaces import Outcome, Turn
 from ..observations import Values, by_name, in_form, rows_at
-from ..spaces import MASK, Part, Spaces
+from ..spaces import MASK, SpacePart, Spaces
 from ..spec import as_field, rows_of
 from .agent_view import Adapter, AgentView, failed, label_of, may_mask, numbers, result_of
 from .gymnasium import AGENT
@@ -190,7 +190,7 @@ class GymnasiumVector(Adapter):
             raise EnvironmentFailed(f"environment, {AGENT}: {type(error).__name__}: {error}") from error
         return in_form(arrays, self._view.spaces.obs)
 
-    def _rows(self, part: Part, values: Any) -> NDArray[Any]:
+    def _rows(self, part: SpacePart, values: Any) -> NDArray[Any]:
         try:
             return rows_of(label_of(part.keys), part.field, values, self.copies)
         except ValueError:
@@ -263,7 +263,7 @@ def is_envpool(env: Any) -> bool:
     return all(hasattr(env, name) for name in ("send", "recv", "config", "spec", "observation_space"))
 
 
-def _value(copy: int, part: Part, value: Any) -> NDArray[Any]:
+def _value(copy: int, part: SpacePart, value: Any) -> NDArray[Any]:
     """A copy's value of a part. Raises EnvironmentFailed: it does not fit the space."""
     try:
         return as_field(label_of(part.keys), part.field, value)

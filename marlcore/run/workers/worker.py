@@ -14,7 +14,7 @@ import torch
 
 from ...closing import ClosedAfterError
 from ...config import EVALUATOR, AssignedPolicy, Config, Crew
-from ...envs import Looking, RunStep
+from ...envs import RunStep, RunStepProvider
 from ...memory import SegmentHandle
 from ...processes import BEGUN, Control, Telemetry, WorkerBase, fitting_name
 from ...record import Hold
@@ -78,7 +78,7 @@ class Worker(WorkerBase):
             step = self.steps
             return RunStep(step, total, bisect_right(stages, step))
 
-        self.hold(Looking(look))
+        self.hold(RunStepProvider(look))
 
     @property
     def steps(self) -> int:
