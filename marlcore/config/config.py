@@ -146,7 +146,7 @@ class Config(Declared):
         }
         for name in sections.keys() & RUN_WIDE.keys():
             sections[name] = replace(sections[name], **{n: getattr(getattr(self, name), n) for n in RUN_WIDE[name]})
-        return replace(self, **{**sections, **dict.fromkeys(SECTIONS, {})}) if sections else self
+        return replace(self, **{**sections, **{by: {} for by in SECTIONS}}) if sections else self
 
     def learner_of(self, policy: str) -> LearnerConfig:
         return self.learners.get(policy, self.learner)

@@ -77,10 +77,18 @@ def named_schedules(label: str, value: Any) -> dict[str, Schedule]:
     return {name: Schedule.from_value(f"{label}.{short(name)}", schedule) for name, schedule in value.items()}
 
 
-def importable(label: str, name: str) -> str:
-    if not is_importable(name):
-        raise ValueError(f"{label}: expected module:name of what can be imported, got {brief(name)}")
-    return str(name)
+@dataclass(frozen=True)
+class Reference:
+    """A rule of text: one of the options, or module:name of an object that can be imported."""
+
+    expected: str
+    options: tuple[str, ...] = ()
+
+    def __call__(self, label: str, name: str) -> str:
+        if name not in self.options and not is_importable(name):
+            hint = did_you_mean(name, self.options)
+            raise ValueError(f"{label}: expected {self.expected}, got {brief(name)}{hint}")
+        return str(name)
 
 
 def device_names(label: str, value: Any) -> str | tuple[str, ...]:
@@ -96,14 +104,11 @@ def sink_names(label: str, names: Any) -> tuple[str, ...]:
     listed = isinstance(names, (tuple, list, Set, Mapping))
     if not listed or not all(isinstance(name, str) for name in names):
         raise TypeError(f"{label}: expected names of sinks, got {brief(names)}")
-    for name in names:
-        if name not in SINKS and not is_importable(name):
-            known = ", ".join(SINKS)
-            raise ValueError(f"{label}: expected {known} or module:Class, got {brief(name)}{did_you_mean(name, SINKS)}")
-    if "csv" not in names or len(set(names)) < len(names):
-        got = brief(" ".join(names))
+    sinks = tuple(Reference(f"{', '.join(SINKS)} or module:Class", SINKS)(label, name) for name in names)
+    if "csv" not in sinks or len(set(sinks)) < len(sinks):
+        got = brief(" ".join(sinks))
         raise ValueError(f"{label}: expected csv, the run's own record, and others, each once, got {got}")
-    return tuple(names)
+    return sinks
 
 
 @dataclass(frozen=True)
@@ -243,7 +248,7 @@ class ExplorationConfig(Declared):
     ladder: Annotated[float, Number(0)] = 0.0
     """Ape-X's ladder, its alpha: of N copies, over all actors, copy i explores with epsilon^(1 + ladder * i / (N - 1));
     0 makes all explore alike, 7 is the paper's (Horgan et al. 2018, arXiv:1803.00933, section 4.1)."""
-    script: Annotated[str | None, importable] = None
+    script: Annotated[str | None, Reference("module:name of what can be imported")] = None
     """module:name of a script that acts for all learning policies until their learner's first update, so that the
     warm-up's transitions are of its actions: a function of an observation that returns an action, or a class whose
     objects have a method act(obs), one for each copy."""

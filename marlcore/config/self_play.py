@@ -13,7 +13,7 @@ from ..declared import Declared, Number, Whole
 from ..processes import encoded_name
 from ..references import is_importable, reference_to
 from .schedules import Schedule, Scheduled
-from .sections import probability
+from .sections import Reference, probability
 
 BOTH = "both"
 MAIN, MAIN_EXPLOITER = "main", "main_exploiter"
@@ -43,13 +43,6 @@ def _anchors(label: str, anchors: Any) -> dict[str, Schedule]:
     return shares
 
 
-def _draw(label: str, draw: str) -> str:
-    if draw not in DRAWS and not is_importable(draw):
-        expected = f"{', '.join(DRAWS)}, or module:name of a function"
-        raise ValueError(f"{label}: expected {expected}, got {brief(draw)}{did_you_mean(draw, DRAWS)}")
-    return str(draw)
-
-
 def _roles(label: str, roles: Any) -> dict[str, str]:
     check_type(label, roles, Mapping, expected="roles by policy")
     for policy, role in roles.items():
@@ -76,7 +69,7 @@ class SelfPlayConfig(Declared):
     """Win rate over the last `window` episodes, since the last admission, from which a copy joins the pool at once."""
     window: Annotated[int, Whole(1)] = 100
     """Episodes, the last ones, of which a win rate is the average; draws count half."""
-    draw: Annotated[str, _draw] = "pfsp"
+    draw: Annotated[str, Reference(f"{', '.join(DRAWS)}, or module:name of a function", DRAWS)] = "pfsp"
     """How an opponent is drawn from the pool: uniformly; in proportion to 1 / age^power, the newest one's age being 1;
     as prioritized fictitious self-play, to (1 - w)^power or, by variance, to w (1 - w), where w is the win rate
     against it (Vinyals et al. 2019, doi:10.1038/s41586-019-1724-z, Methods: f_hard and f_var); by rating, to how even a

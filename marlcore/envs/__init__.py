@@ -45,22 +45,19 @@ def make(name: str, /, *, wrappers: Sequence[str] = (), **options: Any) -> Envir
     """Make an environment with `options`.
 
     Args:
-        name: one of
-            treasure_hunt;
-            recall, a test of memory;
+        name: treasure_hunt, see `TreasureHunt`; recall, see `Recall`; or one of
             gymnasium:<id>, such as gymnasium:CartPole-v1, made by `gymnasium.make`. The package of the id is
             imported if its name follows from the id; otherwise name it: gymnasium:<package>:<id>;
             atari:<game>, such as atari:Pong, or gymnasium:ALE/Pong-v5: with the usual preprocessing (see `make_atari`).
             Without it: gymnasium:ale_py:ALE/Pong-v5;
-            pettingzoo:<module>, such as pettingzoo:mpe2.simple_spread_v3, made by the module's `env`;
-            pettingzoo-parallel:<module>, made by the module's `parallel_env`;
+            pettingzoo:<module>, pettingzoo-parallel:<module>, such as pettingzoo:mpe2.simple_spread_v3, made by the
+            module's `env` or `parallel_env`;
             openspiel:<game>, such as openspiel:kuhn_poker, see `OpenSpielGame`;
             vmas:<scenario>, such as vmas:balance, see `VMASEnvironment`;
             <module>:<function>, made by the function (see `adapt`).
         wrappers: functions, each <module>:<function>, that take the environment as its package made it, and return
             another; the first one is applied first.
-        options: arguments of `TreasureHunt`, `Recall`, `gymnasium.make`, `env`, `parallel_env`, the game, the
-            scenario or the function.
+        options: arguments of the class or function that makes the environment.
 
     Raises:
         ValueError: the name is unknown, or marlcore does not support the environment's spaces.
