@@ -99,11 +99,8 @@ class TransitionSpec:
             object.__setattr__(self, "obs", _checked_fields("TransitionSpec obs", self.obs))
             if not self.obs:
                 raise ValueError("TransitionSpec obs: expected at least one Field, got an empty dict")
-        elif not isinstance(self.obs, Field):
-            raise TypeError(f"TransitionSpec obs: expected a Field or a dict of Fields, got {self.obs!r}")
+        check_type("TransitionSpec obs", self.obs, (Field, dict), expected="a Field or a dict of Fields")
         check_type("TransitionSpec action", self.action, Field)
-        if not isinstance(self.extras, Mapping):
-            raise TypeError(f"TransitionSpec extras: expected a dict of Fields, got {self.extras!r}")
         object.__setattr__(self, "extras", _checked_fields("TransitionSpec extras", self.extras))
         if reserved := RESERVED_NAMES & self.extras.keys():
             raise ValueError(f"TransitionSpec extras: {min(reserved)!r} is the name of a built-in field")
@@ -281,6 +278,7 @@ def _plain(part: Field) -> list[Any]:
 
 
 def _checked_fields(where: str, fields: Mapping[str, Field]) -> dict[str, Field]:
+    check_type(where, fields, Mapping, expected="a dict of Fields")
     for name, part in fields.items():
         if not isinstance(name, str) or not name.isidentifier():
             raise ValueError(f"{where}: expected names that are identifiers, got {name!r}")

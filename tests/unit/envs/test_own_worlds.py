@@ -109,12 +109,6 @@ def test_the_time_limit_truncates_after_the_last_action():
     assert not any(turn.terminated for turn in turns)
 
 
-def test_an_observation_has_the_agent_in_its_middle():
-    env = TreasureHunt(view=2)
-    assert env.observation_spaces["agent_0"].shape == (5, 5, 5)
-    assert all(turn.obs[:, 2, 2].tolist() == [0, 1, 0, 0, 0] for turn in record(env, episodes=3))
-
-
 COUNT = "expected an integer of at least"
 REFUSED: dict[str, Refused] = {
     f"{world} {name}": (lambda name=name, value=value, world=world: make(world, **{name: value}), f"{name}: {says}")

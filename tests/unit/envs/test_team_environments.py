@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from crowd import Relay, Script
 from gymnasium import spaces as gym
-from refused import Refused, check_refused, refusals
+from refused import Refused, refusals
 
 import marlcore as mc
 from marlcore.algos.networks.teams import TeamSpaces
 from marlcore.config import teams_of
-from marlcore.envs import EnvironmentFailed, NamedEnvironment, vectorize
+from marlcore.envs import NamedEnvironment, vectorize
 from marlcore.envs.joint import JointEnvironment, JointObservations
 from marlcore.envs.team import TeamEnvironment, Teams
 from marlcore.observations import ALONE
@@ -161,12 +161,6 @@ def test_box_actions_of_several_shapes_are_joined():
     assert env.acted[0]["a"].tolist() == [[0.5, 1], [1.5, 2]] and env.acted[0]["b"].tolist() == [-0.25]
 
 
-def test_a_mask_beside_continuous_actions_is_refused():
-    spaces = {"a": (MASKED, gym.Box(-1, 1, (2,)))}
-    team = Teams(partial(Script, spaces), {"team": ("a",)})
-    check_refused(lambda: vectorize(team, 1), ValueError, "team: action_mask: expected none for the action space Box")
-
-
 def test_images_stay_and_other_spaces_are_flattened():
     env = made({"a": (IMAGE, CHOICE), "b": (FOUND, CHOICE), "c": (gym.Discrete(4), CHOICE)})
     observed = env.reset()[0]["team"]
@@ -229,10 +223,6 @@ def kept(**told: Any) -> Any:
     return env.step(waiting(env))
 
 
-def spread_over(name: str, *members: str) -> Teams:
-    return Teams(NamedEnvironment(name), {"team": members})
-
-
 def values_of_moves() -> None:
     team = vectorize(Teams(partial(Script, {"a": BOX}), {"t": ("a",)}), 1).spaces["t"]
     mc.VDN().transition(team)
@@ -241,7 +231,6 @@ def values_of_moves() -> None:
 BOX = TWO, gym.Box(-1, 1, (1,))
 TWICE = gym.Dict({ALONE: TWO, MASK: gym.MultiBinary(2)}), CHOICE
 AT_ONCE = "teams: expected an environment of PettingZoo whose agents act at once, such as"
-NO_TEAM = "QMIX: expected an agent that is a team (see Config.teams), got one that observes Box"
 IN_INFOS = {"a": {}, "b": {MASK: np.ones(3)}}
 SHORT, LONG = {"a": np.zeros(2, np.float32)}, dict.fromkeys("ab", np.zeros(3, np.float32))
 REFUSED: dict[str, Refused] = {
@@ -252,25 +241,14 @@ REFUSED: dict[str, Refused] = {
     "another shape": (lambda: kept(observations=LONG), "obs of a: expected float32 (2,), got shape (3,)"),
     "no number": (lambda: kept(rewards={"a": "1"}), TypeError, "reward: expected a number, got '1'"),
     "another mask": (lambda: made({"a": TWICE}).reset(), "action_mask of a: expected int8 (3,), got shape (2,)"),
-    "turns": (spread_over("pettingzoo:classic.tictactoe_v3", "player_1", "player_2"), AT_ONCE),
-    "one agent": (spread_over("gymnasium:CartPole-v1", "agent_0"), AT_ONCE),
+    "turns": (Teams(NamedEnvironment("pettingzoo:classic.tictactoe_v3"), {"team": ("player_1",)}), AT_ONCE),
     "unknown": (lambda: teams_of(["ant", "bee"], {"aint": "x"}), "of the environment, ['ant', 'bee'], got 'aint'"),
     "another's name": (lambda: teams_of(["a", "b"], {"a": "b"}), "teams: expected names that no other agent has, got"),
     "no name": (lambda: teams_of(["a"], {"a": None}), TypeError, "teams: expected the name of a team for a, got None"),
     "a list": (lambda: teams_of(["a"], ["a"]), TypeError, "teams: expected the team of each member, got ['a']"),
-    "no team": (lambda: mc.QMIX().transition(mc.Spaces(TWO, CHOICE)), NO_TEAM),
     "values of continuous actions": (values_of_moves, "VDN: expected Discrete actions of a team's members, got Box"),
 }
 test_it_is_refused_in_one_line = refusals(REFUSED)
-
-
-def test_a_member_without_any_allowed_action_is_named():
-    masked = gym.Dict({ALONE: TWO, MASK: gym.MultiBinary(1)}), gym.Discrete(1)
-    vector = vectorize(Teams(partial(Script, {"a": ALL, "b": masked}), {"team": ("a", "b")}), 1)
-    vector.reset(0)
-    says = "team: action_mask: expected an allowed action, got [True, True, True, False]"
-    check_refused(vector.observe, EnvironmentFailed, says)
-    vector.close()
 
 
 def test_all_agents_are_one_team_by_default():
@@ -325,9 +303,3 @@ def test_an_environments_state_is_its_joint_observation(monkeypatch):
     monkeypatch.setattr(Stated, "state", lambda self: np.full((1, 3), 1e39))
     with pytest.raises(ValueError, match=r"^state\(\): expected values in float32's range, got 1e\+39$"):
         env.reset()
-
-
-def test_other_environments_are_refused_in_one_line():
-    for name in ("gymnasium:CartPole-v1", "treasure_hunt", "pettingzoo:mpe2.simple_spread_v3"):
-        with pytest.raises(ValueError, match=r"^joint observations: expected a PettingZoo Parallel environment[^\n]+$"):
-            JointObservations(NamedEnvironment(name), ("a",))()
