@@ -110,7 +110,7 @@ def _resumed(line: CommandLine) -> tuple[str, str, Any, Config]:
         of_algorithm = hints_of(type(algorithm), "algorithm.")
         values = line.read(hints | of_algorithm, refuse=f"{{}} is no option of {type(algorithm).__name__}".format)
         algorithm = changed(algorithm, _popped(values, of_algorithm, "algorithm."))
-        _popped(values, hints_of(ResumeOptions))
+        _popped(values, hints_of(ResumeOptions))  # which were read above
     moved = {"run_dir": None}  # since its directory may lie elsewhere than config.json says
     return options.resume, env, algorithm, config.changed(values | moved)
 
