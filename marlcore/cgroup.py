@@ -9,7 +9,7 @@ from pathlib import Path
 from .errors import suppress_failed_calls
 
 ROOT = Path("/sys/fs/cgroup")
-OWN = Path("/proc/self/cgroup")
+MEMBERSHIPS = Path("/proc/self/cgroup")
 _UNLIMITED = 1 << 62  # version 1 writes about 2^63 for "no limit"
 # limit, use, and the field of memory.stat that the kernel reclaims before it kills: version 2, then version 1
 _MEMORY_FILES = (
@@ -26,28 +26,32 @@ class MemoryLimit:
     left: int  # bytes of it that may still be used
 
 
-def memory_limit(root: Path = ROOT, own: Path = OWN) -> MemoryLimit | None:
-    """The tightest limit of this process's group and its ancestors; None when none has a limit."""
-    limits = [limit for group in _groups("memory", root, own) for limit in _memory_limits(group)]
+def memory_limit(root: Path = ROOT, memberships: Path = MEMBERSHIPS) -> MemoryLimit | None:
+    """The tightest limit of this process's group and its ancestors; None without a limit."""
+    limits = [limit for group in _groups("memory", root, memberships) for limit in _memory_limits(group)]
     return min(limits, key=lambda limit: limit.left, default=None)
 
 
-def cpu_quota(root: Path = ROOT, own: Path = OWN) -> float | None:
+def cpu_quota(root: Path = ROOT, memberships: Path = MEMBERSHIPS) -> float | None:
     """The number of processors whose time this process's group may use; None without a limit."""
-    return min((quota for group in _groups("cpu", root, own) for quota in _cpu_quotas(group)), default=None)
+    return min((quota for group in _groups("cpu", root, memberships) for quota in _cpu_quotas(group)), default=None)
+
+
+def cores() -> float:
+    """The processors that this process may use, such as 2.5, by its affinity and its control group."""
+    return min(float(len(os.sched_getaffinity(0))), cpu_quota() or math.inf)
 
 
 def processors() -> int:
-    """The processors that this process may use, at least 1."""
-    cores = len(os.sched_getaffinity(0))
-    return max(1, min(cores, math.ceil(cpu_quota() or cores)))
+    """The processors on which this process may run at a time, at least 1."""
+    return max(1, math.ceil(cores()))
 
 
-def _groups(controller: str, root: Path, own: Path) -> Iterator[Path]:
+def _groups(controller: str, root: Path, memberships: Path) -> Iterator[Path]:
     """The directories, for one controller, of this process's groups and their ancestors."""
     lines: list[str] = []
     with suppress_failed_calls():  # no /proc, or a kernel without control groups
-        lines = own.read_text().splitlines()
+        lines = memberships.read_text().splitlines()
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":

@@ -1,4 +1,4 @@
-"""Checks of arguments; each error names the argument, what was expected and what came, on one line."""
+"""Checks of arguments. An error is one line: "argument: expected X, got Y"."""
 
 import os
 import time
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from difflib import SequenceMatcher, get_close_matches
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ _BRACKETS: dict[Any, Any] = {dict.__repr__: "{}", list.__repr__: "[]", tuple.__r
 
 
 def check_finite(label: str, values: NDArray[Any]) -> None:
-    """Raises ValueError, naming the first such value: one is NaN or infinite."""
+    """Raises ValueError, which names the first value that is NaN or infinite."""
     finite = np.isfinite(values)
     if not finite.all():
         raise ValueError(f"{label}: expected finite numbers, got {values[~finite].flat[0]} in {brief(values.tolist())}")
@@ -28,19 +28,15 @@ def names_error(label: str, expected: Any, got: Any) -> ValueError:
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the known one most like it; empty without one.
+    """Ends a message about an unknown name by the most similar known one, if there is one.
 
-    A dotted name may be a misspelt one of its section, or one of another section.
+    Of dotted names, only those of the same section or with the same last part are considered.
     """
-
-    def parts(dotted: str) -> tuple[str, str]:
-        section, _, last = dotted[:_LONGEST].lstrip("-").rpartition(".")
-        return section, last
-
-    section, last = parts(str(name))
-    names = [other for other in known if not section or section == parts(other)[0] or last == parts(other)[1]]
-    best = get_close_matches(last, [parts(other)[1] for other in names], n=1)
-    alike = [other for other in names if parts(other)[1] in best]
+    section, _, last = str(name)[:_LONGEST].lstrip("-").rpartition(".")
+    parts = {other: other.lstrip("-").rpartition(".") for other in known}
+    near = {other: part[2] for other, part in parts.items() if section in ("", part[0]) or last == part[2]}
+    best = get_close_matches(last, near.values(), n=1)
+    alike = [other for other in near if near[other] in best]
     nearest = max(alike, key=lambda other: SequenceMatcher(None, other, str(name)).ratio(), default=None)
     return f"; did you mean {nearest}?" if nearest else ""
 
@@ -50,16 +46,20 @@ def is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether the value is an integer of Python or NumPy, but not a bool."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
 def check_whole(label: str, value: object, low: int = 1, high: int | None = None) -> None:
-    """Raises ValueError unless the value is an integer of Python or NumPy, but not a bool, from `low` to `high`."""
-    right = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not right or value < low or (high is not None and value > high):  # type: ignore[operator]
+    """Raises ValueError unless the value is an integer from `low` to `high`; see `is_whole`."""
+    if not is_whole(value) or value < low or (high is not None and value > high):
         bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
         raise ValueError(f"{label}: expected an integer {bounds}, got {brief(value)}")
 
 
 def check_timeout(timeout: object, or_none: bool = True) -> None:
-    """Raises ValueError unless it is a number of seconds of at least 0, or None if that is one."""
+    """Raises ValueError unless it is a number of seconds of at least 0, or an allowed None."""
     if isinstance(timeout, float) and timeout >= 0.0:
         return  # by far the quickest check, for waits in a loop
     if not (or_none and timeout is None) and not (is_number(timeout) and timeout >= 0):  # type: ignore[operator]
@@ -86,14 +86,14 @@ def state_array(state: Any, name: str, shape: tuple[int, ...], dtype: Any) -> ND
 
 
 def check_type(label: str, value: object, kind: Any, *, or_none: bool = False, expected: str = "") -> None:
-    """Raises TypeError: it is no object of the class, which a message may call `expected`, nor None if allowed."""
+    """Raises TypeError unless the value is of the class, which the message calls `expected`, or an allowed None."""
     if not isinstance(value, kind) and not (or_none and value is None):
         expected = expected or f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
         raise TypeError(f"{label}: expected {expected}{' or None' * or_none}, got {brief(value)}")
 
 
 def check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
-    """Raises ValueError: one of the values by name, such as those of a file, is not of its type."""
+    """Raises ValueError unless each of the values by name, such as a file's, is of its type."""
     for name, kind in kinds.items():
         if name in values and not isinstance(values[name], kind):
             raise ValueError(f"{name}: expected {getattr(kind, '__name__', kind)}, got {brief(values[name])}")
@@ -141,20 +141,20 @@ def printable(text: str, but: str = "") -> str:
 
 
 def _pieces(value: Any, depth: int = 20) -> Iterator[str]:
-    own: Any = type(value).__repr__
-    if own in (str.__repr__, bytes.__repr__):
+    form: Any = type(value).__repr__
+    if form in (str.__repr__, bytes.__repr__):
         yield repr(value[:_LONGEST])
-    elif own is int.__repr__ and value.bit_length() > 4 * _LONGEST:
+    elif form is int.__repr__ and value.bit_length() > 4 * _LONGEST:
         yield f"an integer of {value.bit_length()} bits"
-    elif own in _BRACKETS and depth:
-        begin, end = _BRACKETS[own]
+    elif form in _BRACKETS and depth:
+        begin, end = _BRACKETS[form]
         yield begin
         for number, part in enumerate(value):
             yield ", " if number else ""
             yield from _pieces(part, depth - 1)
-            if own is dict.__repr__:
+            if form is dict.__repr__:
                 yield ": "
                 yield from _pieces(value[part], depth - 1)
-        yield f",{end}" if own is tuple.__repr__ and len(value) == 1 else end
+        yield f",{end}" if form is tuple.__repr__ and len(value) == 1 else end
     else:
-        yield "..." if own in _BRACKETS else repr(value)
+        yield "..." if form in _BRACKETS else repr(value)

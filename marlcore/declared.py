@@ -57,7 +57,7 @@ UNITS = Whole(1, most=2**16)  # of a layer: the weights of a larger one would no
 
 @dataclass(frozen=True)
 class Number:
-    """A number from `low` to `high`, which are allowed, or between `above` and `below`, which are not.
+    """A number from `low` to `high` inclusive, or between `above` and `below` exclusive.
 
     It is finite; with finite=False infinity is allowed too. The field holds Python's number for one of NumPy.
     """
@@ -139,14 +139,11 @@ def check_declared(settings: Any, owner: str = "") -> None:
 
     Raises ValueError: the message names the first wrong field, after the `owner`, what was expected and what came.
     """
-    label = f"{owner} {{}}" if owner else "{}"
     kind: Any = type(settings)
     for name, rules, optional in _declared(kind):
         value = getattr(settings, name)
-        if value is None and optional:
-            continue
-        for rule in rules:
-            value = rule(label.format(name), value)
+        for rule in () if value is None and optional else rules:
+            value = rule(f"{owner} {name}".lstrip(), value)
         object.__setattr__(settings, name, value)
 
 
@@ -185,18 +182,18 @@ def changed(settings: T, values: Mapping[str, Any], prefix: str = "") -> T:
 
     Lists become tuples, since JSON and YAML know only lists.
     """
-    own: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     sections: dict[str, dict[str, Any]] = {}
     for dotted, value in values.items():
-        name, dot, rest = dotted.partition(".")
+        name, dot, inside = dotted.partition(".")
         if dot:
-            sections.setdefault(name, {})[rest] = value
+            sections.setdefault(name, {})[inside] = value
         else:
-            own[name] = tuple(value) if isinstance(value, list) else value
-    for name, inside in sections.items():
-        own[name] = changed(getattr(settings, name), inside, f"{prefix}{name}.")
+            changes[name] = tuple(value) if isinstance(value, list) else value
+    for name, section in sections.items():
+        changes[name] = changed(getattr(settings, name), section, f"{prefix}{name}.")
     try:
-        return replace(settings, **own)  # type: ignore[type-var]
+        return replace(settings, **changes)  # type: ignore[type-var]
     except (ValueError, TypeError) as error:
         if not prefix:
             raise
@@ -209,10 +206,8 @@ def _sections(kind: Any) -> dict[str, Any]:
 
 @cache
 def _declared(kind: Any) -> list[tuple[str, list[Rule], bool]]:
-    """The fields that have rules, each with these and whether it may be None."""
-    sections: list[tuple[str, list[Rule], bool]] = [
-        (name, [partial(_section, part)], False) for name, part in _sections(kind).items()
-    ]
+    """Of each field with rules: its name, its rules, and whether it may be None."""
+    sections: list[Any] = [(name, [partial(_section, part)], False) for name, part in _sections(kind).items()]
     declared = [(name, *_rules(hint)) for name, hint in _hints(kind).items()]
     return sections + [field for field in declared if field[1]]
 
@@ -222,9 +217,8 @@ def _hints(kind: Any) -> dict[str, Any]:
     try:
         hints = get_type_hints(kind, include_extras=True)
     except NameError as error:
-        raise TypeError(
-            f"{kind.__name__}: expected annotations of names that its module defines, got: {error}"
-        ) from None
+        expected = "expected annotations of names that its module defines"
+        raise TypeError(f"{kind.__name__}: {expected}, got: {error}") from None
     return {field.name: hints[field.name] for field in fields(kind) if field.init}
 
 

@@ -236,7 +236,7 @@ def pass_on_from_handler(error: Exception) -> None:
 
 
 class suppress_failed_calls:  # noqa: N801 it is used like contextlib.suppress
-    """Ends the block silently at a failed system call with one of these errnos, or with any if none is named.
+    """Suppresses a failed system call with one of these errnos; without errnos, any.
 
     TimeoutError, ConnectionError and others are OSErrors too. One that a signal handler raises has no errno, and passes
     through.

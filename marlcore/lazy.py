@@ -20,33 +20,22 @@ def attach_stub(package: str, file: str) -> tuple[Callable[[str], Any], Callable
     """A package's `__getattr__` and `__dir__` (PEP 562), for the names in the stub beside `file`.
 
     A line `from .room import Name as Name` of the stub says where a name comes from, and `from . import room as room`
-    that it is a room. A comment is the heading of a
-    group of names; if it names an extra, as `marlcore[train]`, then `dir` and `import *` show these names only where
-    the extra is installed. The package's docstring lists all groups.
+    names a room. A comment is the heading of a group of names. If it names an extra, as `marlcore[train]`, then `dir`
+    and `import *` show the group only where the extra is installed. The package's docstring lists all groups.
 
     `__getattr__` raises ImportError, in one line, if a library of an extra is missing.
     """
     module = sys.modules[package]
-    homes: dict[str, str] = {}
-    heading = "Names"
-    groups: dict[str, list[str]] = {}
-    with open(file.rpartition(".")[0] + ".pyi", encoding="utf-8") as stub:
-        for line in stub:
-            words = line.split()
-            if words and words[0] == "from":
-                homes[words[3]] = words[1]
-                groups.setdefault(heading, []).append(words[3])
-            elif words and words[0] == "#" and words[1] != "isort:":
-                heading = line[2:].strip()
-    listed = [module.__doc__ or ""]
-    for group, names in groups.items():
-        rows = [", ".join(names[i : i + _NAMES_A_LINE]) for i in range(0, len(names), _NAMES_A_LINE)]
-        listed += [group, *(f"    {row}" for row in rows), ""]
-    module.__doc__ = "\n".join(listed)
+    groups = _groups_of(file.rpartition(".")[0] + ".pyi")
+    homes = {name: home for group in groups.values() for name, home in group.items()}
+    for heading, group in groups.items():
+        names = [*group]
+        rows = [f"    {', '.join(names[i : i + _NAMES_A_LINE])}" for i in range(0, len(names), _NAMES_A_LINE)]
+        module.__doc__ = "\n".join([module.__doc__ or "", heading, *rows, ""])
 
     def shown() -> list[str]:
         extras = {heading: heading.partition("[")[2].partition("]")[0] for heading in groups}
-        return [name for heading, names in groups.items() if is_installed(extras[heading]) for name in names]
+        return [name for heading, group in groups.items() if is_installed(extras[heading]) for name in group]
 
     def get(name: str) -> Any:
         if name == "__all__":
@@ -64,8 +53,22 @@ def attach_stub(package: str, file: str) -> tuple[Callable[[str], Any], Callable
     return get, shown
 
 
+def _groups_of(stub: str) -> dict[str, dict[str, str]]:
+    """By heading and name of a stub: the module that the name comes from."""
+    groups: dict[str, dict[str, str]] = {}
+    heading = "Names"
+    with open(stub, encoding="utf-8") as lines:
+        for line in lines:
+            words = line.split()
+            if words[:1] == ["from"]:
+                groups.setdefault(heading, {})[words[3]] = words[1]
+            elif words[:1] == ["#"] and words[1] != "isort:":
+                heading = line[2:].strip()
+    return groups
+
+
 def require(extra: str) -> None:
-    """Raises ModuleNotFoundError: a library of the extra cannot be imported. None is imported."""
+    """Raises ModuleNotFoundError if a library of the extra cannot be imported; imports nothing."""
     from importlib.util import find_spec
 
     for library in EXTRA_OF:
@@ -83,7 +86,7 @@ def is_installed(extra: str) -> bool:
 
 
 def missing(what: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
-    """The error of `what`, in one line: the extra to install if `error` names a library of one, else `error` itself."""
+    """The error of `what`, in one line: it names the extra that has the missing library, if there is one."""
     library = (error.name or "").partition(".")[0]
     if library not in EXTRA_OF:
         return error

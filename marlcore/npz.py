@@ -1,4 +1,4 @@
-"""Arrays of numbers in .npz files, which anybody may have made: each claim is checked before memory is allocated."""
+"""Reads arrays of numbers from .npz files of unknown origin: each claim is checked before memory is allocated."""
 
 import math
 import os
@@ -37,18 +37,18 @@ def check_members(archive: ZipFile) -> None:
             raise ValueError(f"expected arrays, got {info.filename!r}")
     if len({info.filename for info in members}) < len(members):
         raise ValueError("expected each name once, got one twice")
-    held, claimed = archive.start_dir, sum(info.file_size for info in members)
-    if claimed > max(_ALWAYS, _INFLATED * held):
-        raise ValueError(f"expected at most {_INFLATED} bytes for each of its {held:,}, got {claimed:,}")
+    stored, claimed = archive.start_dir, sum(info.file_size for info in members)
+    if claimed > max(_ALWAYS, _INFLATED * stored):
+        raise ValueError(f"expected at most {_INFLATED} bytes for each of its {stored:,}, got {claimed:,}")
 
 
 def read_array(archive: ZipFile, name: str, kinds: str = "biufc") -> NDArray[Any]:
     """One array, by default of numbers. Raises ValueError: its dtype or its length is not as it should be; others."""
     with archive.open(name) as member:
         shape, dtype = read_header(member)
-        held = archive.getinfo(name).file_size - member.tell()
-        if dtype.kind not in kinds or math.prod(shape) * max(dtype.itemsize, 1) != held:
-            raise ValueError(f"expected numbers in {held:,} bytes of {name!r}, got {dtype} {brief(shape)}")
+        nbytes = archive.getinfo(name).file_size - member.tell()
+        if dtype.kind not in kinds or math.prod(shape) * max(dtype.itemsize, 1) != nbytes:
+            raise ValueError(f"expected numbers in {nbytes:,} bytes of {name!r}, got {dtype} {brief(shape)}")
         member.seek(0)
         return npy.read_array(member, allow_pickle=False)
 

@@ -1,4 +1,4 @@
-"""Regular files: a pipe or a device, which may block or never end, is refused; an error of a write names the file."""
+"""Regular files: pipes and devices, which may block or never end, are refused; errors of writes name the file."""
 
 import os
 import stat
@@ -37,7 +37,7 @@ def check_regular(path: str | os.PathLike[str], fd: int) -> None:
 
 @contextmanager
 def naming(path: Path, kept: str) -> Iterator[None]:
-    """Adds to an error of a write, which names no file, the file's name and what was kept."""
+    """Adds the file's name and the text `kept` to an error of a write, which has no name."""
     try:
         yield
     except OSError as error:

@@ -20,7 +20,7 @@ ALIVE = "alive"  # the part that says which members act
 
 
 @dataclass(frozen=True)
-class Part:
+class SpacePart:
     """One array of a space: the space itself, or a space inside a Dict or Tuple."""
 
     name: str  # of its field; the keys that lead to it, joined by "__"
@@ -71,13 +71,13 @@ class Spaces:
             raise ValueError(f"observation space: {MASK!r} is the name of the mask, got {self.observation}")
 
     @cached_property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[SpacePart, ...]:
         """The arrays of an observation, without the mask."""
         return parts_of("observation space", self.observation)
 
     @cached_property
     def left_out(self) -> tuple[str, ...]:
-        """The names of the texts and empty arrays beside an observation's other parts: no network takes them."""
+        """The names of an observation's texts and empty arrays, which no network takes."""
         return tuple(part_name(keys) for _, keys, leaf in _leaves("", self.observation) if _is_left_out(leaf))
 
     @cached_property
@@ -115,7 +115,7 @@ class Spaces:
         return action + self.action_start if self._is_shifted else action
 
     def first_refused(self, action: NDArray[Any]) -> int | None:
-        """The place of the first of these actions [k, ...] of rows that the space does not have; None: of none."""
+        """The index of the first action [k, ...] of rows outside of the space; None if all are inside."""
         low, high = self._action_bounds
         wrong = (action < low) | (action > high)
         return int(wrong.reshape(len(action), -1).any(axis=1).argmax()) if wrong.any() else None
@@ -154,7 +154,7 @@ class Spaces:
         return in_form(arrays, self.obs)
 
 
-def parts_of(label: str, space: gym.Space) -> tuple[Part, ...]:
+def parts_of(label: str, space: gym.Space) -> tuple[SpacePart, ...]:
     """A space's parts, in the order of its keys.
 
     Raises: ValueError, naming `label` and the part: a space is of another kind, or two parts have one name.
@@ -186,13 +186,13 @@ def _leaves(label: str, space: Any, keys: tuple[Any, ...] = ()) -> Iterator[tupl
         yield from _leaves(f"{label}[{key!r}]", inside, (*keys, key))
 
 
-def _part(label: str, keys: tuple[Any, ...], space: Any) -> Part:
+def _part(label: str, keys: tuple[Any, ...], space: Any) -> SpacePart:
     if not isinstance(space, (gym.Box, gym.Discrete, gym.MultiBinary, gym.MultiDiscrete)):
         expected = "a Box, Discrete, MultiBinary, MultiDiscrete, or a Dict or Tuple of these"
         raise ValueError(f"{label}: expected {expected}, got {space!r}")
     if isinstance(space, gym.MultiDiscrete) and space.nvec.ndim != 1:
         raise ValueError(f"{label}: expected a MultiDiscrete with one axis, got {space!r}")
-    part = Part(part_name(keys), keys, space)
+    part = SpacePart(part_name(keys), keys, space)
     try:
         part.field  # noqa: B018 it checks the shape
     except ValueError as error:

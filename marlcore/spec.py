@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .checks import brief, check_type, check_whole, names_error
+from .checks import brief, check_type, check_whole, is_whole, names_error
 from .observations import by_name, each
 
 RESERVED_NAMES = frozenset(
@@ -39,9 +39,7 @@ class Field:
 
     def __post_init__(self) -> None:
         shape = (self.shape,) if isinstance(self.shape, int) else self.shape
-        if not isinstance(shape, (tuple, list)) or not all(
-            isinstance(n, (int, np.integer)) and not isinstance(n, bool) and n >= 1 for n in shape
-        ):
+        if not isinstance(shape, (tuple, list)) or not all(is_whole(n) and n >= 1 for n in shape):
             raise ValueError(f"Field shape: expected a tuple of positive integers, got {self.shape!r}")
         if len(shape) > MAX_AXES:
             raise ValueError(f"Field shape: expected at most {MAX_AXES} axes, got {len(shape)}")
@@ -101,15 +99,11 @@ class TransitionSpec:
             object.__setattr__(self, "obs", _checked_fields("TransitionSpec obs", self.obs))
             if not self.obs:
                 raise ValueError("TransitionSpec obs: expected at least one Field, got an empty dict")
-        elif not isinstance(self.obs, Field):
-            raise TypeError(f"TransitionSpec obs: expected a Field or a dict of Fields, got {self.obs!r}")
+        check_type("TransitionSpec obs", self.obs, (Field, dict), expected="a Field or a dict of Fields")
         check_type("TransitionSpec action", self.action, Field)
-        if not isinstance(self.extras, Mapping):
-            raise TypeError(f"TransitionSpec extras: expected a dict of Fields, got {self.extras!r}")
         object.__setattr__(self, "extras", _checked_fields("TransitionSpec extras", self.extras))
-        taken = RESERVED_NAMES & self.extras.keys()
-        if taken:
-            raise ValueError(f"TransitionSpec extras: {sorted(taken)[0]!r} is the name of a built-in field")
+        if reserved := RESERVED_NAMES & self.extras.keys():
+            raise ValueError(f"TransitionSpec extras: {min(reserved)!r} is the name of a built-in field")
         obs = self.obs if isinstance(self.obs, Mapping) else {"obs": self.obs}
         for label, part in [*obs.items(), ("action", self.action)]:
             if part.every != 1:
@@ -130,13 +124,7 @@ class TransitionSpec:
         """The spec of an environment's transitions, from its Gymnasium spaces.
 
         A Box, Discrete, MultiDiscrete or MultiBinary becomes a Field with the space's shape and dtype (a Discrete: one
-        int64). A Dict of these as the observation space becomes a dict of Fields.
-
-        Args:
-            observation_space: one of these spaces.
-            action_space: one of these spaces, except Dict.
-            next_obs: see the class.
-            extras: further fields, by name.
+        int64). A Dict of these as the observation space becomes a dict of Fields. `extras` are further fields by name.
 
         Raises:
             ValueError: a space is of another kind, such as a Tuple or a Dict in a Dict.
@@ -265,7 +253,7 @@ class Ragged:
         return row
 
     def mask(self, fields: Mapping[str, Any]) -> Any:
-        """Which elements exist: bool [..., most], of arrays or tensors of a batch, such as its extras."""
+        """Whether each element exists: bool [..., most], for arrays or tensors of a batch, such as its extras."""
         lengths = fields[self.name]
         if isinstance(lengths, np.ndarray):
             return np.arange(self.most) < lengths[..., None]
@@ -290,6 +278,7 @@ def _plain(part: Field) -> list[Any]:
 
 
 def _checked_fields(where: str, fields: Mapping[str, Field]) -> dict[str, Field]:
+    check_type(where, fields, Mapping, expected="a dict of Fields")
     for name, part in fields.items():
         if not isinstance(name, str) or not name.isidentifier():
             raise ValueError(f"{where}: expected names that are identifiers, got {name!r}")

@@ -13,9 +13,9 @@ from cloudpickle import cloudpickle
 
 
 def unpickled(data: Any, apart: bool = False) -> Any:
-    """What a pickle of bytes holds; its classes are those of the program, where it has them.
+    """Unpickles bytes, with the program's own classes where it has them.
 
-    apart: its classes are its own, as they were when it was written, as those of a run must be.
+    apart: with the pickle's classes, as they were when it was written; a run needs these.
     """
     return _Unpickler(data, apart).load()
 

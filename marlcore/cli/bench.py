@@ -85,7 +85,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _measured(name: str, call: Call, bound: str, bound_call: Call) -> Measurement:
-    """The medians of a call and of its bound, which alternate, round by round."""
+    """The medians of a call and of its bound, which alternate round by round."""
     calls, counts = (call, bound_call), []
     for timed in calls:
         timeit(timed, number=16)

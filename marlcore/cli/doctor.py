@@ -57,7 +57,7 @@ class DoctorOptions:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs `marlcore doctor` with these arguments and prints the findings; 1 if one is a problem, otherwise 0."""
+    """Runs `marlcore doctor` and prints the findings; returns 1 if one is a problem, otherwise 0."""
     options = CommandLine("doctor", arguments).parse(DoctorOptions)
     rows = [{"name": name, **asdict(finding)} for name, finding in examine(CHECKS).items()]
     cells = [list(row.values()) for row in rows]
@@ -171,8 +171,8 @@ def _file_system(directory: Path, mounts: Path) -> str:
     """The type of the file system that holds a directory."""
     kinds = {}
     for line in mounts.read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        kinds[Path(before.split()[4])] = after.split()[0]  # a later mount hides an earlier one
+        mount, _, source = line.partition(" - ")
+        kinds[Path(mount.split()[4])] = source.split()[0]  # a later mount hides an earlier one
     path = directory.resolve()
     return next((kinds[place] for place in (path, *path.parents) if place in kinds), "an unknown file system")
 
@@ -199,12 +199,7 @@ def check_feature(name: str, directory: Path = SHM_DIR) -> Finding:
     return Finding("ok", f"works: {feature.purpose}")
 
 
-def processors() -> float:
-    """The processors that this process may use, by its affinity and its control group."""
-    return min(float(len(os.sched_getaffinity(0))), cgroup.cpu_quota() or float("inf"))
-
-
-def check_processors(available: Count = processors) -> Finding:
+def check_processors(available: Count = cgroup.cores) -> Finding:
     """Whether each process of a default run has a processor."""
     count = available()
     found = f"{count:g} for {ACTORS} actors and {LEARNERS} learners of a default run"
@@ -212,7 +207,7 @@ def check_processors(available: Count = processors) -> Finding:
     return Finding("ok", found) if count >= ACTORS + LEARNERS else Finding("warning", found, advice)
 
 
-def check_threads(torch: Any = None, available: Count = processors, environ: Environment = os.environ) -> Finding:
+def check_threads(torch: Any = None, available: Count = cgroup.cores, environ: Environment = os.environ) -> Finding:
     """Whether torch starts more threads than there are processors; `marlcore train` sets the threads itself."""
     if (torch := torch or _torch()) is None:
         return Finding("ok", _NO_TORCH)

@@ -43,9 +43,9 @@ def try_naming(directory: Path) -> None:
     from ..memory import PREFIX
 
     name = f"{PREFIX}doctor-{secrets.token_hex(8)}"  # so that a sweep removes it after a kill
-    with _opened(directory, os.O_TMPFILE | os.O_RDWR) as fd, _opened(directory, os.O_PATH | os.O_DIRECTORY) as at:
+    with _opened(directory, os.O_TMPFILE | os.O_RDWR) as fd, _opened(directory, os.O_PATH | os.O_DIRECTORY) as place:
         try:
-            os.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=at, follow_symlinks=True)
+            os.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=place, follow_symlinks=True)
         finally:
             (directory / name).unlink(missing_ok=True)
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import fields
 from enum import Enum
 from importlib.util import find_spec
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from ..checks import brief, did_you_mean, printable, short
 from ..declared import hints_of, listed
@@ -21,7 +21,7 @@ T = TypeVar("T")
 Refuse = Callable[[str], str]
 
 _COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
-_EXPECTED = {int: "an integer", float: "a number"}
+TEXT = "a value"  # expected by types that take any word
 
 
 class CommandLine:
@@ -31,6 +31,7 @@ class CommandLine:
         self.words: dict[str, list[str]] = {}  # by name of an option, with underscores
         self.asks_for_help = not {"-h", "--help"}.isdisjoint(arguments)
         self._command = command
+        self._see = f"; see marlcore {command} --help"
         self._free: list[str] = []
         self._joined: set[str] = set()  # options of the form --name=WORD
         words = self._free
@@ -49,20 +50,20 @@ class CommandLine:
         """The first word of an option; None without it."""
         return next(iter(self.words.get(name, ())), None)
 
-    def parse(self, kind: type[T], positional: str = "", refuse: Refuse = "unknown option {}".format) -> T:
+    def parse(self, kind: type[T], positional: str = "") -> T:
         """The options as a dataclass. Raises: see `read`. SystemExit: --help was shown."""
         if self.asks_for_help:
             self.show_help(kind, single_flags=True)
-        values = self.read(hints_of(kind), positional, refuse)
+        values = self.read(hints_of(kind), positional)
         for field in fields(kind):  # type: ignore[arg-type]
             if field.name not in values and field.default is field.default_factory:  # both are missing
-                raise ValueError(f"{field.name}: expected a value, got none; see marlcore {self._command} --help")
+                raise ValueError(f"{field.name}: expected a value, got none{self._see}")
         return kind(**values)
 
     def read(
         self, hints: Mapping[str, Any], positional: str = "", refuse: Refuse = "unknown option {}".format
     ) -> dict[str, Any]:
-        """The options' values by name; a word without an option is that of `positional`. Raises ValueError."""
+        """The options' values by name; the first word without an option is `positional`. Raises ValueError."""
         values: dict[str, Any] = {}
         free = [*self._free]
         for name, words in self.words.items():
@@ -70,23 +71,23 @@ class CommandLine:
             positive = f"{section}{dot}{last.removeprefix('no_')}"
             if name in hints:
                 members = _members(hints[name])
-                alone = members == (bool,) or not words  # words after it are not its own
+                alone = members == (bool,) or not words  # a word after a plain flag is no value of it
                 is_flag = _may_be_flag(hints[name]) and alone and name not in self._joined
-                taken = len(words) if any(map(_is_collection, members)) else int(not is_flag)
-                values[name] = True if is_flag else _read(name, hints[name], words[:taken])
+                used = len(words) if any(_form(member).many for member in members) else int(not is_flag)
+                values[name] = True if is_flag else _read(name, hints[name], words[:used])
             elif positive in hints and _may_be_flag(hints[positive]):
-                values[positive], taken = False, 0
+                values[positive], used = False, 0
             else:
                 hint = did_you_mean(_option(name), map(_option, hints)) or ";"
-                raise ValueError(f"{refuse(short(_option(name)))}{hint} see marlcore {self._command} --help")
-            free += words[taken:]
+                raise ValueError(f"{refuse(short(_option(name)))}{hint}{self._see[1:]}")
+            free += words[used:]
         for word in free:
             if word.startswith("-"):
-                raise ValueError(f"{refuse(short(word))}; see marlcore {self._command} --help")
+                raise ValueError(f"{refuse(short(word))}{self._see}")
         if positional and free:
             values[positional] = free.pop(0)
         if free:
-            raise ValueError(f"expected an option, got {brief(free[0])}; see marlcore {self._command} --help")
+            raise ValueError(f"expected an option, got {brief(free[0])}{self._see}")
         return values
 
     def show_help(self, kind: type, default: Any = None, single_flags: bool = False) -> None:
@@ -134,63 +135,57 @@ def _may_be_flag(hint: Any) -> bool:
     return bool in members and types.NoneType not in members
 
 
-def _is_collection(kind: Any) -> bool:
-    return (get_origin(kind) or kind) in (tuple, list, set, frozenset, dict, Mapping)
+class _Form(NamedTuple):
+    """How words are read as a type: what they must be, the function that reads them, and whether it takes several."""
+
+    expected: str
+    read: Callable[..., Any]
+    many: bool = False
 
 
-def _read(label: str, hint: Any, words: list[str]) -> Any:
-    """The value that words stand for; as text only if no other type takes them. Raises ValueError: no type does."""
-    members = _members(hint)
-    for kind in sorted(members, key=_takes_any_text):
-        with suppress(ValueError, KeyError):
-            return _of_kind(kind, words)
-    expected = " or ".join(map(_expected, members))
-    got = "none" if not words else brief(words[0] if len(words) == 1 else words)
-    raise ValueError(f"{label}: expected {expected}, got {got}")
-
-
-def _takes_any_text(kind: Any) -> bool:
-    return kind not in (int, float) and not _is_collection(kind) and not _choices(kind)
-
-
-def _of_kind(kind: Any, words: list[str]) -> Any:
+def _form(kind: Any) -> _Form:
     origin, inside = get_origin(kind) or kind, get_args(kind)
     if origin in (dict, Mapping):
-        pairs = zip(words[::2], words[1::2], strict=True)
-        return {name: _read("", inside[-1] if inside else str, [word]) for name, word in pairs}
-    if _is_collection(kind):
-        fixed = origin is tuple and Ellipsis not in (inside or [...])
-        kinds = inside if fixed else [*inside[:1], str][:1] * len(words)
-        return origin(_read("", member, [word]) for member, word in zip(kinds, words, strict=True))
-    (word,) = words
-    if choices := _choices(kind):
-        return choices[word]
-    return _whole(word) if kind is int else float(word) if kind is float else word
+        value = [str, *inside][-1]
+
+        def pairs(*words: str) -> dict[str, Any]:
+            return {name: _read("", value, [word]) for name, word in zip(words[::2], words[1::2], strict=True)}
+
+        return _Form(f"pairs of a name and {_form(_members(value)[0]).expected}", pairs, many=True)
+    if origin in (tuple, list, set, frozenset):
+        is_fixed = origin is tuple and inside and Ellipsis not in inside
+
+        def collection(*words: str) -> Any:
+            hints = inside if is_fixed else [[*inside, str][0]] * len(words)
+            return origin(_read("", hint, [word]) for hint, word in zip(hints, words, strict=True))
+
+        expected = f"words that are each {_form(_members(inside[0])[0]).expected}" if inside else "words"
+        return _Form(expected, collection, many=True)
+    choices: Mapping[str, Any] = {str(choice): choice for choice in inside} if origin is Literal else {}
+    if kind in (bool, types.NoneType):
+        choices = {"True": True, "False": False} if kind is bool else {"None": None}
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        choices = kind.__members__
+    if choices:
+        return _Form(listed(choices), choices.__getitem__)
+    if kind in (int, float):
+        return _Form("an integer", _whole) if kind is int else _Form("a number", lambda word: float(word))
+    return _Form(TEXT, lambda word: word)
+
+
+def _read(label: str, hint: Any, words: Sequence[str]) -> Any:
+    """The value that words stand for; as text only if no other type takes them. Raises ValueError: no type does."""
+    forms = [*map(_form, _members(hint))]
+    for form in sorted(forms, key=lambda form: form.expected == TEXT):
+        with suppress(ValueError, KeyError, TypeError):  # TypeError: more or fewer words than the type takes
+            return form.read(*words)
+    got = "none" if not words else brief(words[0] if len(words) == 1 else words)
+    raise ValueError(f"{label}: expected {' or '.join(form.expected for form in forms)}, got {got}")
 
 
 def _whole(word: str) -> int:
     number = float(word)
     return int(number) if "e" in word.lower() and number.is_integer() else int(word)
-
-
-def _expected(kind: Any) -> str:
-    inside = get_args(kind)
-    if choices := _choices(kind):
-        return listed(choices)
-    if (get_origin(kind) or kind) in (dict, Mapping):
-        return f"pairs of a name and {_expected(_members(inside[-1])[0]) if inside else 'a value'}"
-    if _is_collection(kind):
-        return f"words that are each {_expected(_members(inside[0])[0])}" if inside else "words"
-    return _EXPECTED.get(kind, "a value")
-
-
-def _choices(kind: Any) -> Mapping[str, Any]:
-    """By word: the values of a type that has few; empty for other types."""
-    if get_origin(kind) is Literal:
-        return {str(choice): choice for choice in get_args(kind)}
-    if kind in (bool, types.NoneType):
-        return {"True": True, "False": False} if kind is bool else {"None": None}
-    return kind.__members__ if isinstance(kind, type) and issubclass(kind, Enum) else {}
 
 
 def _option(name: str) -> str:

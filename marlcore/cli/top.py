@@ -128,7 +128,7 @@ class WatchedRun:
 
     @property
     def alive(self) -> bool:
-        """Whether its parent lives and has not told all workers to stop."""
+        """Whether the run's parent lives and has not stopped all workers."""
         return self._parent.exists() and not self._control.stopping
 
     def figures(self) -> dict[str, Any]:
@@ -180,9 +180,9 @@ class WatchedRun:
     def _counted(self, what: str, owner: str, count: int) -> dict[str, Any]:
         """A count and its rate since the last look."""
         now = time.monotonic()
-        since, before = self._before.get((what, owner), (now, count))
+        since, earlier = self._before.get((what, owner), (now, count))
         self._before[what, owner] = now, count
-        return {what: count, f"{what}_per_s": (count - before) / max(now - since, 1e-9)}
+        return {what: count, f"{what}_per_s": (count - earlier) / max(now - since, 1e-9)}
 
 
 def _find(run_dir: str, once: bool) -> WatchedRun:

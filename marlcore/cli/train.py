@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field, is_dataclass, make_dataclass
 from typing import Annotated, Any
 
@@ -96,23 +97,27 @@ def _resumed(line: CommandLine) -> tuple[str, str, Any, Config]:
     """The run's directory, its environment, and its algorithm and settings with the changes of the options."""
     if line.asks_for_help:
         line.show_help(ResumeOptions, single_flags=True)
-    own = hints_of(ResumeOptions)
-    settings = {name: hint for name, hint in hints_of(Config).items() if name != "run_dir"}
-    settings |= hints_by_policy(line.words)
-    # Known once the run is read, which executes code, so a misspelt option is refused before.
+    hints = hints_of(ResumeOptions) | hints_of(Config) | hints_by_policy(line.words)
+    del hints["run_dir"]
+    # Their types are known once the run is read, which executes code, so a misspelt option is refused before.
     of_algorithm = {name: tuple[str, ...] for name in line.words if name.startswith("algorithm.")}
-    values = line.read(own | settings | of_algorithm, refuse="--resume takes no {}".format)
-    options = ResumeOptions(**{label: values.pop(label) for label in own if label in values})
+    values = line.read(hints | of_algorithm, refuse="--resume takes no {}".format)
+    options = ResumeOptions(**_popped(values, hints_of(ResumeOptions)))
     env, algorithm, config = described_run(options.resume, trust=options.trust)
     if of_algorithm:
         if not is_dataclass(algorithm):
             raise ValueError(f"algorithm: expected one with options, got {brief(algorithm)}")
-        hints = hints_of(type(algorithm), "algorithm.")
-        read = line.read(own | settings | hints, refuse=f"{{}} is no option of {type(algorithm).__name__}".format)
-        algorithm = changed(algorithm, {name.removeprefix("algorithm."): read[name] for name in hints.keys() & read})
-        values = {name: read[name] for name in settings.keys() & read}
+        of_algorithm = hints_of(type(algorithm), "algorithm.")
+        values = line.read(hints | of_algorithm, refuse=f"{{}} is no option of {type(algorithm).__name__}".format)
+        algorithm = changed(algorithm, _popped(values, of_algorithm, "algorithm."))
+        _popped(values, hints_of(ResumeOptions))  # which were read above
     moved = {"run_dir": None}  # since its directory may lie elsewhere than config.json says
     return options.resume, env, algorithm, config.changed(values | moved)
+
+
+def _popped(values: dict[str, Any], names: Iterable[str], prefix: str = "") -> dict[str, Any]:
+    """Takes the values of these names out; returns them without the prefix of their names."""
+    return {name.removeprefix(prefix): values.pop(name) for name in names if name in values}
 
 
 def _read(line: CommandLine) -> tuple[TrainOptions, str, Any, Config]:
@@ -120,8 +125,8 @@ def _read(line: CommandLine) -> tuple[TrainOptions, str, Any, Config]:
     settings = _chosen_settings(line)
     name = line.word("algo") or settings.algo or TrainOptions.algo
     kind: Any = algos.find(name)
-    own, of_algorithm = hints_of(TrainOptions), hints_of(kind, "algorithm.") if is_dataclass(kind) else {}
-    hints = own | hints_of(Config) | hints_by_policy(line.words) | of_algorithm
+    of_algorithm = hints_of(kind, "algorithm.") if is_dataclass(kind) else {}
+    hints = hints_of(TrainOptions) | hints_of(Config) | hints_by_policy(line.words) | of_algorithm
     hyperparameters = settings.algorithm if settings.algo in (None, name) else {}
     for key in (f"algorithm.{label}" for label in hyperparameters):
         if key not in of_algorithm:
@@ -134,18 +139,16 @@ def _read(line: CommandLine) -> tuple[TrainOptions, str, Any, Config]:
         return f"{option} is no option of {name}" if option.startswith("--algorithm.") else f"unknown option {option}"
 
     values = line.read(hints, refuse=refuse)
-    options = TrainOptions(**{label: values.pop(label) for label in own if label in values})
-    chosen |= {label.removeprefix("algorithm."): values.pop(label) for label in of_algorithm.keys() & values.keys()}
-    sections = {label: chosen.pop(label) for label in [*chosen] if "." in label}
+    options = TrainOptions(**_popped(values, hints_of(TrainOptions)))
+    chosen |= _popped(values, of_algorithm, "algorithm.")
+    sections = _popped(chosen, [label for label in chosen if "." in label])
     env = options.env if "env" in line.words else settings.env or options.env
     algorithm = kind(**chosen)
-    if sections:
-        algorithm = changed(algorithm, sections)
-    return options, env, algorithm, settings.config.changed(values)
+    return options, env, changed(algorithm, sections) if sections else algorithm, settings.config.changed(values)
 
 
 def _chosen_settings(line: CommandLine) -> Settings:
-    """Those of a preset, of a file, or the defaults. Raises ValueError: they cannot be read, or both are named."""
+    """The settings of a preset, of a file, or the defaults. Raises ValueError: both are named, or one is unreadable."""
     file, preset = line.word("settings"), line.word("preset")
     if file and preset:
         raise ValueError(f"settings: expected none with --preset {preset}, got {file!r}")
@@ -156,11 +159,8 @@ def _chosen_settings(line: CommandLine) -> Settings:
 
 def _list_presets() -> None:
     presets = {name: read_preset(name) for name in preset_names()}
-    columns = {"preset": "left", "environment": "left", "algorithm": "left", "steps": "right"}
-    print_table(
-        columns,
-        [(name, str(one.env), str(one.algo), f"{one.config.total_steps:,}") for name, one in presets.items()],
-    )
+    rows = [(name, str(one.env), str(one.algo), f"{one.config.total_steps:,}") for name, one in presets.items()]
+    print_table({"preset": "left", "environment": "left", "algorithm": "left", "steps": "right"}, rows)
 
 
 def _show_help(line: CommandLine, name: str, algorithm: Any, settings: Settings) -> None:

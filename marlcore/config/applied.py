@@ -1,4 +1,4 @@
-"""Which settings apply to a run: those that nothing uses are told, and count as their defaults.
+"""The settings that apply to a run. A notice names each setting that no policy uses, and the run takes its default.
 
 So one configuration serves algorithms of different kinds.
 """
@@ -29,23 +29,20 @@ RECORDED = "a run on recorded data has no use for it"
 
 
 def applied(policies: tuple[AssignedPolicy, ...], config: Config) -> Config:
-    """The settings, with those that apply to no policy at their defaults.
-
-    Raises ValueError: a replay has too few rows, or settings exclude each other.
-    """
+    """Resets the settings that no policy uses. Raises ValueError: a replay is too small, or settings conflict."""
     for policy in policies:
-        if isinstance(policy.source, QueueSource) and policy.name in config.ratios:
-            ratios = {**config.ratios}
-            say(f"ratios.{policy.name}: {ratios.pop(policy.name)} has no effect, since {_of(policy, READS_ONCE)}")
-            config = replace(config, ratios=ratios)
-        elif config.mode == "serial" and config.ratios.get(policy.name, 0) is None:
+        if isinstance(policy.source, QueueSource):
+            if policy.name in config.ratios:
+                ratios = {**config.ratios}
+                say(f"ratios.{policy.name}: {ratios.pop(policy.name)} has no effect, since {_of(policy, READS_ONCE)}")
+                config = replace(config, ratios=ratios)
+            continue
+        if config.mode == "serial" and config.ratios.get(policy.name, 0) is None:
             raise ValueError(f"ratios.{policy.name}: expected a number in serial mode, got None")
-    for policy in policies:
-        if not isinstance(policy.source, QueueSource):
-            if not config.offline:
-                _check_rows(policy, policy.source, config)
-            if policy.source.hindsight is not None and policy.source.n_step != 1:
-                raise ValueError(f"learner.n_step: expected 1 with replay.hindsight, got {policy.source.n_step}")
+        if not config.offline:
+            _check_rows(policy, policy.source, config)
+        if policy.source.hindsight is not None and policy.source.n_step != 1:
+            raise ValueError(f"learner.n_step: expected 1 with replay.hindsight, got {policy.source.n_step}")
     each = {policy.name: _unused(policy, config) for policy in policies}
     names = {name for unused in each.values() for name in unused}
     used = {_label(name, policy, config) for policy, unused in each.items() for name in names - unused.keys()}
@@ -54,9 +51,9 @@ def applied(policies: tuple[AssignedPolicy, ...], config: Config) -> Config:
 
 
 def applied_offline(config: Config) -> Config:
-    """The settings of a run without actors: those of acting, and of a replay that a run makes, at their defaults.
+    """Resets the settings of acting, which a run on recorded data does not use.
 
-    Raises ValueError: there is a cluster, or a condition to stop is of actors' episodes.
+    Raises ValueError: there is a cluster, or the run would stop by a metric of actors' episodes.
     """
     if config.cluster.address is not None:
         raise ValueError(f"cluster.address: expected None, since {RECORDED}, got {brief(config.cluster.address)}")
@@ -65,21 +62,21 @@ def applied_offline(config: Config) -> Config:
             f"stop.metric: expected one of a run without actors' episodes, got {brief(config.stop.metric)}"
         )
     names = (*OF_RUN, *OF_ACTING, *OF_EXPLORATION)
-    own = {_label(name, policy, config) for by in BY_POLICY for policy in getattr(config, by) for name in names}
-    config = _without(config, dict.fromkeys((*names, *sorted(own)), RECORDED))
+    labels = {_label(name, policy, config) for by in BY_POLICY for policy in getattr(config, by) for name in names}
+    config = _without(config, dict.fromkeys((*names, *sorted(labels)), RECORDED))
     learners = {name: replace(learner, warmup=1) for name, learner in config.learners.items()}
     learner, actor = replace(config.learner, warmup=1), replace(config.actor, processes=0)
     return replace(config, actor=actor, learner=learner, learners=learners)
 
 
 def _run_wide(config: Config) -> dict[str, str]:
-    """The settings by policy that differ from those of the run, which all policies have."""
+    """The settings by policy that all policies share, where they differ from the run's."""
     return {
         f"{by}.{policy}.{name}": f"all policies have {section}.{name}"
         for by, section in SECTIONS.items()
-        for policy, own in (getattr(config, by).items() if section in RUN_WIDE else ())
+        for policy, of_policy in (getattr(config, by).items() if section in RUN_WIDE else ())
         for name in RUN_WIDE[section]
-        if getattr(own, name) != getattr(getattr(config, section), name)
+        if getattr(of_policy, name) != getattr(getattr(config, section), name)
     }
 
 
@@ -92,9 +89,9 @@ def _check_rows(policy: AssignedPolicy, source: ReplaySource, config: Config) ->
     need = -(-least // spec.state_every) * spec.state_every
     lanes = config.lanes * len(policy.agents) * replay.parts
     if replay.capacity // lanes < need:
-        held = f"stack + n_step = {replay.frames} + {source.n_step}" if source.sequence is None else "a whole window's"
+        fits = f"stack + n_step = {replay.frames} + {source.n_step}" if source.sequence is None else "a whole window's"
         raise ValueError(
-            f"replay.capacity: expected at least {lanes * need}, so that a lane holds {held} rows; rows of a lane are "
+            f"replay.capacity: expected at least {lanes * need}, so that a lane holds {fits} rows; rows of a lane are "
             f"capacity / (actors x envs x agents of a policy x parts) = {replay.capacity} / {lanes}, "
             f"got {replay.capacity}"
         )
@@ -106,7 +103,7 @@ def _check_rows(policy: AssignedPolicy, source: ReplaySource, config: Config) ->
 
 
 def _unused(policy: AssignedPolicy, config: Config) -> dict[str, str]:
-    """The settings that a policy does not use, and why; their names are those of the run's sections."""
+    """By name in the run's sections: why a policy does not use the setting."""
     unused: dict[str, str] = {}
     if "epsilon" not in schedules_of(policy.algorithm, config.of(policy.name)):
         unused |= dict.fromkeys(OF_EXPLORATION, _of(policy, "draws its actions without an epsilon"))
@@ -129,7 +126,7 @@ def _of(policy: AssignedPolicy, why: str) -> str:
 
 
 def _label(name: str, policy: str, config: Config) -> str:
-    """The name of a policy's setting: in its own section, such as learners.guard.n_step, if it has one."""
+    """The name of a policy's setting: learners.guard.n_step, say, if the policy has its own section."""
     section, _, last = name.rpartition(".")
     for by in BY_POLICY:
         if SECTIONS[by] == section and policy in getattr(config, by) and last not in RUN_WIDE.get(section, ()):
@@ -138,7 +135,7 @@ def _label(name: str, policy: str, config: Config) -> str:
 
 
 def _without(config: Config, unused: Mapping[str, str]) -> Config:
-    """The settings with the unused ones, by dotted name, at their defaults; tells of those that differ, and why."""
+    """Resets unused settings, by dotted name. A notice says why each that was changed has no effect."""
     default = Config().changed({by: dict.fromkeys(getattr(config, by), kind()) for by, kind in BY_POLICY.items()})
     values: dict[str, Any] = {}
     for name, why in unused.items():
@@ -150,8 +147,6 @@ def _without(config: Config, unused: Mapping[str, str]) -> Config:
 
 
 def _value(config: Config, name: str) -> Any:
-    by, _, rest = name.partition(".")
-    if by not in BY_POLICY:
-        return attrgetter(name)(config)
-    policy, _, last = rest.rpartition(".")
-    return getattr(getattr(config, by)[policy], last)
+    prefix, _, last = name.rpartition(".")
+    by, _, policy = prefix.partition(".")
+    return getattr(getattr(config, by)[policy], last) if by in BY_POLICY else attrgetter(name)(config)

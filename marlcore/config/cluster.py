@@ -100,7 +100,7 @@ class ClusterConfig(Declared):
         return 0 if self.address is None else self.nodes
 
     def reserved_for(self, policy: str) -> dict[str, float]:
-        """What Ray reserves for a learner that is not on this machine."""
+        """By name: the amounts that Ray reserves for a learner on another machine."""
         return {"CPU": 1.0, **self.learners[policy]}  # type: ignore[dict-item]  # text was read
 
     @property
@@ -110,5 +110,5 @@ class ClusterConfig(Declared):
 
     @property
     def reserved(self) -> dict[str, float]:
-        """What Ray reserves for the actors of a machine."""
+        """By name: the amounts that Ray reserves for the actors of a machine."""
         return {"CPU": float(self.actors_per_node)} | self.resources

@@ -141,12 +141,12 @@ class Config(Declared):
 
     def of(self, policy: str) -> Config:
         """The settings as they apply to a policy."""
-        own: dict[str, Any] = {
+        sections: dict[str, Any] = {
             usual: getattr(self, by)[policy] for by, usual in SECTIONS.items() if policy in getattr(self, by)
         }
-        for section in own.keys() & RUN_WIDE.keys():
-            own[section] = replace(own[section], **{n: getattr(getattr(self, section), n) for n in RUN_WIDE[section]})
-        return replace(self, **dict[str, Any](own, **{by: {} for by in SECTIONS})) if own else self
+        for name in sections.keys() & RUN_WIDE.keys():
+            sections[name] = replace(sections[name], **{n: getattr(getattr(self, name), n) for n in RUN_WIDE[name]})
+        return replace(self, **{**sections, **{by: {} for by in SECTIONS}}) if sections else self
 
     def learner_of(self, policy: str) -> LearnerConfig:
         return self.learners.get(policy, self.learner)
@@ -156,14 +156,14 @@ class Config(Declared):
         return self.learner_of(policy).timeout or self.supervision.learner_timeout
 
     def check_policies(self, names: Sequence[str]) -> None:
-        """Raises ValueError: settings by policy are of none of these policies."""
+        """Raises ValueError: settings by policy name another policy than these."""
         by_policy = {name: getattr(self, name) for name in SECTIONS} | {"cluster.learners": self.cluster.learners}
         for label, given in by_policy.items():
             if wrong := given.keys() - names:
                 raise ValueError(f"{label}: expected the policies {names}, got {min(wrong)!r}")
 
     def limiter(self, policy: str, lanes: int) -> RateLimiter | None:
-        """The rate limiter between a policy's learner and its actors, whose replay has so many lanes, or None."""
+        """The rate limiter between a policy's learner and its actors; None where both run free."""
         from ..replay import RateLimiter
 
         learner, pace = self.learner_of(policy), self.of(policy).pace
@@ -179,7 +179,7 @@ class Config(Declared):
 
     @property
     def pace(self) -> Schedule | None:
-        """The updates per step as a schedule; None where nothing holds them."""
+        """The updates per step as a schedule; None where actors and learners run free."""
         updates = self.updates_per_step
         return None if updates is None else Schedule.from_value("updates_per_step", updates)
 
@@ -227,26 +227,31 @@ class Config(Declared):
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Config:
         """The configuration of `to_dict`; missing fields get their defaults. Raises ValueError: see `Config`."""
-        names, values = {field.name for field in fields(cls)} - BY_POLICY.keys(), dict[str, Any]()
-        for by in BY_POLICY:
-            given = plain.get(by, {})
-            if isinstance(given, Mapping) and all(isinstance(section, Mapping) for section in given.values()):
-                values |= {f"{by}.{policy}.{name}": own[name] for policy, own in given.items() for name in own}
-            else:  # which `Config` refuses
-                values[by] = given
-        return cls().changed(dict(flattened({name: plain[name] for name in plain if name in names}, cls)) | values)
+        names = {field.name for field in fields(cls)}
+        return cls().changed(by_dotted_name({name: plain[name] for name in plain if name in names}))
 
     def changed(self, values: Mapping[str, Any]) -> Config:
-        """The settings with these, by dotted name, such as learners.guard.n_step. Raises ValueError, TypeError."""
-        own = {name: values[name] for name in values if "." in name and name.partition(".")[0] in BY_POLICY}
-        config = changed(self, {name: values[name] for name in values if name not in own})
-        for label, value in own.items():
+        """Replaces settings by dotted name, such as learners.guard.n_step. Raises ValueError, TypeError."""
+        by_policy = {name for name in values if "." in name and name.partition(".")[0] in BY_POLICY}
+        config = changed(self, {name: values[name] for name in values if name not in by_policy})
+        for label in filter(by_policy.__contains__, values):
             prefix, _, name = label.rpartition(".")
             by, _, policy = prefix.partition(".")
             sections = getattr(config, by)
-            section = changed(sections.get(policy, getattr(config, SECTIONS[by])), {name: value}, f"{prefix}.")
+            section = changed(sections.get(policy, getattr(config, SECTIONS[by])), {name: values[label]}, f"{prefix}.")
             config = changed(config, {by: {**sections, policy: section}})
         return config
+
+
+def by_dotted_name(plain: Any) -> dict[str, Any]:
+    """Nested settings by dotted name, such as learners.guard.n_step. Raises ValueError: see `flattened`."""
+    values = dict(flattened(plain, Config))
+    for by, kind in BY_POLICY.items():
+        if not isinstance(sections := values.pop(by, {}), Mapping):
+            raise ValueError(f"{by}: expected settings by policy, got {brief(sections)}")
+        for policy, section in sections.items():
+            values |= flattened(section, kind, f"{by}.{policy}.")
+    return values
 
 
 def hints_by_policy(names: Iterable[str]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The crews of a run: the actors of each machine, and their lanes in the transitions of each policy.
 
-In each part of a policy's transitions is a block of lanes for each machine: first for this one, then for each seat of
-the cluster. Within a block, a lane is of an agent, an actor and a copy of the environment. On another machine, a
-policy's transitions have the blocks of its crew alone.
+Each part of a policy's transitions has a block of lanes for each machine: first for this one, then for each seat of the
+cluster. Each lane of a block belongs to an agent, an actor and a copy of the environment. Another machine holds the
+blocks of its own crew alone.
 """
 
 from dataclasses import dataclass
@@ -40,8 +40,8 @@ class Crew:
 
 def crews(config: Config) -> list[Crew]:
     """This machine's crew, and that of each seat of the cluster."""
-    own, each = config.actor.processes, config.cluster.actors_per_node
-    return [Crew(0, own), *(Crew(own + seat * each, each) for seat in range(config.cluster.seats))]
+    here, each = config.actor.processes, config.cluster.actors_per_node
+    return [Crew(0, here), *(Crew(here + seat * each, each) for seat in range(config.cluster.seats))]
 
 
 def actor_names(config: Config) -> list[str]:

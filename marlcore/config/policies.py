@@ -69,25 +69,20 @@ def assign(
 
 def policy_names(agents: list[str], policies: Mapping[str, str] | Callable[[str], str] | None) -> dict[str, str]:
     """The policy of each agent. Raises ValueError, TypeError: see `assign`."""
-    if policies is None:
-        names = {agent: agent for agent in agents}
-    elif isinstance(policies, Mapping):
-        _check_names("policies", policies, agents, "agents of the environment", "a policy for each agent")
-        names = {agent: policies[agent] for agent in agents}
-    elif callable(policies):
-        names = {agent: policies(agent) for agent in agents}
-    else:
-        raise TypeError(f"policies: expected the policy of each agent, got {brief(policies)}")
-    for agent, policy in names.items():
-        if not isinstance(policy, str) or not policy:
-            raise TypeError(f"policies: expected the name of a policy for {agent}, got {brief(policy)}")
+    if policies is None or callable(policies):
+        policies = {agent: agent if policies is None else policies(agent) for agent in agents}
+    check_type("policies", policies, Mapping, expected="the policy of each agent")
+    _check_names("policies", policies, agents, "agents of the environment", "a policy for each agent")
+    for agent in agents:
+        if not isinstance(policies[agent], str) or not policies[agent]:
+            raise TypeError(f"policies: expected the name of a policy for {agent}, got {brief(policies[agent])}")
         encoded_name("agent", agent)  # refuses names that metrics cannot hold
-        encoded_name("policies", policy)
-    return names
+        encoded_name("policies", policies[agent])
+    return {agent: policies[agent] for agent in agents}
 
 
 def wants_teams(algorithm: Any) -> bool:
-    """Whether an algorithm, or one of them by policy, trains teams. Raises ValueError, TypeError: it is none."""
+    """Whether the algorithm, or that of some policy, trains teams. Raises ValueError, TypeError: it is no algorithm."""
     given = algorithm.values() if isinstance(algorithm, Mapping) else [algorithm]
     return any(getattr(_chosen(each), "wants_team", False) for each in given)
 
@@ -95,7 +90,7 @@ def wants_teams(algorithm: Any) -> bool:
 def teams_of(
     agents: Sequence[str], teams: Mapping[str, str] | Callable[[str], str] | None
 ) -> dict[str, tuple[str, ...]]:
-    """The members of each team; by default of one of all agents. Raises ValueError, TypeError: see `Config.teams`."""
+    """The members of each team; by default all agents form one. Raises ValueError, TypeError: see `Config.teams`."""
     if teams is None:
         return {TEAM: tuple(agents)}
     if callable(teams):
@@ -109,8 +104,8 @@ def teams_of(
             raise TypeError(f"teams: expected the name of a team for {agent}, got {brief(team)}")
         if team in agents and team not in teams:
             raise ValueError(f"teams: expected names that no other agent has, got {brief(team)}")
-    there = [agent for agent in agents if agent in teams]  # whose order is that of members, whatever that of `teams`
-    return {teams[first]: tuple(agent for agent in there if teams[agent] == teams[first]) for first in there}
+    members = [agent for agent in agents if agent in teams]  # in the environment's order, whatever that of `teams`
+    return {teams[first]: tuple(agent for agent in members if teams[agent] == teams[first]) for first in members}
 
 
 def _algorithms(policies: list[str], algorithm: Any) -> dict[str, Algorithm]:
@@ -121,13 +116,13 @@ def _algorithms(policies: list[str], algorithm: Any) -> dict[str, Algorithm]:
 
 
 def _check_names(label: str, values: Mapping[str, Any], names: list[str], known: str, complete: str) -> None:
-    """Raises ValueError: the values by name are not those of exactly these names."""
+    """Raises ValueError unless there is a value for each of the names, and for no other."""
     for name in values:
         if name not in names:
             raise ValueError(f"{label}: expected {known}, got {brief(name)}{did_you_mean(name, names)}")
-    missing = [name for name in names if name not in values]
-    if missing:
-        raise ValueError(f"{label}: expected {complete}, got none for {missing[0]!r}")
+    for name in names:
+        if name not in values:
+            raise ValueError(f"{label}: expected {complete}, got none for {name!r}")
 
 
 def _chosen(algorithm: Any) -> Algorithm:
@@ -149,7 +144,7 @@ def source_of(policy: AssignedPolicy, config: Config) -> ReplaySource | QueueSou
     """How the policy's learner gets its batches; windows without hindsight. Raises TypeError: it is no source."""
     from ..replay import Hindsight, Prioritized  # here, so that settings load without Numba
 
-    config = replace(config, ratios={}).of(policy.name)  # one of None is refused in serial mode if it is of use
+    config = replace(config, ratios={}).of(policy.name)  # `applied` refuses a ratio of None in serial mode
     replay = config.replay
     prioritized = Prioritized(replay.alpha, replay.beta, beta_steps=replay.beta_steps) if replay.prioritized else None
     hindsight = None if replay.hindsight == "off" else Hindsight(replay.hindsight_k, replay.hindsight)
@@ -163,11 +158,11 @@ def source_of(policy: AssignedPolicy, config: Config) -> ReplaySource | QueueSou
 
 
 def schedules_of(algorithm: Algorithm, config: Config) -> dict[str, Schedule]:
-    """The numbers that a policy's learner publishes with its weights; on-policy, epsilon only if it is its own."""
-    own: Mapping[str, Any] = getattr(algorithm, "schedules", dict)()  # an algorithm need not derive from Algorithm
-    check_free(f"schedules of {type(algorithm).__name__}", own)
-    schedules = {name: Schedule.from_value(name, value) for name, value in own.items()} | config.schedules
-    if "epsilon" in own or not isinstance(algorithm.source(ReplaySource()), QueueSource):
+    """The numbers published with a policy's weights; on-policy, epsilon only if the algorithm has it."""
+    given: Mapping[str, Any] = getattr(algorithm, "schedules", dict)()  # an algorithm need not derive from Algorithm
+    check_free(f"schedules of {type(algorithm).__name__}", given)
+    schedules = {name: Schedule.from_value(name, value) for name, value in given.items()} | config.schedules
+    if "epsilon" in given or not isinstance(algorithm.source(ReplaySource()), QueueSource):
         return {"epsilon": EPSILON} | schedules
     schedules.pop("epsilon", None)
     return schedules
@@ -175,15 +170,15 @@ def schedules_of(algorithm: Algorithm, config: Config) -> dict[str, Schedule]:
 
 def with_own_epsilons(policies: tuple[AssignedPolicy, ...], config: Config) -> Config:
     """Leaves the run's epsilon to the policies whose algorithms have none of their own."""
-    has_own = {p.name: "epsilon" in getattr(p.algorithm, "schedules", dict)() for p in policies}
-    if config.exploration.epsilon is None or len({*has_own.values()}) == 1:
+    having = [each.name for each in policies if "epsilon" in getattr(each.algorithm, "schedules", dict)()]
+    if config.exploration.epsilon is None or len(having) == len(policies):
         return config
-    without = dict.fromkeys([name for name in has_own if has_own[name]], replace(config.exploration, epsilon=None))
+    without = dict.fromkeys(having, replace(config.exploration, epsilon=None))
     return replace(config, explorations=without | config.explorations)
 
 
 def learner_names(config: Config, policies: Sequence[str]) -> dict[str, list[str]]:
-    """The policies that each learner process trains, by its name; one each, unless the configuration says otherwise."""
+    """By name of a learner process: the policies that it trains, one each by default."""
     processes = config.learner.processes
     if processes is None:
         return {f"learner-{policy}": [policy] for policy in policies}

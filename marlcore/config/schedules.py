@@ -45,7 +45,7 @@ class Schedule:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The lowest and the highest number; not of a function, which may rise and fall."""
+        """The lowest and the highest number. Exception: a function may go beyond them."""
         ends = self.at(0), self.at(10**9)
         return min(ends), max(ends)
 
@@ -74,9 +74,9 @@ else:
     Scheduled = Schedule  # what the help shows
 
 
-def check_free(label: str, names: Collection[str], *taken: str) -> None:
-    """Raises ValueError: a schedule has the name of a number that learners publish beside those, or of one `taken`."""
-    if clash := {"stage", *PUBLISHED, *taken}.intersection(names):
+def check_free(label: str, names: Collection[str], *others: str) -> None:
+    """Raises ValueError: a schedule has the name of a number that learners publish anyway, or one of the others."""
+    if clash := {"stage", *PUBLISHED, *others}.intersection(names):
         raise ValueError(f"{label}: {min(clash)!r} is the name of a number that marlcore publishes itself")
 
 
@@ -94,7 +94,7 @@ def _points(label: str, points: Any) -> tuple[tuple[int, float], ...]:
 
 
 def ascending(label: str, begins: Any) -> tuple[int, ...]:
-    """Counts of at least 1, as a tuple. Raises ValueError: they are none, or do not ascend."""
+    """Counts of at least 1, as a tuple. Raises ValueError: a value is no such count, or they do not ascend."""
     try:
         counts = tuple(WHOLE(label, count) for count in ([None] if isinstance(begins, bytes) else begins))
     except (TypeError, ValueError):

@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
 from ..checks import brief, check_type, did_you_mean, is_number, short
 from ..declared import Declared, Number, Whole
@@ -23,17 +23,16 @@ RATIO = Number(1e-6, 1e6)
 
 
 def shares(label: str, value: Any) -> dict[str, float]:
-    """Shares by name. Raises ValueError, TypeError: they are none, or their sum is not 1."""
+    """Shares by name. Raises ValueError, TypeError: one is no number of at least 0, or their sum is not 1."""
     check_type(label, value, Mapping, expected="shares by name")
-    numbers = [*value.values()]
-    right = all(is_number(number) and number >= 0 for number in numbers)
-    if not right or (numbers and not math.isclose(sum(numbers), 1.0, abs_tol=1e-6)):
+    right = all(is_number(number) and number >= 0 for number in value.values())
+    if not right or (value and not math.isclose(sum(value.values()), 1.0, abs_tol=1e-6)):
         raise ValueError(f"{label}: expected numbers of at least 0 whose sum is 1, got {brief(dict(value))}")
     return {name: float(share) for name, share in value.items()}
 
 
 def distinct_names(label: str, names: Any, expected: str = "") -> tuple[str, ...]:
-    """Names as a tuple. Raises ValueError: they are none, or one comes twice."""
+    """Names as a tuple. Raises ValueError: one is no name, or comes twice."""
     if not isinstance(names, tuple) or not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"{label}: expected {expected}a tuple of names of stages, got {brief(names)}")
     if len(set(names)) < len(names):
@@ -72,20 +71,28 @@ def updates_per_step(label: str, value: Any) -> Schedule | float:
 
 
 def named_schedules(label: str, value: Any) -> dict[str, Schedule]:
-    """Schedules by name. Raises ValueError, TypeError: one is none, or its name is taken."""
+    """Schedules by name. Raises ValueError, TypeError: one is no schedule, or its name is that of another number."""
     check_type(label, value, Mapping, expected="schedules by name")
     check_free(label, value, "epsilon")
     return {name: Schedule.from_value(f"{label}.{short(name)}", schedule) for name, schedule in value.items()}
 
 
-def importable(label: str, name: str) -> str:
-    if not is_importable(name):
-        raise ValueError(f"{label}: expected module:name of what can be imported, got {brief(name)}")
-    return str(name)
+@dataclass(frozen=True)
+class Reference:
+    """A rule of text: one of the options, or module:name of an object that can be imported."""
+
+    expected: str
+    options: tuple[str, ...] = ()
+
+    def __call__(self, label: str, name: str) -> str:
+        if name not in self.options and not is_importable(name):
+            hint = did_you_mean(name, self.options)
+            raise ValueError(f"{label}: expected {self.expected}, got {brief(name)}{hint}")
+        return str(name)
 
 
 def device_names(label: str, value: Any) -> str | tuple[str, ...]:
-    """A device, or several. Raises ValueError: they are none."""
+    """A device, or several as a tuple. Raises ValueError: it is neither."""
     names = (value,) if isinstance(value, str) else value
     if not isinstance(names, tuple) or not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"{label}: expected a device, or a tuple of devices, got {brief(value)}")
@@ -97,14 +104,11 @@ def sink_names(label: str, names: Any) -> tuple[str, ...]:
     listed = isinstance(names, (tuple, list, Set, Mapping))
     if not listed or not all(isinstance(name, str) for name in names):
         raise TypeError(f"{label}: expected names of sinks, got {brief(names)}")
-    for name in names:
-        if name not in SINKS and not is_importable(name):
-            known = ", ".join(SINKS)
-            raise ValueError(f"{label}: expected {known} or module:Class, got {brief(name)}{did_you_mean(name, SINKS)}")
-    if "csv" not in names or len(set(names)) < len(names):
-        got = brief(" ".join(names))
+    sinks = tuple(Reference(f"{', '.join(SINKS)} or module:Class", SINKS)(label, name) for name in names)
+    if "csv" not in sinks or len(set(sinks)) < len(sinks):
+        got = brief(" ".join(sinks))
         raise ValueError(f"{label}: expected csv, the run's own record, and others, each once, got {got}")
-    return tuple(names)
+    return sinks
 
 
 @dataclass(frozen=True)
@@ -233,12 +237,6 @@ class ReplayConfig(Declared):
         return max(1, len(self.mixture))
 
 
-if TYPE_CHECKING:
-    Schedules: TypeAlias = Mapping[str, Scheduled]
-else:
-    Schedules = dict[str, Schedule]  # what the command line reads
-
-
 @dataclass(frozen=True)
 class ExplorationConfig(Declared):
     """How actors explore; learners evaluate the schedules and publish the numbers with their weights."""
@@ -250,11 +248,11 @@ class ExplorationConfig(Declared):
     ladder: Annotated[float, Number(0)] = 0.0
     """Ape-X's ladder, its alpha: of N copies, over all actors, copy i explores with epsilon^(1 + ladder * i / (N - 1));
     0 makes all explore alike, 7 is the paper's (Horgan et al. 2018, arXiv:1803.00933, section 4.1)."""
-    script: Annotated[str | None, importable] = None
+    script: Annotated[str | None, Reference("module:name of what can be imported")] = None
     """module:name of a script that acts for all learning policies until their learner's first update, so that the
     warm-up's transitions are of its actions: a function of an observation that returns an action, or a class whose
     objects have a method act(obs), one for each copy."""
-    schedules: Annotated[Schedules, named_schedules] = field(default_factory=dict)
+    schedules: Annotated[Mapping[str, Scheduled], named_schedules] = field(default_factory=dict)
     """Further numbers for an algorithm's `explore`, by name."""
 
     def exponents(self, copies: int) -> list[float]:

@@ -3,7 +3,7 @@
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +13,7 @@ from ..declared import Declared, Number, Whole
 from ..processes import encoded_name
 from ..references import is_importable, reference_to
 from .schedules import Schedule, Scheduled
-from .sections import probability
-
-if TYPE_CHECKING:
-    Shares: TypeAlias = Mapping[str, Scheduled]
-    Roles: TypeAlias = Mapping[str, str]
-else:
-    Shares, Roles = dict[str, Schedule], dict[str, str]  # what the command line reads
+from .sections import Reference, probability
 
 BOTH = "both"
 MAIN, MAIN_EXPLOITER = "main", "main_exploiter"
@@ -49,13 +43,6 @@ def _anchors(label: str, anchors: Any) -> dict[str, Schedule]:
     return shares
 
 
-def _draw(label: str, draw: str) -> str:
-    if draw not in DRAWS and not is_importable(draw):
-        expected = f"{', '.join(DRAWS)}, or module:name of a function"
-        raise ValueError(f"{label}: expected {expected}, got {brief(draw)}{did_you_mean(draw, DRAWS)}")
-    return str(draw)
-
-
 def _roles(label: str, roles: Any) -> dict[str, str]:
     check_type(label, roles, Mapping, expected="roles by policy")
     for policy, role in roles.items():
@@ -82,7 +69,7 @@ class SelfPlayConfig(Declared):
     """Win rate over the last `window` episodes, since the last admission, from which a copy joins the pool at once."""
     window: Annotated[int, Whole(1)] = 100
     """Episodes, the last ones, of which a win rate is the average; draws count half."""
-    draw: Annotated[str, _draw] = "pfsp"
+    draw: Annotated[str, Reference(f"{', '.join(DRAWS)}, or module:name of a function", DRAWS)] = "pfsp"
     """How an opponent is drawn from the pool: uniformly; in proportion to 1 / age^power, the newest one's age being 1;
     as prioritized fictitious self-play, to (1 - w)^power or, by variance, to w (1 - w), where w is the win rate
     against it (Vinyals et al. 2019, doi:10.1038/s41586-019-1724-z, Methods: f_hard and f_var); by rating, to how even a
@@ -92,7 +79,7 @@ class SelfPlayConfig(Declared):
     """The exponent of `draw` by recent or pfsp."""
     latest: Annotated[Scheduled, probability] = 0.2
     """Share of episodes against the latest policy itself, which learns from both sides; a number or a schedule."""
-    anchors: Annotated[Shares, _anchors] = field(default_factory=dict)
+    anchors: Annotated[Mapping[str, Scheduled], _anchors] = field(default_factory=dict)
     """Shares of episodes, numbers or schedules, against opponents that stay the same: module:name of a function of an
     observation that returns an action, or of a class whose objects have a method act(obs), one for each copy and agent;
     or a checkpoint, FILE.pt. Anchors also play in evaluations, whatever their share."""
@@ -116,7 +103,7 @@ class SelfPlayConfig(Declared):
     draws an opponent of its own."""
     explore: bool = False
     """Opponents explore, frozen ones as at their admission, instead of acting greedily."""
-    roles: Annotated[Roles, _roles] = field(default_factory=dict)
+    roles: Annotated[Mapping[str, str], _roles] = field(default_factory=dict)
     """By policy its role in a league (Vinyals et al. 2019, Methods), where each policy plays every agent: main;
     main_exploiter, which plays the newest main policies; league_exploiter, which plays the pools of all. Empty: one
     policy, main."""
@@ -161,6 +148,6 @@ class SelfPlayConfig(Declared):
         return tuple(f"anchor:{_last_part(anchor)}" for anchor in self.anchors)
 
 
-def absolute_anchors(anchors: Shares) -> dict[str, Scheduled]:
+def absolute_anchors(anchors: Mapping[str, Scheduled]) -> dict[str, Scheduled]:
     """The shares of anchors, with the absolute paths of checkpoints."""
     return {str(absolute(name)) if name.endswith(".pt") else name: share for name, share in anchors.items()}

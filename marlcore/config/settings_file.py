@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import yaml
 
 from ..checks import as_path, brief, did_you_mean, printable, short
-from ..declared import flattened, hints_of
+from ..declared import hints_of
 from ..regular_files import read_regular
-from .config import BY_POLICY, Config
+from .config import Config, by_dotted_name, hints_by_policy
 
 PRESETS = Path(__file__).parents[1] / "presets"
 LONGEST = 2**20  # bytes of a file
@@ -18,9 +18,9 @@ _NULL, _TEXT = "tag:yaml.org,2002:null", "tag:yaml.org,2002:str"
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML 1.1 without aliases, which make a few hundred bytes as large as they like, and with each key once.
+    """YAML 1.1 without aliases, whose values may grow to any size, and with each key once.
 
-    1e-3 is a number too, 1:30:00 a text; a key with nothing after its colon is left out; `null` is None.
+    1e-3 is a number too, and 1:30:00 a text. A key without a value is left out; `null` is None.
     """
 
     def compose_node(self, parent: Any, index: Any) -> Any:
@@ -91,7 +91,7 @@ def preset_names() -> list[str]:
 
 
 def read_preset(name: str) -> Settings:
-    """The settings of a file that the package brings along. Raises ValueError: none has this name."""
+    """The settings of a preset. Raises ValueError: no preset has this name."""
     names = preset_names()
     if name not in names:
         raise ValueError(f"preset: expected one of {', '.join(names)}, got {brief(name)}{did_you_mean(name, names)}")
@@ -99,15 +99,8 @@ def read_preset(name: str) -> Settings:
 
 
 def _check_names(plain: Any) -> None:
-    known = {*hints_of(Config), "env", "algo", "algorithm"}
-    names = [name for name, _ in flattened(plain, Config)]
-    for by, kind in BY_POLICY.items():
-        sections = plain.get(by, {})
-        if not isinstance(sections, Mapping):
-            raise ValueError(f"{by}: expected settings by policy, got {brief(sections)}")
-        for policy, section in sections.items():
-            known |= hints_of(kind, f"{by}.{policy}.").keys()
-            names += [name for name, _ in flattened(section, kind, f"{by}.{policy}.")]
+    names = by_dotted_name(plain)
+    known = {*hints_of(Config), *hints_by_policy(names), "env", "algo", "algorithm"}
     for name in names:
         if name not in known:
             from ..algos import ALGORITHMS  # which imports torch

@@ -7,6 +7,7 @@ package is imported when one of its environments is made.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ..checks import brief, check_whole, did_you_mean
@@ -22,7 +23,7 @@ from .openspiel import OpenSpielGame
 from .per_agent import PerAgent, by_agents
 from .pettingzoo import AECEnvironment, ParallelEnvironment, is_parallel, make_pettingzoo
 from .recall import Recall
-from .run_step import Looking, RunStep, run_step
+from .run_step import RunStep, RunStepProvider, run_step
 from .treasure_hunt import TreasureHunt
 from .two_player import TwoPlayer
 from .vmas import VMASEnvironment
@@ -32,28 +33,31 @@ KINDS = (
     "openspiel:<game>, vmas:<scenario> or <module>:<function>"
 )
 OWN: dict[str, Any] = {"treasure_hunt": TreasureHunt, "recall": Recall}
+MAKERS: dict[str, Callable[..., Any]] = {  # by the word before the colon; they take what follows it, and the options
+    "gymnasium": make_gymnasium,
+    **{kind: partial(make_pettingzoo, kind) for kind in ("pettingzoo", "pettingzoo-parallel")},
+    "openspiel": OpenSpielGame,
+    "vmas": partial(VMASEnvironment, copies=1),
+}
 
 
 def make(name: str, /, *, wrappers: Sequence[str] = (), **options: Any) -> Environment:
     """Make an environment with `options`.
 
     Args:
-        name: one of
-            treasure_hunt;
-            recall, a test of memory;
+        name: treasure_hunt, see `TreasureHunt`; recall, see `Recall`; or one of
             gymnasium:<id>, such as gymnasium:CartPole-v1, made by `gymnasium.make`. The package of the id is
             imported if its name follows from the id; otherwise name it: gymnasium:<package>:<id>;
             atari:<game>, such as atari:Pong, or gymnasium:ALE/Pong-v5: with the usual preprocessing (see `make_atari`).
             Without it: gymnasium:ale_py:ALE/Pong-v5;
-            pettingzoo:<module>, such as pettingzoo:mpe2.simple_spread_v3, made by the module's `env`;
-            pettingzoo-parallel:<module>, made by the module's `parallel_env`;
+            pettingzoo:<module>, pettingzoo-parallel:<module>, such as pettingzoo:mpe2.simple_spread_v3, made by the
+            module's `env` or `parallel_env`;
             openspiel:<game>, such as openspiel:kuhn_poker, see `OpenSpielGame`;
             vmas:<scenario>, such as vmas:balance, see `VMASEnvironment`;
             <module>:<function>, made by the function (see `adapt`).
         wrappers: functions, each <module>:<function>, that take the environment as its package made it, and return
             another; the first one is applied first.
-        options: arguments of `TreasureHunt`, `Recall`, `gymnasium.make`, `env`, `parallel_env`, the game, the
-            scenario or the function.
+        options: arguments of the class or function that makes the environment.
 
     Raises:
         ValueError: the name is unknown, or marlcore does not support the environment's spaces.
@@ -84,20 +88,14 @@ class NamedEnvironment:
 
     def _bare(self) -> Any:
         name, options = self.name, dict(self.options)
-        kind, _, rest = name.partition(":")
+        kind, _, id = name.partition(":")
         if name in OWN:
             return OWN[name](**options)
         if game := self._atari_game():
             return make_atari(game, **options)
-        if kind == "gymnasium" and rest:
-            return make_gymnasium(rest, **options)
-        if kind in ("pettingzoo", "pettingzoo-parallel") and rest:
-            return make_pettingzoo(kind, rest, **options)
-        if kind == "openspiel" and rest:
-            return OpenSpielGame(rest, **options)
-        if kind == "vmas" and rest:
-            return VMASEnvironment(rest, 1, **options)
-        if is_importable(name) and rest:
+        if kind in MAKERS and id:
+            return MAKERS[kind](id, **options)
+        if is_importable(name) and id:
             function = resolve("environment", name)
             try:
                 return function(**options)
@@ -117,7 +115,7 @@ class NamedEnvironment:
         return 4 if self._atari_game() else 1
 
     def vectorized(self, copies: int) -> Any:
-        """The vector environment that a Gymnasium id or VMAS brings along; None if it brings none."""
+        """The vector environment of a Gymnasium id or a VMAS scenario; None without one."""
         kind, _, id = self.name.partition(":")
         if kind == "vmas" and id and not self.wrappers:
             return VMASEnvironment(id, copies, **self.options)
@@ -192,7 +190,7 @@ def vectorize(env_fn: Callable[[], Any], copies: int) -> VectorEnvironment:
 
 
 def checked(env: VectorEnvironment) -> VectorEnvironment:
-    """The environment with checks of its values, if it is a caller's; those of this room check their own."""
+    """Adds checks of its values to a caller's environment; those of this room check their own."""
     return env if isinstance(env, (Copies, GymnasiumVector, Lockstep)) else _Checked(env)
 
 
@@ -213,7 +211,7 @@ class _Checked(Wrapper):
 
 
 def _vector_form(env: Any, copies: int) -> VectorEnvironment | None:
-    """The VectorEnvironment that `env` is, or brings along; None if it is a single copy."""
+    """`env` as a VectorEnvironment, if it has several copies or brings such a form along; otherwise None."""
     if "vectorized" in vars(type(env)):  # a class that inherits it has other rules
         env = env.vectorized(copies)
     if is_vector(env):

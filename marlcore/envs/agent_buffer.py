@@ -15,7 +15,7 @@ from ..spec import as_field
 from .agent_view import EXPECTED_MASK, AgentView, Result, as_reward, failed, label_of, numbers
 
 # Copy, reward, terminated, truncated, the numbers of an ended episode's info, the rewards of a team's members
-Told = tuple[int, float, bool, bool, dict[str, float], Any]
+Row = tuple[int, float, bool, bool, dict[str, float], Any]
 TAG = "tag"  # in the info of an agent's first observation: the kind of the episode
 
 
@@ -42,9 +42,9 @@ class AgentBuffer:
         copies = len(self._everywhere)
         self._pending = [False] * copies  # an action whose outcome has not come
         self._begins = [True] * copies
-        self._results: list[Told] = []  # of actions
+        self._results: list[Row] = []  # of actions
         self._aside: dict[int, tuple[float, dict[str, float]]] = {}  # by copy: rewards of no action, numbers of an info
-        self._over: list[Told] = []  # what was set aside in ended episodes
+        self._over: list[Row] = []  # what was set aside in ended episodes
         self._asked: list[int] = []
         self._tags: dict[int, Any] = {}
 
@@ -52,11 +52,11 @@ class AgentBuffer:
         self._pending[copy] = False
         self._begins[copy] = True
         if copy in self._aside:
-            earned, told = self._aside.pop(copy)
-            self._over.append((copy, earned, False, False, told, None))
+            earned, of_info = self._aside.pop(copy)
+            self._over.append((copy, earned, False, False, of_info, None))
 
     def leave(self, copy: int, reward: Any) -> None:
-        """Takes the reward of an agent that is not there. If it left without an end, its action has no outcome."""
+        """Takes the reward of an absent agent. If it left without an end, its action has no outcome."""
         self._pending[copy] = False
         self._begins[copy] = True
         self._set_aside(copy, reward, {})
@@ -98,8 +98,8 @@ class AgentBuffer:
 
     def _set_aside(self, copy: int, reward: Any, of_info: dict[str, float]) -> None:
         if (number := self._number(copy, reward)) or of_info:
-            earned, told = self._aside.get(copy, (0.0, {}))
-            self._aside[copy] = earned + number, told | of_info
+            earned, of_earlier = self._aside.get(copy, (0.0, {}))
+            self._aside[copy] = earned + number, of_earlier | of_info
 
     def gather(self, outcomes: list[Outcome], turns: list[Turn]) -> None:
         """Adds the results of this round, of actions and of no action, and its turn. Raises EnvironmentFailed."""
@@ -114,11 +114,11 @@ class AgentBuffer:
             turns.append(Turn(self.view.agent, copies, obs, np.array([*begins]), self._tags))
         self._results, self._over, self._asked, self._tags = [], [], [], {}
 
-    def _outcome(self, results: list[Told], *, acted: bool) -> Outcome:
-        told, *columns, infos, of_members = zip(*results, strict=True)
-        copies, (reward, terminated, truncated) = self._numbers_of(told), map(np.array, columns)
+    def _outcome(self, rows: list[Row], *, acted: bool) -> Outcome:
+        where, *columns, infos, of_members = zip(*rows, strict=True)
+        copies, (reward, terminated, truncated) = self._numbers_of(where), map(np.array, columns)
         final_obs = self._rows(self._final, copies) if True in columns[1] or True in columns[2] else None
-        of_ended = [(copy, of_info) for copy, of_info in zip(told, infos, strict=True) if of_info] if any(infos) else ()
+        of_ended = [of_copy for of_copy in zip(where, infos, strict=True) if of_copy[1]] if any(infos) else ()
         ends = terminated, truncated, final_obs, of_ended
         outcome = Outcome(self.view.agent, copies, reward, *ends, of_members if self._is_team else (), acted)
         self.view.check_outcome(outcome)
@@ -169,7 +169,7 @@ class AgentBuffer:
             raise failed(copy, self.view.agent, error) from error
 
     def _acting_mask(self, mask: Any) -> NDArray[Any] | bool:
-        """All is allowed to an agent whose infos never hold a mask, though those of others do."""
+        """Allows all to an agent whose infos never hold a mask, although other agents' infos do."""
         if self._masks is None:
             self._masks = mask is not None
         if not self._masks and mask is not None:
@@ -177,6 +177,6 @@ class AgentBuffer:
         return self.view.mask(mask) if self._masks else True
 
     def _final_mask(self, mask: Any) -> NDArray[Any] | bool:
-        """Environments leave out the mask of an agent that acts no more, or allow nothing: then all is allowed."""
+        """Allows all where an environment gives no mask, or an empty one, to an agent that acts no more."""
         allowed = False if mask is None else self.view.mask(mask)
         return allowed if np.any(allowed) else True

@@ -1,4 +1,4 @@
-"""An agent's observation without the action mask, the mask, and checks of both for several copies."""
+"""What adapters share: spaces and masks of an agent, checks of its values, and results of an environment's methods."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Result = tuple[Any, float, bool, bool, Mapping[str, Any]]  # observation, reward
 
 
 class Absent(NamedTuple):
-    """In place of a result: the reward of an agent that neither acts next nor was told its end now."""
+    """Stands for a result: the reward of an agent that neither acts next nor ends now."""
 
     reward: Any
 
@@ -35,8 +35,17 @@ LARGEST_REWARD = float(np.finfo(np.float32).max)
 EXPECTED_MASK = f"{MASK}: expected one in every info or in none, got "
 
 
+class Adapter:
+    """The base of adapters of an environment, `_env`."""
+
+    _env: Any
+
+    def close(self) -> None:
+        self._env.close()
+
+
 class Wrapper:
-    """An environment around another one, `_env`, which answers for what is not defined here, such as `render`."""
+    """An environment around another one, `_env`, to which undefined attributes lead, such as `render`."""
 
     _env: Any
 
@@ -48,7 +57,7 @@ class Wrapper:
 
 @dataclass(frozen=True)
 class AgentView:
-    """An agent's spaces, where its environment puts the mask of allowed actions, and checks of what copies tell it.
+    """An agent's spaces, the place of its mask of allowed actions, and checks of its values in several copies.
 
     The checks raise EnvironmentFailed, which names copy, agent and part.
     """
@@ -73,7 +82,7 @@ class AgentView:
         return cls(agent, spaces, "observation" if inside else "info" if masked else None, wrapped)
 
     def split(self, observation: Any, info: Mapping[str, Any]) -> tuple[Any, Any]:
-        """(observation, mask or None) of a value, or of several. Raises ValueError: a mask comes unexpectedly."""
+        """(observation, mask or None) of a value, or of several. Raises ValueError: an unexpected mask comes."""
         if self.mask_in == "observation":
             return observation[ALONE] if self.wrapped else observation, observation[MASK]
         mask = info.get(MASK)
@@ -123,7 +132,7 @@ class AgentView:
 
 
 def fault_of(spaces: Spaces, values: Values, *, acting: bool) -> tuple[int, str] | None:
-    """(row, the part with what is expected and what came) of the first fault in values [k, ...]; see `check`."""
+    """The row and the message of the first fault in values [k, ...]; None without a fault; see `check`."""
     arrays = by_name(values)
     for part in spaces.parts:
         array = arrays[part.name]
@@ -147,7 +156,7 @@ def fault_of(spaces: Spaces, values: Values, *, acting: bool) -> tuple[int, str]
 
 
 def wrong_values(space: gym.Space, values: NDArray[Any]) -> NDArray[np.bool_] | None:
-    """Where values [k, ...] cannot be of the space; a Box's bounds are not checked, since many environments err."""
+    """Marks values [k, ...] outside of the space. A Box's bounds are not checked, since many environments err."""
     if values.dtype.kind in "fc":
         wrong: NDArray[np.bool_] = np.isnan(values) if getattr(space, ALLOW_INF, False) else ~np.isfinite(values)
         return wrong
@@ -177,15 +186,13 @@ def has_mask(space: gym.Space) -> bool:
 
 def unmasked(parts: Mapping[str, Any]) -> Any:
     """The parts of an observation, or of its space, without the mask: the only other one, or all by name."""
-    rest = {key: part for key, part in parts.items() if key != MASK}
-    return rest[ALONE] if rest.keys() == {ALONE} else rest
+    others = {key: part for key, part in parts.items() if key != MASK}
+    return others[ALONE] if others.keys() == {ALONE} else others
 
 
 def without_mask(space: gym.Space) -> gym.Space:
-    if not has_mask(space):
-        return space
-    own = unmasked(space.spaces)
-    return gym.Dict(own) if isinstance(own, dict) else own
+    others = unmasked(space.spaces) if has_mask(space) else space
+    return gym.Dict(others) if isinstance(others, dict) else others
 
 
 def result_of(method: str, result: Any) -> Any:
@@ -198,7 +205,7 @@ def result_of(method: str, result: Any) -> Any:
 
 
 def check_action(agent: str | None, action: Any, ended: bool) -> str:
-    """The agent. Raises ValueError: there is none, or the action is not None exactly if its episode has ended."""
+    """The agent. Raises ValueError: no agent acts, or an action comes after its end, or None before."""
     if agent is None:
         raise ValueError(f"step: expected a reset, since the episode is over, got action {action!r}")
     if ended != (action is None):
@@ -222,7 +229,7 @@ def as_reward(value: Any) -> float:
 
 
 def numbers(info: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers in an info; those of Gymnasium's `episode` statistics as episode_r, episode_l and episode_t."""
+    """The numbers in an info; Gymnasium's statistics of an episode become episode_r, episode_l and episode_t."""
     scalars = {name: value for name, value in info.items() if isinstance(name, str) and isinstance(value, SCALARS)}
     named = {name: _as_float(value) for name, value in scalars.items()}
     statistics = info.get("episode")

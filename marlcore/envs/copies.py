@@ -13,7 +13,7 @@ from ..errors import EnvironmentFailed
 from ..interfaces import Environment, Outcome, Turn
 from ..spaces import MASK, Spaces
 from .agent_buffer import AgentBuffer
-from .agent_view import Absent, AgentView, Result, may_mask, result_of
+from .agent_view import Absent, Adapter, AgentView, Result, may_mask, result_of
 from .lockstep import child_seeds
 from .pettingzoo import ParallelRounds, is_parallel
 
@@ -47,7 +47,6 @@ class Copies:
         self.episodes = 0
         self.ended = np.zeros(self.copies, np.int64)
         self._buffers = _Buffers({agent: AgentBuffer(view, self.copies) for agent, view in views.items()})
-        self._empty = [0] * self.copies  # episodes in a row without an action
 
     def reset(self, seed: int) -> None:
         self.episodes = 0
@@ -113,7 +112,7 @@ class Copies:
                 stack.callback(env.close)
 
 
-class _Turns:
+class _Turns(Adapter):
     """One copy whose agents act one after another: a round is one agent's turn. See ParallelRounds."""
 
     def __init__(self, env: Environment, copy: int) -> None:
@@ -124,7 +123,7 @@ class _Turns:
 
     @property
     def infos(self) -> Mapping[str, Mapping[str, Any]]:
-        """Of the agent that acts, and of others that hold a mask, which many environments give for a turn alone."""
+        """The info of the acting agent, and infos with a mask, since many environments give masks for a turn alone."""
         agent = self._env.agent
         infos: Any = getattr(self._env, "infos", None)
         if not infos and agent is not None:
@@ -146,9 +145,6 @@ class _Turns:
         except Exception as error:
             raise_in_copy(error, self._copy, agent)
 
-    def close(self) -> None:
-        self._env.close()
-
 
 class _Buffers(dict[str, AgentBuffer]):
     def __missing__(self, agent: Any) -> AgentBuffer:
@@ -164,8 +160,7 @@ def raise_in_copy(error: Exception, copy: int, agent: str = "") -> NoReturn:
 
 
 def masked_agents(env: Environment | ParallelRounds | _Turns) -> dict[str, bool]:
-    """Whether each agent's infos hold masks, by those after a reset; an agent that does not act then, and has no mask,
-    follows the others."""
+    """Whether each agent's infos hold masks: looked up after a reset. An agent without an info follows the others."""
     may = {agent: may_mask(env.observation_spaces[agent], env.action_spaces[agent]) for agent in env.agents}
     if not any(may.values()):
         return may

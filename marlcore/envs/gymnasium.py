@@ -7,7 +7,7 @@ from typing import Any
 
 import gymnasium
 
-from .agent_view import AgentView, check_action, result_of
+from .agent_view import Adapter, AgentView, check_action, result_of
 from .per_agent import has_agents
 
 # Prefix of an environment's id: the package that registers the id when imported.
@@ -27,7 +27,7 @@ EXTRAS = {"ale-py": "atari", "opencv": "atari", "box2d": "box2d", "mujoco": "muj
 AGENT = "agent_0"
 
 
-class GymnasiumEnvironment:
+class GymnasiumEnvironment(Adapter):
     """A Gymnasium environment as an `Environment` with one agent, "agent_0".
 
     Raises: ValueError: marlcore does not support a space.
@@ -55,9 +55,6 @@ class GymnasiumEnvironment:
             self.agent = None
         else:
             self._last = result_of("step", self._env.step(action))
-
-    def close(self) -> None:
-        self._env.close()
 
 
 def make_gymnasium(id: str, /, **options: Any) -> Any:
@@ -115,7 +112,7 @@ def not_installed(name: str, reason: str) -> ImportError:
 
 
 def make_gymnasium_vector(id: str, copies: int, /, **options: Any) -> Any:
-    """The vector form that the registered environment `id` brings along; None if it brings none for these options."""
+    """The vector form of the registered environment `id`; None if it has none for these options."""
     _import_what_registers(id)
     try:
         spec = gymnasium.spec(id)

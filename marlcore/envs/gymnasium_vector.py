@@ -11,9 +11,9 @@ from ..checks import brief
 from ..errors import EnvironmentFailed
 from ..interfaces import Outcome, Turn
 from ..observations import Values, by_name, in_form, rows_at
-from ..spaces import MASK, Part, Spaces
+from ..spaces import MASK, SpacePart, Spaces
 from ..spec import as_field, rows_of
-from .agent_view import AgentView, failed, label_of, may_mask, numbers, result_of
+from .agent_view import Adapter, AgentView, failed, label_of, may_mask, numbers, result_of
 from .gymnasium import AGENT
 
 MODES = ("NextStep", "SameStep", "Disabled")
@@ -21,7 +21,7 @@ FINAL_OBS = ("final_obs", "final_observation")  # Gymnasium's names in an info, 
 NOT_NUMBERS = {"env_id"}  # of EnvPool
 
 
-class GymnasiumVector:
+class GymnasiumVector(Adapter):
     """A Gymnasium vector environment as a `VectorEnvironment` with one agent, "agent_0".
 
     It determines the number of copies. Every autoreset mode works; in NEXT_STEP mode a copy has no turn in the step
@@ -89,7 +89,7 @@ class GymnasiumVector:
             self._learn_mode(info)
             last = {copy: self._call(self._last_info, info, copy) for copy in over.tolist()}
             final_obs = self._final_obs(values, info, last)
-            infos = [(copy, told) for copy, of_copy in last.items() if (told := numbers(of_copy))]
+            infos = [(copy, named) for copy, of_copy in last.items() if (named := numbers(of_copy))]
         outcome = Outcome(AGENT, copies, rewards, terminated[copies], truncated[copies], final_obs, infos)
         if self._mode == "NextStep":
             self._begins = np.ones(self.copies, bool)
@@ -118,9 +118,6 @@ class GymnasiumVector:
     def _step(self) -> Any:
         return result_of("step", self._env.step(self._actions))
 
-    def close(self) -> None:
-        self._env.close()
-
     def _turn(self, values: Values) -> Turn:
         copies, begins = self._acting, self._begins
         if len(copies) < self.copies:
@@ -137,7 +134,7 @@ class GymnasiumVector:
         self._mode = self._mode or shown
 
     def _last_info(self, info: Mapping[str, Any], copy: int) -> dict[str, Any]:
-        """What a copy told at its episode's end; in SAME_STEP mode, Gymnasium's statistics stand beside the rest."""
+        """A copy's info at its episode's end; in SAME_STEP mode, Gymnasium's statistics stand outside of it."""
         if self._mode != "SameStep":
             return _info_of(info, copy, self.copies)
         beside = {name: info[name] for name in ("episode", "_episode") if name in info}
@@ -193,7 +190,7 @@ class GymnasiumVector:
             raise EnvironmentFailed(f"environment, {AGENT}: {type(error).__name__}: {error}") from error
         return in_form(arrays, self._view.spaces.obs)
 
-    def _rows(self, part: Part, values: Any) -> NDArray[Any]:
+    def _rows(self, part: SpacePart, values: Any) -> NDArray[Any]:
         try:
             return rows_of(label_of(part.keys), part.field, values, self.copies)
         except ValueError:
@@ -203,7 +200,7 @@ class GymnasiumVector:
             raise
 
     def _masks(self, masks: Any) -> NDArray[np.bool_]:
-        """The masks of all copies; a copy whose info held none allows nothing, which `check` refuses if it acts."""
+        """The masks of all copies. A missing one allows nothing, which `check` refuses if the copy acts."""
         shape = self.copies, self._view.spaces.choices
         if masks is None:
             return np.zeros(shape, bool)
@@ -212,7 +209,7 @@ class GymnasiumVector:
         return self._view.mask(np.asarray(masks), shape[:1]).astype(bool)
 
     def _of_copies(self, name: str, values: Any, bools: bool = False) -> NDArray[Any]:
-        """What a step told of each copy, [copies] or [copies, 1], as an array [copies]."""
+        """A step's values [copies] or [copies, 1] as an array [copies]."""
         array, shape = np.asarray(values), (self.copies,)
         if array.shape not in (shape, (*shape, 1)) or (bools and array.dtype.kind not in "biu"):
             expected = f"{'bools' if bools else 'numbers'} {shape}"
@@ -266,7 +263,7 @@ def is_envpool(env: Any) -> bool:
     return all(hasattr(env, name) for name in ("send", "recv", "config", "spec", "observation_space"))
 
 
-def _value(copy: int, part: Part, value: Any) -> NDArray[Any]:
+def _value(copy: int, part: SpacePart, value: Any) -> NDArray[Any]:
     """A copy's value of a part. Raises EnvironmentFailed: it does not fit the space."""
     try:
         return as_field(label_of(part.keys), part.field, value)

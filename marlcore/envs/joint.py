@@ -1,4 +1,4 @@
-"""The observations of all agents beside each agent's own, for critics that see what no agent sees."""
+"""The observations of all agents beside each agent's own, for critics that see more than any agent."""
 
 from __future__ import annotations
 
@@ -66,17 +66,17 @@ class JointEnvironment(Wrapper):
         return self._joined(observations), infos
 
     def step(self, actions: Mapping[str, Any]) -> tuple[Any, ...]:
-        observations, *rest = self._env.step(actions)
-        return self._joined(observations), *rest
+        observations, *others = self._env.step(actions)
+        return self._joined(observations), *others
 
     def _joined(self, observations: Mapping[str, Any]) -> dict[str, Any]:
         joint, joined = self._joint_of(observations), dict(observations)
         for agent in self._for & joined.keys():
-            own = joined[agent]
+            alone = joined[agent]
             if has_mask(self._spaces[agent]):
-                joined[agent] = {ALONE: {ALONE: unmasked(own), JOINT: joint}, MASK: own[MASK]}
+                joined[agent] = {ALONE: {ALONE: unmasked(alone), JOINT: joint}, MASK: alone[MASK]}
             else:
-                joined[agent] = {ALONE: own, JOINT: joint}
+                joined[agent] = {ALONE: alone, JOINT: joint}
         return joined
 
     def _joint_of(self, observations: Mapping[str, Any]) -> NDArray[Any]:
@@ -91,7 +91,7 @@ class JointEnvironment(Wrapper):
 
 
 def state_field(env: Any) -> Field | None:
-    """What critics see of an environment's state; None without a `state_space` that is a Box."""
+    """The field of an environment's state for critics; None without a `state_space` that is a Box."""
     space = getattr(env, "state_space", None)
     return Field((int(np.prod(space.shape)),), "float32") if isinstance(space, gym.Box) else None
 

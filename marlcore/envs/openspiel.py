@@ -82,7 +82,7 @@ class OpenSpielGame:
         self._draw_chance()
 
     def seen(self, state: Any, player: int) -> dict[str, Any]:
-        """What a player observes of a `pyspiel.State`, with its mask: an observation for a policy's `act`."""
+        """A player's observation of a `pyspiel.State`, with its mask, as a policy's `act` takes it."""
         tensor = state.information_state_tensor(player) if self._complete else state.observation_tensor(player)
         mask = np.zeros(self._actions, np.int8)
         mask[state.legal_actions(player)] = 1
@@ -92,7 +92,7 @@ class OpenSpielGame:
         pass
 
     def _draw_chance(self) -> None:
-        """Chance moves until a player does; then that one is the next, and after the end each one in turn."""
+        """Draws chance's moves. Then the state's player is next, or after the end each player in turn."""
         state = self.state
         while state.is_chance_node():
             actions, odds = zip(*state.chance_outcomes(), strict=True)

@@ -11,7 +11,7 @@ from .agent_view import Wrapper, result_of
 
 
 def has_agents(env: Any) -> bool:
-    """Whether the environment's actions are a tuple, which no action of one agent is."""
+    """Whether the environment's actions are a tuple, as those of several agents."""
     return isinstance(getattr(env, "action_space", None), gymnasium.spaces.Tuple) and not hasattr(env, "num_envs")
 
 

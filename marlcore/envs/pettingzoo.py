@@ -9,7 +9,7 @@ from typing import Any
 from gymnasium import Space
 
 from ..checks import brief
-from .agent_view import Absent, AgentView, Result, check_action, failed, result_of
+from .agent_view import Absent, Adapter, AgentView, Result, check_action, failed, result_of
 
 ByAgent = Mapping[str, Any]
 FUNCTIONS = {"pettingzoo": "env", "pettingzoo-parallel": "parallel_env"}
@@ -20,7 +20,7 @@ def is_parallel(env: Any) -> bool:
 
 
 def spaces_of(env: Any) -> tuple[Mapping[str, Space], Mapping[str, Space]]:
-    """The observation and action spaces of all agents that may ever act. Raises ValueError: one is not supported."""
+    """The observation and action spaces of all possible agents. Raises ValueError: a space is not supported."""
     names = getattr(env, "possible_agents", None)
     if not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"possible_agents of {env}: expected a list of names, got {names!r}")
@@ -31,7 +31,7 @@ def spaces_of(env: Any) -> tuple[Mapping[str, Space], Mapping[str, Space]]:
     return observations, actions
 
 
-class AECEnvironment:
+class AECEnvironment(Adapter):
     """A PettingZoo AEC environment, or an object with its methods and `possible_agents`, as an `Environment`.
 
     Raises: ValueError: the agents are not known in advance, or marlcore does not support a space.
@@ -62,14 +62,11 @@ class AECEnvironment:
         self._env.step(action)
         self._select()
 
-    def close(self) -> None:
-        self._env.close()
-
     def _select(self) -> None:
         self.agent = self._env.agent_selection if self._env.agents else None
 
 
-class ParallelRounds:
+class ParallelRounds(Adapter):
     """A PettingZoo Parallel environment in rounds: all live agents act, then it steps."""
 
     def __init__(self, env: Any, copy: int = 0) -> None:
@@ -95,9 +92,6 @@ class ParallelRounds:
     def act(self, agent: str, action: Any) -> None:
         if action is not None:
             self._actions[agent] = action
-
-    def close(self) -> None:
-        self._env.close()
 
     def _step(self) -> None:
         actions, self._actions = self._actions, {}

@@ -32,7 +32,7 @@ def run_step() -> RunStep:
     return NO_RUN if look is None else look()
 
 
-class Looking:
+class RunStepProvider:
     """Makes `run_step` of this thread answer by a function, until it is closed."""
 
     def __init__(self, look: Callable[[], RunStep]) -> None:

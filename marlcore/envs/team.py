@@ -59,31 +59,32 @@ class Team:
             groups.append([member]) if alike is None else alike.append(member)
         self.members = tuple(member for group in groups for member in group)
         names = [MEMBERS] if len(groups) == 1 else [f"{MEMBERS}_{number}" for number in range(len(groups))]
-        self._groups = {part: (group, _field_of(plain[group[0]])) for part, group in zip(names, groups, strict=True)}
+        fields = [Field(space.shape, np.dtype(space.dtype).name) for space in (plain[group[0]] for group in groups)]
+        self._groups = dict(zip(names, zip(groups, fields, strict=True), strict=True))
         self.action_space, sizes = _joined_actions(name, [acted[member] for member in self.members])
         self._ends = np.cumsum(sizes)[:-1]
-        own = {part: batch_space(plain[group[0]], len(group)) for part, (group, _) in self._groups.items()}
-        self.observation_space = gym.Dict({**own, ALIVE: gym.MultiBinary(len(members))})
+        parts = {part: batch_space(plain[group[0]], len(group)) for part, (group, _) in self._groups.items()}
+        self.observation_space = gym.Dict({**parts, ALIVE: gym.MultiBinary(len(members))})
         self._choices = dict(zip(self.members, sizes, strict=True))
         self._masked = any(has_mask(space) for space in self._spaces.values())
         if self._masked:
             self.observation_space = gym.Dict({ALONE: self.observation_space, MASK: gym.MultiBinary(sum(sizes))})
 
     def observation(self, observations: Mapping[str, Any], alive: Collection[str]) -> dict[str, Any]:
-        """What the team observes. Raises ValueError, TypeError: a member's observation is not of its space."""
-        own: dict[str, Any] = {}
+        """The team's observation. Raises ValueError, TypeError: a member's is not of its space."""
+        parts: dict[str, Any] = {}
         for part, (group, field) in self._groups.items():
-            own[part] = rows = np.zeros((len(group), *field.shape), field.numpy)
+            parts[part] = rows = field.zeros(len(group))
             for row, member in enumerate(group):
                 if member in observations:
                     rows[row] = as_field(f"obs of {member}", field, self._array(member, observations[member]))
                 elif member in alive:
                     raise ValueError(f"obs of {member}: expected one, got those of {brief(list(observations))}")
-        own[ALIVE] = np.array([member in alive for member in self.members], np.int8)
+        parts[ALIVE] = np.array([member in alive for member in self.members], np.int8)
         if not self._masked:
-            return own
+            return parts
         masks = [self._mask(member, observations if member in alive else {}) for member in self.members]
-        return {ALONE: own, MASK: np.concatenate(masks)}
+        return {ALONE: parts, MASK: np.concatenate(masks)}
 
     def actions(self, action: NDArray[Any]) -> dict[str, Any]:
         if isinstance(self.action_space, gym.MultiDiscrete):
@@ -95,9 +96,9 @@ class Team:
 
     def _array(self, member: str, observation: Any) -> Any:
         """A member's observation without its mask; one that is no Box is flattened."""
-        own = unmasked(observation) if has_mask(self._spaces[member]) else observation
+        alone = unmasked(observation) if has_mask(self._spaces[member]) else observation
         space = self._seen[member]
-        return own if isinstance(space, gym.Box) else gym.flatten(space, own).astype(np.float32)
+        return alone if isinstance(space, gym.Box) else gym.flatten(space, alone).astype(np.float32)
 
     def _mask(self, member: str, observations: Mapping[str, Any]) -> NDArray[np.int8]:
         mask = np.zeros(self._choices[member], np.int8)
@@ -106,7 +107,7 @@ class Team:
             return mask
         if not has_mask(self._spaces[member]):
             return mask + 1
-        return as_field(f"{MASK} of {member}", _field_of(mask), observations[member][MASK])
+        return as_field(f"{MASK} of {member}", Field(mask.shape, "int8"), observations[member][MASK])
 
 
 class TeamEnvironment(Wrapper):
@@ -127,24 +128,19 @@ class TeamEnvironment(Wrapper):
         self.agents: list[str] = []
 
     def observation_space(self, agent: str) -> gym.Space:
-        return self._spaces_of(agent)[0]
+        return self._teams[agent].observation_space if agent in self._teams else self._env.observation_space(agent)
 
     def action_space(self, agent: str) -> gym.Space:
-        return self._spaces_of(agent)[1]
-
-    def _spaces_of(self, agent: str) -> tuple[gym.Space, gym.Space]:
-        if agent in self._teams:
-            return self._teams[agent].observation_space, self._teams[agent].action_space
-        return self._env.observation_space(agent), self._env.action_space(agent)
+        return self._teams[agent].action_space if agent in self._teams else self._env.action_space(agent)
 
     def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
         observations, infos = result_of("reset", self._env.reset(seed=seed, options=options))
         self.agents = self._there(self._env.agents)
-        observed, told = self._of_others(observations), self._of_others(infos)
+        observed, of_agents = self._of_others(observations), self._of_others(infos)
         for name in self._teams.keys() & self.agents:
             observed[name] = self._teams[name].observation(observations, self._env.agents)
-            told[name] = self._info(name, infos)
-        return observed, told
+            of_agents[name] = self._info(name, infos)
+        return observed, of_agents
 
     def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
         acted: dict[str, Any] = {}
@@ -176,20 +172,20 @@ class TeamEnvironment(Wrapper):
         return of_agents
 
     def _there(self, live: Collection[str]) -> list[str]:
-        """The agents of which, or of whose members, some are live."""
+        """The live agents, and the teams with a live member."""
         there = {self._team_of.get(agent, agent) for agent in live}
         return [agent for agent in self.possible_agents if agent in there]
 
     def _of_others(self, by_agent: Mapping[str, Any]) -> dict[str, Any]:
-        """What is of agents that are in no team."""
+        """The values of agents in no team."""
         return {agent: value for agent, value in by_agent.items() if agent not in self._team_of}
 
     def _info(self, team: str, infos: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """The info of the team's first member that has one. Raises ValueError: a member's holds a mask."""
-        told = [infos[member] for member in self._teams[team].members if member in infos]
-        if any(MASK in info for info in told):
+        given = [infos[member] for member in self._teams[team].members if member in infos]
+        if any(MASK in info for info in given):
             raise ValueError(f"{MASK}: expected those of a team's members in their observations, got one in an info")
-        return dict(told[0]) if told else {}
+        return dict(given[0]) if given else {}
 
 
 def _parallel(env: Any) -> Any:
@@ -204,10 +200,6 @@ def _parallel(env: Any) -> Any:
         f"teams: expected an environment of PettingZoo whose agents act at once, such as "
         f"pettingzoo-parallel:mpe2.simple_spread_v3, got {brief(env)}"
     )
-
-
-def _field_of(space: Any) -> Field:
-    return Field(space.shape, np.dtype(space.dtype).name)
 
 
 def _joined_actions(team: str, spaces: list[gym.Space]) -> tuple[gym.Space, list[int]]:

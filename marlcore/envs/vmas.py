@@ -60,8 +60,8 @@ class VMASEnvironment:
         over = self._begins.nonzero()[0]
         outcomes = []
         for agent, obs, reward, info in zip(self.agents, self._obs, rewards, infos, strict=True):
-            final, told = obs.numpy() if len(over) else None, [(copy, _numbers(info, copy)) for copy in over.tolist()]
-            outcomes.append(Outcome(agent, self._all, reward.numpy(), terminated, truncated & ~terminated, final, told))
+            final, last = obs.numpy() if len(over) else None, [(copy, _numbers(info, copy)) for copy in over.tolist()]
+            outcomes.append(Outcome(agent, self._all, reward.numpy(), terminated, truncated & ~terminated, final, last))
         for copy in over.tolist():
             self._env.reset_at(copy, return_observations=False)
         if len(over):

@@ -46,7 +46,7 @@ class ChaosOptions(Declared):
 
 
 @dataclass
-class Report:
+class ChaosResult:
     """The outcome of a run."""
 
     attacks: Counter[str] = field(default_factory=Counter)  # by kind
@@ -75,41 +75,41 @@ class Report:
 
 
 def main(arguments: list[str]) -> int:
-    """Attacks a run and prints the report; returns 0 for a good one, otherwise 1; 2 for bad input."""
+    """Attacks a run and prints the result; returns 0 for a good one, otherwise 1; 2 for bad input."""
     try:
         options = CommandLine("chaos", arguments).parse(ChaosOptions)
     except ValueError as error:
         sys.stderr.write(f"chaos: {error}\n")
         return 2
-    report = attack(options.seconds, options.seed, options.pause)
-    sys.stdout.write(f"{report}\n")
-    return 0 if report.good else 1
+    result = attack(options.seconds, options.seed, options.pause)
+    sys.stdout.write(f"{result}\n")
+    return 0 if result.good else 1
 
 
-def attack(seconds: float, seed: int = 0, pause: float = 2.0) -> Report:
-    """Attacks a run for `seconds` seconds; returns the report."""
+def attack(seconds: float, seed: int = 0, pause: float = 2.0) -> ChaosResult:
+    """Attacks a run for so many seconds."""
     before = {file.name for file in survey_segments()}
     with tempfile.TemporaryDirectory() as folder:
         chaos = _Chaos(Path(folder), random.Random(seed))
         try:
             chaos.run(seconds, pause)
         except Lost as lost:
-            chaos.report.hung += 1
-            chaos.report.faults.append(str(lost))
+            chaos.result.hung += 1
+            chaos.result.faults.append(str(lost))
         finally:
             chaos.victim.close()
-        chaos.report.rows = read_rows(Path(folder))
-        chaos.report.faults += read_faults(Path(folder))
+        chaos.result.rows = read_rows(Path(folder))
+        chaos.result.faults += read_faults(Path(folder))
     left = [file.name for file in survey_segments() if not file.held and file.name not in before]
-    chaos.report.leaked += [f"segment {name}" for name in left]
-    return chaos.report
+    chaos.result.leaked += [f"segment {name}" for name in left]
+    return chaos.result
 
 
 class _Chaos:
     def __init__(self, folder: Path, dice: random.Random) -> None:
         self.folder = folder
         self.dice = dice
-        self.report = Report()
+        self.result = ChaosResult()
         command = [sys.executable, "-m", "marlcore.testing.chaos", RUN, str(folder), str(os.getpid())]
         self.victim = Victim(command, folder / "log")
 
@@ -121,7 +121,7 @@ class _Chaos:
             time.sleep(min(self.dice.expovariate(1 / pause), max(end - time.monotonic(), 0.0)))
             self._attack()
         if (code := self.victim.interrupt()) != 130:
-            self.report.faults.append(f"the run ended with {code}: {(self.folder / 'log').read_text()[-2000:]}")
+            self.result.faults.append(f"the run ended with {code}: {(self.folder / 'log').read_text()[-2000:]}")
 
     def _attack(self) -> None:
         how = self.dice.choices(("kill", "stop", "hang"), (8, 3, 1))[0]
@@ -137,12 +137,12 @@ class _Chaos:
             self._strike(target, "stop", lambda: self.victim.parent.pid, [])
 
     def _strike(self, target: str, how: str, find: Callable[[], int], workers: list[str]) -> None:
-        """Signals the process that `find` tells, and waits for the successors of these workers."""
+        """Signals the process that `find` returns, and waits for the successors of these workers."""
         victim, began, pid = self.victim, time.monotonic(), find()
         attempts = {name: victim.attempt(name) for name in workers}
         if find() != pid or not victim.signal(pid, signal.SIGKILL if how == "kill" else signal.SIGSTOP):
             return  # it is just being replaced
-        self.report.attacks[f"{target} {how}"] += 1
+        self.result.attacks[f"{target} {how}"] += 1
         if how == "stop":
             time.sleep(self.dice.random())
             victim.signal(pid, signal.SIGCONT)
@@ -151,13 +151,13 @@ class _Chaos:
         self._recovered(began + (TIMEOUT_S if how == "hang" else 0.0))
 
     def _kill_parent(self) -> None:
-        self.report.attacks["parent kill"] += 1
+        self.result.attacks["parent kill"] += 1
         began = time.monotonic()
         self.victim.parent.kill()
         steps = self.victim.control.steps
         self.victim.kill()
         saved = json.loads((self.folder / "run" / "checkpoints" / "run.json").read_text())["steps"]
-        self.report.lost += max(steps - sum(saved.values()), 0)
+        self.result.lost += max(steps - sum(saved.values()), 0)
         self.victim.start()
         self._recovered(began)
 
@@ -168,8 +168,8 @@ class _Chaos:
         return 0
 
     def _recovered(self, since: float) -> None:
-        self.report.restarts += 1
-        self.report.recoveries.append(time.monotonic() - since)
+        self.result.restarts += 1
+        self.result.recoveries.append(time.monotonic() - since)
 
 
 def _run(folder: Path, parent: int) -> None:

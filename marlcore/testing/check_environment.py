@@ -191,7 +191,7 @@ class _Single:
         return values, allowed
 
     def _must_refuse(self, agent: str | None) -> None:
-        """Tries an action where none may follow, once for each agent; nothing may come of it."""
+        """Tries an action after an end, once for each agent: the environment must refuse it."""
         actor = agent or self._env.agents[0]
         case = f"{actor}, whose episode has ended" if agent else "an episode that is over"
         if case in self._refused:

@@ -13,7 +13,7 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 def filled(words: int, *name: Any) -> NDArray[np.uint64]:
-    """Makes rows, uint64 [..., words], those of their name included.
+    """Makes rows, uint64 [..., words], which begin with the words of their name.
 
     Args:
         name: integers, or arrays of integers that broadcast to [...]; negative ones are taken modulo 2^64.
@@ -26,7 +26,7 @@ def filled(words: int, *name: Any) -> NDArray[np.uint64]:
 
 
 def torn(rows: NDArray[Any], name: int) -> NDArray[np.bool_]:
-    """Which rows do not match their first `name` words: bool [...] for 64-bit integers [..., words]."""
+    """Whether each row differs from its first `name` words: bool [...], for 64-bit integers [..., words]."""
     rows = rows.view(np.uint64)
     expected = filled(rows.shape[-1], *np.moveaxis(rows[..., :name], -1, 0))
     wrong: NDArray[np.bool_] = (rows != expected).any(-1)

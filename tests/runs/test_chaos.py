@@ -10,13 +10,13 @@ import torch
 
 import marlcore as mc
 from marlcore.testing import checked
-from marlcore.testing.chaos import Report, attack
+from marlcore.testing.chaos import ChaosResult, attack
 from marlcore.testing.checked import CheckedAlgorithm, CheckedEnvironment, read_faults, read_rows
 
 
 @pytest.mark.long
 def test_a_run_under_kills_reads_nothing_torn() -> None:
-    reports: list[Report] = []
+    reports: list[ChaosResult] = []
     while sum(report.restarts for report in reports) < 2 or sum(report.rows for report in reports) < 10_000:
         assert len(reports) < 90, "half an hour"
         reports.append(attack(seconds=20, seed=1 + len(reports), pause=0.5))

@@ -81,7 +81,7 @@ MISSING = [
     ("from marlcore import start", "marlcore.start needs gymnasium"),
     ("mc.DQN", "marlcore.DQN needs torch"),
     ("mc.TreasureHunt", "marlcore.TreasureHunt needs gymnasium"),
-    ("from marlcore.evaluation import evaluate", "marlcore.evaluation.evaluate needs gymnasium"),
+    ("from marlcore.meta import train_seeds", "marlcore.meta.train_seeds needs gymnasium"),
     ("from marlcore.testing import check_env", "marlcore.testing.check_env needs gymnasium"),
     ("sampler.sample().torch()", "batch.torch() needs torch"),
     ("mc.Prefetch(sampler, device='cuda')", "Prefetch to a device needs torch"),

@@ -11,7 +11,7 @@ import torch
 
 from ...closing import ClosedAfterError
 from ...config import EVALUATOR
-from ...envs import Looking, RunStep
+from ...envs import RunStep, RunStepProvider
 from ...processes import BEGUN, Control, Telemetry, WorkerBase, fitting_name
 from ..memory import Memory
 from ..spec import RunSpec
@@ -43,7 +43,7 @@ class Role(WorkerBase):
             step = self.steps
             return RunStep(step, total, bisect_right(stages, step))
 
-        self.hold(Looking(look))
+        self.hold(RunStepProvider(look))
 
     @property
     def steps(self) -> int:

@@ -152,7 +152,7 @@ def test_the_quota_counts_where_it_is_less_than_the_affinity(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
     for quota, expected in [(None, 4.0), (2.5, 2.5), (8.0, 4.0)]:
         monkeypatch.setattr(cgroup, "cpu_quota", lambda quota=quota: quota)
-        assert doctor.processors() == expected
+        assert cgroup.cores() == expected
 
 
 def groups(tmp_path: Path, own: str | None, files: dict[str, object]) -> tuple[Path, Path]:

@@ -5,7 +5,6 @@ import io
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
-from rich.live import Live
 
 from marlcore.cli.options import print_table
 from marlcore.cli.top import COLUMNS, _table
@@ -67,14 +66,6 @@ def test_nothing_is_wrapped_or_cut_off_at_any_width(kind, count, width):
 def test_the_training_table_is_one_at_80_columns():
     out = console(80)
     assert sum("agent_0" in line for line in drawn(out, training(out, ["agent_0", "agent_11"]))) == 1
-
-
-@pytest.mark.parametrize("kind", ["training", "top"])
-def test_rows_below_a_live_terminal_are_left_out(kind):
-    agents, out = [f"agent_{i}" for i in range(30)], console(60)
-    with Live(training(out, agents) if kind == "training" else top(agents), console=out, auto_refresh=False):
-        lines = out.file.getvalue().splitlines()
-    assert len(lines) <= 24 and ("return (last 100)" if kind == "training" else "updates/s") in "".join(lines)
 
 
 def test_long_names_are_shortened_and_markup_is_text():

@@ -67,8 +67,6 @@ test_an_environment_that_does_not_render_is_named = refusals(REFUSED)
 
 def test_a_format_that_cannot_be_written_is_refused(monkeypatch):
     check_format("a.GIF")
-    with pytest.raises(ValueError, match=r"^video: expected a file named \.gif or \.mp4, got 'a\.avi'$"):
-        check_format("a.avi")
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     with pytest.raises(ImportError, match=r"^video: MP4 needs imageio, try: pip install 'imageio\[ffmpeg\]'"):
         check_format("a.mp4")

@@ -29,7 +29,7 @@ OTHER = Spaces(Box(-1, 1, (4,)), Discrete(2))
 
 WRONG = {
     "run_dir": 3, "total_steps": 0, "seed": -1, "mode": "sync", "updates_per_step": 0, "updates_tolerance": 0,
-    "stages": [5, 3], "stage_names": 3, "learners": 3, "replays": 3, "explorations": {"a": 3}, "ratios": 3,
+    "stages": [5, 3], "stage_names": 3, "learners": 3, "replays": 3, "explorations": 3, "ratios": 3,
     "actor.processes": -1, "actor.envs": 0, "actor.device": 3, "actor.sync_interval": 0, "actor.max_policy_lag": -1,
     "learner.device": 3, "learner.device_per_agent": 3,
     "learner.processes": 0, "learner.batch_size": 0, "learner.n_step": 0, "learner.gamma": 1.1, "learner.warmup": 0,
@@ -189,7 +189,8 @@ REFUSED: dict[str, Refused] = {
     "the same name twice": staged("expected each name once, got ('a', 'a')", stages=(5, 9), stage_names=("a", "a")),
     "numbers as names": (partial(mc.ReplayConfig, clear_at_stage=(1,)), "clear_at_stage: expected True, False or a t"),
     "sinks": (partial(mc.MetricsConfig, sinks=3), TypeError, "sinks: expected names of sinks, got 3"),
-    "a learner": (partial(mc.Config.from_dict, {"learners": {"a": 3}}), TypeError, "LearnerConfig for 'a', got 3"),
+    "a learner": (partial(mc.Config, learners={"a": 3}), TypeError, "a LearnerConfig for 'a', got 3"),
+    "a section": (partial(mc.Config.from_dict, {"learners": {"a": 3}}), "learners.a: expected settings by name, got 3"),
     **{f"{value!r} updates a step": ratio(value) for value in (0, -0.1, math.nan, "much", True)},
     "a schedule that ends at no update": ratio("linear(1, 0, 10)", " from 1e-06 to 1e+06, got 0"),
     "a function of updates a step": ratio(math.sqrt, " or a schedule other than a function, got <built-in"),

@@ -22,12 +22,6 @@ CLUSTER = mc.ClusterConfig("auto", nodes=2, actors_per_node=3)
 CONFIG = mc.Config(total_steps=700, actor=mc.ActorConfig(processes=1, envs=2), cluster=CLUSTER)
 
 
-def test_a_run_on_one_machine_has_one_crew() -> None:
-    config = mc.Config(actor=mc.ActorConfig(processes=2))
-    (own,) = crews(config)
-    assert own.names == ["actor-0", "actor-1"] and config.lanes == 8 and config.cluster.seats == 0
-
-
 @pytest.mark.parametrize("parts, agents", [(1, 1), (2, 3)])
 def test_the_blocks_of_the_crews_are_the_lanes_of_each_part_once(parts: int, agents: int) -> None:
     """So a part's lanes lie side by side, as a sampler of it needs them."""

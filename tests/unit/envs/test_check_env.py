@@ -136,9 +136,7 @@ def test_another_environment_with_the_same_seed_should_repeat():
 
 def test_a_reset_that_does_not_repeat_is_a_warning_with_its_cost():
     """Some games alternate who begins, whatever the seed; they can be trained on."""
-    says = (
-        r"^reset: expected the same environment, .* to repeat event 0, a: array\(.*, got array.*; training works, but"
-    )
+    says = r"^reset: expected the same environment, .* to repeat event 0, a: array\(.*, got .*; training works, but"
     with pytest.warns(UserWarning, match=says) as warned:
         check_env(lambda: Room("seed"), steps=100)
     assert len(warned) == 1 and "\n" not in str(warned[0].message)
@@ -213,7 +211,7 @@ OUTCOMES: dict[str, tuple[Any, str]] = {  # the same of an outcome
     "small ends": ({"truncated": np.zeros(3, np.int8)}, "truncated: expected bools (3,), got array([0, 0, 0], dtype="),
     "final": (HALF, "final_obs: expected observations, since an episode ended, got None"),
 }
-BITS = {"doors": np.full((2, 3), 2, np.int8)}
+BITS, NEVER = {"doors": np.full((2, 3), 2, np.int8)}, np.zeros(3, bool)
 SEVERAL: dict[str, tuple[str, Any, str]] = {  # by case: the part that is wrong, how, and what is said
     **{case: ("turn", change, f"turn of agent_1: {says}") for case, (change, says) in TURNS.items()},
     **{case: ("outcome", change, f"outcome of agent_1: {says}") for case, (change, says) in OUTCOMES.items()},
@@ -221,27 +219,11 @@ SEVERAL: dict[str, tuple[str, Any, str]] = {  # by case: the part that is wrong,
     "ended before": ("ended", lambda number: 1, "ended: expected no episodes after a reset, got [1 1 1]"),
     "kind of ended": ("ended", lambda number: 0.0, "ended: expected integers (3,), got array([0., 0., 0.])"),
     "no turn": ("round", lambda outcomes, turns: (outcomes, []), "observe: expected at least one turn, got none"),
-    "lost": (
-        "round",
-        lambda outcomes, turns: ([], turns),
-        "copy 0: expected an outcome of its last action before",
-    ),
-    "two": (
-        "round",
-        lambda told, turns: (told * 2, turns),
-        "copy 0: expected none, since the agent has not acted",
-    ),
+    "lost": ("round", lambda told, turns: ([], turns), "copy 0: expected an outcome of its last action before"),
+    "two": ("round", lambda told, turns: (told * 2, turns), "copy 0: expected none, since the agent has not acted"),
     "agent": ("turn", lambda turn: {"agent": "z"}, "turn of z: expected one of ('agent_0', 'agent_1')"),
-    "bits": (
-        "bits",
-        lambda turn: {"obs": turn.obs | BITS},
-        "agent_0: obs['doors']: expected MultiBinary(3), got 2",
-    ),
-    "begins": (
-        "first turn",
-        lambda turn: {"begins": np.zeros(3, bool)},
-        "copy 0: expected begins to be True in an ep",
-    ),
+    "bits": ("bits", lambda turn: {"obs": turn.obs | BITS}, "obs['doors']: expected MultiBinary(3), got 2"),
+    "begins": ("first turn", lambda turn: {"begins": NEVER}, "copy 0: expected begins to be True in an ep"),
 }
 test_a_violation_of_several_copies_is_named_in_one_line = refusals(
     {

@@ -1,6 +1,5 @@
 """Vector environments of Gymnasium and EnvPool: what they give is what actors get, in every autoreset mode."""
 
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -9,15 +8,14 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces as gym
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorWrapper
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 from gymnasium.vector.utils import concatenate, create_empty_array
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from odd_spaces import VARIANTS, Counting
 from random_play import assert_same, play, single
 from refused import Refused, check_refused, refusals
-from tiers import long_but
 
-from marlcore.envs import EnvPool, GymnasiumVector, NamedEnvironment, vectorize
+from marlcore.envs import EnvPool, GymnasiumVector, vectorize
 from marlcore.errors import EnvironmentFailed
 from marlcore.testing import check_env
 
@@ -119,38 +117,6 @@ def test_every_copy_is_what_the_single_environment_gives(name: str, mode: Autore
     ends = [event for mine in events.values() for event in mine if event[0] == "outcome" and any(event[2:4])]
     assert len(ends) == env.episodes > 0
     env.close()
-
-
-def assert_follows(env, raw, obs):
-    """Each copy acts on what the raw vector environment of the same seed returns from `obs` on."""
-    events, actions = play(env, 80)
-    queues = {copy: deque(events[copy, "agent_0"]) for copy in range(env.copies)}
-    spaces = env.spaces["agent_0"]
-    idle = np.zeros_like(spaces.action.sample())
-    begun, ended = np.ones(env.copies, bool), np.zeros(env.copies, bool)
-    while True:
-        acting = np.flatnonzero(~ended)
-        rows = [np.asarray(part.of(obs)).astype(part.space.dtype) for part in spaces.parts]
-        for copy in acting:
-            assert_same([queues[copy].popleft()], [("turn", [row[copy] for row in rows], begun[copy])])
-        if not all(actions[copy, "agent_0"] for copy in acting):
-            break
-        chosen = [idle if ended[copy] else actions[copy, "agent_0"].popleft() for copy in range(env.copies)]
-        begun = ended
-        obs, reward, terminated, truncated, _ = raw.step(np.array(chosen, spaces.action.dtype))
-        for copy in acting:
-            _, earned, *ends, _ = queues[copy].popleft()
-            assert (earned, *ends) == (reward[copy], terminated[copy], truncated[copy])
-        ended = (terminated | truncated) & ~begun
-    assert not any(queues.values())
-
-
-def test_the_vector_form_of_cart_pole_is_taken_by_name():
-    env = vectorize(NamedEnvironment("gymnasium:CartPole-v1"), 5)
-    assert isinstance(env, GymnasiumVector) and env.copies == 5
-    raw = gymnasium.make_vec("CartPole-v1", num_envs=5)
-    assert_follows(env, raw, raw.reset(seed=seeds_of(5, 1)[0])[0])
-    assert env.episodes > 3
 
 
 class Leaving(Counting):
@@ -261,16 +227,6 @@ def test_same_step_without_final_observations_is_refused():
     env.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
     for call in (lambda: play(GymnasiumVector(env), 40), lambda: check_env(env, steps=40)):
         check_refused(call, EnvironmentFailed, says)
-
-
-@pytest.mark.parametrize("mode", long_but([AutoresetMode.SAME_STEP], MODES))
-@pytest.mark.parametrize("name", long_but(["nested"], ["CartPole", "nested"]))
-def test_processes_of_gymnasium(name: str, mode: AutoresetMode):
-    maker = MAKERS[name]
-    several = AsyncVectorEnv([maker] * 2, shared_memory=False, autoreset_mode=mode)
-    env = vectorize(lambda: several if mode is AutoresetMode.DISABLED else Told(several), 1)
-    assert_plays_as(env, [maker] * 2, 40)
-    env.close()
 
 
 def second_float(value):

@@ -2,11 +2,13 @@
 
 import importlib
 from collections import defaultdict
+from functools import partial
 from typing import Any
 
 import gymnasium
 import pytest
 from random_play import aec, assert_same, child_seeds, parallel, play, single
+from tiers import long_but
 
 from marlcore.envs import NamedEnvironment, vectorize
 
@@ -14,26 +16,16 @@ COPIES = 3
 
 GYMNASIUM: dict[str, dict[str, Any]] = {
     "CartPole-v1": {},
-    "Acrobot-v1": {"max_episode_steps": 50},
-    "MountainCar-v0": {"max_episode_steps": 40},
-    "MountainCarContinuous-v0": {"max_episode_steps": 40},
     "Pendulum-v1": {"max_episode_steps": 30},
     "LunarLander-v3": {},
-    "LunarLander-v3 continuous": {"continuous": True},
-    "BipedalWalker-v3": {"max_episode_steps": 60},
     "FrozenLake-v1": {},
-    "CliffWalking-v1": {"max_episode_steps": 50},
     "Taxi-v4": {"max_episode_steps": 40},
-    "Taxi-v4 rainy": {"is_rainy": True, "max_episode_steps": 40},
     "Blackjack-v1": {"natural": True},
     "HalfCheetah-v5": {"max_episode_steps": 40},
-    "Hopper-v5": {},
-    "InvertedPendulum-v5": {},
-    "Humanoid-v5": {},
 }
 NEEDS = {
-    ("HalfCheetah", "Hopper", "InvertedPendulum", "Humanoid"): ("mujoco", "imageio"),
-    ("LunarLander", "BipedalWalker"): ("Box2D",),
+    ("HalfCheetah",): ("mujoco", "imageio"),
+    ("LunarLander",): ("Box2D",),
     ("pettingzoo.butterfly", "pettingzoo.sisl"): ("pygame", "pymunk"),
     ("pettingzoo.sisl.multiwalker",): ("Box2D",),
     ("pettingzoo.classic",): ("pygame",),
@@ -50,28 +42,15 @@ def need(name):
             pytest.importorskip(package, reason=f"needs {package}")
 
 
-SLOW = ("butterfly", "sisl", "simple_world_comm", "simple_tag", "simple_adversary", "simple_v3", "continuous", "rainy")
-SLOW += ("Walker", "Hopper", "Humanoid", "Acrobot", "Mountain", "Cheetah", "Lunar", "Taxi", "Cliff", "Pendulum")
-SLOW += ("Blackjack", "listener", "connect_four", "rps")
-
-
-def tier(name):
-    return pytest.mark.long if any(slow in name for slow in SLOW) else ()
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=tier(name)) for name in GYMNASIUM])
+@pytest.mark.parametrize("name", long_but(["CartPole-v1", "FrozenLake-v1"], GYMNASIUM))
 def test_gymnasium(name):
-    id, options = name.partition(" ")[0], GYMNASIUM[name]
-    need(id)
-    if id not in gymnasium.registry:
-        pytest.skip(f"Gymnasium {gymnasium.__version__} has no {id}")
-
-    def make():
-        return gymnasium.make(id, **options)
-
+    need(name)
+    if name not in gymnasium.registry:
+        pytest.skip(f"Gymnasium {gymnasium.__version__} has no {name}")
+    make = partial(gymnasium.make, name, **GYMNASIUM[name])
     env = vectorize(make, COPIES)
     masked = env.spaces["agent_0"].masked
-    assert masked == id.startswith("Taxi")
+    assert masked == name.startswith("Taxi")
     events, actions = play(env, 300)
     env.close()
     for copy, seed in enumerate(child_seeds(5, COPIES)):
@@ -83,13 +62,9 @@ def test_gymnasium(name):
 
 
 AEC: dict[str, dict[str, Any]] = {
-    "mpe2.simple_v3": {"max_cycles": 12},
     "mpe2.simple_spread_v3": {"max_cycles": 12},
     "mpe2.simple_spread_v3 continuous": {"max_cycles": 12, "continuous_actions": True},
-    "mpe2.simple_adversary_v3": {"max_cycles": 12},
-    "mpe2.simple_tag_v3": {"max_cycles": 12},
     "mpe2.simple_speaker_listener_v4": {"max_cycles": 12},
-    "mpe2.simple_world_comm_v3": {"max_cycles": 12},
     "pettingzoo.classic.connect_four_v3": {},
     "pettingzoo.classic.tictactoe_v3": {},
     "pettingzoo.classic.rps_v2": {"max_cycles": 12},
@@ -98,15 +73,11 @@ AEC: dict[str, dict[str, Any]] = {
     "pettingzoo.butterfly.cooperative_pong_v6": {"max_cycles": 12, "render_mode": "rgb_array"},
     "pettingzoo.butterfly.knights_archers_zombies_v11": {"max_cycles": 12},
 }
-FORMS = [
-    pytest.param(name, form, marks=tier(name))
-    for name in AEC
-    for form in ("aec", "parallel")
-    if "classic" not in name or form == "aec"
-]
+FORMS = [(name, form) for name in AEC for form in ("aec", "parallel") if "classic" not in name or form == "aec"]
+QUICK = [case for case in FORMS if case[0] in ("mpe2.simple_spread_v3", "pettingzoo.classic.tictactoe_v3")]
 
 
-@pytest.mark.parametrize(("name", "form"), FORMS)
+@pytest.mark.parametrize(("name", "form"), long_but(QUICK, FORMS))
 def test_pettingzoo(name, form):
     module, options = name.partition(" ")[0], AEC[name]
     need(module)

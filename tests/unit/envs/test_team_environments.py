@@ -1,4 +1,4 @@
-"""Teams as agents: what they observe, do and earn, how they end, and which environments have none."""
+"""Teams as agents, and joint observations beside agents' own: what is in them, and which environments have none."""
 
 import pickle
 from functools import partial
@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from crowd import Relay, Script
 from gymnasium import spaces as gym
-from refused import Refused, check_refused, refusals
+from refused import Refused, refusals
 
 import marlcore as mc
 from marlcore.algos.networks.teams import TeamSpaces
 from marlcore.config import teams_of
-from marlcore.envs import EnvironmentFailed, NamedEnvironment, vectorize
-from marlcore.envs.joint import JointObservations
+from marlcore.envs import NamedEnvironment, vectorize
+from marlcore.envs.joint import JointEnvironment, JointObservations
 from marlcore.envs.team import TeamEnvironment, Teams
 from marlcore.observations import ALONE
 from marlcore.spaces import ALIVE, JOINT, MASK
@@ -161,12 +161,6 @@ def test_box_actions_of_several_shapes_are_joined():
     assert env.acted[0]["a"].tolist() == [[0.5, 1], [1.5, 2]] and env.acted[0]["b"].tolist() == [-0.25]
 
 
-def test_a_mask_beside_continuous_actions_is_refused():
-    spaces = {"a": (MASKED, gym.Box(-1, 1, (2,)))}
-    team = Teams(partial(Script, spaces), {"team": ("a",)})
-    check_refused(lambda: vectorize(team, 1), ValueError, "team: action_mask: expected none for the action space Box")
-
-
 def test_images_stay_and_other_spaces_are_flattened():
     env = made({"a": (IMAGE, CHOICE), "b": (FOUND, CHOICE), "c": (gym.Discrete(4), CHOICE)})
     observed = env.reset()[0]["team"]
@@ -229,10 +223,6 @@ def kept(**told: Any) -> Any:
     return env.step(waiting(env))
 
 
-def spread_over(name: str, *members: str) -> Teams:
-    return Teams(NamedEnvironment(name), {"team": members})
-
-
 def values_of_moves() -> None:
     team = vectorize(Teams(partial(Script, {"a": BOX}), {"t": ("a",)}), 1).spaces["t"]
     mc.VDN().transition(team)
@@ -241,7 +231,6 @@ def values_of_moves() -> None:
 BOX = TWO, gym.Box(-1, 1, (1,))
 TWICE = gym.Dict({ALONE: TWO, MASK: gym.MultiBinary(2)}), CHOICE
 AT_ONCE = "teams: expected an environment of PettingZoo whose agents act at once, such as"
-NO_TEAM = "QMIX: expected an agent that is a team (see Config.teams), got one that observes Box"
 IN_INFOS = {"a": {}, "b": {MASK: np.ones(3)}}
 SHORT, LONG = {"a": np.zeros(2, np.float32)}, dict.fromkeys("ab", np.zeros(3, np.float32))
 REFUSED: dict[str, Refused] = {
@@ -252,28 +241,65 @@ REFUSED: dict[str, Refused] = {
     "another shape": (lambda: kept(observations=LONG), "obs of a: expected float32 (2,), got shape (3,)"),
     "no number": (lambda: kept(rewards={"a": "1"}), TypeError, "reward: expected a number, got '1'"),
     "another mask": (lambda: made({"a": TWICE}).reset(), "action_mask of a: expected int8 (3,), got shape (2,)"),
-    "turns": (spread_over("pettingzoo:classic.tictactoe_v3", "player_1", "player_2"), AT_ONCE),
-    "one agent": (spread_over("gymnasium:CartPole-v1", "agent_0"), AT_ONCE),
+    "turns": (Teams(NamedEnvironment("pettingzoo:classic.tictactoe_v3"), {"team": ("player_1",)}), AT_ONCE),
     "unknown": (lambda: teams_of(["ant", "bee"], {"aint": "x"}), "of the environment, ['ant', 'bee'], got 'aint'"),
     "another's name": (lambda: teams_of(["a", "b"], {"a": "b"}), "teams: expected names that no other agent has, got"),
     "no name": (lambda: teams_of(["a"], {"a": None}), TypeError, "teams: expected the name of a team for a, got None"),
     "a list": (lambda: teams_of(["a"], ["a"]), TypeError, "teams: expected the team of each member, got ['a']"),
-    "no team": (lambda: mc.QMIX().transition(mc.Spaces(TWO, CHOICE)), NO_TEAM),
     "values of continuous actions": (values_of_moves, "VDN: expected Discrete actions of a team's members, got Box"),
 }
 test_it_is_refused_in_one_line = refusals(REFUSED)
-
-
-def test_a_member_without_any_allowed_action_is_named():
-    masked = gym.Dict({ALONE: TWO, MASK: gym.MultiBinary(1)}), gym.Discrete(1)
-    vector = vectorize(Teams(partial(Script, {"a": ALL, "b": masked}), {"team": ("a", "b")}), 1)
-    vector.reset(0)
-    says = "team: action_mask: expected an allowed action, got [True, True, True, False]"
-    check_refused(vector.observe, EnvironmentFailed, says)
-    vector.close()
 
 
 def test_all_agents_are_one_team_by_default():
     assert teams_of(["a", "b"], None) == {"team": ("a", "b")}
     assert teams_of(["a", "b", "c"], {"c": "x", "a": "x"}) == {"x": ("a", "c")}, "members in the environment's order"
     assert teams_of(["a1", "b1", "a2"], lambda agent: agent[0]) == {"a": ("a1", "a2"), "b": ("b1",)}
+
+
+PLACED = gym.Dict({"place": gym.Discrete(3), MASK: gym.MultiBinary(2)})
+BOTH = {"a": (TWO, gym.Discrete(2)), "b": (PLACED, gym.Discrete(2))}
+Pair = partial(Script, BOTH, [{}, {}, {"terminated": "b"}, {}, {"terminated": "a"}])
+
+
+class Stated(Script):
+    state_space = gym.Box(0, 99, (1, 3), np.int64)
+
+    def state(self):
+        return np.full((1, 3), self.round)
+
+
+def test_the_joint_observation_is_all_agents_one_after_another():
+    env = JointEnvironment(Pair(), ("a", "b"))
+    observations, _ = env.reset()
+    size = env.observation_space("a")[JOINT].shape[0]
+    assert size == 2 + 3 + 2, "two numbers, one of three places, a mask of two"
+    np.testing.assert_array_equal(observations["a"][JOINT][:2], observations["a"][ALONE])
+    for step in range(1, 5):
+        observations, *_ = env.step(dict.fromkeys(env.agents, 0))
+        joint = observations["a"][JOINT]
+        assert joint.dtype == np.float32 and env.observation_space("a").contains(observations["a"])
+        of_b = [*np.eye(3)[(1 + step) % 3], step % 2, 1 - step % 2] if step <= 2 else [0] * 5
+        assert sorted(joint.tolist()) == sorted([step, step, *of_b])
+
+
+def test_masks_stay_where_they_are():
+    env = JointEnvironment(Pair(), ("b",))
+    assert env.observation_space("a") == TWO, "only those agents that were named get one"
+    observations, _ = env.reset()
+    assert observations["b"].keys() == {ALONE, MASK} and observations["b"][ALONE].keys() == {ALONE, JOINT}
+    assert env.observation_space("b").contains(observations["b"])
+    vector = vectorize(pickle.loads(pickle.dumps(JointObservations(Pair, ("b",)))), 2)
+    parts = [part.name for part in vector.spaces["b"].parts]
+    assert vector.spaces["b"].masked and parts == ["joint_observation", "observation__place"]
+    vector.close()
+
+
+def test_an_environments_state_is_its_joint_observation(monkeypatch):
+    env = JointEnvironment(Stated(BOTH), ("a",))
+    for step in range(2):
+        observations = env.step({"a": 0, "b": 0})[0] if step else env.reset()[0]
+        np.testing.assert_array_equal(observations["a"][JOINT], np.full(3, step, np.float32))
+    monkeypatch.setattr(Stated, "state", lambda self: np.full((1, 3), 1e39))
+    with pytest.raises(ValueError, match=r"^state\(\): expected values in float32's range, got 1e\+39$"):
+        env.reset()

@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces as gym
-from puck import ACTIONS, DOWN, STAY, UP, Puck, chaser, idle, two_player_puck
+from puck import chaser, idle, two_player_puck
 from refused import Refused, refusals
 
 from marlcore.envs import TwoPlayer
@@ -151,12 +151,3 @@ def test_puck_is_the_same_game_from_both_sides():
             obs, _ = env.reset()
     chasing_first, chasing_second = results[:8], results[8:]
     assert sum(chasing_first) >= 3 and sum(chasing_second) <= -3
-
-
-def test_pucks_table_of_actions_is_what_the_names_say():
-    assert [ACTIONS[number][0] for number in (DOWN, STAY, UP)] == [-1.0, 0.0, 1.0]
-    game = Puck()
-    game.reset(seed=1)
-    before = game.obs_agent_two()[0]
-    game.step(np.array([*ACTIONS[STAY], *ACTIONS[UP]]))
-    assert game.obs_agent_two()[0] > before
