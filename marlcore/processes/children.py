@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 class Children(Closing):
     """The child processes of one user, forked by a server that has imported `preload`.
 
-    `interrupts` notes signals that end the wait for a starting server; None: those within `uninterrupted`. A `server`
+    `interrupts` notes signals that end the wait for a starting server; None: signals within `uninterrupted`. A `server`
     of other children is used but not closed. `fork`: see `ForkServer`.
     """
 
@@ -133,7 +133,7 @@ class Child:
         return False
 
     def send(self, request: bytes) -> None:
-        """Sends a request; a dead process loses it, which its pidfd tells."""
+        """Sends a request. A dead process loses it; its pidfd shows the death."""
         with suppress_failed_calls(*CLOSED):
             self.connection.send_bytes(request)
 
@@ -169,7 +169,7 @@ class Child:
         self._signal(signal.SIGKILL)
 
     def ask_for_stacks(self) -> None:
-        """Has it write its stacks, see `write_stacks_when_asked`; one that never called that ends."""
+        """Makes the process write its stacks. It ends instead if it never called `write_stacks_when_asked`."""
         self._signal(STACKS)
 
     def _signal(self, signum: int) -> None:
@@ -205,7 +205,7 @@ def failure_of(name: str, error: BaseException, short: bool = False) -> WorkerFa
     if isinstance(error, OSError) and error.errno in DISK_FULL and error.filename is not None:
         return WorkerFailed(name, "worker", str(error))
     users = short_traceback(error) if short else None
-    if users == "" and isinstance(error, EnvironmentFailed):  # it did not raise: what it gave was refused
+    if users == "" and isinstance(error, EnvironmentFailed):  # it did not raise: its result was refused
         return WorkerFailed(name, "environment", str(error))
     said = f"(without marlcore's own frames)\n{users}" if users else traceback.format_exc()
     if "__main__" in str(error) and re.search("pickle|get attribute", str(error)):
@@ -234,8 +234,8 @@ def short_traceback(error: BaseException) -> str | None:
 def _chain(part: TracebackException | None) -> Iterator[TracebackException]:
     if part is not None:
         yield part
-        for before in (part.__cause__, part.__context__, *(getattr(part, "exceptions", None) or ())):
-            yield from _chain(before)
+        for earlier in (part.__cause__, part.__context__, *(getattr(part, "exceptions", None) or ())):
+            yield from _chain(earlier)
 
 
 def _foreign(stack: StackSummary) -> list[FrameSummary]:
@@ -260,7 +260,7 @@ def check_picklable(**things: Any) -> None:
 
 
 def enter(surroundings: dict[str, Any]) -> None:
-    """Gives this process its surroundings, and its name in `ps`."""
+    """Applies the surroundings to this process, and names it in `ps`."""
     spawn.prepare(surroundings)
     show_title(surroundings["name"])
 

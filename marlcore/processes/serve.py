@@ -1,7 +1,7 @@
 """The fork server's own process, and how its forks begin and end.
 
-It runs no user code before a fork, has no Python threads and never initialises a GPU, so a fork starts clean. A server
-that is a fork of the parent itself starts where the parent is, see `is_safe_to_fork`.
+It runs no user code before a fork, has no Python threads and never initialises a GPU, so a fork starts clean. If the
+server is a fork of the parent, it has the parent's state instead; see `is_safe_to_fork`.
 """
 
 import ctypes
@@ -58,7 +58,7 @@ def show_title(name: str) -> None:
 
 
 def readable(seconds: float | None, *fds: int) -> set[int]:
-    """Those that are readable, or whose other end is closed; waits for the first so long, None for ever."""
+    """The descriptors that can be read or whose other end is closed; waits for the first one, None for ever."""
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)
@@ -120,21 +120,21 @@ class _Server:
 
     def _start(self, task: int, report: int, status: int, tracker: int) -> None:
         """Forks. Raises OSError: the system starts no process, or has no descriptor for its pidfd."""
-        server, kept = os.getpid(), os.dup(status)
+        server, status_copy = os.getpid(), os.dup(status)
         try:
             pid = fork()
             if pid == 0:
                 try:
                     end_with_parent(server)
-                    self._forget(status, kept)
+                    self._forget(status, status_copy)
                     _run(task, report, tracker)
                 finally:
                     os._exit(1)  # the child must never continue as a second server
             pidfd = open_child(pid)
         except OSError:
-            os.close(kept)
+            os.close(status_copy)
             raise
-        self._children[pidfd] = pid, kept
+        self._children[pidfd] = pid, status_copy
         self._answer(pid, pidfd)
 
     def _forget(self, *fds: int) -> None:

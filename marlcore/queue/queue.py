@@ -12,11 +12,11 @@ from ..kernels.inorder import DROPPED, PASSED, SKIPPED
 from ..memory import Segment
 from ..observations import Pad
 from ..spec import TransitionSpec
-from ..transitions import Gate, RowsGate, RowsReader, TransitionLanes, VectorGate, VectorWriter, Writer
+from ..transitions import Gate, RowsGate, RowsReader, TransitionLanes, VectorGate, Writer
 from .cursor import CursorLines
 from .gates import QueueGate, QueueGates, RowsRoom, UnreadLimit
+from .raw_rows import QueueRowsReader
 from .reader import TrajectoryReader, checked_window
-from .rows import QueueRows
 
 WHEN_FULL = ("wait", "drop_oldest", "drop_newest")
 LEAST_ROWS = 3  # a transition with its final_obs, plus the newest row
@@ -87,8 +87,7 @@ class TrajectoryQueue(TransitionLanes):
             max_unread: with "wait", writers also wait while this many transitions are unread in all lanes together, so
                 that they are never much ahead; while the reader waits for more, until two batches more are unread. An
                 add that begins with one fewer unread is made whole.
-            name: part of the segment's name in /dev/shm: letters, digits, "_" and ".".
-            path: an ordinary file for the queue; it stays until `unlink`.
+            name, path: as for `ReplayBuffer.create`.
 
         Raises:
             ValueError, TypeError: an argument is out of range. SharedMemoryFull: no room for the queue.
@@ -121,20 +120,6 @@ class TrajectoryQueue(TransitionLanes):
         """
         return self._open_writer(lane, timeout)
 
-    def vector_writer(self, lanes: Iterable[int] | None = None, *, timeout: float | None = None) -> VectorWriter:
-        """The writing ends of several lanes, for one call that adds a row to each; see `ReplayBuffer.vector_writer`.
-
-        With "wait", a call waits until every one of its lanes has room, and only then writes. With "drop_newest", it
-        leaves out the rows whose lanes have none: their tickets are -1, and their lanes' next rows begin episodes.
-
-        Args:
-            lanes: different lane numbers, in the order of the rows; None: every lane of the queue.
-            timeout: see `writer`.
-
-        Raises: LaneBusy, ValueError: as `ReplayBuffer.vector_writer`.
-        """
-        return self._open_vector_writer(lanes, timeout)
-
     def reader(
         self,
         batch_size: int,
@@ -161,10 +146,7 @@ class TrajectoryQueue(TransitionLanes):
             length: transitions of an unroll: obs becomes [B, T, ...], and so on; see Batch. Each unroll begins where
                 its lane's last one stopped, and ends with its episode if that comes first; `batch.mask` is False after
                 it. A multiple of the interval at which the spec stores recurrent states. None: single transitions.
-            stack: frames in each obs and next_obs; 1 leaves the stack axis out.
-            n_step: rewards in each return, and steps to next_obs.
-            gamma: discount of one step, from 0 to 1.
-            pad: the padding before an episode's first frame: "repeat" repeats that frame, "zero" uses zeros.
+            stack, n_step, gamma, pad: as for `ReplayBuffer.sampler`.
 
         Raises:
             LaneBusy: the queue has a living reader.
@@ -178,14 +160,14 @@ class TrajectoryQueue(TransitionLanes):
         return reader
 
     def rows_reader(self) -> RowsReader:
-        """Reads committed rows as they are, in the place of the queue's reader; what it releases makes room.
+        """Reads committed rows as they are, in the place of the queue's reader; rows that it releases make room.
 
         Raises: LaneBusy: the queue has a living reader. ValueError: its writers do not wait.
         """
         self._segment.check_open()
         if self.when_full != "wait":
             raise ValueError(f"when_full: expected 'wait' for a queue whose rows are sent, got {self.when_full!r}")
-        reader = QueueRows(self._mapped)
+        reader = QueueRowsReader(self._mapped)
         self._ends.add(reader)
         return reader
 
@@ -205,9 +187,8 @@ class TrajectoryQueue(TransitionLanes):
     def skipped(self) -> NDArray[np.int64]:
         """Transitions of each lane that no batch could hold, int64 [lanes].
 
-        Either their episode does not continue after them: their writer died, began another episode or dropped the next
-        row. Or an unroll would have to begin with them, where no recurrent state is stored, because the rows before
-        them were overwritten or read with another length.
+        Either their episode does not continue: their writer died, began another episode or dropped the next row. Or an
+        unroll would have to begin with them, but no recurrent state is stored there.
         """
         self._segment.check_open()
         skipped: NDArray[np.int64] = self._lines.load()[SKIPPED]

@@ -70,7 +70,7 @@ class Mixture:
     ) -> None:
         _check_replays(replays)
         count = len(replays)
-        check_whole("min_size", min_size)  # None, which a sampler takes for its batch size, means nothing here
+        check_whole("min_size", min_size)  # a sampler's default, None for its batch size, means nothing here
         self._fractions = _checked_fractions(fractions, count)
         several = isinstance(prioritized, (list, tuple))
         preferred = _for_each("prioritized", "one", prioritized if several else [prioritized] * count, count)
@@ -191,14 +191,13 @@ class Mixture:
         if not (abs(owed) < count).all() or abs(owed.sum()) > 1e-6:
             expected = f"owed as float64 ({count},), each between {-count} and {count}, with the sum 0"
             raise ValueError(f"state: expected {expected}")
-        before = [part.state_dict() for part in self._parts]
+        old_states = [part.state_dict() for part in self._parts]
         for i, part in enumerate(self._parts):
             prefix = f"{i}."
-            own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
             try:
-                part.load_state_dict(own)
+                part.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
             except ValueError as error:
-                for loaded, old in zip(self._parts[:i], before, strict=False):
+                for loaded, old in zip(self._parts[:i], old_states, strict=False):
                     loaded.load_state_dict(old)
                 raise ValueError(f"replay {i}: {error}") from None
         self._owed = owed
