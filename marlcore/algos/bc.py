@@ -44,9 +44,6 @@ class BC(Hyperparameters):
         """Actions drawn from the policy."""
         return Action(model.distribution.sample(faster(model)(obs), request.mask, request.generator)[0])
 
-    def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
-        return model.distribution.mode(faster(model)(obs), mask), None
-
     def make_trainer(self, model: Any) -> "BCTrainer":
         return BCTrainer(self, model)
 
@@ -59,7 +56,7 @@ class BCTrainer(AdamTrainer):
     def __init__(self, hyper: BC, network: PolicyNetwork) -> None:
         super().__init__(hyper)
         self.network = network
-        self.optimizer = self.adam(list(network.parameters()))
+        self.optimizer = self.adam(network.parameters())
 
     def update(self, batch: Any) -> Update:
         """One step on a batch of B transitions: the mean of minus the log-probability of their actions.

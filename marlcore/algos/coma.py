@@ -20,9 +20,11 @@ from .advantages import Steps, following_values, gae
 from .bases.actor_critic import ActorCriticHyperparameters, ActorCriticTrainer
 from .bases.hyperparameters import ActRequest, AtLeast0, AtLeast1, Hyperparameters
 from .fast import faster
+from .networks.actor_critic import ActorCritic
 from .networks.custom import torso_of
 from .networks.distributions import entropy_of
-from .networks.teams import TeamActorCritic, TeamPolicy, discrete_team
+from .networks.initialization import initialize
+from .networks.teams import TeamPolicy, discrete_team
 from .networks.torso import Dense
 
 
@@ -62,16 +64,14 @@ class COMA(ActorCriticHyperparameters):
     def schedules(self) -> Mapping[str, Any]:
         return Hyperparameters.schedules(self)
 
-    def make_model(self, spaces: Spaces) -> TeamActorCritic:
-        return TeamActorCritic(self, spaces, CounterfactualCritic)
+    def make_model(self, spaces: Spaces) -> ActorCritic:
+        policy = TeamPolicy(self, spaces)
+        return ActorCritic(self, policy, CounterfactualCritic(self, policy))
 
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
         """Actions drawn from each member's policy."""
         scores = faster(model)(obs).cpu().numpy()
         return Action(model.actions.decode(scores + request.generator.gumbel(size=scores.shape)))
-
-    def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
-        return model.actions.decoded(faster(model)(obs, mask)), None
 
     def make_trainer(self, model: Any) -> "COMATrainer":
         return COMATrainer(self, model, source=model.critics)
@@ -88,6 +88,8 @@ class CounterfactualCritic(nn.Module):
         self.layers = nn.ModuleList(
             [Dense(hyper, inputs, hyper.hidden), nn.Linear(hyper.hidden[-1], max(self.team.choices))]
         )
+        initialize(hyper, self)
+        initialize(hyper, self.layers[-1], 1.0)
 
     def forward(self, obs: Any, action: torch.Tensor) -> torch.Tensor:
         """The values [B, members, most] for all members' one-hot actions [B, size]; each member's own are unseen."""

@@ -17,7 +17,7 @@ from ..interfaces import Action, Update
 from ..spaces import Spaces
 from ..spec import TransitionSpec
 from .bases.clipped_policy import BONUS, LOG_PROB, METRICS, ClippedPolicy, ClippedPolicyTrainer, Evaluated, Minibatch
-from .bases.hyperparameters import RATE, ActRequest
+from .bases.hyperparameters import ActRequest
 from .fast import faster
 from .networks.custom import torso_of
 from .networks.policy_value import PolicyNetwork, ValueNetwork
@@ -54,10 +54,6 @@ class HAPPO(ClippedPolicy):
         action = np.stack([action for action, *_ in drawn], 1)
         return Action(action, {LOG_PROB: log_prob.sum(1), **extras})
 
-    def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
-        modes = [distribution.mode(output, allowed) for distribution, output, allowed in model.each(obs, mask)]
-        return torch.stack(modes, 1), None
-
     def make_trainer(self, model: Any) -> "HAPPOTrainer":
         return HAPPOTrainer(self, model)
 
@@ -75,6 +71,10 @@ class TeamPolicies(nn.Module):
     def forward(self, obs: Any) -> Any:
         """The outputs of each member's policy, [k, members, outputs]."""
         return self.members(obs)
+
+    def greedy(self, obs: Any, mask: torch.Tensor | None) -> torch.Tensor:
+        """The most probable actions [k, members, ...]."""
+        return torch.stack([distribution.mode(*outputs) for distribution, *outputs in self.each(obs, mask)], 1)
 
     def each(self, obs: Any, mask: torch.Tensor | None) -> Iterator[tuple[Any, torch.Tensor, torch.Tensor | None]]:
         """Each member's distribution, its outputs [k, outputs], and which choices are allowed."""
@@ -109,8 +109,7 @@ class HAPPOTrainer(ClippedPolicyTrainer):
         A member's advantages are the batch's, times how much more probable the members before it made their own actions
         in this update. Returns: see ClippedPolicyTrainer.update.
         """
-        for optimizer in (self.optimizer, *self.members):
-            optimizer.set_learning_rate(batch.numbers[RATE])
+        self.follow_schedules(batch)
         with torch.no_grad():
             alive = self.team.alive(batch.obs)
             before = torch.stack([self.judged(member, batch)[0] for member in range(self.team.count)], 1)

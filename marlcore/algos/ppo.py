@@ -7,8 +7,6 @@ the clipped objective stand in bases/clipped_policy.py, since RecurrentPPO and H
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from ..interfaces import Action
 from ..spaces import JOINT, Spaces
 from .bases.clipped_policy import ClippedPolicy, ClippedPolicyTrainer
@@ -27,9 +25,6 @@ class PPO(ClippedPolicy):
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
         """Actions drawn from the policy."""
         return self.sampled(model, faster(model)(obs), request)
-
-    def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
-        return model.distribution.mode(faster(model)(obs), mask), None
 
     def make_trainer(self, model: Any) -> ClippedPolicyTrainer:
         return ClippedPolicyTrainer(self, model)

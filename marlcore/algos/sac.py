@@ -19,7 +19,7 @@ from ..spaces import Spaces
 from .bases.actor_critic import ActorCriticHyperparameters, ActorCriticTrainer
 from .bases.hyperparameters import Positive
 from .fast import faster
-from .networks.actor_critic import ActorCritic, ContinuousPolicy
+from .networks.actor_critic import ActorCritic, ContinuousPolicy, continuous_actor_critic
 
 LOG_STD = (-20.0, 2.0)  # least and greatest, as in the authors' code
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
@@ -37,7 +37,7 @@ class SAC(ActorCriticHyperparameters):
     """The entropy that the temperature holds; None: minus the number of an action's components (appendix D)."""
 
     def make_model(self, spaces: Spaces) -> ActorCritic:
-        return ActorCritic(self, spaces, GaussianPolicy)
+        return continuous_actor_critic(self, spaces, GaussianPolicy)
 
     def make_trainer(self, model: Any) -> "SACTrainer":
         return SACTrainer(self, model)
@@ -55,8 +55,8 @@ class GaussianPolicy(ContinuousPolicy):
         mean, log_std = outputs.chunk(2, 1)
         return mean, log_std.clamp(*LOG_STD)
 
-    def greedy(self, distribution: Normal) -> torch.Tensor:
-        return distribution[0].tanh()
+    def greedy(self, obs: Any, mask: None = None) -> torch.Tensor:
+        return self.actions.decoded(self(obs)[0].tanh())
 
     def noisy(self, distribution: Normal, noise: torch.Tensor, explore: Mapping[str, Any]) -> torch.Tensor:
         mean, log_std = distribution

@@ -20,8 +20,8 @@ from ...spaces import Spaces
 from ...spec import Field, TransitionSpec
 from ..fast import ClippedAdam, faster
 from ..networks.actions import BoxActions
-from ..networks.actor_critic import ActorCritic, DeterministicPolicy
-from ..networks.teams import MemberCritics, OneHotActions, TeamActorCritic, TeamCritics, TeamSpaces, team_actions
+from ..networks.actor_critic import ActorCritic, DeterministicPolicy, continuous_actor_critic
+from ..networks.teams import MemberCritics, OneHotActions, TeamCritics, TeamPolicy, TeamSpaces, team_actions
 from ..networks.torso import rows_in
 from .hyperparameters import ActRequest, AtLeast0, AtLeast1, Hyperparameters, Layers, LearningRate, Positive, Share
 from .trainers import TargetTrainer, own_generator
@@ -69,9 +69,6 @@ class ActorCriticHyperparameters(Hyperparameters):
         noisy = model.noisy(faster(model)(obs), torch.from_numpy(noise).to(actions.reach.device), explore)
         return Action(actions.decode(np.where(uniform[:, None], anywhere, noisy.cpu().numpy())))
 
-    def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
-        return model.actions.decoded(model.greedy(faster(model)(obs))), None
-
 
 @dataclass(frozen=True)
 class DelayedPolicy(ActorCriticHyperparameters):
@@ -94,7 +91,7 @@ class DelayedPolicy(ActorCriticHyperparameters):
         return {**super().schedules(), "noise": self.noise}
 
     def make_model(self, spaces: Spaces) -> Any:
-        return ActorCritic(self, spaces, DeterministicPolicy)
+        return continuous_actor_critic(self, spaces, DeterministicPolicy)
 
 
 @dataclass(frozen=True)
@@ -123,8 +120,9 @@ class TeamDelayedPolicy(DelayedPolicy):
         """The chosen one; with own rewards of one step, since the sampler sums no others than the team's."""
         return chosen if self.rewards == "sum" else replace(chosen, n_step=1)
 
-    def make_model(self, spaces: Spaces) -> TeamActorCritic:
-        return TeamActorCritic(self, spaces, TeamCritics if self.rewards == "sum" else MemberCritics)
+    def make_model(self, spaces: Spaces) -> ActorCritic:
+        policy = TeamPolicy(self, spaces)
+        return ActorCritic(self, policy, (TeamCritics if self.rewards == "sum" else MemberCritics)(self, policy))
 
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
         """Box actions as TD3's; Discrete ones drawn from each member's policy, or uniform ones of the allowed."""
@@ -136,9 +134,6 @@ class TeamDelayedPolicy(DelayedPolicy):
         outputs = faster(model)(obs).cpu().numpy()
         scores = np.where(uniform & (outputs > -np.inf), 0.0, outputs) + gumbel
         return Action(model.actions.decode(scores))
-
-    def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
-        return model.actions.decoded(faster(model)(obs, mask)), None
 
     def make_trainer(self, model: Any) -> "TeamDelayedPolicyTrainer":
         return TeamDelayedPolicyTrainer(self, model)
@@ -152,8 +147,8 @@ class ActorCriticTrainer(TargetTrainer):
     def __init__(self, hyper: ActorCriticHyperparameters, model: Any, source: nn.Module) -> None:
         super().__init__(hyper, source)
         self.policy, self.critics = model.acting, model.critics
-        self.policy_optimizer = self.adam(list(self.policy.parameters()))
-        self.critics_optimizer = self.adam(list(self.critics.parameters()))
+        self.policy_optimizer = self.adam(self.policy.parameters())
+        self.critics_optimizer = self.adam(self.critics.parameters())
         self.generator = own_generator(self.device)
 
     def descend(self, optimizer: ClippedAdam, loss: torch.Tensor) -> torch.Tensor:

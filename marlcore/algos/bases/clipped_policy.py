@@ -6,7 +6,7 @@ correction of Espeholt et al. 2018 (arXiv:1802.01561), and the ratio to the poli
 that acted (Hilton et al. 2022, "Batch size-invariance for policy optimization", arXiv:2110.00641, section 3).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -19,13 +19,13 @@ from ...observations import rows_at
 from ...spaces import Spaces
 from ...spec import Field, TransitionSpec
 from ..advantages import Steps, ValueNormalizer, following_values, gae, vtrace
-from ..fast import ClippedAdam, faster
+from ..fast import faster
 from ..networks.distributions import distribution_of
 from ..networks.initialization import Initialization
 from ..networks.policy_value import PolicyNetwork
 from ..networks.torso import Activation
 from .hyperparameters import RATE, ActRequest, AtLeast1, Hyperparameters, Layers, LearningRate, Positive
-from .trainers import Resumable, own_generator
+from .trainers import AdamTrainer, own_generator
 
 LOG_PROB = "log_prob"
 BONUS = "entropy_coefficient"  # scheduled, as the learning rate is
@@ -129,23 +129,19 @@ class Minibatch(NamedTuple):
     target: torch.Tensor
 
 
-class ClippedPolicyTrainer(Resumable):
+class ClippedPolicyTrainer(AdamTrainer):
     """Passes over each batch with the clipped objective."""
 
     kept: ClassVar[tuple[str, ...]] = ("optimizer", "generator", "normalizer")
+    epsilon = ADAM_EPS
 
     def __init__(self, hyper: ClippedPolicy, model: Any, trained: Any = None) -> None:
         """`trained`: the part of the model that `optimizer` trains; None: all of it."""
-        self.hyper: Any = hyper
+        super().__init__(hyper)
         self.model = model
-        parameters: list[torch.Tensor] = list((model if trained is None else trained).parameters())
-        self.optimizer = self.adam(parameters)
-        self.normalizer = ValueNormalizer(parameters[0].device)
+        self.optimizer = self.adam((model if trained is None else trained).parameters())
+        self.normalizer = ValueNormalizer(self.optimizer.tensors[0].device)
         self.generator = own_generator()
-
-    def adam(self, parameters: Iterable[torch.Tensor]) -> ClippedAdam:
-        """An optimizer whose learning rate each update sets."""
-        return ClippedAdam(list(parameters), lr=None, eps=ADAM_EPS)
 
     def update(self, batch: Any) -> Update:
         """Steps on the minibatches of one batch.
@@ -155,7 +151,7 @@ class ClippedPolicyTrainer(Resumable):
             explained_variance, the part of the targets' variance that the critic explained before.
         """
         hyper = self.hyper
-        self.optimizer.set_learning_rate(batch.numbers[RATE])
+        self.follow_schedules(batch)
         single = hyper.epochs == 1 and hyper.minibatch_size >= len(batch.reward)
         with torch.set_grad_enabled(single):  # one step needs no second pass through the network
             now = self.evaluate(batch)

@@ -105,9 +105,6 @@ class FeedforwardQLearning(QLearning):
         of_rows = {"taken": all_values[rows, chosen], "best": all_values[rows, greedy]}
         return Action(actions.decode(chosen), unknown, values=of_rows)
 
-    def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
-        return model.actions.decoded(best(faster(model)(obs), model.actions.allowed(mask))), None
-
     def first_priority(
         self,
         before: Mapping[str, NDArray[Any]],
@@ -192,7 +189,7 @@ class QTrainer(TargetTrainer):
     def __init__(self, hyper: QLearning, network: Any) -> None:
         super().__init__(hyper, network)
         self.network = network
-        self.optimizer = self.adam(list(network.parameters()))
+        self.optimizer = self.adam(network.parameters())
 
     def step(self, loss: torch.Tensor) -> torch.Tensor:
         """One gradient step on `loss`, then the target's update; returns the gradient's norm before clipping."""

@@ -1,6 +1,7 @@
 """The bases of trainers: state for resumption, Adam whose learning rate may be a schedule, target networks."""
 
 import copy
+from collections.abc import Iterable
 from itertools import chain
 from typing import Any, ClassVar, TypeVar
 
@@ -13,11 +14,31 @@ from .hyperparameters import RATE
 N = TypeVar("N", bound=nn.Module)
 
 
-class Resumable:
-    """A trainer whose state is that of its attributes `kept`: with a state_dict, a list of such, a generator,
-    a tensor or a value."""
+class AdamTrainer:
+    """Base of trainers, whose learning rate may be a schedule.
+
+    Their state is that of the attributes `kept`: each has a state_dict, or is a list of such objects, a generator, a
+    tensor or a value.
+    """
 
     kept: ClassVar[tuple[str, ...]]
+    epsilon: ClassVar[float] = 1e-8  # of Adam
+
+    def __init__(self, hyper: Any) -> None:
+        self.hyper = hyper
+        self._is_scheduled = RATE in hyper.schedules()
+        self._optimizers: list[ClippedAdam] = []
+
+    def adam(self, parameters: Iterable[torch.Tensor]) -> ClippedAdam:
+        """An optimizer with the learning rate of `hyper`, which `follow_schedules` sets if that is a schedule."""
+        rate = None if self._is_scheduled else self.hyper.learning_rate
+        self._optimizers.append(ClippedAdam(list(parameters), rate, self.epsilon))
+        return self._optimizers[-1]
+
+    def follow_schedules(self, batch: Any) -> None:
+        """Sets the learning rate for a batch, whose `numbers` hold it if it is a schedule."""
+        for optimizer in self._optimizers if self._is_scheduled else ():
+            optimizer.set_learning_rate(batch.numbers[RATE])
 
     def state_dict(self) -> dict[str, Any]:
         """Live tensors, so save before the next update."""
@@ -47,26 +68,6 @@ def _state_of(part: Any) -> Any:
     if isinstance(part, torch.Generator):
         return part.get_state()
     return part.detach() if isinstance(part, torch.Tensor) else part
-
-
-class AdamTrainer(Resumable):
-    """Base of trainers whose learning rate may be a schedule."""
-
-    def __init__(self, hyper: Any) -> None:
-        self.hyper = hyper
-        self._optimizers: list[ClippedAdam] = []
-
-    def adam(self, parameters: list[torch.Tensor]) -> ClippedAdam:
-        """An optimizer with the learning rate of `hyper`, which `follow_schedules` sets if that is a schedule."""
-        rate = self.hyper.learning_rate
-        self._optimizers.append(ClippedAdam(parameters, lr=None if isinstance(rate, str) else rate))
-        return self._optimizers[-1]
-
-    def follow_schedules(self, batch: Any) -> None:
-        """Sets the learning rate for a batch, whose `numbers` hold it if it is a schedule."""
-        if isinstance(self.hyper.learning_rate, str):
-            for optimizer in self._optimizers:
-                optimizer.set_learning_rate(batch.numbers[RATE])
 
 
 class TargetTrainer(AdamTrainer):

@@ -37,6 +37,10 @@ class QNetwork(nn.Module):
     def forward(self, obs: Any) -> Any:
         return self.head(self.torso(obs))
 
+    def greedy(self, obs: Any, mask: torch.Tensor | None) -> torch.Tensor:
+        """The actions [k, ...] of the highest values."""
+        return self.actions.decoded(best(self(obs), self.actions.allowed(mask)))
+
     def allowed(self, obs: Any) -> torch.Tensor | None:
         """The joint actions that a batch's masks allow, bool [B, actions.count]; None without masks."""
         return self.actions.allowed(self.spaces.mask_in(obs))

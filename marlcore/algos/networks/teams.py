@@ -19,7 +19,6 @@ from .actions import BoxActions
 from .actor_critic import Critics, DeterministicPolicy
 from .custom import torso_of
 from .distributions import masked
-from .initialization import initialize
 from .policy_value import OutputNetwork
 from .recurrent import State, Stepped, Windows
 
@@ -235,6 +234,10 @@ class TeamPolicy(nn.Module):
             outputs = masked(outputs, allowed)
         return outputs.flatten(1)
 
+    def greedy(self, obs: Any, mask: torch.Tensor | None) -> Any:
+        """The actions [k, members, ...] without exploration."""
+        return self.actions.decoded(self(obs, mask))
+
     def drawn(self, outputs: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """Actions [B, size] as critics take them, with gradients: one-hot vectors of Discrete ones are drawn."""
         if not self.team.choices:
@@ -288,14 +291,3 @@ class MemberCritics(TeamCritics):
     def of_each(self, obs: Any, joint: torch.Tensor) -> torch.Tensor:
         action, seen = self.of_living(obs, joint), self.encoder(obs)
         return self.through(torch.cat([seen.expand(len(joint), -1, -1), action], 2))
-
-
-class TeamActorCritic(nn.Module):
-    """The members' policies, which are all that actors need, and the critics that `critics` makes for these."""
-
-    def __init__(self, hyper: Any, spaces: Spaces, critics: Callable[[Any, TeamPolicy], Any]) -> None:
-        super().__init__()
-        self.acting = TeamPolicy(hyper, spaces)
-        self.critics = critics(hyper, self.acting)
-        initialize(hyper, self.critics)
-        initialize(hyper, self.critics.layers[-1], 1.0)
