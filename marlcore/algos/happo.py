@@ -134,7 +134,7 @@ class HAPPOTrainer(ClippedPolicyTrainer):
         policies = self.model.acting
         network, group = policies.members.networks[member], self.team.groups[member]
         output = faster(network)(policies.members.seen(group, rows.obs))
-        allowed = self.team.allowed(self.team.mask_in(rows.obs), output[:, None]) if self.team.choices else None
+        allowed = self.team.allowed(self.team.spaces.mask_in(rows.obs), output[:, None]) if self.team.choices else None
         extras = {name: extra[:, member] for name, extra in rows.extras.items() if extra.ndim > 1}
         own = SimpleNamespace(action=rows.action[:, member], extras=extras)
         return network.distribution(output, None if allowed is None else allowed[:, member], own)

@@ -155,14 +155,6 @@ class WindowedQLearning(QLearning):
         window = Sequence(self.length, self.burn_in, self.period)
         return dataclasses.replace(chosen, n_step=1, sequence=window)
 
-    def window_priority(self, off: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """The priorities [B] of windows with the absolute errors `off` [B, T], 0 where `counts` [B, T] is.
-
-        eta times the largest one plus 1 - eta times the mean (Kapturowski et al. 2019, section 2.3).
-        """
-        mean = off.sum(1) / counts.sum(1).clamp(min=1.0)
-        return self.eta * off.amax(1) + (1.0 - self.eta) * mean
-
 
 def random_actions(
     rows: int, actions: int, allowed: torch.Tensor | None, request: ActRequest
@@ -182,7 +174,7 @@ def random_actions(
 
 
 class QTrainer(TargetTrainer):
-    """A network's optimizer and its target network."""
+    """Q-learning of a network towards its target network."""
 
     kept: ClassVar[tuple[str, ...]] = ("target", "optimizer", "updates")
 
@@ -190,6 +182,34 @@ class QTrainer(TargetTrainer):
         super().__init__(hyper, network)
         self.network = network
         self.optimizer = self.adam(network.parameters())
+
+    def action_index(self, batch: Any) -> Any:
+        """The numbers int64 [...] of a batch's actions."""
+        return self.network.actions.encode(batch.action)
+
+    def allowed(self, obs: Any, values: torch.Tensor) -> Any:
+        """The actions that the masks allow, bool [..., actions] as `values`; None without masks."""
+        return self.network.allowed(obs)
+
+    def value_of(self, network: Any, values: torch.Tensor, action: torch.Tensor, obs: Any) -> torch.Tensor:
+        """The values [...] of the actions [...], out of a network's values [..., actions] of observations."""
+        return values.gather(-1, action[..., None]).squeeze(-1)
+
+    @torch.no_grad()
+    def targets(self, batch: Any, chooser: torch.Tensor | None = None) -> torch.Tensor:
+        """The scaled reward plus the discounted value of the next observation, float32 [B].
+
+        Without `double`: the target network's maximum (Mnih et al. 2015, Algorithm 1). With it: the target network's
+        value of the network's best action (van Hasselt et al. 2016, "Double DQN"), by the network's values `chooser`
+        [B, actions] of the next observation if they are known. Both over allowed actions only.
+        """
+        values = faster(self.target)(batch.next_obs)
+        if not self.hyper.double:
+            chooser = values
+        elif chooser is None:
+            chooser = faster(self.network)(batch.next_obs)
+        action = best(chooser, self.allowed(batch.next_obs, values))
+        return self.bootstrapped(batch, self.value_of(self.target, values, action, batch.next_obs))
 
     def step(self, loss: torch.Tensor) -> torch.Tensor:
         """One gradient step on `loss`, then the target's update; returns the gradient's norm before clipping."""
@@ -226,7 +246,7 @@ class QNetworkTrainer(QTrainer):
         network = passes(self.network)
         values, next_values = network.forward(batch.obs, batch.next_obs if self.hyper.double else None)
         targets = self.targets(batch, next_values)
-        action = self.network.actions.encode(batch.action)[:, None]
+        action = self.action_index(batch)[:, None]
         taken = values.gather(1, action).squeeze(1)
         error = taken - targets
         clipped = error.clamp(-1.0, 1.0)
@@ -249,31 +269,24 @@ class QNetworkTrainer(QTrainer):
         """
         return {}
 
-    @torch.no_grad()
-    def targets(self, batch: Any, chooser: torch.Tensor | None = None) -> torch.Tensor:
-        """The scaled reward plus the discounted value of the next observation, float32 [B].
-
-        Without `double`: the target network's maximum (Mnih et al. 2015, Algorithm 1). With it: the target network's
-        value of the network's best action (van Hasselt et al. 2016, "Double DQN"), by the network's values `chooser`
-        [B, actions] of the next observation if they are known. Both over allowed actions only.
-        """
-        values = faster(self.target)(batch.next_obs)
-        if not self.hyper.double:
-            chooser = values
-        elif chooser is None:
-            chooser = faster(self.network)(batch.next_obs)
-        action = best(chooser, self.network.allowed(batch.next_obs))
-        return self.bootstrapped(batch, values.gather(1, action[:, None]).squeeze(1))
-
 
 class WindowTrainer(QTrainer):
-    """Base of trainers whose batches are of windows."""
+    """Q-learning with memory on windows of episodes, with the Huber loss.
 
-    def step_on_windows(self, batch: Any, taken: torch.Tensor, targets: torch.Tensor) -> Update:
-        """One step of values [B, T] towards targets [B, T], of the transitions for which `mask` is True.
+    A batch is as for DQN with an axis T after B, and has `mask` bool [B, T], `valid`, and in `extras` the state.
+    """
 
-        The loss is the mean Huber loss over these, each weighted by its window's `weight`; see `window_priority`.
+    def update(self, batch: Any) -> Update:
+        """One step on B windows of T transitions, of which those count where `mask` is True.
+
+        The loss is the mean Huber loss over these, each weighted by its window's `weight`. A window's priority is eta
+        times its largest error plus 1 - eta times its mean one (Kapturowski et al. 2019, section 2.3).
         """
+        self.follow_schedules(batch)
+        batch, window = self.shortened(batch)
+        values, _ = faster(self.network)(*window)
+        taken = self.value_of(self.network, values[:, :-1], self.action_index(batch), batch.obs)
+        targets = self.window_targets(batch, window, values.detach())
         counts = batch.mask.float()
         errors = functional.huber_loss(taken, targets, reduction="none") * counts
         number = counts.sum().clamp(min=1.0)
@@ -282,22 +295,34 @@ class WindowTrainer(QTrainer):
         taken = taken.detach()
         q_mean = (self.unscaled(taken) * counts).sum() / (number * self.hyper.reward_scale)
         metrics = {"loss": loss.detach(), "q_mean": q_mean, "grad_norm": grad_norm}
-        return Update(metrics, priority=self.hyper.window_priority((targets - taken).abs() * counts, counts))
+        errors, eta = (targets - taken).abs() * counts, self.hyper.eta
+        mean = errors.sum(1) / counts.sum(1).clamp(min=1.0)
+        return Update(metrics, priority=eta * errors.amax(1) + (1.0 - eta) * mean)
+
+    @torch.no_grad()
+    def window_targets(self, batch: Any, window: tuple[Any, ...], values: torch.Tensor) -> torch.Tensor:
+        """The returns that the target network's values complete, float32 [B, T], on the scale of the network's values.
+
+        The network returned `values` [B, T + 1, ..., actions], by which `double` chooses, for the arguments `window`.
+        """
+        slow, _ = faster(self.target)(*window)
+        action = best(values if self.hyper.double else slow, self.allowed(window[0], slow))
+        value = self.value_of(self.target, slow, action, window[0])
+        return self.scaled(self.returns(batch, self.unscaled(value)))
+
+    def scaled(self, values: torch.Tensor) -> torch.Tensor:
+        """Values in units of reward_scale times the reward, on the network's scale; by default it is the same."""
+        return values
 
     def unscaled(self, values: torch.Tensor) -> torch.Tensor:
-        """Values in units of reward_scale times the reward."""
         return values
 
     def shortened(self, batch: Any) -> tuple[SimpleNamespace, tuple[Any, State, Windows]]:
-        """A batch of windows without the last places that no window fills, and a network's arguments for it.
-
-        These are the first observation of each window with the next one of each step, the stored state, and what was
-        done.
-        """
+        """A batch of windows without the last places that no window fills, and a network's arguments for it."""
         steps = int(batch.valid[..., -1].any(0).sum())
         fields = {name: each(lambda values: values[:, :steps], getattr(batch, name)) for name in OF_STEPS}
         raw = raw_reward(batch)[:, :steps]
-        short = SimpleNamespace(**fields, raw_reward=raw, weight=batch.weight, extras=batch.extras)
+        short = SimpleNamespace(**fields, weight=batch.weight, extras=batch.extras)
         obs = each(lambda obs, after: torch.cat([obs[:, :1], after], 1), short.obs, short.next_obs)
         return short, (obs, short.extras, Windows(short.action, raw, self.hyper.burn_in, short.mask[:, 0]))
 
@@ -306,8 +331,8 @@ class WindowTrainer(QTrainer):
 
         `value` [B, T + 1] is of each observation, the last one's after the window's last step.
         """
-        reward, after, held = self.hyper.reward_scale * batch.reward, value[:, 1:], batch.valid[..., -1]
-        continues = torch.cat([held[:, 1:], torch.zeros_like(held[:, :1])], 1)
+        reward, after, valid = self.hyper.reward_scale * batch.reward, value[:, 1:], batch.valid[..., -1]
+        continues = torch.cat([valid[:, 1:], torch.zeros_like(valid[:, :1])], 1)
         returns: torch.Tensor = reward + batch.discount * after
         for _ in range(self.hyper.n_step - 1):
             later = torch.cat([returns[:, 1:], after[:, -1:]], 1)

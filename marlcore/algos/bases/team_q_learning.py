@@ -18,6 +18,7 @@ from torch.nn import functional
 from ...interfaces import PREVIOUS_REWARD, Action, Algorithm, ReplaySource, Update
 from ...spaces import Spaces
 from ...spec import TransitionSpec
+from ..fast import faster
 from ..networks.custom import torso_of, whole_network
 from ..networks.initialization import initialize
 from ..networks.qnetwork import QNetwork, RecurrentQNetwork, best
@@ -128,13 +129,17 @@ class TeamNetwork(nn.Module):
         self.mixer = hyper.mixer(self.team)
         initialize(hyper, self.mixer)
 
+    def forward(self, obs: Any, *window: Any) -> Any:
+        """The members' values [B, members, actions]; of windows these and the state, see `MemberNetworks.stepped`."""
+        return self.acting.stepped(obs, *window) if window else self.acting(obs)
+
     def mixed(self, values: torch.Tensor, obs: Any) -> torch.Tensor:
         """The team's values [...] for its members' [..., members]; members that do not act contribute nothing."""
         total: torch.Tensor = self.mixer(values * self.team.alive(obs), obs)
         return total
 
     def allowed(self, obs: Any, values: torch.Tensor) -> torch.Tensor | None:
-        return self.team.allowed(self.team.mask_in(obs), values)
+        return self.team.allowed(self.team.spaces.mask_in(obs), values)
 
 
 class TeamTrainer(QTrainer):
@@ -146,43 +151,25 @@ class TeamTrainer(QTrainer):
         """One step on a batch of B transitions of the team, each row weighted by `weight`; a row's priority is its
         absolute error."""
         self.follow_schedules(batch)
-        values = self.network.acting(batch.obs)
-        taken = self.network.mixed(values.gather(2, batch.action.long()[..., None]).squeeze(2), batch.obs)
+        values = faster(self.network)(batch.obs)
+        taken = self.value_of(self.network, values, self.action_index(batch), batch.obs)
         targets = self.targets(batch)
         loss = (batch.weight * functional.huber_loss(taken, targets, reduction="none")).mean()
         grad_norm = self.step(loss)
         error = (targets - taken.detach()).abs()
         return Update(self.metrics(loss, taken, grad_norm), priority=error)
 
-    @torch.no_grad()
-    def targets(self, batch: Any) -> torch.Tensor:
-        """The scaled reward plus the discounted mixed value of the members' best next actions, float32 [B].
+    def action_index(self, batch: Any) -> Any:
+        return batch.action.long()
 
-        With `double` the network chooses them, otherwise the target network (van Hasselt et al. 2016).
-        """
-        values = self.target.acting(batch.next_obs)
-        chooser = self.network.acting(batch.next_obs) if self.hyper.double else values
-        action = best(chooser, self.network.allowed(batch.next_obs, values))
-        best_values = values.gather(2, action[..., None]).squeeze(2)
-        return self.bootstrapped(batch, self.target.mixed(best_values, batch.next_obs))
+    def allowed(self, obs: Any, values: torch.Tensor) -> Any:
+        return self.network.allowed(obs, values)
+
+    def value_of(self, network: Any, values: torch.Tensor, action: torch.Tensor, obs: Any) -> torch.Tensor:
+        """The mixed values [...] of the members' actions [..., members]."""
+        mixed: torch.Tensor = network.mixed(super().value_of(network, values, action, obs), obs)
+        return mixed
 
 
-class TeamWindowTrainer(TeamTrainer, WindowTrainer):
+class TeamWindowTrainer(WindowTrainer, TeamTrainer):
     """The same on windows of episodes, whose recurrent states were stored and are burnt in, as R2D2's are."""
-
-    def update(self, batch: Any) -> Update:
-        """One step on a batch of B windows of T transitions, of which those count where `mask` is True."""
-        self.follow_schedules(batch)
-        batch, window = self.shortened(batch)
-        values, _ = self.network.acting.stepped(*window)
-        own = values[:, :-1].gather(3, batch.action.long()[..., None]).squeeze(3)
-        taken = self.network.mixed(own, batch.obs)
-        return self.step_on_windows(batch, taken, self.window_targets(batch, window, values.detach()))
-
-    @torch.no_grad()
-    def window_targets(self, batch: Any, window: tuple[Any, ...], values: torch.Tensor) -> torch.Tensor:
-        """The returns that the target network's mixed values complete, float32 [B, T]; see R2D2Trainer.targets."""
-        slow, _ = self.target.acting.stepped(*window)
-        action = best(values if self.hyper.double else slow, self.network.allowed(window[0], slow))
-        value = self.target.mixed(slow.gather(3, action[..., None]).squeeze(3), window[0])
-        return self.returns(batch, value)

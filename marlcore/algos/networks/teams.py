@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from ...checks import brief
 from ...observations import ALONE
-from ...spaces import ALIVE, JOINT, MASK, MEMBERS, Spaces
+from ...spaces import ALIVE, JOINT, MEMBERS, Spaces
 from .actions import BoxActions
 from .actor_critic import Critics, DeterministicPolicy
 from .custom import torso_of
@@ -109,10 +109,6 @@ class TeamSpaces:
             mask = like.new_ones((*like.shape[:-2], sum(self.choices)), dtype=torch.bool)
         own = torch.split(mask, self.choices, -1)
         return torch.stack([functional.pad(part, (0, most - part.shape[-1])) for part in own], -2)
-
-    def mask_in(self, obs: Any) -> torch.Tensor | None:
-        """The masks [..., choices of all] in a network's input, of the newest frames; None without masks."""
-        return self._newest(obs[MASK]) if self.spaces.masked else None
 
 
 def discrete_team(owner: str, spaces: Spaces, shared: bool) -> TeamSpaces:
@@ -230,7 +226,7 @@ class TeamPolicy(nn.Module):
         """The outputs [B, size]; the mask is in the observation where none is given."""
         outputs: torch.Tensor = self.members(obs)
         if self.team.choices:
-            allowed = self.team.allowed(self.team.mask_in(obs) if mask is None else mask, outputs)
+            allowed = self.team.allowed(self.team.spaces.mask_in(obs) if mask is None else mask, outputs)
             outputs = masked(outputs, allowed)
         return outputs.flatten(1)
 
