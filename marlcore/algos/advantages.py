@@ -38,10 +38,7 @@ def gae(steps: Steps, decay: float) -> tuple[torch.Tensor, torch.Tensor]:
 def vtrace(
     steps: Steps, ratio: torch.Tensor, decay: float, rho_bar: float, c_bar: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The advantages [B] of V-trace's policy gradient, and its targets [B].
-
-    With decay 1 the advantage is the paper's rho (r + gamma v' - V), v' the next row's target; with ratios of 1 it is
-    GAE's.
+    """The advantages [B] of V-trace's policy gradient, and its targets [B]; with ratios of 1 they are those of GAE.
 
     Args:
         ratio: float32 [B], the probability of the action by today's policy, divided by that when it was taken.

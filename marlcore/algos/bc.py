@@ -51,7 +51,7 @@ class BC(Hyperparameters):
 class BCTrainer(AdamTrainer):
     """Maximizes the likelihood of the demonstrations' actions."""
 
-    kept: ClassVar[tuple[str, ...]] = ("optimizer",)
+    saved: ClassVar[tuple[str, ...]] = ("optimizer",)
 
     def __init__(self, hyper: BC, network: PolicyNetwork) -> None:
         super().__init__(hyper)

@@ -93,12 +93,12 @@ class CounterfactualCritic(nn.Module):
 
     def forward(self, obs: Any, action: torch.Tensor) -> torch.Tensor:
         """The values [B, members, most] for all members' one-hot actions [B, size]; each member's own are unseen."""
-        count, own = self.team.count, torch.eye(self.team.count, device=action.device)
+        count, number = self.team.count, torch.eye(self.team.count, device=action.device)
         acted = action.reshape(len(action), 1, count, -1) * self.team.alive(obs)[:, None, :, None]
-        others = (acted * (1 - own)[..., None]).flatten(2)
+        others = (acted * (1 - number)[..., None]).flatten(2)
         seen = self.encoder(obs)[:, None].expand(-1, count, -1)
         dense, output = self.layers
-        values: torch.Tensor = output(dense(torch.cat([seen, others, own.expand(len(action), -1, -1)], 2)))
+        values: torch.Tensor = output(dense(torch.cat([seen, others, number.expand(len(action), -1, -1)], 2)))
         return values
 
 

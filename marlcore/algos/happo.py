@@ -96,7 +96,7 @@ class TeamPolicyValue(nn.Module):
 class HAPPOTrainer(ClippedPolicyTrainer):
     """Each member's passes over a batch, in a new order of members for each batch, and the critic's."""
 
-    kept: ClassVar[tuple[str, ...]] = (*ClippedPolicyTrainer.kept, "members")
+    saved: ClassVar[tuple[str, ...]] = (*ClippedPolicyTrainer.saved, "members")
 
     def __init__(self, hyper: HAPPO, model: TeamPolicyValue) -> None:
         super().__init__(hyper, model, trained=model.critic)
@@ -117,8 +117,8 @@ class HAPPOTrainer(ClippedPolicyTrainer):
         rows, explained = self._prepare(batch, Evaluated((before * alive).sum(1), value, value))
         advantage, steps = rows.advantage, []
         for member in torch.randperm(self.team.count, generator=self.generator).tolist():
-            own = rows._replace(log_prob=before[:, member], advantage=advantage)
-            steps += self._passes(own, partial(self._member_step, member, bonus=batch.numbers[BONUS]), kl=2)
+            of_member = rows._replace(log_prob=before[:, member], advantage=advantage)
+            steps += self._passes(of_member, partial(self._member_step, member, bonus=batch.numbers[BONUS]), kl=2)
             with torch.no_grad():
                 changed = torch.exp(self.judged(member, batch)[0] - before[:, member])
             advantage = advantage * torch.where(alive[:, member] > 0, changed, 1.0)
@@ -136,8 +136,8 @@ class HAPPOTrainer(ClippedPolicyTrainer):
         output = faster(network)(policies.members.seen(group, rows.obs))
         allowed = self.team.allowed(self.team.spaces.mask_in(rows.obs), output[:, None]) if self.team.choices else None
         extras = {name: extra[:, member] for name, extra in rows.extras.items() if extra.ndim > 1}
-        own = SimpleNamespace(action=rows.action[:, member], extras=extras)
-        return network.distribution(output, None if allowed is None else allowed[:, member], own)
+        of_member = SimpleNamespace(action=rows.action[:, member], extras=extras)
+        return network.distribution(output, None if allowed is None else allowed[:, member], of_member)
 
     def _member_step(self, member: int, rows: Minibatch, bonus: float) -> torch.Tensor:
         """One gradient step of a member; the policy's loss, entropy, divergence, share clipped and gradient's norm."""

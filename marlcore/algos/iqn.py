@@ -18,7 +18,7 @@ from ..interfaces import Update
 from ..spaces import Spaces
 from .bases.hyperparameters import AtLeast1, Layers, Positive, Units
 from .bases.q_learning import FeedforwardQLearning, QTrainer
-from .bases.trainers import own_generator
+from .bases.trainers import seeded_generator
 from .fast import faster
 from .networks.custom import torso_of
 from .networks.initialization import initialize
@@ -95,11 +95,11 @@ class IQNNetwork(QNetwork):
 class IQNTrainer(QTrainer):
     """Quantile regression towards a target network."""
 
-    kept = (*QTrainer.kept, "generator")
+    saved = (*QTrainer.saved, "generator")
 
     def __init__(self, hyper: IQN, network: IQNNetwork) -> None:
         super().__init__(hyper, network)
-        self.generator = own_generator(self.device)
+        self.generator = seeded_generator(self.device)
 
     def update(self, batch: Any) -> Update:
         """One step on a batch of B transitions (Dabney et al. 2018, equation 3), rows weighted by `weight`.
@@ -117,15 +117,16 @@ class IQNTrainer(QTrainer):
         return Update(self.metrics(loss, predicted, grad_norm), priority=errors.detach())
 
     @torch.no_grad()
-    def targets(self, batch: Any) -> torch.Tensor:
+    def targets(self, batch: Any, chooser: torch.Tensor | None = None) -> torch.Tensor:
         """The scaled reward plus the discounted quantiles of the next observation, float32 [B, n_tau_prime].
 
         The action is the target network's best (Dabney et al. 2018, equation 2), or the network's with `double`; among
         allowed actions only.
         """
         target = faster(self.target)
-        chooser = faster(self.network) if self.hyper.double else target
-        action = best(chooser(batch.next_obs), self.network.allowed(batch.next_obs))
+        if chooser is None:
+            chooser = (faster(self.network) if self.hyper.double else target)(batch.next_obs)
+        action = best(chooser, self.network.allowed(batch.next_obs))
         taus = self._fractions(len(action), self.hyper.n_tau_prime)
         future = _of_action(target(batch.next_obs, taus), action)
         return self.bootstrapped(batch, future.t()).t()

@@ -35,8 +35,7 @@ class MAPPO(PPO):
     """Hyperparameters of MAPPO: those of PPO. Its critic sees the agent's own observation and the joint one.
 
     Yu et al. 2022, "The surprising effectiveness of PPO in cooperative multi-agent games" (arXiv:2103.01955).
-    Environments are PettingZoo's Parallel ones; agents that are alike learn faster with one policy (`policies=`), which
-    the paper calls parameter sharing.
+    Environments are PettingZoo's Parallel ones; agents that are alike learn faster with one policy (`policies=`).
     """
 
     wants_joint = True

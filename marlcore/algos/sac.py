@@ -78,7 +78,7 @@ class GaussianPolicy(ContinuousPolicy):
 class SACTrainer(ActorCriticTrainer):
     """Critics, policy and temperature that learn at each update; targets of the critics."""
 
-    kept = (*ActorCriticTrainer.kept, "log_temperature", "temperature_optimizer")
+    saved = (*ActorCriticTrainer.saved, "log_temperature", "temperature_optimizer")
 
     def __init__(self, hyper: SAC, model: ActorCritic) -> None:
         super().__init__(hyper, model, source=model.critics)

@@ -24,7 +24,7 @@ from ..networks.actor_critic import ActorCritic, DeterministicPolicy, continuous
 from ..networks.teams import MemberCritics, OneHotActions, TeamCritics, TeamPolicy, TeamSpaces, team_actions
 from ..networks.torso import rows_in
 from .hyperparameters import ActRequest, AtLeast0, AtLeast1, Hyperparameters, Layers, LearningRate, Positive, Share
-from .trainers import TargetTrainer, own_generator
+from .trainers import TargetTrainer, seeded_generator
 
 UNTIL_FIRST_UPDATE = "linear(1, 0, 1, of=updates)"
 
@@ -72,10 +72,7 @@ class ActorCriticHyperparameters(Hyperparameters):
 
 @dataclass(frozen=True)
 class DelayedPolicy(ActorCriticHyperparameters):
-    """Hyperparameters of deterministic policies that learn less often than their critics, as TD3's.
-
-    Noise is in units of half the range of an action's component.
-    """
+    """Hyperparameters of deterministic policies; noise is in units of half the range of an action's component."""
 
     noise: AtLeast0 = 0.1
     """Standard deviation of the noise of exploration, at least 0, usually 0.1 to 0.3; the schedule `noise` of
@@ -96,7 +93,7 @@ class DelayedPolicy(ActorCriticHyperparameters):
 
 @dataclass(frozen=True)
 class TeamDelayedPolicy(DelayedPolicy):
-    """Hyperparameters of a team's deterministic policies; see Config.teams."""
+    """Hyperparameters of a team's policies. All noises are of Box actions: Discrete ones are drawn from the policy."""
 
     critics: ClassVar[int]  # networks for each value, of which the smallest value counts
     wants_team = True
@@ -142,14 +139,14 @@ class TeamDelayedPolicy(DelayedPolicy):
 class ActorCriticTrainer(TargetTrainer):
     """The optimizers of a model's policy and critics, and the target of its part `source`."""
 
-    kept: ClassVar[tuple[str, ...]] = ("target", "policy_optimizer", "critics_optimizer", "updates", "generator")
+    saved: ClassVar[tuple[str, ...]] = ("target", "policy_optimizer", "critics_optimizer", "updates", "generator")
 
     def __init__(self, hyper: ActorCriticHyperparameters, model: Any, source: nn.Module) -> None:
         super().__init__(hyper, source)
         self.policy, self.critics = model.acting, model.critics
         self.policy_optimizer = self.adam(self.policy.parameters())
         self.critics_optimizer = self.adam(self.critics.parameters())
-        self.generator = own_generator(self.device)
+        self.generator = seeded_generator(self.device)
 
     def descend(self, optimizer: ClippedAdam, loss: torch.Tensor) -> torch.Tensor:
         """One step of the optimizer's parameters alone; returns the gradient's norm before clipping."""
@@ -160,14 +157,13 @@ class ActorCriticTrainer(TargetTrainer):
     def improve_critics(self, batch: Any, targets: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """One step of the critics on their squared errors, towards targets [..., B]; rows weighted by `weight`.
 
-        Returns: the metrics, with the sum of all critics' losses; and the rows' priorities [..., B]: the mean of the
-            critics' absolute errors.
+        Returns: the metrics, and the rows' priorities [..., B]: the mean of the critics' absolute errors.
         """
-        taken = faster(self.critics)(batch.obs, self.policy.actions.encode(batch.action))
-        errors = targets - taken
+        values = faster(self.critics)(batch.obs, self.policy.actions.encode(batch.action))
+        errors = targets - values
         loss = (batch.weight * errors.square()).mean(-1).sum()
         grad_norm = self.descend(self.critics_optimizer, loss)
-        return self.metrics(loss, taken, grad_norm), errors.detach().abs().mean(0)
+        return self.metrics(loss, values, grad_norm), errors.detach().abs().mean(0)
 
     def normal(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, device=self.device, generator=self.generator)
@@ -185,13 +181,13 @@ class DelayedPolicyTrainer(ActorCriticTrainer):
         metrics, priority = self.improve_critics(batch, self.targets(batch))
         self.updates += 1
         if self.updates % self.hyper.policy_delay == 0:
-            loss = self.policy_loss(batch, *self.own_actions(batch))
+            loss = self.policy_loss(batch, *self.policy_actions(batch))
             self.descend(self.policy_optimizer, loss)
             metrics["policy_loss"] = loss.detach()
             self.soft_update(self.hyper.tau)
         return Update(metrics, priority)
 
-    def own_actions(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def policy_actions(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """The policy's actions [B, size] in [-1, 1], and their values [1, B] by the first critic, with gradients."""
         action = faster(self.policy)(batch.obs)
         return action, faster(self.critics)(batch.obs, action, count=1)
@@ -202,8 +198,7 @@ class DelayedPolicyTrainer(ActorCriticTrainer):
 
     @torch.no_grad()
     def targets(self, batch: Any) -> torch.Tensor:
-        """The scaled reward plus the discounted smallest value of the smoothed action, float32 [..., B] (Algorithm
-        1)."""
+        """The scaled reward plus the discounted smallest value of the smoothed action, float32 [..., B]."""
         values = faster(self.target.critics)(batch.next_obs, self.smoothed(batch.next_obs))
         return self.bootstrapped(batch, values.amin(0))
 
@@ -231,7 +226,7 @@ class TeamDelayedPolicyTrainer(DelayedPolicyTrainer):
         assert update.priority is not None
         return replace(update, priority=(update.priority * alive).mean(0))
 
-    def own_actions(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def policy_actions(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """All members' actions [B, size], and the values [members, B] where one of them acts anew.
 
         The others' actions are those of the rows (Lowe et al. 2017, equation 6). A member that does not act changes no

@@ -25,7 +25,7 @@ from ..networks.initialization import Initialization
 from ..networks.policy_value import PolicyNetwork
 from ..networks.torso import Activation
 from .hyperparameters import RATE, ActRequest, AtLeast1, Hyperparameters, Layers, LearningRate, Positive
-from .trainers import AdamTrainer, own_generator
+from .trainers import AdamTrainer, seeded_generator
 
 LOG_PROB = "log_prob"
 BONUS = "entropy_coefficient"  # scheduled, as the learning rate is
@@ -132,7 +132,7 @@ class Minibatch(NamedTuple):
 class ClippedPolicyTrainer(AdamTrainer):
     """Passes over each batch with the clipped objective."""
 
-    kept: ClassVar[tuple[str, ...]] = ("optimizer", "generator", "normalizer")
+    saved: ClassVar[tuple[str, ...]] = ("optimizer", "generator", "normalizer")
     epsilon = ADAM_EPS
 
     def __init__(self, hyper: ClippedPolicy, model: Any, trained: Any = None) -> None:
@@ -141,7 +141,7 @@ class ClippedPolicyTrainer(AdamTrainer):
         self.model = model
         self.optimizer = self.adam((model if trained is None else trained).parameters())
         self.normalizer = ValueNormalizer(self.optimizer.tensors[0].device)
-        self.generator = own_generator()
+        self.generator = seeded_generator()
 
     def update(self, batch: Any) -> Update:
         """Steps on the minibatches of one batch.

@@ -40,10 +40,7 @@ class ActRequest(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Hyperparameters(Algorithm):
-    """Base of dataclasses of hyperparameters, whose ranges their fields declare; see declared.py.
-
-    Those here are of the first layers of networks.
-    """
+    """Base of hyperparameters, whose fields declare their ranges (declared.py). Its own are those of first layers."""
 
     network: Network = None
     """Your own network in place of the first layers, or of all: a function that gets the mc.Spaces and returns a

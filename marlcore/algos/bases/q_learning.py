@@ -86,10 +86,7 @@ class FeedforwardQLearning(QLearning):
         return QNetwork(self, spaces, torso_of(self, spaces, self.hidden[:-1], (), whole, "values"))
 
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
-        """Epsilon-greedy actions; `explore` holds "epsilon".
-
-        The network runs only if some row is greedy, or if actors compute first priorities.
-        """
+        """Epsilon-greedy actions. The network runs only if a row is greedy, or if actors compute first priorities."""
         actions: JointActions = model.actions
         allowed = actions.allowed(request.mask)
         random = random_actions(rows_in(obs), actions.count, allowed, request)
@@ -176,7 +173,7 @@ def random_actions(
 class QTrainer(TargetTrainer):
     """Q-learning of a network towards its target network."""
 
-    kept: ClassVar[tuple[str, ...]] = ("target", "optimizer", "updates")
+    saved: ClassVar[tuple[str, ...]] = ("target", "optimizer", "updates")
 
     def __init__(self, hyper: QLearning, network: Any) -> None:
         super().__init__(hyper, network)
@@ -234,39 +231,34 @@ class QNetworkTrainer(QTrainer):
 
     @torch.no_grad()
     def update(self, batch: Any) -> Update:
-        """One step on a batch of B transitions.
+        """One step on a batch of B transitions, weighted by `weight`.
 
         The Huber loss clips the error in the gradient to [-1, 1] (Mnih et al. 2015, Methods, "Training algorithm for
-        deep Q-networks"); each row is weighted by `weight`.
-
-        A row's priority is its absolute error, in units of reward_scale times the reward (Schaul et al. 2016,
-        "Prioritized experience replay", arXiv:1511.05952, section 3.3).
+        deep Q-networks"). A row's priority is its absolute error (Schaul et al. 2016, "Prioritized experience replay",
+        arXiv:1511.05952, section 3.3), in units of reward_scale times the reward.
         """
         self.follow_schedules(batch)
         network = passes(self.network)
         values, next_values = network.forward(batch.obs, batch.next_obs if self.hyper.double else None)
         targets = self.targets(batch, next_values)
         action = self.action_index(batch)[:, None]
-        taken = values.gather(1, action).squeeze(1)
-        error = taken - targets
+        q_taken = values.gather(1, action).squeeze(1)
+        error = q_taken - targets
         clipped = error.clamp(-1.0, 1.0)
-        slope = (batch.weight * clipped).div_(len(error))  # the loss's gradient, with respect to `taken`
+        slope = (batch.weight * clipped).div_(len(error))  # the loss's gradient, with respect to `q_taken`
         loss = torch.dot(slope, torch.sub(error, clipped, alpha=0.5))
         gradient = torch.zeros_like(values).scatter_(1, action, slope[:, None])
         penalties = self.penalize(batch, values, action, gradient)
         self.optimizer.zero_grad()
         network.backward(gradient)
         grad_norm = self.advance()
-        metrics = self.metrics(sum(penalties.values(), loss), taken, grad_norm) | penalties
+        metrics = self.metrics(sum(penalties.values(), loss), q_taken, grad_norm) | penalties
         return Update(metrics, priority=error.abs_())
 
     def penalize(
         self, batch: Any, values: torch.Tensor, action: torch.Tensor, gradient: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """Further terms of the loss by name; here none. Adds their gradient to that of the values [B, actions].
-
-        `action`, int64 [B, 1], are the actions taken.
-        """
+        """Further terms of the loss by name, whose gradient it adds to that of the values [B, actions]; here none."""
         return {}
 
 
@@ -285,26 +277,23 @@ class WindowTrainer(QTrainer):
         self.follow_schedules(batch)
         batch, window = self.shortened(batch)
         values, _ = faster(self.network)(*window)
-        taken = self.value_of(self.network, values[:, :-1], self.action_index(batch), batch.obs)
+        q_taken = self.value_of(self.network, values[:, :-1], self.action_index(batch), batch.obs)
         targets = self.window_targets(batch, window, values.detach())
         counts = batch.mask.float()
-        errors = functional.huber_loss(taken, targets, reduction="none") * counts
+        errors = functional.huber_loss(q_taken, targets, reduction="none") * counts
         number = counts.sum().clamp(min=1.0)
         loss = (batch.weight[:, None] * errors).sum() / number
         grad_norm = self.step(loss)
-        taken = taken.detach()
-        q_mean = (self.unscaled(taken) * counts).sum() / (number * self.hyper.reward_scale)
+        q_taken = q_taken.detach()
+        q_mean = (self.unscaled(q_taken) * counts).sum() / (number * self.hyper.reward_scale)
         metrics = {"loss": loss.detach(), "q_mean": q_mean, "grad_norm": grad_norm}
-        errors, eta = (targets - taken).abs() * counts, self.hyper.eta
+        errors, eta = (targets - q_taken).abs() * counts, self.hyper.eta
         mean = errors.sum(1) / counts.sum(1).clamp(min=1.0)
         return Update(metrics, priority=eta * errors.amax(1) + (1.0 - eta) * mean)
 
     @torch.no_grad()
     def window_targets(self, batch: Any, window: tuple[Any, ...], values: torch.Tensor) -> torch.Tensor:
-        """The returns that the target network's values complete, float32 [B, T], on the scale of the network's values.
-
-        The network returned `values` [B, T + 1, ..., actions], by which `double` chooses, for the arguments `window`.
-        """
+        """The returns completed by the target network's values, float32 [B, T]; with `double`, `values` choose."""
         slow, _ = faster(self.target)(*window)
         action = best(values if self.hyper.double else slow, self.allowed(window[0], slow))
         value = self.value_of(self.target, slow, action, window[0])

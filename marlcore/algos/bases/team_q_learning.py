@@ -50,17 +50,14 @@ class TeamQLearning(WindowedQLearning):
     own."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
-        """A row, with the members' recurrent states in each `period`-th row of an episode, if there are any.
-
-        Raises: ValueError: the agent is no team, or its members' actions are not Discrete.
-        """
+        """A row, with the members' recurrent states in each `period`-th row. Raises ValueError: see discrete_team."""
         spec = Algorithm.transition(self, spaces)
         team = discrete_team(self.owner, spaces, self.shared)
         if self.cell is None:
             return spec
-        own = state_fields(self, team.groups[0].spaces, self.period)
-        state = {name: dataclasses.replace(field, shape=(team.count, *field.shape)) for name, field in own.items()}
-        return dataclasses.replace(spec, extras={**state, PREVIOUS_REWARD: own[PREVIOUS_REWARD]})
+        of_one = state_fields(self, team.groups[0].spaces, self.period)
+        state = {name: dataclasses.replace(field, shape=(team.count, *field.shape)) for name, field in of_one.items()}
+        return dataclasses.replace(spec, extras={**state, PREVIOUS_REWARD: of_one[PREVIOUS_REWARD]})
 
     def source(self, chosen: ReplaySource) -> ReplaySource:
         """Windows for members with memory, otherwise the chosen one."""
@@ -71,9 +68,9 @@ class TeamQLearning(WindowedQLearning):
 
     @abstractmethod
     def mixer(self, team: TeamSpaces) -> nn.Module:
-        """What mixes the members' values [..., members], with the team's observations, into one value [...].
+        """A module from the members' values [..., members], 0 where they do not act, and the observations to one value.
 
-        It must grow with each member's value; those of members that do not act are 0.
+        That must grow with each member's value.
         """
 
     def member_network(self, spaces: Spaces) -> nn.Module:
@@ -152,12 +149,12 @@ class TeamTrainer(QTrainer):
         absolute error."""
         self.follow_schedules(batch)
         values = faster(self.network)(batch.obs)
-        taken = self.value_of(self.network, values, self.action_index(batch), batch.obs)
+        q_taken = self.value_of(self.network, values, self.action_index(batch), batch.obs)
         targets = self.targets(batch)
-        loss = (batch.weight * functional.huber_loss(taken, targets, reduction="none")).mean()
+        loss = (batch.weight * functional.huber_loss(q_taken, targets, reduction="none")).mean()
         grad_norm = self.step(loss)
-        error = (targets - taken.detach()).abs()
-        return Update(self.metrics(loss, taken, grad_norm), priority=error)
+        error = (targets - q_taken.detach()).abs()
+        return Update(self.metrics(loss, q_taken, grad_norm), priority=error)
 
     def action_index(self, batch: Any) -> Any:
         return batch.action.long()

@@ -17,11 +17,11 @@ N = TypeVar("N", bound=nn.Module)
 class AdamTrainer:
     """Base of trainers, whose learning rate may be a schedule.
 
-    Their state is that of the attributes `kept`: each has a state_dict, or is a list of such objects, a generator, a
+    Their state is that of the attributes `saved`: each has a state_dict, or is a list of such objects, a generator, a
     tensor or a value.
     """
 
-    kept: ClassVar[tuple[str, ...]]
+    saved: ClassVar[tuple[str, ...]]
     epsilon: ClassVar[float] = 1e-8  # of Adam
 
     def __init__(self, hyper: Any) -> None:
@@ -42,27 +42,27 @@ class AdamTrainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Live tensors, so save before the next update."""
-        return {name: _state_of(getattr(self, name)) for name in self.kept}
+        return {name: _state_of(getattr(self, name)) for name in self.saved}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in self.kept:
-            part, saved = getattr(self, name), state[name]
+        for name in self.saved:
+            part, value = getattr(self, name), state[name]
             if isinstance(part, list):
-                for one, its in zip(part, saved, strict=True):
-                    one.load_state_dict(its)
+                for item, saved in zip(part, value, strict=True):
+                    item.load_state_dict(saved)
             elif hasattr(part, "load_state_dict"):
-                part.load_state_dict(saved)
+                part.load_state_dict(value)
             elif isinstance(part, torch.Generator):
-                part.set_state(saved.cpu())  # generators of all devices take a CPU tensor
+                part.set_state(value.cpu())  # generators of all devices take a CPU tensor
             elif isinstance(part, torch.Tensor):
-                load_tensor(name, part, saved)
+                load_tensor(name, part, value)
             else:
-                setattr(self, name, saved)
+                setattr(self, name, value)
 
 
 def _state_of(part: Any) -> Any:
     if isinstance(part, list):
-        return [one.state_dict() for one in part]
+        return [item.state_dict() for item in part]
     if hasattr(part, "state_dict"):
         return part.state_dict()
     if isinstance(part, torch.Generator):
@@ -90,9 +90,9 @@ class TargetTrainer(AdamTrainer):
         """The targets [..., B]: the scaled rewards plus the discounted values [..., B] of the next observations."""
         return torch.add(batch.discount * future, batch.reward, alpha=self.hyper.reward_scale)
 
-    def metrics(self, loss: torch.Tensor, taken: torch.Tensor, grad_norm: torch.Tensor) -> dict[str, torch.Tensor]:
+    def metrics(self, loss: torch.Tensor, q_taken: torch.Tensor, grad_norm: torch.Tensor) -> dict[str, torch.Tensor]:
         """The loss; q_mean, the mean value of the actions taken, in units of the reward; grad_norm, before clipping."""
-        q_mean = taken.detach().sum() / (taken.numel() * self.hyper.reward_scale)
+        q_mean = q_taken.detach().sum() / (q_taken.numel() * self.hyper.reward_scale)
         return {"loss": loss.detach(), "q_mean": q_mean, "grad_norm": grad_norm}
 
 
@@ -113,6 +113,6 @@ def raw_reward(batch: Any) -> torch.Tensor:
     return raw
 
 
-def own_generator(device: torch.device | str = "cpu") -> torch.Generator:
+def seeded_generator(device: torch.device | str = "cpu") -> torch.Generator:
     """A generator with which training resumes exactly from its state; torch.manual_seed determines the seed."""
     return torch.Generator(device).manual_seed(int(torch.randint(2**62, ())))

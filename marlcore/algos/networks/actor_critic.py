@@ -63,10 +63,7 @@ class CustomCritics(nn.Module):
 
 
 class ContinuousPolicy(nn.Module):
-    """Base of policy networks: observations to a distribution of actions, by `outputs` numbers for each component.
-
-    Raises: ValueError: see BoxActions.
-    """
+    """Base of policies: observations to a distribution of Box actions, by `outputs` numbers for each component."""
 
     outputs: ClassVar[int]
 

@@ -19,10 +19,7 @@ FEW = 64  # actions; for more, the product with a square matrix takes longer tha
 
 
 class QNetwork(nn.Module):
-    """Observations to the values [B, actions.count] of joint actions, in units of reward_scale times the reward.
-
-    Raises: ValueError: see JointActions.
-    """
+    """Observations to the values [B, actions.count] of joint actions, in units of reward_scale times the reward."""
 
     def __init__(self, hyper: Any, spaces: Spaces, torso: Any) -> None:
         super().__init__()
@@ -102,8 +99,5 @@ class Head(nn.Module):
 
 
 def best(values: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
-    """Each row's action of the highest value [..., actions] among those `allowed` (bool, None: all), int64 [...].
-
-    Where none is allowed, it is some action.
-    """
+    """Each row's action of the highest value [..., actions], int64 [...], among those `allowed`, bool; None: all."""
     return values.argmax(-1) if allowed is None else values.masked_fill(~allowed, -math.inf).argmax(-1)

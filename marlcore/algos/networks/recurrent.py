@@ -182,10 +182,7 @@ class RecurrentTorso(nn.Module):
         return {**state, PREVIOUS_ACTION: encoded, PREVIOUS_REWARD: encoded.new_zeros(encoded.shape[0])}
 
     def before_each(self, action: torch.Tensor, reward: torch.Tensor, state: State) -> State:
-        """The state [B, ...] before windows of N observations, with the action and reward before each one [B * N, ...].
-
-        Actions and rewards [B, N - 1, ...] are those between the observations.
-        """
+        """The state before windows, with the action and reward before each of their N observations, [B * N, ...]."""
         encoded = self.actions(action.flatten(0, 1)).view(*action.shape[:2], -1)
         actions = torch.cat([state[PREVIOUS_ACTION][:, None], encoded], 1)
         rewards = torch.cat([state[PREVIOUS_REWARD][:, None], reward], 1)

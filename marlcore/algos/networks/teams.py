@@ -27,11 +27,17 @@ MEMBER = "member"  # the part of a member's observation that tells which one of 
 
 @dataclass(frozen=True)
 class MemberGroup:
-    """Members that share a network: the part of the team's observation that has them, their rows in it, and spaces."""
+    """Members that share a network.
+
+    Attributes:
+        part: the part of the team's observation in which they are.
+        rows: their rows there.
+        spaces: those of one member; with its number, one-hot, where the network has several.
+    """
 
     part: str
     rows: slice
-    spaces: Spaces  # of one member; with its number, one-hot, where the network has several
+    spaces: Spaces
 
     @property
     def size(self) -> int:
@@ -75,8 +81,8 @@ class TeamSpaces:
                 seen: gym.Space = gym.Box(part.space.low[0], part.space.high[0], dtype=part.space.dtype)
                 if step > 1:
                     seen = gym.Dict({ALONE: seen, MEMBER: gym.Box(0, 1, (step,), np.float32)})
-                own = Spaces(seen, self._action_of(first + start), stack=spaces.stack)
-                self.groups.append(MemberGroup(part.name, slice(start, start + step), own))
+                of_member = Spaces(seen, self._action_of(first + start), stack=spaces.stack)
+                self.groups.append(MemberGroup(part.name, slice(start, start + step), of_member))
             first += size
 
     def _action_of(self, member: int) -> gym.Space:
@@ -107,8 +113,8 @@ class TeamSpaces:
             if min(self.choices) == most:
                 return None
             mask = like.new_ones((*like.shape[:-2], sum(self.choices)), dtype=torch.bool)
-        own = torch.split(mask, self.choices, -1)
-        return torch.stack([functional.pad(part, (0, most - part.shape[-1])) for part in own], -2)
+        masks = torch.split(mask, self.choices, -1)
+        return torch.stack([functional.pad(each, (0, most - each.shape[-1])) for each in masks], -2)
 
 
 def discrete_team(owner: str, spaces: Spaces, shared: bool) -> TeamSpaces:
@@ -120,11 +126,7 @@ def discrete_team(owner: str, spaces: Spaces, shared: bool) -> TeamSpaces:
 
 
 class MemberNetworks(nn.Module):
-    """The networks of a team's members, each a module from a member's observations to [k, outputs].
-
-    Args:
-        make: a network for the spaces of a member.
-    """
+    """The networks of a team's members, each from a member's observations to [k, outputs]; `make` makes them."""
 
     def __init__(self, team: TeamSpaces, make: Callable[[Spaces], nn.Module]) -> None:
         super().__init__()
@@ -153,8 +155,8 @@ class MemberNetworks(nn.Module):
         for group, network in zip(self.team.groups, self.networks, strict=True):
             rows = slice(first, first := first + group.size)
             seen = self.seen(group, obs, windows is not None)
-            own = None if state is None else {name: _of_rows(part, rows) for name, part in state.items()}
-            values, later = network(seen, own, windows and windows.of_rows(rows))
+            before = None if state is None else {name: _of_rows(part, rows) for name, part in state.items()}
+            values, later = network(seen, before, windows and windows.of_rows(rows))
             values = values.unflatten(0, (-1, group.size))
             outputs.append(values.transpose(1, 2) if windows is not None else values)
             after.append({name: part.unflatten(0, (-1, group.size)) for name, part in later.items()})
@@ -163,15 +165,13 @@ class MemberNetworks(nn.Module):
     def seen(self, group: MemberGroup, obs: Any, windows: bool = False) -> Any:
         """What a group's members observe, [k * size, ...], of the team's observations [k, ...]; or of [k, N, ...]."""
         axis = 1 + windows + (self.team.spaces.stack > 1)
-        part = obs[group.part]
-        own = part.narrow(axis, group.rows.start, group.size).movedim(axis, 1)
+        seen = obs[group.part].narrow(axis, group.rows.start, group.size).movedim(axis, 1)
         if group.size == 1:
-            return own.flatten(0, 1)
-        number = torch.eye(group.size, device=own.device)
-        between = own.shape[2 : 1 + axis]
-        shape = (1, group.size, *[1] * len(between), group.size)
-        numbers = number.view(shape).expand(own.shape[0], -1, *between, -1)
-        return {ALONE: own.flatten(0, 1), MEMBER: numbers.flatten(0, 1)}
+            return seen.flatten(0, 1)
+        between = seen.shape[2 : 1 + axis]
+        number = torch.eye(group.size, device=seen.device).view(1, group.size, *[1] * len(between), group.size)
+        numbers = number.expand(seen.shape[0], -1, *between, -1)
+        return {ALONE: seen.flatten(0, 1), MEMBER: numbers.flatten(0, 1)}
 
 
 def _of_rows(part: torch.Tensor, rows: slice) -> torch.Tensor:
@@ -204,13 +204,6 @@ def team_actions(owner: str, team: TeamSpaces) -> OneHotActions | BoxActions:
     return OneHotActions(team) if team.choices else BoxActions(owner, team.spaces.action)
 
 
-def member_policy(hyper: Any, spaces: Spaces) -> nn.Module:
-    """A member's observations to its action in [-1, 1] of a Box, or to a score of each Discrete one."""
-    if isinstance(spaces.action, gym.Box):
-        return DeterministicPolicy(hyper, spaces)
-    return OutputNetwork(hyper, torso_of(hyper, spaces, hyper.hidden), int(spaces.action.n))
-
-
 class TeamPolicy(nn.Module):
     """A team's observations to its members' actions [B, size]: in [-1, 1] of a Box, scores of Discrete ones."""
 
@@ -220,7 +213,13 @@ class TeamPolicy(nn.Module):
         super().__init__()
         self.team = TeamSpaces(hyper.owner, spaces, hyper.shared)
         self.actions = team_actions(hyper.owner, self.team)
-        self.members = MemberNetworks(self.team, lambda spaces: member_policy(hyper, spaces))
+
+        def member_policy(spaces: Spaces) -> nn.Module:
+            if not self.team.choices:
+                return DeterministicPolicy(hyper, spaces)
+            return OutputNetwork(hyper, torso_of(hyper, spaces, hyper.hidden), max(self.team.choices))
+
+        self.members = MemberNetworks(self.team, member_policy)
 
     def forward(self, obs: Any, mask: torch.Tensor | None = None) -> torch.Tensor:
         """The outputs [B, size]; the mask is in the observation where none is given."""

@@ -86,7 +86,7 @@ def test_a_dead_member_changes_no_value_and_gets_no_gradient(action, own):
     values = model.critics(batch.obs, model.acting.actions.encode(batch.action))
     batch.action[:, 1] = 0
     assert torch.equal(values, model.critics(batch.obs, model.acting.actions.encode(batch.action)))
-    _, of_members = trainer.own_actions(batch)
+    _, of_members = trainer.policy_actions(batch)
     assert of_members.shape == (COUNT, 24)
     parameters = list(model.acting.parameters())
     lost, kept = (
@@ -121,7 +121,7 @@ def test_own_rewards_teach_each_member_by_its_own_critics(kind, action, monkeypa
             x = np.maximum(x @ weight + bias, 0)
         return (x @ last[0] + last[1]).reshape(hyper.critics, COUNT, 24)
 
-    chosen, climbed = (each.detach() for each in trainer.own_actions(batch))
+    chosen, climbed = (each.detach() for each in trainer.policy_actions(batch))
     for member in range(COUNT):
         joint = torch.where(torch.arange(actions.size) // (actions.size // COUNT) == member, chosen, acted)
         np.testing.assert_allclose(climbed[member], values(model.critics, batch.obs, joint)[0, member], atol=1e-5)
@@ -164,7 +164,7 @@ def test_each_members_gradient_is_of_its_own_action(rewards):
     spaces = spaces_of(BOX)
     model, trainer = made_trainer(mc.MATD3(**SMALL, shared=False, rewards=rewards), spaces)
     batch = batch_of(spaces)
-    _, values = trainer.own_actions(batch)
+    _, values = trainer.policy_actions(batch)
     for member in range(COUNT):
         parameters = list(model.acting.members.networks[member].parameters())
         for other in range(COUNT):
