@@ -86,6 +86,7 @@ def test_critics_learn_from_what_all_members_would_do(kind, action, rewards, mon
     acted = actions.encode(batch.action)
     if action is None:  # the mode in place of a draw
         future = actions.encode(actions.decoded(future))
+        assert batch.next_obs[MASK][future.bool()].all()
         monkeypatch.setattr(trainer.target.acting, "drawn", lambda *_: future)
 
     def values(critics, obs, action):
