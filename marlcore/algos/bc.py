@@ -6,8 +6,6 @@ Bain & Sammut 1995, "A framework for behavioural cloning", Machine Intelligence 
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
 from ..interfaces import Action, Update
 from ..spaces import Spaces
 from ..spec import TransitionSpec
@@ -68,8 +66,6 @@ class BCTrainer(AdamTrainer):
         output = faster(network)(batch.obs)
         log_prob, entropy = network.distribution(output, network.spaces.mask_in(batch.obs), batch)
         loss = -(batch.weight * log_prob).mean()
-        self.optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        grad_norm = self.optimizer.clip_and_step(self.hyper.max_grad_norm)
+        grad_norm = self.descend(self.optimizer, loss)
         metrics = {"loss": loss.detach(), "entropy": entropy.detach().mean(), "grad_norm": grad_norm}
         return Update(metrics, priority=(-log_prob.detach()).clamp(min=0.0))

@@ -146,16 +146,12 @@ class HAPPOTrainer(ClippedPolicyTrainer):
         log_prob, entropy = self.judged(member, rows)
         loss, kl, beyond = self._policy_loss(log_prob, rows, lambda values: (values * share).sum())
         mean_entropy = (entropy * share).sum()
-        self.members[member].zero_grad()
-        torch.autograd.backward(loss - bonus * mean_entropy)
-        grad_norm = self.members[member].clip_and_step(self.hyper.max_grad_norm)
+        grad_norm = self.descend(self.members[member], loss - bonus * mean_entropy)
         with torch.no_grad():
             return torch.stack([loss, mean_entropy, kl, beyond, grad_norm])
 
     def _critic_step(self, rows: Minibatch) -> torch.Tensor:
         """One gradient step of the critic; its loss."""
         loss = self._value_loss(faster(self.model.critic)(rows.obs), rows)
-        self.optimizer.zero_grad()
-        torch.autograd.backward(self.hyper.value_coefficient * loss)
-        self.optimizer.clip_and_step(self.hyper.max_grad_norm)
+        self.descend(self.optimizer, self.hyper.value_coefficient * loss)
         return loss.detach()

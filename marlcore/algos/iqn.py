@@ -113,7 +113,8 @@ class IQNTrainer(QTrainer):
         predicted = _of_action(faster(self.network)(batch.obs, taus), action)
         errors = quantile_huber_loss(predicted, self.targets(batch), taus, self.hyper.kappa)
         loss = (batch.weight * errors).mean()
-        grad_norm = self.step(loss)
+        grad_norm = self.descend(self.optimizer, loss)
+        self.move_target()
         return Update(self.metrics(loss, predicted, grad_norm), priority=errors.detach())
 
     @torch.no_grad()

@@ -4,8 +4,7 @@ Kapturowski et al. 2019, "Recurrent experience replay in distributed reinforceme
 (openreview.net/forum?id=r1lyTjAqYX).
 """
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,7 @@ class R2D2(WindowedQLearning):
     def transition(self, spaces: Spaces) -> TransitionSpec:
         """A row, and the recurrent state in each `period`-th row of an episode. Raises ValueError: see JointActions."""
         state = state_fields(self, spaces, self.period)
-        return dataclasses.replace(super().transition(spaces), extras=state)
+        return replace(super().transition(spaces), extras=state)
 
     def make_model(self, spaces: Spaces) -> "RecurrentQNetwork":
         return RecurrentQNetwork(self, spaces)

@@ -5,9 +5,8 @@ See bases/clipped_policy.py. Each row stores the state that its actor had, with 
 """
 
 import copy
-import dataclasses
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -48,7 +47,7 @@ class RecurrentPPO(ClippedPolicy):
             raise ValueError(
                 f"{self.owner} cell: expected other names in its state than {name!r}, which rows have already"
             )
-        return dataclasses.replace(spec, extras={**spec.extras, **state})
+        return replace(spec, extras={**spec.extras, **state})
 
     def make_model(self, spaces: Spaces) -> Any:
         return RecurrentPolicyValue(self, spaces)

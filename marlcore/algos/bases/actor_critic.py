@@ -149,7 +149,7 @@ class ActorCriticTrainer(TargetTrainer):
         self.generator = seeded_generator(self.device)
 
     def descend(self, optimizer: ClippedAdam, loss: torch.Tensor) -> torch.Tensor:
-        """One step of the optimizer's parameters alone; returns the gradient's norm before clipping."""
+        """See AdamTrainer; no other parameters get a gradient."""
         optimizer.zero_grad()
         torch.autograd.backward(loss, inputs=[tensor for tensor in optimizer.tensors if tensor.requires_grad])
         return optimizer.clip_and_step(self.hyper.max_grad_norm)

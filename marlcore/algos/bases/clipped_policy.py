@@ -230,9 +230,7 @@ class ClippedPolicyTrainer(AdamTrainer):
         policy_loss, kl, beyond = self._policy_loss(now.log_prob, rows, torch.mean)
         value_loss, entropy = self._value_loss(now.value, rows), now.entropy.mean()
         loss = policy_loss + hyper.value_coefficient * value_loss - bonus * entropy
-        self.optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        grad_norm = self.optimizer.clip_and_step(hyper.max_grad_norm)
+        grad_norm = self.descend(self.optimizer, loss)
         with torch.no_grad():
             return torch.stack([loss, policy_loss, value_loss, entropy, kl, beyond, grad_norm])
 

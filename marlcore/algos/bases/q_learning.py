@@ -1,8 +1,7 @@
 """The base of algorithms that learn action values: exploration, first priorities, Q-learning of rows and of windows."""
 
-import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar
 
@@ -18,7 +17,6 @@ from ...spaces import Spaces
 from ...spec import Field, Sequence, TransitionSpec
 from ..fast import faster, passes
 from ..networks.actions import JointActions
-from ..networks.custom import torso_of, whole_network
 from ..networks.qnetwork import QNetwork, best
 from ..networks.recurrent import State, Windows
 from ..networks.torso import rows_in
@@ -73,17 +71,16 @@ class FeedforwardQLearning(QLearning):
     def transition(self, spaces: Spaces) -> TransitionSpec:
         """A row, whose only extra is the first priority if actors compute it. Raises ValueError: see JointActions."""
         spec = super().transition(spaces)
-        return dataclasses.replace(spec, extras={PRIORITY: Field()}) if self.actor_priorities else spec
+        return replace(spec, extras={PRIORITY: Field()}) if self.actor_priorities else spec
 
     def source(self, chosen: ReplaySource) -> ReplaySource:
         """The chosen one, with first priorities if actors compute them."""
         if not self.actor_priorities or chosen.prioritized is None:
             return chosen
-        return dataclasses.replace(chosen, prioritized=dataclasses.replace(chosen.prioritized, initial=PRIORITY))
+        return replace(chosen, prioritized=replace(chosen.prioritized, initial=PRIORITY))
 
     def make_model(self, spaces: Spaces) -> QNetwork:
-        whole = whole_network(self, spaces, "values")
-        return QNetwork(self, spaces, torso_of(self, spaces, self.hidden[:-1], (), whole, "values"))
+        return QNetwork(self, spaces)
 
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
         """Epsilon-greedy actions. The network runs only if a row is greedy, or if actors compute first priorities."""
@@ -150,7 +147,7 @@ class WindowedQLearning(QLearning):
     def source(self, chosen: ReplaySource) -> ReplaySource:
         """Windows of single steps, prioritized if that was chosen; the trainer makes the returns."""
         window = Sequence(self.length, self.burn_in, self.period)
-        return dataclasses.replace(chosen, n_step=1, sequence=window)
+        return replace(chosen, n_step=1, sequence=window)
 
 
 def random_actions(
@@ -208,22 +205,14 @@ class QTrainer(TargetTrainer):
         action = best(chooser, self.allowed(batch.next_obs, values))
         return self.bootstrapped(batch, self.value_of(self.target, values, action, batch.next_obs))
 
-    def step(self, loss: torch.Tensor) -> torch.Tensor:
-        """One gradient step on `loss`, then the target's update; returns the gradient's norm before clipping."""
-        self.optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        return self.advance()
-
-    def advance(self) -> torch.Tensor:
-        """A step by the parameters' gradients, then the target's update; returns their norm before clipping."""
-        grad_norm = self.optimizer.clip_and_step(self.hyper.max_grad_norm)
+    def move_target(self) -> None:
+        """Counts an update, and moves the target network or copies the network to it when that is due."""
         self.updates += 1
         interval = self.hyper.target_update_freq
         if not interval:
             self.soft_update(self.hyper.tau)
         elif self.updates % interval == 0:
             self.soft_update(1.0)
-        return grad_norm
 
 
 class QNetworkTrainer(QTrainer):
@@ -251,7 +240,8 @@ class QNetworkTrainer(QTrainer):
         penalties = self.penalize(batch, values, action, gradient)
         self.optimizer.zero_grad()
         network.backward(gradient)
-        grad_norm = self.advance()
+        grad_norm = self.optimizer.clip_and_step(self.hyper.max_grad_norm)
+        self.move_target()
         metrics = self.metrics(sum(penalties.values(), loss), q_taken, grad_norm) | penalties
         return Update(metrics, priority=error.abs_())
 
@@ -283,7 +273,8 @@ class WindowTrainer(QTrainer):
         errors = functional.huber_loss(q_taken, targets, reduction="none") * counts
         number = counts.sum().clamp(min=1.0)
         loss = (batch.weight[:, None] * errors).sum() / number
-        grad_norm = self.step(loss)
+        grad_norm = self.descend(self.optimizer, loss)
+        self.move_target()
         q_taken = q_taken.detach()
         q_mean = (self.unscaled(q_taken) * counts).sum() / (number * self.hyper.reward_scale)
         metrics = {"loss": loss.detach(), "q_mean": q_mean, "grad_norm": grad_norm}

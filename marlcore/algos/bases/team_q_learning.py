@@ -4,10 +4,9 @@ The team's reward teaches the mixed value, and members act alone: where the mixe
 best actions together are the team's best (Rashid et al. 2018, arXiv:1803.11485, section 4). Members may have memory.
 """
 
-import dataclasses
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from ...interfaces import PREVIOUS_REWARD, Action, Algorithm, ReplaySource, Upda
 from ...spaces import Spaces
 from ...spec import TransitionSpec
 from ..fast import faster
-from ..networks.custom import torso_of, whole_network
 from ..networks.initialization import initialize
 from ..networks.qnetwork import QNetwork, RecurrentQNetwork, best
 from ..networks.recurrent import PREVIOUS_ACTION, Cell, State, state_fields
@@ -56,8 +54,8 @@ class TeamQLearning(WindowedQLearning):
         if self.cell is None:
             return spec
         of_one = state_fields(self, team.groups[0].spaces, self.period)
-        state = {name: dataclasses.replace(field, shape=(team.count, *field.shape)) for name, field in of_one.items()}
-        return dataclasses.replace(spec, extras={**state, PREVIOUS_REWARD: of_one[PREVIOUS_REWARD]})
+        state = {name: replace(field, shape=(team.count, *field.shape)) for name, field in of_one.items()}
+        return replace(spec, extras={**state, PREVIOUS_REWARD: of_one[PREVIOUS_REWARD]})
 
     def source(self, chosen: ReplaySource) -> ReplaySource:
         """Windows for members with memory, otherwise the chosen one."""
@@ -75,10 +73,7 @@ class TeamQLearning(WindowedQLearning):
 
     def member_network(self, spaces: Spaces) -> nn.Module:
         """The network of members with these spaces."""
-        if self.cell is not None:
-            return RecurrentQNetwork(self, spaces)
-        whole = whole_network(self, spaces, "values")
-        return QNetwork(self, spaces, torso_of(self, spaces, self.hidden[:-1], (), whole, "values"))
+        return QNetwork(self, spaces) if self.cell is None else RecurrentQNetwork(self, spaces)
 
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
         """Each member's epsilon-greedy action; `explore` holds "epsilon"."""
@@ -152,7 +147,8 @@ class TeamTrainer(QTrainer):
         q_taken = self.value_of(self.network, values, self.action_index(batch), batch.obs)
         targets = self.targets(batch)
         loss = (batch.weight * functional.huber_loss(q_taken, targets, reduction="none")).mean()
-        grad_norm = self.step(loss)
+        grad_norm = self.descend(self.optimizer, loss)
+        self.move_target()
         error = (targets - q_taken.detach()).abs()
         return Update(self.metrics(loss, q_taken, grad_norm), priority=error)
 

@@ -40,6 +40,12 @@ class AdamTrainer:
         for optimizer in self._optimizers if self._is_scheduled else ():
             optimizer.set_learning_rate(batch.numbers[RATE])
 
+    def descend(self, optimizer: ClippedAdam, loss: torch.Tensor) -> torch.Tensor:
+        """One step of an optimizer's parameters down the loss; returns the gradient's norm before clipping."""
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        return optimizer.clip_and_step(self.hyper.max_grad_norm)
+
     def state_dict(self) -> dict[str, Any]:
         """Live tensors, so save before the next update."""
         return {name: _state_of(getattr(self, name)) for name in self.saved}

@@ -10,7 +10,7 @@ from torch import nn
 from ...observations import each
 from ...spaces import Spaces
 from .actions import JointActions
-from .custom import head_on
+from .custom import head_on, torso_of, whole_network
 from .initialization import initialize
 from .recurrent import RecurrentTorso, State, Stepped, Windows
 from .torso import ACTIVATIONS, dense_layer
@@ -21,10 +21,14 @@ FEW = 64  # actions; for more, the product with a square matrix takes longer tha
 class QNetwork(nn.Module):
     """Observations to the values [B, actions.count] of joint actions, in units of reward_scale times the reward."""
 
-    def __init__(self, hyper: Any, spaces: Spaces, torso: Any) -> None:
+    def __init__(self, hyper: Any, spaces: Spaces, torso: Any = None) -> None:
+        """`torso`: the first layers; None: those of the hyperparameters, perhaps with the head a whole model."""
         super().__init__()
         self.spaces = spaces
         self.actions = JointActions(hyper.owner, spaces.action)
+        if torso is None:
+            whole = whole_network(hyper, spaces, "values")
+            torso = torso_of(hyper, spaces, hyper.hidden[:-1], (), whole, "values")
         self.torso = torso
         self.head = head_on(hyper, torso, self.actions.count, partial(Head, hyper))
         initialize(hyper, self)
