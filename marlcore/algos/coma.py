@@ -3,7 +3,6 @@
 Foerster et al. 2018, "Counterfactual multi-agent policy gradients" (arXiv:1705.08926).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -12,13 +11,13 @@ from torch import nn
 from torch.nn import functional
 
 from ..declared import Number
-from ..interfaces import Action, Algorithm, QueueSource, ReplaySource, Update
+from ..interfaces import Action, QueueSource, ReplaySource, Update
 from ..observations import rows_at
 from ..spaces import Spaces
 from ..spec import TransitionSpec
 from .advantages import Steps, following_values, gae
 from .bases.actor_critic import ActorCriticHyperparameters, ActorCriticTrainer
-from .bases.hyperparameters import ActRequest, AtLeast0, AtLeast1, Hyperparameters
+from .bases.hyperparameters import ActRequest, AtLeast0, AtLeast1
 from .fast import faster
 from .networks.actor_critic import ActorCritic
 from .networks.custom import torso_of
@@ -55,14 +54,11 @@ class COMA(ActorCriticHyperparameters):
     def transition(self, spaces: Spaces) -> TransitionSpec:
         """A row without extras. Raises ValueError: see `discrete_team`."""
         discrete_team(self.owner, spaces, self.shared)
-        return Algorithm.transition(self, spaces)
+        return super().transition(spaces)
 
     def source(self, chosen: ReplaySource) -> QueueSource:
         """Each transition once, in batches of batch_size."""
         return QueueSource(self.batch_size)
-
-    def schedules(self) -> Mapping[str, Any]:
-        return Hyperparameters.schedules(self)
 
     def make_model(self, spaces: Spaces) -> ActorCritic:
         policy = TeamPolicy(self, spaces)

@@ -16,7 +16,7 @@ from torch.nn import functional
 from ..declared import Number
 from ..interfaces import Update
 from ..spaces import Spaces
-from .bases.actor_critic import ActorCriticHyperparameters, ActorCriticTrainer
+from .bases.actor_critic import ActorCriticTrainer, NoisyPolicy
 from .bases.hyperparameters import Positive
 from .fast import faster
 from .networks.actor_critic import ActorCritic, ContinuousPolicy, continuous_actor_critic
@@ -28,7 +28,7 @@ Normal = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class SAC(ActorCriticHyperparameters):
+class SAC(NoisyPolicy):
     """Hyperparameters of SAC."""
 
     temperature: Positive = 0.1

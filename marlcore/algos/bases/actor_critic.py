@@ -31,7 +31,7 @@ UNTIL_FIRST_UPDATE = "linear(1, 0, 1, of=updates)"
 
 @dataclass(frozen=True)
 class ActorCriticHyperparameters(Hyperparameters):
-    """Hyperparameters of all algorithms whose acting part is a ContinuousPolicy, and of teams' actor-critics."""
+    """Hyperparameters of all algorithms with a policy and critics."""
 
     learning_rate: LearningRate = 1e-3
     """Adam's step size, for the policy, the critics and a learned temperature, above 0, usually 1e-4 to 1e-3; a number
@@ -45,13 +45,18 @@ class ActorCriticHyperparameters(Hyperparameters):
     reward_scale: Positive = 0.1
     """Factor on rewards, above 0; usually 0.01 to 1."""
 
+
+@dataclass(frozen=True)
+class NoisyPolicy(ActorCriticHyperparameters):
+    """Hyperparameters of policies of Box actions, which are uniform until the first update and noisy later."""
+
     def transition(self, spaces: Spaces) -> TransitionSpec:
         """A row without extras. Raises ValueError: see BoxActions."""
         BoxActions(self.owner, spaces.action)
         return super().transition(spaces)
 
     def schedules(self) -> Mapping[str, Any]:
-        """Until the learner's first update actors draw actions uniformly, as both papers do, and none later."""
+        """Until the learner's first update actors draw all actions uniformly, as both papers do; later none."""
         return {"epsilon": UNTIL_FIRST_UPDATE, **super().schedules()}
 
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
@@ -71,7 +76,7 @@ class ActorCriticHyperparameters(Hyperparameters):
 
 
 @dataclass(frozen=True)
-class DelayedPolicy(ActorCriticHyperparameters):
+class DelayedPolicy(NoisyPolicy):
     """Hyperparameters of deterministic policies; noise is in units of half the range of an action's component."""
 
     noise: AtLeast0 = 0.1
