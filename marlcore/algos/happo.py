@@ -106,8 +106,8 @@ class HAPPOTrainer(ClippedPolicyTrainer):
     def update(self, batch: Any) -> Update:
         """Steps on the minibatches of one batch, of each member and then of the critic (Kuba et al. 2022, Algorithm 4).
 
-        A member's advantages are the batch's, times how much more probable the members before it made their own actions
-        in this update. Returns: see ClippedPolicyTrainer.update.
+        A member's advantages are the batch's times the ratios of the members that learned before it. Returns: see
+        ClippedPolicyTrainer.update.
         """
         self.follow_schedules(batch)
         with torch.no_grad():
@@ -140,7 +140,7 @@ class HAPPOTrainer(ClippedPolicyTrainer):
         return network.distribution(output, None if allowed is None else allowed[:, member], of_member)
 
     def _member_step(self, member: int, rows: Minibatch, bonus: float) -> torch.Tensor:
-        """One gradient step of a member; the policy's loss, entropy, divergence, share clipped and gradient's norm."""
+        """One gradient step of a member; returns policy_loss, entropy, approx_kl, clip_fraction and grad_norm."""
         alive = self.team.alive(rows.obs)[:, member]
         share = alive / alive.sum().clamp(min=1.0)
         log_prob, entropy = self.judged(member, rows)
@@ -151,7 +151,7 @@ class HAPPOTrainer(ClippedPolicyTrainer):
             return torch.stack([loss, mean_entropy, kl, beyond, grad_norm])
 
     def _critic_step(self, rows: Minibatch) -> torch.Tensor:
-        """One gradient step of the critic; its loss."""
+        """One gradient step of the critic; returns its loss."""
         loss = self._value_loss(faster(self.model.critic)(rows.obs), rows)
         self.descend(self.optimizer, self.hyper.value_coefficient * loss)
         return loss.detach()

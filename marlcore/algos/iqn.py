@@ -76,15 +76,11 @@ class IQNNetwork(QNetwork):
         self.register_buffer("frequencies", math.pi * torch.arange(hyper.n_cos), persistent=False)
 
     def forward(self, obs: Any, taus: torch.Tensor | None = None) -> torch.Tensor:
-        """The mean over n_policy quantiles, at the midpoints of equal strips of [0, 1]; with `taus` these quantiles.
+        """The mean [B, actions] of n_policy quantiles; for fractions `taus` [B, N], or [1, N], the quantiles [B, N, ...].
 
-        The paper draws the fractions at random (section 3). Midpoints vary less, approximate the mean best (Dabney et
-        al. 2018, arXiv:1710.10044, Lemma 2), and need no random numbers to act.
-
-        The fraction's embedding multiplies the observation's features (Dabney et al. 2018, equation 4).
-
-        Args:
-            taus: fractions [B, N], or [1, N] for the same ones in every row; their quantiles are [B, N, actions].
+        Without `taus` the fractions are the midpoints of equal strips of [0, 1], which approximate the mean best
+        (Dabney et al. 2018, arXiv:1710.10044, Lemma 2); the paper draws them (section 3). A fraction's embedding
+        multiplies the observation's features (equation 4).
         """
         fractions = self.midpoints if taus is None else taus
         embedded = self.embedding(torch.cos(fractions[..., None] * self.frequencies))

@@ -53,7 +53,7 @@ class RecurrentPPO(ClippedPolicy):
         return RecurrentPolicyValue(self, spaces)
 
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
-        """As PPO's, with the state after them."""
+        """Actions drawn from the policy, with the state after them."""
         output, _, after = faster(model)(obs, request.state)
         action = self.sampled(model, output, request)
         return action._replace(state=model.torso.acted(after, action.action))

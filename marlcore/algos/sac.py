@@ -69,10 +69,10 @@ class GaussianPolicy(ContinuousPolicy):
         (Haarnoja et al. 2018, appendix C, equation 21).
         """
         mean, log_std = distribution
-        before = mean + log_std.exp() * noise
+        x = mean + log_std.exp() * noise
         density = -0.5 * noise.square() - log_std - LOG_SQRT_2PI
-        slope = 2 * (math.log(2) - before - functional.softplus(-2 * before))
-        return before.tanh(), (density - slope).sum(1)
+        slope = 2 * (math.log(2) - x - functional.softplus(-2 * x))
+        return x.tanh(), (density - slope).sum(1)
 
 
 class SACTrainer(ActorCriticTrainer):

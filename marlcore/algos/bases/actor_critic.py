@@ -85,7 +85,7 @@ class DelayedPolicy(NoisyPolicy):
     target_noise: AtLeast0 = 0.2
     """Standard deviation of the noise on the target policy's actions, at least 0."""
     target_noise_clip: AtLeast0 = 0.5
-    """That noise is clipped to this size, at least 0."""
+    """Largest size of that noise, to which it is clipped, at least 0."""
     policy_delay: AtLeast1 = 2
     """Updates of the critics for each one of the policy and the targets, d in the paper, at least 1."""
 
@@ -219,8 +219,7 @@ class TeamDelayedPolicyTrainer(DelayedPolicyTrainer):
     """TD3's steps, whose policy gradient is that of each member's own action, beside what the others did."""
 
     def update(self, batch: Any) -> Update:
-        """See DelayedPolicyTrainer. With own rewards, those of members that act; a row's priority is the mean of all
-        members'."""
+        """See DelayedPolicyTrainer. With own rewards, a row's priority is the members' mean, 0 for dead ones."""
         if self.hyper.rewards == "sum":
             return super().update(batch)
         team, batch = self.policy.team, copy.copy(batch)
@@ -232,10 +231,9 @@ class TeamDelayedPolicyTrainer(DelayedPolicyTrainer):
         return replace(update, priority=(update.priority * alive).mean(0))
 
     def policy_actions(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """All members' actions [B, size], and the values [members, B] where one of them acts anew.
+        """All members' actions [B, size], and the values [members, B] of each member's new action.
 
-        The others' actions are those of the rows (Lowe et al. 2017, equation 6). A member that does not act changes no
-        value, and gets no gradient.
+        The others' actions are those of the rows (Lowe et al. 2017, equation 6). A dead member gets no gradient.
         """
         action = self.policy.drawn(faster(self.policy)(batch.obs), self.generator)
         in_rows = self.policy.actions.encode(batch.action)
@@ -244,7 +242,7 @@ class TeamDelayedPolicyTrainer(DelayedPolicyTrainer):
         return action, faster(self.critics).of_each(batch.obs, torch.where(acts, anew, others).flatten(2))
 
     def smoothed(self, obs: Any) -> torch.Tensor:
-        """See DelayedPolicyTrainer; of Discrete actions those drawn from the target policy."""
+        """See DelayedPolicyTrainer; Discrete actions are drawn from the target policy."""
         if not self.policy.team.choices:
             return super().smoothed(obs)
         policy = self.target.acting
@@ -252,7 +250,7 @@ class TeamDelayedPolicyTrainer(DelayedPolicyTrainer):
         return drawn
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Of checkpoints with more critics, as MADDPG's earlier ones have, it takes the first ones' moments."""
+        """Takes the moments of the first critics from checkpoints with more, as MADDPG's earlier ones have."""
         optimizer, parameters = state["critics_optimizer"], self.critics_optimizer.tensors
         moments = {
             number: {name: part[: len(parameters[number])] if part.ndim else part for name, part in of_one.items()}

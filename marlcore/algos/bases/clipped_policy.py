@@ -36,7 +36,7 @@ KL = METRICS.index("approx_kl")
 
 @dataclass(frozen=True)
 class ClippedPolicy(Hyperparameters):
-    """Hyperparameters of PPO and its kin. An update, as runs count them, is a step on one minibatch."""
+    """Hyperparameters of all variants of PPO. An update, as runs count them, is a step on one minibatch."""
 
     learning_rate: LearningRate = 1e-3
     """Adam's step size, above 0, usually 1e-4 to 1e-3; a number or a schedule, such as "linear(1e-3, 1e-5, 1000000)".
@@ -110,7 +110,7 @@ class ClippedPolicy(Hyperparameters):
 
 
 class Evaluated(NamedTuple):
-    """What the model says of B transitions, each [B]; values in the critic's units."""
+    """The model's outputs for B transitions, each [B]; values in the critic's units."""
 
     log_prob: torch.Tensor
     entropy: torch.Tensor
@@ -118,7 +118,7 @@ class Evaluated(NamedTuple):
 
 
 class Minibatch(NamedTuple):
-    """Transitions with what an update holds fixed, each [B, ...]; values and targets in the critic's units."""
+    """Transitions and numbers that an update leaves fixed, each [B, ...]; value and target in the critic's units."""
 
     obs: Any
     action: torch.Tensor
@@ -204,9 +204,9 @@ class ClippedPolicyTrainer(AdamTrainer):
         return self._passes(rows, lambda part: self._step(self.evaluate(part), part, bonus), KL)
 
     def _passes(self, rows: Minibatch, step: Callable[[Minibatch], torch.Tensor], kl: int) -> list[torch.Tensor]:
-        """What `step` returns of all minibatches, in a new order each pass.
+        """The results of `step` for all minibatches, in a new order each pass.
 
-        Passes end when the policy has moved by `target_kl`, by a pass's mean of the number at `kl`.
+        Passes end when a pass's mean of the number at place `kl`, the policy's divergence, exceeds `target_kl`.
         """
         steps: list[torch.Tensor] = []
         for _ in range(self.hyper.epochs):

@@ -106,7 +106,7 @@ class FeedforwardQLearning(QLearning):
         discount: float,
         after: Mapping[str, NDArray[Any]],
     ) -> NDArray[np.float32]:
-        """See `priority_of`, of the error of one step; NaN where a value is unknown."""
+        """The priority of the error of one step, see `priority_of`; NaN where a value is unknown."""
         error: NDArray[Any] = np.abs(self.reward_scale * reward + discount * after["best"] - before["taken"])
         return self.priority_of(error).astype(np.float32)
 
@@ -153,7 +153,7 @@ class WindowedQLearning(QLearning):
 def random_actions(
     rows: int, actions: int, allowed: torch.Tensor | None, request: ActRequest
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Which rows explore, and a random allowed action of each row.
+    """Whether each row explores, and a random allowed action of each row.
 
     The draws from the generator depend neither on epsilon nor on the mask. Of a row's n allowed actions it is the one
     numbered floor(place * n), for a place drawn from [0, 1).

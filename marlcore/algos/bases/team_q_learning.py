@@ -140,8 +140,7 @@ class TeamTrainer(QTrainer):
     network: TeamNetwork
 
     def update(self, batch: Any) -> Update:
-        """One step on a batch of B transitions of the team, each row weighted by `weight`; a row's priority is its
-        absolute error."""
+        """One step on B transitions of the team, weighted by `weight`; a row's priority is its absolute error."""
         self.follow_schedules(batch)
         values = faster(self.network)(batch.obs)
         q_taken = self.value_of(self.network, values, self.action_index(batch), batch.obs)
@@ -165,4 +164,4 @@ class TeamTrainer(QTrainer):
 
 
 class TeamWindowTrainer(WindowTrainer, TeamTrainer):
-    """The same on windows of episodes, whose recurrent states were stored and are burnt in, as R2D2's are."""
+    """Q-learning of the mixed value on windows of episodes, as R2D2's."""

@@ -60,8 +60,10 @@ class JointActions:
         return index.to(dtype_of(self._dtype))
 
     def allowed(self, mask: torch.Tensor | None) -> torch.Tensor | None:
-        """Which joint actions are allowed, bool [..., count]: those whose components all are, one after another in
-        `mask`, bool [..., the components' sizes in total]; None without a mask."""
+        """The joint actions, bool [..., count], whose components are all allowed; None without a mask.
+
+        `mask` has the components one after another, bool [..., the sum of their sizes].
+        """
         if mask is None or not self._shape:
             return mask
         components: Sequence[torch.Tensor] = torch.split(mask, self._sizes, -1)

@@ -129,7 +129,7 @@ class Windows(NamedTuple):
         return torch.cat([first, later], 1), after
 
     def of_rows(self, rows: slice) -> "Windows":
-        """Those of some of a team's members, [B * size, ...], of actions [B, N - 1, members]."""
+        """The windows [B * size, ...] of some members, of a team's with actions [B, N - 1, members]."""
         size = rows.stop - rows.start
         reward, known = (part.repeat_interleave(size, 0) for part in (self.reward, self.known))
         return Windows(self.action[:, :, rows].transpose(1, 2).flatten(0, 1), reward, self.burn_in, known)

@@ -45,7 +45,7 @@ class MemberGroup:
 
 
 class TeamSpaces:
-    """What networks need of a team's spaces; see envs/team.py.
+    """A team's spaces, taken apart for networks; see envs/team.py.
 
     Args:
         shared: members with equal spaces share a network; otherwise each has its own.
@@ -92,7 +92,7 @@ class TeamSpaces:
         return gym.Box(box.low[member], box.high[member], dtype=box.dtype)
 
     def alive(self, obs: Any) -> torch.Tensor:
-        """Which members act, float32 [..., members], of the newest observation of a stack."""
+        """1 for each member that acts, else 0, float32 [..., members]; by the newest observation of a stack."""
         return self._newest(obs[self._alive]).float()
 
     def state(self, obs: Any) -> torch.Tensor:
@@ -163,7 +163,7 @@ class MemberNetworks(nn.Module):
         return torch.cat(outputs, -2), {name: torch.cat([each[name] for each in after], 1) for name in after[0]}
 
     def seen(self, group: MemberGroup, obs: Any, windows: bool = False) -> Any:
-        """What a group's members observe, [k * size, ...], of the team's observations [k, ...]; or of [k, N, ...]."""
+        """The observations [k * size, ...] of a group's members, by the team's [k, ...], or [k, N, ...] of windows."""
         axis = 1 + windows + (self.team.spaces.stack > 1)
         seen = obs[group.part].narrow(axis, group.rows.start, group.size).movedim(axis, 1)
         if group.size == 1:
@@ -246,7 +246,7 @@ class TeamPolicy(nn.Module):
 
 
 class TeamCritics(Critics):
-    """Networks from what all members see and do to the team's value; actions of members that do not act are 0."""
+    """Networks from all members' observations and actions to the team's value; the action of a dead member is 0."""
 
     def __init__(self, hyper: Any, policy: TeamPolicy, members: int = 1) -> None:
         super().__init__(hyper, policy.team.spaces, policy.actions.size, hyper.critics * members)
@@ -273,7 +273,7 @@ class TeamCritics(Critics):
 
 
 class MemberCritics(TeamCritics):
-    """As many networks for each member, to the values of its own rewards; the first ones of all members come first."""
+    """The same for each member's value of its own rewards; the first networks of all members come first."""
 
     def __init__(self, hyper: Any, policy: TeamPolicy) -> None:
         super().__init__(hyper, policy, policy.team.count)
