@@ -76,7 +76,7 @@ class IQNNetwork(QNetwork):
         self.register_buffer("frequencies", math.pi * torch.arange(hyper.n_cos), persistent=False)
 
     def forward(self, obs: Any, taus: torch.Tensor | None = None) -> torch.Tensor:
-        """The mean [B, actions] of n_policy quantiles; for fractions `taus` [B, N], or [1, N], the quantiles [B, N, ...].
+        """The mean [B, actions] of n_policy quantiles; with fractions `taus` [B, N] or [1, N], these [B, N, ...].
 
         Without `taus` the fractions are the midpoints of equal strips of [0, 1], which approximate the mean best
         (Dabney et al. 2018, arXiv:1710.10044, Lemma 2); the paper draws them (section 3). A fraction's embedding
