@@ -38,7 +38,9 @@ def gae(steps: Steps, decay: float) -> tuple[torch.Tensor, torch.Tensor]:
 def vtrace(
     steps: Steps, ratio: torch.Tensor, decay: float, rho_bar: float, c_bar: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The advantages [B] of V-trace's policy gradient, and its targets [B]; with ratios of 1 they are those of GAE.
+    """The advantages [B] of V-trace's policy gradient, and its targets [B].
+
+    With decay 1 an advantage is the paper's rho (r + gamma v' - V), v' the next row's target; ratios of 1 give GAE.
 
     Args:
         ratio: float32 [B], the probability of the action by today's policy, divided by that when it was taken.
