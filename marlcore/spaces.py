@@ -132,10 +132,10 @@ class Spaces:
         return bool(self.action_start.any())
 
     def mask_in(self, obs: Any) -> Any:
-        """The masks [B, choices] in a network's input, of the newest frames; None without masks."""
+        """The masks [..., choices] in a network's input, of the newest frames; None without masks."""
         if not self.masked:
             return None
-        return obs[MASK][:, -1] if self.stack > 1 else obs[MASK]
+        return obs[MASK][..., -1, :] if self.stack > 1 else obs[MASK]
 
     def values(self, observation: Any, mask: Any = None) -> Values:
         """An environment's observation as arrays in the form of `obs`; with a leading axis, those of several copies.

@@ -40,8 +40,7 @@ def vtrace(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The advantages [B] of V-trace's policy gradient, and its targets [B].
 
-    With decay 1 the advantage is the paper's rho (r + gamma v' - V), v' the next row's target; with ratios of 1 it is
-    GAE's.
+    With decay 1 an advantage is the paper's rho (r + gamma v' - V), v' the next row's target; ratios of 1 give GAE.
 
     Args:
         ratio: float32 [B], the probability of the action by today's policy, divided by that when it was taken.

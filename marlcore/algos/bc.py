@@ -6,8 +6,6 @@ Bain & Sammut 1995, "A framework for behavioural cloning", Machine Intelligence 
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
 from ..interfaces import Action, Update
 from ..spaces import Spaces
 from ..spec import TransitionSpec
@@ -44,9 +42,6 @@ class BC(Hyperparameters):
         """Actions drawn from the policy."""
         return Action(model.distribution.sample(faster(model)(obs), request.mask, request.generator)[0])
 
-    def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
-        return model.distribution.mode(faster(model)(obs), mask), None
-
     def make_trainer(self, model: Any) -> "BCTrainer":
         return BCTrainer(self, model)
 
@@ -54,12 +49,12 @@ class BC(Hyperparameters):
 class BCTrainer(AdamTrainer):
     """Maximizes the likelihood of the demonstrations' actions."""
 
-    kept: ClassVar[tuple[str, ...]] = ("optimizer",)
+    saved: ClassVar[tuple[str, ...]] = ("optimizer",)
 
     def __init__(self, hyper: BC, network: PolicyNetwork) -> None:
         super().__init__(hyper)
         self.network = network
-        self.optimizer = self.adam(list(network.parameters()))
+        self.optimizer = self.adam(network.parameters())
 
     def update(self, batch: Any) -> Update:
         """One step on a batch of B transitions: the mean of minus the log-probability of their actions.
@@ -71,8 +66,6 @@ class BCTrainer(AdamTrainer):
         output = faster(network)(batch.obs)
         log_prob, entropy = network.distribution(output, network.spaces.mask_in(batch.obs), batch)
         loss = -(batch.weight * log_prob).mean()
-        self.optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        grad_norm = self.optimizer.clip_and_step(self.hyper.max_grad_norm)
+        grad_norm = self.descend(self.optimizer, loss)
         metrics = {"loss": loss.detach(), "entropy": entropy.detach().mean(), "grad_norm": grad_norm}
         return Update(metrics, priority=(-log_prob.detach()).clamp(min=0.0))

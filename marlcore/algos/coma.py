@@ -3,7 +3,6 @@
 Foerster et al. 2018, "Counterfactual multi-agent policy gradients" (arXiv:1705.08926).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -12,17 +11,19 @@ from torch import nn
 from torch.nn import functional
 
 from ..declared import Number
-from ..interfaces import Action, Algorithm, QueueSource, ReplaySource, Update
+from ..interfaces import Action, QueueSource, ReplaySource, Update
 from ..observations import rows_at
 from ..spaces import Spaces
 from ..spec import TransitionSpec
 from .advantages import Steps, following_values, gae
 from .bases.actor_critic import ActorCriticHyperparameters, ActorCriticTrainer
-from .bases.hyperparameters import ActRequest, AtLeast0, AtLeast1, Hyperparameters
+from .bases.hyperparameters import ActRequest, AtLeast0, AtLeast1
 from .fast import faster
+from .networks.actor_critic import ActorCritic
 from .networks.custom import torso_of
 from .networks.distributions import entropy_of
-from .networks.teams import TeamActorCritic, TeamPolicy, discrete_team
+from .networks.initialization import initialize
+from .networks.teams import TeamPolicy, discrete_team
 from .networks.torso import Dense
 
 
@@ -53,25 +54,20 @@ class COMA(ActorCriticHyperparameters):
     def transition(self, spaces: Spaces) -> TransitionSpec:
         """A row without extras. Raises ValueError: see `discrete_team`."""
         discrete_team(self.owner, spaces, self.shared)
-        return Algorithm.transition(self, spaces)
+        return super().transition(spaces)
 
     def source(self, chosen: ReplaySource) -> QueueSource:
         """Each transition once, in batches of batch_size."""
         return QueueSource(self.batch_size)
 
-    def schedules(self) -> Mapping[str, Any]:
-        return Hyperparameters.schedules(self)
-
-    def make_model(self, spaces: Spaces) -> TeamActorCritic:
-        return TeamActorCritic(self, spaces, CounterfactualCritic)
+    def make_model(self, spaces: Spaces) -> ActorCritic:
+        policy = TeamPolicy(self, spaces)
+        return ActorCritic(self, policy, CounterfactualCritic(self, policy))
 
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
         """Actions drawn from each member's policy."""
         scores = faster(model)(obs).cpu().numpy()
         return Action(model.actions.decode(scores + request.generator.gumbel(size=scores.shape)))
-
-    def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
-        return model.actions.decoded(faster(model)(obs, mask)), None
 
     def make_trainer(self, model: Any) -> "COMATrainer":
         return COMATrainer(self, model, source=model.critics)
@@ -88,15 +84,17 @@ class CounterfactualCritic(nn.Module):
         self.layers = nn.ModuleList(
             [Dense(hyper, inputs, hyper.hidden), nn.Linear(hyper.hidden[-1], max(self.team.choices))]
         )
+        initialize(hyper, self)
+        initialize(hyper, self.layers[-1], 1.0)
 
     def forward(self, obs: Any, action: torch.Tensor) -> torch.Tensor:
         """The values [B, members, most] for all members' one-hot actions [B, size]; each member's own are unseen."""
-        count, own = self.team.count, torch.eye(self.team.count, device=action.device)
+        count, number = self.team.count, torch.eye(self.team.count, device=action.device)
         acted = action.reshape(len(action), 1, count, -1) * self.team.alive(obs)[:, None, :, None]
-        others = (acted * (1 - own)[..., None]).flatten(2)
+        others = (acted * (1 - number)[..., None]).flatten(2)
         seen = self.encoder(obs)[:, None].expand(-1, count, -1)
         dense, output = self.layers
-        values: torch.Tensor = output(dense(torch.cat([seen, others, own.expand(len(action), -1, -1)], 2)))
+        values: torch.Tensor = output(dense(torch.cat([seen, others, number.expand(len(action), -1, -1)], 2)))
         return values
 
 

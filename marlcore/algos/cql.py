@@ -33,10 +33,7 @@ class CQLTrainer(QNetworkTrainer):
     def penalize(
         self, batch: Any, values: torch.Tensor, action: torch.Tensor, gradient: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """alpha times the mean of the log of the sum of exp(values) minus the value of the action taken.
-
-        This is CQL(H), equation 4 of the paper, over allowed actions; rows are weighted by `weight`.
-        """
+        """alpha times the mean of the log of the sum of exp(values), minus the taken action's value (equation 4)."""
         among = masked(values, self.network.allowed(batch.obs))
         weight = self.hyper.alpha * batch.weight[:, None] / len(values)
         gradient += weight * among.softmax(1)

@@ -17,7 +17,7 @@ from ..interfaces import Action, Update
 from ..spaces import Spaces
 from ..spec import TransitionSpec
 from .bases.clipped_policy import BONUS, LOG_PROB, METRICS, ClippedPolicy, ClippedPolicyTrainer, Evaluated, Minibatch
-from .bases.hyperparameters import RATE, ActRequest
+from .bases.hyperparameters import ActRequest
 from .fast import faster
 from .networks.custom import torso_of
 from .networks.policy_value import PolicyNetwork, ValueNetwork
@@ -54,10 +54,6 @@ class HAPPO(ClippedPolicy):
         action = np.stack([action for action, *_ in drawn], 1)
         return Action(action, {LOG_PROB: log_prob.sum(1), **extras})
 
-    def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
-        modes = [distribution.mode(output, allowed) for distribution, output, allowed in model.each(obs, mask)]
-        return torch.stack(modes, 1), None
-
     def make_trainer(self, model: Any) -> "HAPPOTrainer":
         return HAPPOTrainer(self, model)
 
@@ -75,6 +71,10 @@ class TeamPolicies(nn.Module):
     def forward(self, obs: Any) -> Any:
         """The outputs of each member's policy, [k, members, outputs]."""
         return self.members(obs)
+
+    def greedy(self, obs: Any, mask: torch.Tensor | None) -> torch.Tensor:
+        """The most probable actions [k, members, ...]."""
+        return torch.stack([distribution.mode(*outputs) for distribution, *outputs in self.each(obs, mask)], 1)
 
     def each(self, obs: Any, mask: torch.Tensor | None) -> Iterator[tuple[Any, torch.Tensor, torch.Tensor | None]]:
         """Each member's distribution, its outputs [k, outputs], and which choices are allowed."""
@@ -96,7 +96,7 @@ class TeamPolicyValue(nn.Module):
 class HAPPOTrainer(ClippedPolicyTrainer):
     """Each member's passes over a batch, in a new order of members for each batch, and the critic's."""
 
-    kept: ClassVar[tuple[str, ...]] = (*ClippedPolicyTrainer.kept, "members")
+    saved: ClassVar[tuple[str, ...]] = (*ClippedPolicyTrainer.saved, "members")
 
     def __init__(self, hyper: HAPPO, model: TeamPolicyValue) -> None:
         super().__init__(hyper, model, trained=model.critic)
@@ -106,11 +106,10 @@ class HAPPOTrainer(ClippedPolicyTrainer):
     def update(self, batch: Any) -> Update:
         """Steps on the minibatches of one batch, of each member and then of the critic (Kuba et al. 2022, Algorithm 4).
 
-        A member's advantages are the batch's, times how much more probable the members before it made their own actions
-        in this update. Returns: see ClippedPolicyTrainer.update.
+        A member's advantages are the batch's times the ratios of the members that learned before it. Returns: see
+        ClippedPolicyTrainer.update.
         """
-        for optimizer in (self.optimizer, *self.members):
-            optimizer.set_learning_rate(batch.numbers[RATE])
+        self.follow_schedules(batch)
         with torch.no_grad():
             alive = self.team.alive(batch.obs)
             before = torch.stack([self.judged(member, batch)[0] for member in range(self.team.count)], 1)
@@ -118,8 +117,8 @@ class HAPPOTrainer(ClippedPolicyTrainer):
         rows, explained = self._prepare(batch, Evaluated((before * alive).sum(1), value, value))
         advantage, steps = rows.advantage, []
         for member in torch.randperm(self.team.count, generator=self.generator).tolist():
-            own = rows._replace(log_prob=before[:, member], advantage=advantage)
-            steps += self._passes(own, partial(self._member_step, member, bonus=batch.numbers[BONUS]), kl=2)
+            of_member = rows._replace(log_prob=before[:, member], advantage=advantage)
+            steps += self._passes(of_member, partial(self._member_step, member, bonus=batch.numbers[BONUS]), kl=2)
             with torch.no_grad():
                 changed = torch.exp(self.judged(member, batch)[0] - before[:, member])
             advantage = advantage * torch.where(alive[:, member] > 0, changed, 1.0)
@@ -135,28 +134,24 @@ class HAPPOTrainer(ClippedPolicyTrainer):
         policies = self.model.acting
         network, group = policies.members.networks[member], self.team.groups[member]
         output = faster(network)(policies.members.seen(group, rows.obs))
-        allowed = self.team.allowed(self.team.mask_in(rows.obs), output[:, None]) if self.team.choices else None
+        allowed = self.team.allowed(self.team.spaces.mask_in(rows.obs), output[:, None]) if self.team.choices else None
         extras = {name: extra[:, member] for name, extra in rows.extras.items() if extra.ndim > 1}
-        own = SimpleNamespace(action=rows.action[:, member], extras=extras)
-        return network.distribution(output, None if allowed is None else allowed[:, member], own)
+        of_member = SimpleNamespace(action=rows.action[:, member], extras=extras)
+        return network.distribution(output, None if allowed is None else allowed[:, member], of_member)
 
     def _member_step(self, member: int, rows: Minibatch, bonus: float) -> torch.Tensor:
-        """One gradient step of a member; the policy's loss, entropy, divergence, share clipped and gradient's norm."""
+        """One gradient step of a member; returns policy_loss, entropy, approx_kl, clip_fraction and grad_norm."""
         alive = self.team.alive(rows.obs)[:, member]
         share = alive / alive.sum().clamp(min=1.0)
         log_prob, entropy = self.judged(member, rows)
         loss, kl, beyond = self._policy_loss(log_prob, rows, lambda values: (values * share).sum())
         mean_entropy = (entropy * share).sum()
-        self.members[member].zero_grad()
-        torch.autograd.backward(loss - bonus * mean_entropy)
-        grad_norm = self.members[member].clip_and_step(self.hyper.max_grad_norm)
+        grad_norm = self.descend(self.members[member], loss - bonus * mean_entropy)
         with torch.no_grad():
             return torch.stack([loss, mean_entropy, kl, beyond, grad_norm])
 
     def _critic_step(self, rows: Minibatch) -> torch.Tensor:
-        """One gradient step of the critic; its loss."""
+        """One gradient step of the critic; returns its loss."""
         loss = self._value_loss(faster(self.model.critic)(rows.obs), rows)
-        self.optimizer.zero_grad()
-        torch.autograd.backward(self.hyper.value_coefficient * loss)
-        self.optimizer.clip_and_step(self.hyper.max_grad_norm)
+        self.descend(self.optimizer, self.hyper.value_coefficient * loss)
         return loss.detach()

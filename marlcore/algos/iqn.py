@@ -18,7 +18,7 @@ from ..interfaces import Update
 from ..spaces import Spaces
 from .bases.hyperparameters import AtLeast1, Layers, Positive, Units
 from .bases.q_learning import FeedforwardQLearning, QTrainer
-from .bases.trainers import own_generator
+from .bases.trainers import seeded_generator
 from .fast import faster
 from .networks.custom import torso_of
 from .networks.initialization import initialize
@@ -76,15 +76,11 @@ class IQNNetwork(QNetwork):
         self.register_buffer("frequencies", math.pi * torch.arange(hyper.n_cos), persistent=False)
 
     def forward(self, obs: Any, taus: torch.Tensor | None = None) -> torch.Tensor:
-        """The mean over n_policy quantiles, at the midpoints of equal strips of [0, 1]; with `taus` these quantiles.
+        """The mean [B, actions] of n_policy quantiles; with fractions `taus` [B, N] or [1, N], these [B, N, ...].
 
-        The paper draws the fractions at random (section 3). Midpoints vary less, approximate the mean best (Dabney et
-        al. 2018, arXiv:1710.10044, Lemma 2), and need no random numbers to act.
-
-        The fraction's embedding multiplies the observation's features (Dabney et al. 2018, equation 4).
-
-        Args:
-            taus: fractions [B, N], or [1, N] for the same ones in every row; their quantiles are [B, N, actions].
+        Without `taus` the fractions are the midpoints of equal strips of [0, 1], which approximate the mean best
+        (Dabney et al. 2018, arXiv:1710.10044, Lemma 2); the paper draws them (section 3). A fraction's embedding
+        multiplies the observation's features (equation 4).
         """
         fractions = self.midpoints if taus is None else taus
         embedded = self.embedding(torch.cos(fractions[..., None] * self.frequencies))
@@ -95,11 +91,11 @@ class IQNNetwork(QNetwork):
 class IQNTrainer(QTrainer):
     """Quantile regression towards a target network."""
 
-    kept = (*QTrainer.kept, "generator")
+    saved = (*QTrainer.saved, "generator")
 
     def __init__(self, hyper: IQN, network: IQNNetwork) -> None:
         super().__init__(hyper, network)
-        self.generator = own_generator(self.device)
+        self.generator = seeded_generator(self.device)
 
     def update(self, batch: Any) -> Update:
         """One step on a batch of B transitions (Dabney et al. 2018, equation 3), rows weighted by `weight`.
@@ -113,19 +109,21 @@ class IQNTrainer(QTrainer):
         predicted = _of_action(faster(self.network)(batch.obs, taus), action)
         errors = quantile_huber_loss(predicted, self.targets(batch), taus, self.hyper.kappa)
         loss = (batch.weight * errors).mean()
-        grad_norm = self.step(loss)
+        grad_norm = self.descend(self.optimizer, loss)
+        self.move_target()
         return Update(self.metrics(loss, predicted, grad_norm), priority=errors.detach())
 
     @torch.no_grad()
-    def targets(self, batch: Any) -> torch.Tensor:
+    def targets(self, batch: Any, chooser: torch.Tensor | None = None) -> torch.Tensor:
         """The scaled reward plus the discounted quantiles of the next observation, float32 [B, n_tau_prime].
 
         The action is the target network's best (Dabney et al. 2018, equation 2), or the network's with `double`; among
         allowed actions only.
         """
         target = faster(self.target)
-        chooser = faster(self.network) if self.hyper.double else target
-        action = best(chooser(batch.next_obs), self.network.allowed(batch.next_obs))
+        if chooser is None:
+            chooser = (faster(self.network) if self.hyper.double else target)(batch.next_obs)
+        action = best(chooser, self.network.allowed(batch.next_obs))
         taus = self._fractions(len(action), self.hyper.n_tau_prime)
         future = _of_action(target(batch.next_obs, taus), action)
         return self.bootstrapped(batch, future.t()).t()

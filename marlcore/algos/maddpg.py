@@ -13,10 +13,7 @@ from .bases.hyperparameters import AtLeast0, AtLeast1
 
 @dataclass(frozen=True)
 class MADDPG(TeamDelayedPolicy):
-    """Hyperparameters of MADDPG; the agent is a team, see Config.teams.
-
-    The noises and `target_noise` are of Box actions: Discrete ones are drawn from the policy.
-    """
+    """Hyperparameters of MADDPG; the agent is a team, see Config.teams. Only Box actions have noise."""
 
     critics: ClassVar[int] = 1
 

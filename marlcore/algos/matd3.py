@@ -12,9 +12,6 @@ from .bases.actor_critic import TeamDelayedPolicy
 
 @dataclass(frozen=True)
 class MATD3(TeamDelayedPolicy):
-    """Hyperparameters of MATD3; the agent is a team, see Config.teams.
-
-    The noises and `target_noise` are of Box actions: Discrete ones are drawn from the policy.
-    """
+    """Hyperparameters of MATD3; the agent is a team, see Config.teams. Only Box actions have noise."""
 
     critics: ClassVar[int] = 2

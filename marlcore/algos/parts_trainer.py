@@ -52,7 +52,7 @@ class PartsTrainer:
         if all(part.stage for part in parts.values()):
             raise ValueError(f"parts: expected at least one of stage 0, got {[*parts]}")
         self.parts = dict(parts)
-        self._held = {name: part.optimizer for name, part in parts.items()} | kept
+        self._stateful = {name: part.optimizer for name, part in parts.items()} | kept
 
     def update(self, batch: Any) -> Update:
         """See the class; `batch.numbers` has the stage, as a run's learner tells it."""
@@ -64,8 +64,8 @@ class PartsTrainer:
         return Update(metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: held.state_dict() for name, held in self._held.items()}
+        return {name: part.state_dict() for name, part in self._stateful.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, held in self._held.items():
-            held.load_state_dict(state[name])
+        for name, part in self._stateful.items():
+            part.load_state_dict(state[name])

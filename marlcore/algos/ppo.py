@@ -7,8 +7,6 @@ the clipped objective stand in bases/clipped_policy.py, since RecurrentPPO and H
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from ..interfaces import Action
 from ..spaces import JOINT, Spaces
 from .bases.clipped_policy import ClippedPolicy, ClippedPolicyTrainer
@@ -28,9 +26,6 @@ class PPO(ClippedPolicy):
         """Actions drawn from the policy."""
         return self.sampled(model, faster(model)(obs), request)
 
-    def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
-        return model.distribution.mode(faster(model)(obs), mask), None
-
     def make_trainer(self, model: Any) -> ClippedPolicyTrainer:
         return ClippedPolicyTrainer(self, model)
 
@@ -40,8 +35,7 @@ class MAPPO(PPO):
     """Hyperparameters of MAPPO: those of PPO. Its critic sees the agent's own observation and the joint one.
 
     Yu et al. 2022, "The surprising effectiveness of PPO in cooperative multi-agent games" (arXiv:2103.01955).
-    Environments are PettingZoo's Parallel ones; agents that are alike learn faster with one policy (`policies=`), which
-    the paper calls parameter sharing.
+    Environments are PettingZoo's Parallel ones; agents that are alike learn faster with one policy (`policies=`).
     """
 
     wants_joint = True

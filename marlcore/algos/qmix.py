@@ -38,10 +38,9 @@ class QMIX(TeamQLearning):
 
 
 class Mixer(nn.Module):
-    """The members' values, mixed by two layers whose weights networks make of the state, and none is negative.
+    """The members' values, mixed by two layers, whose weights networks compute from the state.
 
-    Rashid et al. 2018, section 4.1 and figure 2: absolute values keep the weights from being negative, biases may be,
-    and the last bias comes from two layers.
+    Absolute values keep these weights from being negative; biases may be (Rashid et al. 2018, section 4.1, figure 2).
     """
 
     def __init__(self, team: TeamSpaces, hyper: QMIX) -> None:

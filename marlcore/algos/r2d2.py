@@ -4,15 +4,13 @@ Kapturowski et al. 2019, "Recurrent experience replay in distributed reinforceme
 (openreview.net/forum?id=r1lyTjAqYX).
 """
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..interfaces import Action, Update
-from ..observations import each
+from ..interfaces import Action
 from ..spaces import Spaces
 from ..spec import TransitionSpec
 from .bases.hyperparameters import ActRequest, LearningRate, Positive
@@ -39,7 +37,7 @@ class R2D2(WindowedQLearning):
     def transition(self, spaces: Spaces) -> TransitionSpec:
         """A row, and the recurrent state in each `period`-th row of an episode. Raises ValueError: see JointActions."""
         state = state_fields(self, spaces, self.period)
-        return dataclasses.replace(super().transition(spaces), extras=state)
+        return replace(super().transition(spaces), extras=state)
 
     def make_model(self, spaces: Spaces) -> "RecurrentQNetwork":
         return RecurrentQNetwork(self, spaces)
@@ -62,33 +60,10 @@ class R2D2(WindowedQLearning):
 
 
 class R2D2Trainer(WindowTrainer):
-    """Q-learning on windows towards a target network, with the Huber loss."""
+    """Q-learning on windows, whose values are rescaled."""
 
-    def update(self, batch: Any) -> Update:
-        """One step on a batch of B windows of T transitions, of which those count where `mask` is True.
-
-        The batch is as for DQN with an axis T after B, and has `mask` bool [B, T], `valid`, and in `extras` the state.
-        """
-        self.follow_schedules(batch)
-        batch, window = self.shortened(batch)
-        values, _ = faster(self.network)(*window)
-        action = self.network.actions.encode(batch.action.flatten(0, 1)).view(batch.reward.shape)
-        taken = values[:, :-1].gather(2, action[..., None]).squeeze(2)
-        return self.step_on_windows(batch, taken, self.targets(batch, window, values.detach()))
+    def scaled(self, values: torch.Tensor) -> torch.Tensor:
+        return rescaled(values) if self.hyper.rescale else values
 
     def unscaled(self, values: torch.Tensor) -> torch.Tensor:
         return restored(values) if self.hyper.rescale else values
-
-    @torch.no_grad()
-    def targets(self, batch: Any, window: tuple[Any, ...], values: torch.Tensor) -> torch.Tensor:
-        """The returns that the target network's values complete, float32 [B, T]; rescaled as the network's values are.
-
-        The network returned `values` [B, T + 1, actions], by which `double` chooses, for the arguments `window`.
-        """
-        slow, _ = faster(self.target)(*window)
-        allowed = self.network.allowed(each(lambda part: part.flatten(0, 1), window[0]))
-        chooser = (values if self.hyper.double else slow).flatten(0, 1)
-        action = best(chooser, allowed).view(slow.shape[:2])
-        value = slow.gather(2, action[..., None]).squeeze(2)
-        returns = self.returns(batch, self.unscaled(value))
-        return rescaled(returns) if self.hyper.rescale else returns

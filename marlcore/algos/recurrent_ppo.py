@@ -5,9 +5,8 @@ See bases/clipped_policy.py. Each row stores the state that its actor had, with 
 """
 
 import copy
-import dataclasses
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -48,13 +47,13 @@ class RecurrentPPO(ClippedPolicy):
             raise ValueError(
                 f"{self.owner} cell: expected other names in its state than {name!r}, which rows have already"
             )
-        return dataclasses.replace(spec, extras={**spec.extras, **state})
+        return replace(spec, extras={**spec.extras, **state})
 
     def make_model(self, spaces: Spaces) -> Any:
         return RecurrentPolicyValue(self, spaces)
 
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
-        """As PPO's, with the state after them."""
+        """Actions drawn from the policy, with the state after them."""
         output, _, after = faster(model)(obs, request.state)
         action = self.sampled(model, output, request)
         return action._replace(state=model.torso.acted(after, action.action))
@@ -95,12 +94,12 @@ class RecurrentPolicyValue(nn.Module):
 
         Windows begin with the observations `first`, bool [B], and with the state [B, ...] before these.
         """
-        rows, held = windows_of(first)
+        rows, filled = windows_of(first)
         begins = rows[:, 0]
 
         def unroll(core: Callable[..., Stepped], inputs: torch.Tensor, state: State) -> Stepped:
             features, after = core(inputs[rows], {name: state[name][begins] for name in self._state})
-            return features[held], after
+            return features[filled], after
 
         output, features, _ = self.acting(obs, state, unroll)
         return output, self.critic(features).squeeze(1)
@@ -128,32 +127,32 @@ class RecurrentPPOTrainer(ClippedPolicyTrainer):
 
     def minibatches(self, rows: Minibatch) -> Iterator[Minibatch]:
         """Windows in a new order, in minibatches of about minibatch_size rows."""
-        index, held = windows_of(rows.extras[FIRST])
+        index, filled = windows_of(rows.extras[FIRST])
         order = torch.randperm(len(index), generator=self.generator).to(index.device)
-        index, held = index[order], held[order]
-        ends = held.sum(1).cumsum(0)
+        index, filled = index[order], filled[order]
+        ends = filled.sum(1).cumsum(0)
         number = (ends - 1).div(self.hyper.minibatch_size, rounding_mode="floor")
         for each in dict.fromkeys(number.tolist()):  # a window longer than a minibatch leaves numbers out
             part = number == each
-            yield Minibatch(*(rows_at(values, index[part][held[part]]) for values in rows))
+            yield Minibatch(*(rows_at(values, index[part][filled[part]]) for values in rows))
 
 
 def first_rows(continues: torch.Tensor, unroll: int) -> torch.Tensor:
     """The rows, bool [B], with which windows begin: the first of each run, and each `unroll`-th from there."""
-    at = torch.arange(len(continues), device=continues.device)
+    place = torch.arange(len(continues), device=continues.device)
     begins = torch.ones_like(continues)
     begins[1:] = ~continues[:-1]
-    run = torch.where(begins, at, 0).cummax(0).values
-    return (at - run) % unroll == 0
+    run = torch.where(begins, place, 0).cummax(0).values
+    return (place - run) % unroll == 0
 
 
 def windows_of(first: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The rows int64 [W, L] of the windows that begin with the rows `first`, and which of these places they fill.
 
-    Other places hold a window's first row; the windows' rows one after another are all rows in their order.
+    Other places hold a window's first row.
     """
     starts = first.nonzero().squeeze(1)
     lengths = torch.diff(starts, append=starts.new_tensor([len(first)]))
-    at = torch.arange(int(lengths.max()), device=first.device)
-    held = at < lengths[:, None]
-    return starts[:, None] + torch.where(held, at, 0), held
+    place = torch.arange(int(lengths.max()), device=first.device)
+    filled = place < lengths[:, None]
+    return starts[:, None] + torch.where(filled, place, 0), filled

@@ -16,10 +16,10 @@ from torch.nn import functional
 from ..declared import Number
 from ..interfaces import Update
 from ..spaces import Spaces
-from .bases.actor_critic import ActorCriticHyperparameters, ActorCriticTrainer
+from .bases.actor_critic import ActorCriticTrainer, NoisyPolicy
 from .bases.hyperparameters import Positive
 from .fast import faster
-from .networks.actor_critic import ActorCritic, ContinuousPolicy
+from .networks.actor_critic import ActorCritic, ContinuousPolicy, continuous_actor_critic
 
 LOG_STD = (-20.0, 2.0)  # least and greatest, as in the authors' code
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
@@ -28,7 +28,7 @@ Normal = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class SAC(ActorCriticHyperparameters):
+class SAC(NoisyPolicy):
     """Hyperparameters of SAC."""
 
     temperature: Positive = 0.1
@@ -37,7 +37,7 @@ class SAC(ActorCriticHyperparameters):
     """The entropy that the temperature holds; None: minus the number of an action's components (appendix D)."""
 
     def make_model(self, spaces: Spaces) -> ActorCritic:
-        return ActorCritic(self, spaces, GaussianPolicy)
+        return continuous_actor_critic(self, spaces, GaussianPolicy)
 
     def make_trainer(self, model: Any) -> "SACTrainer":
         return SACTrainer(self, model)
@@ -55,8 +55,8 @@ class GaussianPolicy(ContinuousPolicy):
         mean, log_std = outputs.chunk(2, 1)
         return mean, log_std.clamp(*LOG_STD)
 
-    def greedy(self, distribution: Normal) -> torch.Tensor:
-        return distribution[0].tanh()
+    def greedy(self, obs: Any, mask: None = None) -> torch.Tensor:
+        return self.actions.decoded(self(obs)[0].tanh())
 
     def noisy(self, distribution: Normal, noise: torch.Tensor, explore: Mapping[str, Any]) -> torch.Tensor:
         mean, log_std = distribution
@@ -69,16 +69,16 @@ class GaussianPolicy(ContinuousPolicy):
         (Haarnoja et al. 2018, appendix C, equation 21).
         """
         mean, log_std = distribution
-        before = mean + log_std.exp() * noise
+        x = mean + log_std.exp() * noise
         density = -0.5 * noise.square() - log_std - LOG_SQRT_2PI
-        slope = 2 * (math.log(2) - before - functional.softplus(-2 * before))
-        return before.tanh(), (density - slope).sum(1)
+        slope = 2 * (math.log(2) - x - functional.softplus(-2 * x))
+        return x.tanh(), (density - slope).sum(1)
 
 
 class SACTrainer(ActorCriticTrainer):
     """Critics, policy and temperature that learn at each update; targets of the critics."""
 
-    kept = (*ActorCriticTrainer.kept, "log_temperature", "temperature_optimizer")
+    saved = (*ActorCriticTrainer.saved, "log_temperature", "temperature_optimizer")
 
     def __init__(self, hyper: SAC, model: ActorCritic) -> None:
         super().__init__(hyper, model, source=model.critics)

@@ -1,1 +1,1 @@
-"""What algorithms share: their hyperparameters, choices of actions, and trainers. One file a family."""
+"""The bases of algorithms: hyperparameters, choices of actions, and trainers. Each family has a file."""

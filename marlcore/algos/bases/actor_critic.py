@@ -20,18 +20,18 @@ from ...spaces import Spaces
 from ...spec import Field, TransitionSpec
 from ..fast import ClippedAdam, faster
 from ..networks.actions import BoxActions
-from ..networks.actor_critic import ActorCritic, DeterministicPolicy
-from ..networks.teams import MemberCritics, OneHotActions, TeamActorCritic, TeamCritics, TeamSpaces, team_actions
+from ..networks.actor_critic import ActorCritic, DeterministicPolicy, continuous_actor_critic
+from ..networks.teams import MemberCritics, OneHotActions, TeamCritics, TeamPolicy, TeamSpaces, team_actions
 from ..networks.torso import rows_in
 from .hyperparameters import ActRequest, AtLeast0, AtLeast1, Hyperparameters, Layers, LearningRate, Positive, Share
-from .trainers import TargetTrainer, own_generator
+from .trainers import TargetTrainer, seeded_generator
 
 UNTIL_FIRST_UPDATE = "linear(1, 0, 1, of=updates)"
 
 
 @dataclass(frozen=True)
 class ActorCriticHyperparameters(Hyperparameters):
-    """Hyperparameters of all algorithms whose acting part is a ContinuousPolicy, and of teams' actor-critics."""
+    """Hyperparameters of all algorithms with a policy and critics."""
 
     learning_rate: LearningRate = 1e-3
     """Adam's step size, for the policy, the critics and a learned temperature, above 0, usually 1e-4 to 1e-3; a number
@@ -45,13 +45,18 @@ class ActorCriticHyperparameters(Hyperparameters):
     reward_scale: Positive = 0.1
     """Factor on rewards, above 0; usually 0.01 to 1."""
 
+
+@dataclass(frozen=True)
+class NoisyPolicy(ActorCriticHyperparameters):
+    """Hyperparameters of policies of Box actions, which are uniform until the first update and noisy later."""
+
     def transition(self, spaces: Spaces) -> TransitionSpec:
         """A row without extras. Raises ValueError: see BoxActions."""
         BoxActions(self.owner, spaces.action)
         return super().transition(spaces)
 
     def schedules(self) -> Mapping[str, Any]:
-        """Until the learner's first update actors draw actions uniformly, as both papers do, and none later."""
+        """Until the learner's first update actors draw all actions uniformly, as both papers do; later none."""
         return {"epsilon": UNTIL_FIRST_UPDATE, **super().schedules()}
 
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
@@ -69,16 +74,10 @@ class ActorCriticHyperparameters(Hyperparameters):
         noisy = model.noisy(faster(model)(obs), torch.from_numpy(noise).to(actions.reach.device), explore)
         return Action(actions.decode(np.where(uniform[:, None], anywhere, noisy.cpu().numpy())))
 
-    def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
-        return model.actions.decoded(model.greedy(faster(model)(obs))), None
-
 
 @dataclass(frozen=True)
-class DelayedPolicy(ActorCriticHyperparameters):
-    """Hyperparameters of deterministic policies that learn less often than their critics, as TD3's.
-
-    Noise is in units of half the range of an action's component.
-    """
+class DelayedPolicy(NoisyPolicy):
+    """Hyperparameters of deterministic policies; noise is in units of half the range of an action's component."""
 
     noise: AtLeast0 = 0.1
     """Standard deviation of the noise of exploration, at least 0, usually 0.1 to 0.3; the schedule `noise` of
@@ -86,7 +85,7 @@ class DelayedPolicy(ActorCriticHyperparameters):
     target_noise: AtLeast0 = 0.2
     """Standard deviation of the noise on the target policy's actions, at least 0."""
     target_noise_clip: AtLeast0 = 0.5
-    """That noise is clipped to this size, at least 0."""
+    """Largest size of that noise, to which it is clipped, at least 0."""
     policy_delay: AtLeast1 = 2
     """Updates of the critics for each one of the policy and the targets, d in the paper, at least 1."""
 
@@ -94,12 +93,12 @@ class DelayedPolicy(ActorCriticHyperparameters):
         return {**super().schedules(), "noise": self.noise}
 
     def make_model(self, spaces: Spaces) -> Any:
-        return ActorCritic(self, spaces, DeterministicPolicy)
+        return continuous_actor_critic(self, spaces, DeterministicPolicy)
 
 
 @dataclass(frozen=True)
 class TeamDelayedPolicy(DelayedPolicy):
-    """Hyperparameters of a team's deterministic policies; see Config.teams."""
+    """Hyperparameters of a team's policies. All noises are of Box actions: Discrete ones are drawn from the policy."""
 
     critics: ClassVar[int]  # networks for each value, of which the smallest value counts
     wants_team = True
@@ -123,8 +122,9 @@ class TeamDelayedPolicy(DelayedPolicy):
         """The chosen one; with own rewards of one step, since the sampler sums no others than the team's."""
         return chosen if self.rewards == "sum" else replace(chosen, n_step=1)
 
-    def make_model(self, spaces: Spaces) -> TeamActorCritic:
-        return TeamActorCritic(self, spaces, TeamCritics if self.rewards == "sum" else MemberCritics)
+    def make_model(self, spaces: Spaces) -> ActorCritic:
+        policy = TeamPolicy(self, spaces)
+        return ActorCritic(self, policy, (TeamCritics if self.rewards == "sum" else MemberCritics)(self, policy))
 
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
         """Box actions as TD3's; Discrete ones drawn from each member's policy, or uniform ones of the allowed."""
@@ -137,9 +137,6 @@ class TeamDelayedPolicy(DelayedPolicy):
         scores = np.where(uniform & (outputs > -np.inf), 0.0, outputs) + gumbel
         return Action(model.actions.decode(scores))
 
-    def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
-        return model.actions.decoded(faster(model)(obs, mask)), None
-
     def make_trainer(self, model: Any) -> "TeamDelayedPolicyTrainer":
         return TeamDelayedPolicyTrainer(self, model)
 
@@ -147,17 +144,17 @@ class TeamDelayedPolicy(DelayedPolicy):
 class ActorCriticTrainer(TargetTrainer):
     """The optimizers of a model's policy and critics, and the target of its part `source`."""
 
-    kept: ClassVar[tuple[str, ...]] = ("target", "policy_optimizer", "critics_optimizer", "updates", "generator")
+    saved: ClassVar[tuple[str, ...]] = ("target", "policy_optimizer", "critics_optimizer", "updates", "generator")
 
     def __init__(self, hyper: ActorCriticHyperparameters, model: Any, source: nn.Module) -> None:
         super().__init__(hyper, source)
         self.policy, self.critics = model.acting, model.critics
-        self.policy_optimizer = self.adam(list(self.policy.parameters()))
-        self.critics_optimizer = self.adam(list(self.critics.parameters()))
-        self.generator = own_generator(self.device)
+        self.policy_optimizer = self.adam(self.policy.parameters())
+        self.critics_optimizer = self.adam(self.critics.parameters())
+        self.generator = seeded_generator(self.device)
 
     def descend(self, optimizer: ClippedAdam, loss: torch.Tensor) -> torch.Tensor:
-        """One step of the optimizer's parameters alone; returns the gradient's norm before clipping."""
+        """See AdamTrainer; no other parameters get a gradient."""
         optimizer.zero_grad()
         torch.autograd.backward(loss, inputs=[tensor for tensor in optimizer.tensors if tensor.requires_grad])
         return optimizer.clip_and_step(self.hyper.max_grad_norm)
@@ -165,14 +162,13 @@ class ActorCriticTrainer(TargetTrainer):
     def improve_critics(self, batch: Any, targets: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """One step of the critics on their squared errors, towards targets [..., B]; rows weighted by `weight`.
 
-        Returns: the metrics, with the sum of all critics' losses; and the rows' priorities [..., B]: the mean of the
-            critics' absolute errors.
+        Returns: the metrics, and the rows' priorities [..., B]: the mean of the critics' absolute errors.
         """
-        taken = faster(self.critics)(batch.obs, self.policy.actions.encode(batch.action))
-        errors = targets - taken
+        values = faster(self.critics)(batch.obs, self.policy.actions.encode(batch.action))
+        errors = targets - values
         loss = (batch.weight * errors.square()).mean(-1).sum()
         grad_norm = self.descend(self.critics_optimizer, loss)
-        return self.metrics(loss, taken, grad_norm), errors.detach().abs().mean(0)
+        return self.metrics(loss, values, grad_norm), errors.detach().abs().mean(0)
 
     def normal(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, device=self.device, generator=self.generator)
@@ -190,13 +186,13 @@ class DelayedPolicyTrainer(ActorCriticTrainer):
         metrics, priority = self.improve_critics(batch, self.targets(batch))
         self.updates += 1
         if self.updates % self.hyper.policy_delay == 0:
-            loss = self.policy_loss(batch, *self.own_actions(batch))
+            loss = self.policy_loss(batch, *self.policy_actions(batch))
             self.descend(self.policy_optimizer, loss)
             metrics["policy_loss"] = loss.detach()
             self.soft_update(self.hyper.tau)
         return Update(metrics, priority)
 
-    def own_actions(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def policy_actions(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """The policy's actions [B, size] in [-1, 1], and their values [1, B] by the first critic, with gradients."""
         action = faster(self.policy)(batch.obs)
         return action, faster(self.critics)(batch.obs, action, count=1)
@@ -207,8 +203,7 @@ class DelayedPolicyTrainer(ActorCriticTrainer):
 
     @torch.no_grad()
     def targets(self, batch: Any) -> torch.Tensor:
-        """The scaled reward plus the discounted smallest value of the smoothed action, float32 [..., B] (Algorithm
-        1)."""
+        """The scaled reward plus the discounted smallest value of the smoothed action, float32 [..., B]."""
         values = faster(self.target.critics)(batch.next_obs, self.smoothed(batch.next_obs))
         return self.bootstrapped(batch, values.amin(0))
 
@@ -224,8 +219,7 @@ class TeamDelayedPolicyTrainer(DelayedPolicyTrainer):
     """TD3's steps, whose policy gradient is that of each member's own action, beside what the others did."""
 
     def update(self, batch: Any) -> Update:
-        """See DelayedPolicyTrainer. With own rewards, those of members that act; a row's priority is the mean of all
-        members'."""
+        """See DelayedPolicyTrainer. With own rewards, a row's priority is the members' mean, 0 for dead ones."""
         if self.hyper.rewards == "sum":
             return super().update(batch)
         team, batch = self.policy.team, copy.copy(batch)
@@ -236,11 +230,10 @@ class TeamDelayedPolicyTrainer(DelayedPolicyTrainer):
         assert update.priority is not None
         return replace(update, priority=(update.priority * alive).mean(0))
 
-    def own_actions(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """All members' actions [B, size], and the values [members, B] where one of them acts anew.
+    def policy_actions(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """All members' actions [B, size], and the values [members, B] of each member's new action.
 
-        The others' actions are those of the rows (Lowe et al. 2017, equation 6). A member that does not act changes no
-        value, and gets no gradient.
+        The others' actions are those of the rows (Lowe et al. 2017, equation 6). A dead member gets no gradient.
         """
         action = self.policy.drawn(faster(self.policy)(batch.obs), self.generator)
         in_rows = self.policy.actions.encode(batch.action)
@@ -249,7 +242,7 @@ class TeamDelayedPolicyTrainer(DelayedPolicyTrainer):
         return action, faster(self.critics).of_each(batch.obs, torch.where(acts, anew, others).flatten(2))
 
     def smoothed(self, obs: Any) -> torch.Tensor:
-        """See DelayedPolicyTrainer; of Discrete actions those drawn from the target policy."""
+        """See DelayedPolicyTrainer; Discrete actions are drawn from the target policy."""
         if not self.policy.team.choices:
             return super().smoothed(obs)
         policy = self.target.acting
@@ -257,7 +250,7 @@ class TeamDelayedPolicyTrainer(DelayedPolicyTrainer):
         return drawn
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Of checkpoints with more critics, as MADDPG's earlier ones have, it takes the first ones' moments."""
+        """Takes the moments of the first critics from checkpoints with more, as MADDPG's earlier ones have."""
         optimizer, parameters = state["critics_optimizer"], self.critics_optimizer.tensors
         moments = {
             number: {name: part[: len(parameters[number])] if part.ndim else part for name, part in of_one.items()}

@@ -6,7 +6,7 @@ correction of Espeholt et al. 2018 (arXiv:1802.01561), and the ratio to the poli
 that acted (Hilton et al. 2022, "Batch size-invariance for policy optimization", arXiv:2110.00641, section 3).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -19,13 +19,13 @@ from ...observations import rows_at
 from ...spaces import Spaces
 from ...spec import Field, TransitionSpec
 from ..advantages import Steps, ValueNormalizer, following_values, gae, vtrace
-from ..fast import ClippedAdam, faster
+from ..fast import faster
 from ..networks.distributions import distribution_of
 from ..networks.initialization import Initialization
 from ..networks.policy_value import PolicyNetwork
 from ..networks.torso import Activation
 from .hyperparameters import RATE, ActRequest, AtLeast1, Hyperparameters, Layers, LearningRate, Positive
-from .trainers import Resumable, own_generator
+from .trainers import AdamTrainer, seeded_generator
 
 LOG_PROB = "log_prob"
 BONUS = "entropy_coefficient"  # scheduled, as the learning rate is
@@ -36,7 +36,7 @@ KL = METRICS.index("approx_kl")
 
 @dataclass(frozen=True)
 class ClippedPolicy(Hyperparameters):
-    """Hyperparameters of PPO and its kin. An update, as runs count them, is a step on one minibatch."""
+    """Hyperparameters of all variants of PPO. An update, as runs count them, is a step on one minibatch."""
 
     learning_rate: LearningRate = 1e-3
     """Adam's step size, above 0, usually 1e-4 to 1e-3; a number or a schedule, such as "linear(1e-3, 1e-5, 1000000)".
@@ -110,7 +110,7 @@ class ClippedPolicy(Hyperparameters):
 
 
 class Evaluated(NamedTuple):
-    """What the model says of B transitions, each [B]; values in the critic's units."""
+    """The model's outputs for B transitions, each [B]; values in the critic's units."""
 
     log_prob: torch.Tensor
     entropy: torch.Tensor
@@ -118,7 +118,7 @@ class Evaluated(NamedTuple):
 
 
 class Minibatch(NamedTuple):
-    """Transitions with what an update holds fixed, each [B, ...]; values and targets in the critic's units."""
+    """Transitions and numbers that an update leaves fixed, each [B, ...]; value and target in the critic's units."""
 
     obs: Any
     action: torch.Tensor
@@ -129,23 +129,19 @@ class Minibatch(NamedTuple):
     target: torch.Tensor
 
 
-class ClippedPolicyTrainer(Resumable):
+class ClippedPolicyTrainer(AdamTrainer):
     """Passes over each batch with the clipped objective."""
 
-    kept: ClassVar[tuple[str, ...]] = ("optimizer", "generator", "normalizer")
+    saved: ClassVar[tuple[str, ...]] = ("optimizer", "generator", "normalizer")
+    epsilon = ADAM_EPS
 
     def __init__(self, hyper: ClippedPolicy, model: Any, trained: Any = None) -> None:
         """`trained`: the part of the model that `optimizer` trains; None: all of it."""
-        self.hyper: Any = hyper
+        super().__init__(hyper)
         self.model = model
-        parameters: list[torch.Tensor] = list((model if trained is None else trained).parameters())
-        self.optimizer = self.adam(parameters)
-        self.normalizer = ValueNormalizer(parameters[0].device)
-        self.generator = own_generator()
-
-    def adam(self, parameters: Iterable[torch.Tensor]) -> ClippedAdam:
-        """An optimizer whose learning rate each update sets."""
-        return ClippedAdam(list(parameters), lr=None, eps=ADAM_EPS)
+        self.optimizer = self.adam((model if trained is None else trained).parameters())
+        self.normalizer = ValueNormalizer(self.optimizer.tensors[0].device)
+        self.generator = seeded_generator()
 
     def update(self, batch: Any) -> Update:
         """Steps on the minibatches of one batch.
@@ -155,7 +151,7 @@ class ClippedPolicyTrainer(Resumable):
             explained_variance, the part of the targets' variance that the critic explained before.
         """
         hyper = self.hyper
-        self.optimizer.set_learning_rate(batch.numbers[RATE])
+        self.follow_schedules(batch)
         single = hyper.epochs == 1 and hyper.minibatch_size >= len(batch.reward)
         with torch.set_grad_enabled(single):  # one step needs no second pass through the network
             now = self.evaluate(batch)
@@ -208,9 +204,9 @@ class ClippedPolicyTrainer(Resumable):
         return self._passes(rows, lambda part: self._step(self.evaluate(part), part, bonus), KL)
 
     def _passes(self, rows: Minibatch, step: Callable[[Minibatch], torch.Tensor], kl: int) -> list[torch.Tensor]:
-        """What `step` returns of all minibatches, in a new order each pass.
+        """The results of `step` for all minibatches, in a new order each pass.
 
-        Passes end when the policy has moved by `target_kl`, by a pass's mean of the number at `kl`.
+        Passes end when a pass's mean of the number at place `kl`, the policy's divergence, exceeds `target_kl`.
         """
         steps: list[torch.Tensor] = []
         for _ in range(self.hyper.epochs):
@@ -234,9 +230,7 @@ class ClippedPolicyTrainer(Resumable):
         policy_loss, kl, beyond = self._policy_loss(now.log_prob, rows, torch.mean)
         value_loss, entropy = self._value_loss(now.value, rows), now.entropy.mean()
         loss = policy_loss + hyper.value_coefficient * value_loss - bonus * entropy
-        self.optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        grad_norm = self.optimizer.clip_and_step(hyper.max_grad_norm)
+        grad_norm = self.descend(self.optimizer, loss)
         with torch.no_grad():
             return torch.stack([loss, policy_loss, value_loss, entropy, kl, beyond, grad_norm])
 

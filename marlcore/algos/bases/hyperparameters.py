@@ -12,6 +12,7 @@ from torch import nn
 from ...declared import UNITS, Number, Scheduled, Whole, check_declared, layer_sizes
 from ...interfaces import Action, Algorithm
 from ...spaces import Spaces
+from ..fast import faster
 from ..networks.custom import custom_function
 from ..networks.initialization import Initialization
 from ..networks.torso import Activation
@@ -39,10 +40,7 @@ class ActRequest(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Hyperparameters(Algorithm):
-    """Base of dataclasses of hyperparameters, whose ranges their fields declare; see declared.py.
-
-    Those here are of the first layers of networks.
-    """
+    """Base of hyperparameters, whose fields declare their ranges (declared.py). Its own are those of first layers."""
 
     network: Network = None
     """Your own network in place of the first layers, or of all: a function that gets the mc.Spaces and returns a
@@ -92,6 +90,6 @@ class Hyperparameters(Algorithm):
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
         """The actions for k observations, with exploration. `faster(model)` runs the model."""
 
-    @abstractmethod
     def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
         """The actions [k, ...] without exploration, a tensor, and the next state or None; by torch alone."""
+        return faster(model).greedy(obs, mask), None

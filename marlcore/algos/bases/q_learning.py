@@ -1,8 +1,7 @@
 """The base of algorithms that learn action values: exploration, first priorities, Q-learning of rows and of windows."""
 
-import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar
 
@@ -18,7 +17,6 @@ from ...spaces import Spaces
 from ...spec import Field, Sequence, TransitionSpec
 from ..fast import faster, passes
 from ..networks.actions import JointActions
-from ..networks.custom import torso_of, whole_network
 from ..networks.qnetwork import QNetwork, best
 from ..networks.recurrent import State, Windows
 from ..networks.torso import rows_in
@@ -73,23 +71,19 @@ class FeedforwardQLearning(QLearning):
     def transition(self, spaces: Spaces) -> TransitionSpec:
         """A row, whose only extra is the first priority if actors compute it. Raises ValueError: see JointActions."""
         spec = super().transition(spaces)
-        return dataclasses.replace(spec, extras={PRIORITY: Field()}) if self.actor_priorities else spec
+        return replace(spec, extras={PRIORITY: Field()}) if self.actor_priorities else spec
 
     def source(self, chosen: ReplaySource) -> ReplaySource:
         """The chosen one, with first priorities if actors compute them."""
         if not self.actor_priorities or chosen.prioritized is None:
             return chosen
-        return dataclasses.replace(chosen, prioritized=dataclasses.replace(chosen.prioritized, initial=PRIORITY))
+        return replace(chosen, prioritized=replace(chosen.prioritized, initial=PRIORITY))
 
     def make_model(self, spaces: Spaces) -> QNetwork:
-        whole = whole_network(self, spaces, "values")
-        return QNetwork(self, spaces, torso_of(self, spaces, self.hidden[:-1], (), whole, "values"))
+        return QNetwork(self, spaces)
 
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
-        """Epsilon-greedy actions; `explore` holds "epsilon".
-
-        The network runs only if some row is greedy, or if actors compute first priorities.
-        """
+        """Epsilon-greedy actions. The network runs only if a row is greedy, or if actors compute first priorities."""
         actions: JointActions = model.actions
         allowed = actions.allowed(request.mask)
         random = random_actions(rows_in(obs), actions.count, allowed, request)
@@ -105,9 +99,6 @@ class FeedforwardQLearning(QLearning):
         of_rows = {"taken": all_values[rows, chosen], "best": all_values[rows, greedy]}
         return Action(actions.decode(chosen), unknown, values=of_rows)
 
-    def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
-        return model.actions.decoded(best(faster(model)(obs), model.actions.allowed(mask))), None
-
     def first_priority(
         self,
         before: Mapping[str, NDArray[Any]],
@@ -115,7 +106,7 @@ class FeedforwardQLearning(QLearning):
         discount: float,
         after: Mapping[str, NDArray[Any]],
     ) -> NDArray[np.float32]:
-        """See `priority_of`, of the error of one step; NaN where a value is unknown."""
+        """The priority of the error of one step, see `priority_of`; NaN where a value is unknown."""
         error: NDArray[Any] = np.abs(self.reward_scale * reward + discount * after["best"] - before["taken"])
         return self.priority_of(error).astype(np.float32)
 
@@ -156,21 +147,13 @@ class WindowedQLearning(QLearning):
     def source(self, chosen: ReplaySource) -> ReplaySource:
         """Windows of single steps, prioritized if that was chosen; the trainer makes the returns."""
         window = Sequence(self.length, self.burn_in, self.period)
-        return dataclasses.replace(chosen, n_step=1, sequence=window)
-
-    def window_priority(self, off: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """The priorities [B] of windows with the absolute errors `off` [B, T], 0 where `counts` [B, T] is.
-
-        eta times the largest one plus 1 - eta times the mean (Kapturowski et al. 2019, section 2.3).
-        """
-        mean = off.sum(1) / counts.sum(1).clamp(min=1.0)
-        return self.eta * off.amax(1) + (1.0 - self.eta) * mean
+        return replace(chosen, n_step=1, sequence=window)
 
 
 def random_actions(
     rows: int, actions: int, allowed: torch.Tensor | None, request: ActRequest
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Which rows explore, and a random allowed action of each row.
+    """Whether each row explores, and a random allowed action of each row.
 
     The draws from the generator depend neither on epsilon nor on the mask. Of a row's n allowed actions it is the one
     numbered floor(place * n), for a place drawn from [0, 1).
@@ -185,72 +168,26 @@ def random_actions(
 
 
 class QTrainer(TargetTrainer):
-    """A network's optimizer and its target network."""
+    """Q-learning of a network towards its target network."""
 
-    kept: ClassVar[tuple[str, ...]] = ("target", "optimizer", "updates")
+    saved: ClassVar[tuple[str, ...]] = ("target", "optimizer", "updates")
 
     def __init__(self, hyper: QLearning, network: Any) -> None:
         super().__init__(hyper, network)
         self.network = network
-        self.optimizer = self.adam(list(network.parameters()))
+        self.optimizer = self.adam(network.parameters())
 
-    def step(self, loss: torch.Tensor) -> torch.Tensor:
-        """One gradient step on `loss`, then the target's update; returns the gradient's norm before clipping."""
-        self.optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        return self.advance()
+    def action_index(self, batch: Any) -> Any:
+        """The numbers int64 [...] of a batch's actions."""
+        return self.network.actions.encode(batch.action)
 
-    def advance(self) -> torch.Tensor:
-        """A step by the parameters' gradients, then the target's update; returns their norm before clipping."""
-        grad_norm = self.optimizer.clip_and_step(self.hyper.max_grad_norm)
-        self.updates += 1
-        interval = self.hyper.target_update_freq
-        if not interval:
-            self.soft_update(self.hyper.tau)
-        elif self.updates % interval == 0:
-            self.soft_update(1.0)
-        return grad_norm
+    def allowed(self, obs: Any, values: torch.Tensor) -> Any:
+        """The actions that the masks allow, bool [..., actions] as `values`; None without masks."""
+        return self.network.allowed(obs)
 
-
-class QNetworkTrainer(QTrainer):
-    """Q-learning of a QNetwork towards a target network, with the Huber loss."""
-
-    @torch.no_grad()
-    def update(self, batch: Any) -> Update:
-        """One step on a batch of B transitions.
-
-        The Huber loss clips the error in the gradient to [-1, 1] (Mnih et al. 2015, Methods, "Training algorithm for
-        deep Q-networks"); each row is weighted by `weight`.
-
-        A row's priority is its absolute error, in units of reward_scale times the reward (Schaul et al. 2016,
-        "Prioritized experience replay", arXiv:1511.05952, section 3.3).
-        """
-        self.follow_schedules(batch)
-        network = passes(self.network)
-        values, next_values = network.forward(batch.obs, batch.next_obs if self.hyper.double else None)
-        targets = self.targets(batch, next_values)
-        action = self.network.actions.encode(batch.action)[:, None]
-        taken = values.gather(1, action).squeeze(1)
-        error = taken - targets
-        clipped = error.clamp(-1.0, 1.0)
-        slope = (batch.weight * clipped).div_(len(error))  # the loss's gradient, with respect to `taken`
-        loss = torch.dot(slope, torch.sub(error, clipped, alpha=0.5))
-        gradient = torch.zeros_like(values).scatter_(1, action, slope[:, None])
-        penalties = self.penalize(batch, values, action, gradient)
-        self.optimizer.zero_grad()
-        network.backward(gradient)
-        grad_norm = self.advance()
-        metrics = self.metrics(sum(penalties.values(), loss), taken, grad_norm) | penalties
-        return Update(metrics, priority=error.abs_())
-
-    def penalize(
-        self, batch: Any, values: torch.Tensor, action: torch.Tensor, gradient: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
-        """Further terms of the loss by name; here none. Adds their gradient to that of the values [B, actions].
-
-        `action`, int64 [B, 1], are the actions taken.
-        """
-        return {}
+    def value_of(self, network: Any, values: torch.Tensor, action: torch.Tensor, obs: Any) -> torch.Tensor:
+        """The values [...] of the actions [...], out of a network's values [..., actions] of observations."""
+        return values.gather(-1, action[..., None]).squeeze(-1)
 
     @torch.no_grad()
     def targets(self, batch: Any, chooser: torch.Tensor | None = None) -> torch.Tensor:
@@ -265,42 +202,107 @@ class QNetworkTrainer(QTrainer):
             chooser = values
         elif chooser is None:
             chooser = faster(self.network)(batch.next_obs)
-        action = best(chooser, self.network.allowed(batch.next_obs))
-        return self.bootstrapped(batch, values.gather(1, action[:, None]).squeeze(1))
+        action = best(chooser, self.allowed(batch.next_obs, values))
+        return self.bootstrapped(batch, self.value_of(self.target, values, action, batch.next_obs))
+
+    def move_target(self) -> None:
+        """Counts an update, and moves the target network or copies the network to it when that is due."""
+        self.updates += 1
+        interval = self.hyper.target_update_freq
+        if not interval:
+            self.soft_update(self.hyper.tau)
+        elif self.updates % interval == 0:
+            self.soft_update(1.0)
+
+
+class QNetworkTrainer(QTrainer):
+    """Q-learning of a QNetwork towards a target network, with the Huber loss."""
+
+    @torch.no_grad()
+    def update(self, batch: Any) -> Update:
+        """One step on a batch of B transitions, weighted by `weight`.
+
+        The Huber loss clips the error in the gradient to [-1, 1] (Mnih et al. 2015, Methods, "Training algorithm for
+        deep Q-networks"). A row's priority is its absolute error (Schaul et al. 2016, "Prioritized experience replay",
+        arXiv:1511.05952, section 3.3), in units of reward_scale times the reward.
+        """
+        self.follow_schedules(batch)
+        network = passes(self.network)
+        values, next_values = network.forward(batch.obs, batch.next_obs if self.hyper.double else None)
+        targets = self.targets(batch, next_values)
+        action = self.action_index(batch)[:, None]
+        q_taken = values.gather(1, action).squeeze(1)
+        error = q_taken - targets
+        clipped = error.clamp(-1.0, 1.0)
+        slope = (batch.weight * clipped).div_(len(error))  # the loss's gradient, with respect to `q_taken`
+        loss = torch.dot(slope, torch.sub(error, clipped, alpha=0.5))
+        gradient = torch.zeros_like(values).scatter_(1, action, slope[:, None])
+        penalties = self.penalize(batch, values, action, gradient)
+        self.optimizer.zero_grad()
+        network.backward(gradient)
+        grad_norm = self.optimizer.clip_and_step(self.hyper.max_grad_norm)
+        self.move_target()
+        metrics = self.metrics(sum(penalties.values(), loss), q_taken, grad_norm) | penalties
+        return Update(metrics, priority=error.abs_())
+
+    def penalize(
+        self, batch: Any, values: torch.Tensor, action: torch.Tensor, gradient: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """Further terms of the loss by name, whose gradient it adds to that of the values [B, actions]; here none."""
+        return {}
 
 
 class WindowTrainer(QTrainer):
-    """Base of trainers whose batches are of windows."""
+    """Q-learning with memory on windows of episodes, with the Huber loss.
 
-    def step_on_windows(self, batch: Any, taken: torch.Tensor, targets: torch.Tensor) -> Update:
-        """One step of values [B, T] towards targets [B, T], of the transitions for which `mask` is True.
+    A batch is as for DQN with an axis T after B, and has `mask` bool [B, T], `valid`, and in `extras` the state.
+    """
 
-        The loss is the mean Huber loss over these, each weighted by its window's `weight`; see `window_priority`.
+    def update(self, batch: Any) -> Update:
+        """One step on B windows of T transitions, of which those count where `mask` is True.
+
+        The loss is the mean Huber loss over these, each weighted by its window's `weight`. A window's priority is eta
+        times its largest error plus 1 - eta times its mean one (Kapturowski et al. 2019, section 2.3).
         """
+        self.follow_schedules(batch)
+        batch, window = self.shortened(batch)
+        values, _ = faster(self.network)(*window)
+        q_taken = self.value_of(self.network, values[:, :-1], self.action_index(batch), batch.obs)
+        targets = self.window_targets(batch, window, values.detach())
         counts = batch.mask.float()
-        errors = functional.huber_loss(taken, targets, reduction="none") * counts
+        errors = functional.huber_loss(q_taken, targets, reduction="none") * counts
         number = counts.sum().clamp(min=1.0)
         loss = (batch.weight[:, None] * errors).sum() / number
-        grad_norm = self.step(loss)
-        taken = taken.detach()
-        q_mean = (self.unscaled(taken) * counts).sum() / (number * self.hyper.reward_scale)
+        grad_norm = self.descend(self.optimizer, loss)
+        self.move_target()
+        q_taken = q_taken.detach()
+        q_mean = (self.unscaled(q_taken) * counts).sum() / (number * self.hyper.reward_scale)
         metrics = {"loss": loss.detach(), "q_mean": q_mean, "grad_norm": grad_norm}
-        return Update(metrics, priority=self.hyper.window_priority((targets - taken).abs() * counts, counts))
+        errors, eta = (targets - q_taken).abs() * counts, self.hyper.eta
+        mean = errors.sum(1) / counts.sum(1).clamp(min=1.0)
+        return Update(metrics, priority=eta * errors.amax(1) + (1.0 - eta) * mean)
+
+    @torch.no_grad()
+    def window_targets(self, batch: Any, window: tuple[Any, ...], values: torch.Tensor) -> torch.Tensor:
+        """The returns completed by the target network's values, float32 [B, T]; with `double`, `values` choose."""
+        slow, _ = faster(self.target)(*window)
+        action = best(values if self.hyper.double else slow, self.allowed(window[0], slow))
+        value = self.value_of(self.target, slow, action, window[0])
+        return self.scaled(self.returns(batch, self.unscaled(value)))
+
+    def scaled(self, values: torch.Tensor) -> torch.Tensor:
+        """Values in units of reward_scale times the reward, on the network's scale; by default it is the same."""
+        return values
 
     def unscaled(self, values: torch.Tensor) -> torch.Tensor:
-        """Values in units of reward_scale times the reward."""
         return values
 
     def shortened(self, batch: Any) -> tuple[SimpleNamespace, tuple[Any, State, Windows]]:
-        """A batch of windows without the last places that no window fills, and a network's arguments for it.
-
-        These are the first observation of each window with the next one of each step, the stored state, and what was
-        done.
-        """
+        """A batch of windows without the last places that no window fills, and a network's arguments for it."""
         steps = int(batch.valid[..., -1].any(0).sum())
         fields = {name: each(lambda values: values[:, :steps], getattr(batch, name)) for name in OF_STEPS}
         raw = raw_reward(batch)[:, :steps]
-        short = SimpleNamespace(**fields, raw_reward=raw, weight=batch.weight, extras=batch.extras)
+        short = SimpleNamespace(**fields, weight=batch.weight, extras=batch.extras)
         obs = each(lambda obs, after: torch.cat([obs[:, :1], after], 1), short.obs, short.next_obs)
         return short, (obs, short.extras, Windows(short.action, raw, self.hyper.burn_in, short.mask[:, 0]))
 
@@ -309,8 +311,8 @@ class WindowTrainer(QTrainer):
 
         `value` [B, T + 1] is of each observation, the last one's after the window's last step.
         """
-        reward, after, held = self.hyper.reward_scale * batch.reward, value[:, 1:], batch.valid[..., -1]
-        continues = torch.cat([held[:, 1:], torch.zeros_like(held[:, :1])], 1)
+        reward, after, valid = self.hyper.reward_scale * batch.reward, value[:, 1:], batch.valid[..., -1]
+        continues = torch.cat([valid[:, 1:], torch.zeros_like(valid[:, :1])], 1)
         returns: torch.Tensor = reward + batch.discount * after
         for _ in range(self.hyper.n_step - 1):
             later = torch.cat([returns[:, 1:], after[:, -1:]], 1)

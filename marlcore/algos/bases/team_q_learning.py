@@ -4,10 +4,9 @@ The team's reward teaches the mixed value, and members act alone: where the mixe
 best actions together are the team's best (Rashid et al. 2018, arXiv:1803.11485, section 4). Members may have memory.
 """
 
-import dataclasses
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from torch.nn import functional
 from ...interfaces import PREVIOUS_REWARD, Action, Algorithm, ReplaySource, Update
 from ...spaces import Spaces
 from ...spec import TransitionSpec
-from ..networks.custom import torso_of, whole_network
+from ..fast import faster
 from ..networks.initialization import initialize
 from ..networks.qnetwork import QNetwork, RecurrentQNetwork, best
 from ..networks.recurrent import PREVIOUS_ACTION, Cell, State, state_fields
@@ -49,17 +48,14 @@ class TeamQLearning(WindowedQLearning):
     own."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
-        """A row, with the members' recurrent states in each `period`-th row of an episode, if there are any.
-
-        Raises: ValueError: the agent is no team, or its members' actions are not Discrete.
-        """
+        """A row, with the members' recurrent states in each `period`-th row. Raises ValueError: see discrete_team."""
         spec = Algorithm.transition(self, spaces)
         team = discrete_team(self.owner, spaces, self.shared)
         if self.cell is None:
             return spec
-        own = state_fields(self, team.groups[0].spaces, self.period)
-        state = {name: dataclasses.replace(field, shape=(team.count, *field.shape)) for name, field in own.items()}
-        return dataclasses.replace(spec, extras={**state, PREVIOUS_REWARD: own[PREVIOUS_REWARD]})
+        of_one = state_fields(self, team.groups[0].spaces, self.period)
+        state = {name: replace(field, shape=(team.count, *field.shape)) for name, field in of_one.items()}
+        return replace(spec, extras={**state, PREVIOUS_REWARD: of_one[PREVIOUS_REWARD]})
 
     def source(self, chosen: ReplaySource) -> ReplaySource:
         """Windows for members with memory, otherwise the chosen one."""
@@ -70,17 +66,14 @@ class TeamQLearning(WindowedQLearning):
 
     @abstractmethod
     def mixer(self, team: TeamSpaces) -> nn.Module:
-        """What mixes the members' values [..., members], with the team's observations, into one value [...].
+        """A module from the members' values [..., members], 0 where they do not act, and the observations to one value.
 
-        It must grow with each member's value; those of members that do not act are 0.
+        That must grow with each member's value.
         """
 
     def member_network(self, spaces: Spaces) -> nn.Module:
         """The network of members with these spaces."""
-        if self.cell is not None:
-            return RecurrentQNetwork(self, spaces)
-        whole = whole_network(self, spaces, "values")
-        return QNetwork(self, spaces, torso_of(self, spaces, self.hidden[:-1], (), whole, "values"))
+        return QNetwork(self, spaces) if self.cell is None else RecurrentQNetwork(self, spaces)
 
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
         """Each member's epsilon-greedy action; `explore` holds "epsilon"."""
@@ -128,13 +121,17 @@ class TeamNetwork(nn.Module):
         self.mixer = hyper.mixer(self.team)
         initialize(hyper, self.mixer)
 
+    def forward(self, obs: Any, *window: Any) -> Any:
+        """The members' values [B, members, actions]; of windows these and the state, see `MemberNetworks.stepped`."""
+        return self.acting.stepped(obs, *window) if window else self.acting(obs)
+
     def mixed(self, values: torch.Tensor, obs: Any) -> torch.Tensor:
         """The team's values [...] for its members' [..., members]; members that do not act contribute nothing."""
         total: torch.Tensor = self.mixer(values * self.team.alive(obs), obs)
         return total
 
     def allowed(self, obs: Any, values: torch.Tensor) -> torch.Tensor | None:
-        return self.team.allowed(self.team.mask_in(obs), values)
+        return self.team.allowed(self.team.spaces.mask_in(obs), values)
 
 
 class TeamTrainer(QTrainer):
@@ -143,46 +140,28 @@ class TeamTrainer(QTrainer):
     network: TeamNetwork
 
     def update(self, batch: Any) -> Update:
-        """One step on a batch of B transitions of the team, each row weighted by `weight`; a row's priority is its
-        absolute error."""
+        """One step on B transitions of the team, weighted by `weight`; a row's priority is its absolute error."""
         self.follow_schedules(batch)
-        values = self.network.acting(batch.obs)
-        taken = self.network.mixed(values.gather(2, batch.action.long()[..., None]).squeeze(2), batch.obs)
+        values = faster(self.network)(batch.obs)
+        q_taken = self.value_of(self.network, values, self.action_index(batch), batch.obs)
         targets = self.targets(batch)
-        loss = (batch.weight * functional.huber_loss(taken, targets, reduction="none")).mean()
-        grad_norm = self.step(loss)
-        error = (targets - taken.detach()).abs()
-        return Update(self.metrics(loss, taken, grad_norm), priority=error)
+        loss = (batch.weight * functional.huber_loss(q_taken, targets, reduction="none")).mean()
+        grad_norm = self.descend(self.optimizer, loss)
+        self.move_target()
+        error = (targets - q_taken.detach()).abs()
+        return Update(self.metrics(loss, q_taken, grad_norm), priority=error)
 
-    @torch.no_grad()
-    def targets(self, batch: Any) -> torch.Tensor:
-        """The scaled reward plus the discounted mixed value of the members' best next actions, float32 [B].
+    def action_index(self, batch: Any) -> Any:
+        return batch.action.long()
 
-        With `double` the network chooses them, otherwise the target network (van Hasselt et al. 2016).
-        """
-        values = self.target.acting(batch.next_obs)
-        chooser = self.network.acting(batch.next_obs) if self.hyper.double else values
-        action = best(chooser, self.network.allowed(batch.next_obs, values))
-        best_values = values.gather(2, action[..., None]).squeeze(2)
-        return self.bootstrapped(batch, self.target.mixed(best_values, batch.next_obs))
+    def allowed(self, obs: Any, values: torch.Tensor) -> Any:
+        return self.network.allowed(obs, values)
+
+    def value_of(self, network: Any, values: torch.Tensor, action: torch.Tensor, obs: Any) -> torch.Tensor:
+        """The mixed values [...] of the members' actions [..., members]."""
+        mixed: torch.Tensor = network.mixed(super().value_of(network, values, action, obs), obs)
+        return mixed
 
 
-class TeamWindowTrainer(TeamTrainer, WindowTrainer):
-    """The same on windows of episodes, whose recurrent states were stored and are burnt in, as R2D2's are."""
-
-    def update(self, batch: Any) -> Update:
-        """One step on a batch of B windows of T transitions, of which those count where `mask` is True."""
-        self.follow_schedules(batch)
-        batch, window = self.shortened(batch)
-        values, _ = self.network.acting.stepped(*window)
-        own = values[:, :-1].gather(3, batch.action.long()[..., None]).squeeze(3)
-        taken = self.network.mixed(own, batch.obs)
-        return self.step_on_windows(batch, taken, self.window_targets(batch, window, values.detach()))
-
-    @torch.no_grad()
-    def window_targets(self, batch: Any, window: tuple[Any, ...], values: torch.Tensor) -> torch.Tensor:
-        """The returns that the target network's mixed values complete, float32 [B, T]; see R2D2Trainer.targets."""
-        slow, _ = self.target.acting.stepped(*window)
-        action = best(values if self.hyper.double else slow, self.network.allowed(window[0], slow))
-        value = self.target.mixed(slow.gather(3, action[..., None]).squeeze(3), window[0])
-        return self.returns(batch, value)
+class TeamWindowTrainer(WindowTrainer, TeamTrainer):
+    """Q-learning of the mixed value on windows of episodes, as R2D2's."""

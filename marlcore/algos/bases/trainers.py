@@ -1,6 +1,7 @@
 """The bases of trainers: state for resumption, Adam whose learning rate may be a schedule, target networks."""
 
 import copy
+from collections.abc import Iterable
 from itertools import chain
 from typing import Any, ClassVar, TypeVar
 
@@ -13,60 +14,66 @@ from .hyperparameters import RATE
 N = TypeVar("N", bound=nn.Module)
 
 
-class Resumable:
-    """A trainer whose state is that of its attributes `kept`: with a state_dict, a list of such, a generator,
-    a tensor or a value."""
+class AdamTrainer:
+    """Base of trainers, whose learning rate may be a schedule.
 
-    kept: ClassVar[tuple[str, ...]]
+    Their state is that of the attributes `saved`: each has a state_dict, or is a list of such objects, a generator, a
+    tensor or a value.
+    """
+
+    saved: ClassVar[tuple[str, ...]]
+    epsilon: ClassVar[float] = 1e-8  # of Adam
+
+    def __init__(self, hyper: Any) -> None:
+        self.hyper = hyper
+        self._is_scheduled = RATE in hyper.schedules()
+        self._optimizers: list[ClippedAdam] = []
+
+    def adam(self, parameters: Iterable[torch.Tensor]) -> ClippedAdam:
+        """An optimizer with the learning rate of `hyper`, which `follow_schedules` sets if that is a schedule."""
+        rate = None if self._is_scheduled else self.hyper.learning_rate
+        self._optimizers.append(ClippedAdam(list(parameters), rate, self.epsilon))
+        return self._optimizers[-1]
+
+    def follow_schedules(self, batch: Any) -> None:
+        """Sets the learning rate for a batch, whose `numbers` hold it if it is a schedule."""
+        for optimizer in self._optimizers if self._is_scheduled else ():
+            optimizer.set_learning_rate(batch.numbers[RATE])
+
+    def descend(self, optimizer: ClippedAdam, loss: torch.Tensor) -> torch.Tensor:
+        """One step of an optimizer's parameters down the loss; returns the gradient's norm before clipping."""
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        return optimizer.clip_and_step(self.hyper.max_grad_norm)
 
     def state_dict(self) -> dict[str, Any]:
         """Live tensors, so save before the next update."""
-        return {name: _state_of(getattr(self, name)) for name in self.kept}
+        return {name: _state_of(getattr(self, name)) for name in self.saved}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in self.kept:
-            part, saved = getattr(self, name), state[name]
+        for name in self.saved:
+            part, value = getattr(self, name), state[name]
             if isinstance(part, list):
-                for one, its in zip(part, saved, strict=True):
-                    one.load_state_dict(its)
+                for item, saved in zip(part, value, strict=True):
+                    item.load_state_dict(saved)
             elif hasattr(part, "load_state_dict"):
-                part.load_state_dict(saved)
+                part.load_state_dict(value)
             elif isinstance(part, torch.Generator):
-                part.set_state(saved.cpu())  # generators of all devices take a CPU tensor
+                part.set_state(value.cpu())  # generators of all devices take a CPU tensor
             elif isinstance(part, torch.Tensor):
-                load_tensor(name, part, saved)
+                load_tensor(name, part, value)
             else:
-                setattr(self, name, saved)
+                setattr(self, name, value)
 
 
 def _state_of(part: Any) -> Any:
     if isinstance(part, list):
-        return [one.state_dict() for one in part]
+        return [item.state_dict() for item in part]
     if hasattr(part, "state_dict"):
         return part.state_dict()
     if isinstance(part, torch.Generator):
         return part.get_state()
     return part.detach() if isinstance(part, torch.Tensor) else part
-
-
-class AdamTrainer(Resumable):
-    """Base of trainers whose learning rate may be a schedule."""
-
-    def __init__(self, hyper: Any) -> None:
-        self.hyper = hyper
-        self._optimizers: list[ClippedAdam] = []
-
-    def adam(self, parameters: list[torch.Tensor]) -> ClippedAdam:
-        """An optimizer with the learning rate of `hyper`, which `follow_schedules` sets if that is a schedule."""
-        rate = self.hyper.learning_rate
-        self._optimizers.append(ClippedAdam(parameters, lr=None if isinstance(rate, str) else rate))
-        return self._optimizers[-1]
-
-    def follow_schedules(self, batch: Any) -> None:
-        """Sets the learning rate for a batch, whose `numbers` hold it if it is a schedule."""
-        if isinstance(self.hyper.learning_rate, str):
-            for optimizer in self._optimizers:
-                optimizer.set_learning_rate(batch.numbers[RATE])
 
 
 class TargetTrainer(AdamTrainer):
@@ -89,9 +96,9 @@ class TargetTrainer(AdamTrainer):
         """The targets [..., B]: the scaled rewards plus the discounted values [..., B] of the next observations."""
         return torch.add(batch.discount * future, batch.reward, alpha=self.hyper.reward_scale)
 
-    def metrics(self, loss: torch.Tensor, taken: torch.Tensor, grad_norm: torch.Tensor) -> dict[str, torch.Tensor]:
+    def metrics(self, loss: torch.Tensor, q_taken: torch.Tensor, grad_norm: torch.Tensor) -> dict[str, torch.Tensor]:
         """The loss; q_mean, the mean value of the actions taken, in units of the reward; grad_norm, before clipping."""
-        q_mean = taken.detach().sum() / (taken.numel() * self.hyper.reward_scale)
+        q_mean = q_taken.detach().sum() / (q_taken.numel() * self.hyper.reward_scale)
         return {"loss": loss.detach(), "q_mean": q_mean, "grad_norm": grad_norm}
 
 
@@ -112,6 +119,6 @@ def raw_reward(batch: Any) -> torch.Tensor:
     return raw
 
 
-def own_generator(device: torch.device | str = "cpu") -> torch.Generator:
+def seeded_generator(device: torch.device | str = "cpu") -> torch.Generator:
     """A generator with which training resumes exactly from its state; torch.manual_seed determines the seed."""
     return torch.Generator(device).manual_seed(int(torch.randint(2**62, ())))

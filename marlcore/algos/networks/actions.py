@@ -40,10 +40,10 @@ class JointActions:
         self._digits = torch.tensor([places.tolist(), self._sizes])
 
     def encode(self, action: torch.Tensor) -> torch.Tensor:
-        """The numbers int64 [B] of actions [B, ...] as rows hold them."""
+        """The numbers int64 [...] of actions [..., *shape] as rows hold them."""
         if not self._shape:
             return action.long()
-        return (action.flatten(1).long() * self._digits[0].to(action.device)).sum(1)
+        return (action.flatten(-len(self._shape)).long() * self._digits[0].to(action.device)).sum(-1)
 
     def decode(self, index: NDArray[np.int64]) -> NDArray[np.generic]:
         """The actions [k, ...], in the space's dtype, with these numbers [k]."""
@@ -60,12 +60,14 @@ class JointActions:
         return index.to(dtype_of(self._dtype))
 
     def allowed(self, mask: torch.Tensor | None) -> torch.Tensor | None:
-        """Which joint actions are allowed, bool [B, count]: those whose components all are, one after another in
-        `mask`, bool [B, the components' sizes in total]; None without a mask."""
+        """The joint actions, bool [..., count], whose components are all allowed; None without a mask.
+
+        `mask` has the components one after another, bool [..., the sum of their sizes].
+        """
         if mask is None or not self._shape:
             return mask
-        components: Sequence[torch.Tensor] = torch.split(mask, self._sizes, 1)
-        return reduce(lambda left, right: (left[:, :, None] & right[:, None]).flatten(1), components)
+        components: Sequence[torch.Tensor] = torch.split(mask, self._sizes, -1)
+        return reduce(lambda left, right: (left[..., None] & right[..., None, :]).flatten(-2), components)
 
 
 class BoxActions(nn.Module):

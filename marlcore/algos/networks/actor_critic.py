@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -34,6 +33,8 @@ class Critics(nn.Module):
             self.layers.append(nn.Sequential(layer, StackedNorm(outputs, networks)) if hyper.layer_norm else layer)
         self.layers.append(StackedLinear(*last, networks))
         self.activation = ACTIVATIONS[hyper.activation]()
+        initialize(hyper, self)
+        initialize(hyper, self.layers[-1], 1.0)
 
     def forward(self, obs: Any, action: torch.Tensor, count: int | None = None) -> torch.Tensor:
         """The values [count, B] of actions [B, size] in [-1, 1], of the first `count` networks; None: of all."""
@@ -62,10 +63,7 @@ class CustomCritics(nn.Module):
 
 
 class ContinuousPolicy(nn.Module):
-    """Base of policy networks: observations to a distribution of actions, by `outputs` numbers for each component.
-
-    Raises: ValueError: see BoxActions.
-    """
+    """Base of policies: observations to a distribution of Box actions, by `outputs` numbers for each component."""
 
     outputs: ClassVar[int]
 
@@ -84,9 +82,9 @@ class ContinuousPolicy(nn.Module):
     def distribution(self, outputs: torch.Tensor) -> Any:
         """The distribution of actions by the last layer's outputs [B, outputs * size]; the result of a call."""
 
-    def greedy(self, distribution: Any) -> torch.Tensor:
-        """Actions [B, size] in [-1, 1] without exploration; by default the distribution is one of them alone."""
-        return distribution  # type: ignore[no-any-return]
+    def greedy(self, obs: Any, mask: None = None) -> torch.Tensor:
+        """The actions [k, ...] without exploration; by default the distribution is one of them alone, in [-1, 1]."""
+        return self.actions.decoded(self(obs))
 
     @abstractmethod
     def noisy(self, distribution: Any, noise: torch.Tensor, explore: Mapping[str, Any]) -> torch.Tensor:
@@ -107,20 +105,23 @@ class DeterministicPolicy(ContinuousPolicy):
 
 
 class ActorCritic(nn.Module):
-    """A policy, which is all that actors need, and its critics; a whole model of the user's has both as modules.
+    """A policy, which is all that actors need, and its critics.
 
     Raises: ValueError: these share parameters, of which each optimizer needs its own.
     """
 
-    def __init__(self, hyper: Any, spaces: Spaces, policy: type[ContinuousPolicy]) -> None:
+    def __init__(self, hyper: Any, policy: nn.Module, critics: nn.Module) -> None:
         super().__init__()
-        whole = whole_network(hyper, spaces, "policy", "critics")
-        self.acting = policy(hyper, spaces, whole)
-        critics: Any = Critics if whole is None else partial(CustomCritics, network=whole)
-        self.critics = critics(hyper, spaces, self.acting.actions.size)
-        if {*self.acting.parameters()} & {*self.critics.parameters()}:
+        self.acting, self.critics = policy, critics
+        if {*policy.parameters()} & {*critics.parameters()}:
             expected = "modules policy and critics without common parameters"
             raise ValueError(f"{hyper.owner} network: expected {expected}, got common ones")
-        if isinstance(self.critics, Critics):
-            initialize(hyper, self.critics)
-            initialize(hyper, self.critics.layers[-1], 1.0)
+
+
+def continuous_actor_critic(hyper: Any, spaces: Spaces, kind: type[ContinuousPolicy]) -> ActorCritic:
+    """A policy of this kind and two critics; a whole model of the user's has both as modules."""
+    whole = whole_network(hyper, spaces, "policy", "critics")
+    policy = kind(hyper, spaces, whole)
+    size = policy.actions.size
+    critics = Critics(hyper, spaces, size) if whole is None else CustomCritics(hyper, spaces, size, whole)
+    return ActorCritic(hyper, policy, critics)

@@ -130,7 +130,7 @@ class CustomTorso(nn.Module):
         return getattr(self.network, self._method)(self.inputs(obs), *beside)
 
     def inputs(self, obs: Any) -> Any:
-        """What the network gets of observations: a tensor, or for a Dict or Tuple a dict of them."""
+        """The network's input: a tensor, or for a Dict or Tuple a dict of tensors."""
         if not isinstance(obs, dict):
             return obs
         return {seen: obs[name] for seen, name in self._names.items()} if self._only is None else obs[self._only]
@@ -189,8 +189,8 @@ def visible(spaces: Spaces, without: tuple[str, ...]) -> Spaces:
     """The spaces of a network that does not see these parts of a Dict; if only one is left, it stands alone."""
     if not without:
         return spaces
-    rest = {key: space for key, space in spaces.observation.spaces.items() if key not in without}
-    return replace(spaces, observation=rest[ALONE] if rest.keys() == {ALONE} else gym.Dict(rest))
+    seen = {key: space for key, space in spaces.observation.spaces.items() if key not in without}
+    return replace(spaces, observation=seen[ALONE] if seen.keys() == {ALONE} else gym.Dict(seen))
 
 
 def zeros_of(spaces: Spaces) -> Any:

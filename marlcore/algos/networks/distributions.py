@@ -143,7 +143,7 @@ class Gaussian(nn.Module):
         return log_prob, (self.log_std + half + 0.5).sum().expand(len(output))
 
     def _drawn(self, batch: Any) -> Any:
-        """What rows store of draws; of demonstrations, which store none, the actions in the units of draws."""
+        """The draws that rows store; demonstrations store none, so here their actions in the units of draws."""
         if DRAWN in batch.extras:
             return batch.extras[DRAWN]
         action = batch.action.reshape(len(batch.action), -1)

@@ -32,15 +32,15 @@ class RunningMoments(nn.Module):
     @torch.no_grad()
     def update(self, rows_of_parts: Any) -> None:
         """Takes a batch's arrays [..., *shape] in (Chan, Golub and LeVeque 1983, eq. 2.1), in place."""
-        before, total = float(self.count), 0.0
+        count, total = float(self.count), 0.0
         values = by_name(rows_of_parts)
         for name in self._parts:
             mean, variance = getattr(self, f"mean_{name}"), getattr(self, f"variance_{name}")
             rows = values[name].reshape(-1, *mean.shape).double()
             more = len(rows)
-            total = before + more
+            total = count + more
             delta = rows.mean(0) - mean
-            spread = variance * before + rows.var(0, correction=0) * more + delta**2 * (before * more / total)
+            spread = variance * count + rows.var(0, correction=0) * more + delta**2 * (count * more / total)
             mean += delta * (more / total)
             variance.copy_(spread / total)
         self.count.fill_(total)

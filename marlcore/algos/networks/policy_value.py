@@ -28,6 +28,10 @@ class PolicyNetwork(nn.Module):
     def forward(self, obs: Any) -> Any:
         return self.head(self.torso(obs))
 
+    def greedy(self, obs: Any, mask: torch.Tensor | None) -> torch.Tensor:
+        """The most probable actions [k, ...]."""
+        return self.distribution.mode(self(obs), mask)
+
 
 class OutputNetwork(nn.Module):
     """Observations to numbers [B, outputs]."""

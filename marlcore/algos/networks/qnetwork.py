@@ -10,7 +10,7 @@ from torch import nn
 from ...observations import each
 from ...spaces import Spaces
 from .actions import JointActions
-from .custom import head_on
+from .custom import head_on, torso_of, whole_network
 from .initialization import initialize
 from .recurrent import RecurrentTorso, State, Stepped, Windows
 from .torso import ACTIVATIONS, dense_layer
@@ -19,15 +19,16 @@ FEW = 64  # actions; for more, the product with a square matrix takes longer tha
 
 
 class QNetwork(nn.Module):
-    """Observations to the values [B, actions.count] of joint actions, in units of reward_scale times the reward.
+    """Observations to the values [B, actions.count] of joint actions, in units of reward_scale times the reward."""
 
-    Raises: ValueError: see JointActions.
-    """
-
-    def __init__(self, hyper: Any, spaces: Spaces, torso: Any) -> None:
+    def __init__(self, hyper: Any, spaces: Spaces, torso: Any = None) -> None:
+        """`torso`: the first layers; None: those of the hyperparameters, perhaps with the head a whole model."""
         super().__init__()
         self.spaces = spaces
         self.actions = JointActions(hyper.owner, spaces.action)
+        if torso is None:
+            whole = whole_network(hyper, spaces, "values")
+            torso = torso_of(hyper, spaces, hyper.hidden[:-1], (), whole, "values")
         self.torso = torso
         self.head = head_on(hyper, torso, self.actions.count, partial(Head, hyper))
         initialize(hyper, self)
@@ -36,6 +37,10 @@ class QNetwork(nn.Module):
 
     def forward(self, obs: Any) -> Any:
         return self.head(self.torso(obs))
+
+    def greedy(self, obs: Any, mask: torch.Tensor | None) -> torch.Tensor:
+        """The actions [k, ...] of the highest values."""
+        return self.actions.decoded(best(self(obs), self.actions.allowed(mask)))
 
     def allowed(self, obs: Any) -> torch.Tensor | None:
         """The joint actions that a batch's masks allow, bool [B, actions.count]; None without masks."""
@@ -98,8 +103,5 @@ class Head(nn.Module):
 
 
 def best(values: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
-    """Each row's action of the highest value [..., actions] among those `allowed` (bool, None: all), int64 [...].
-
-    Where none is allowed, it is some action.
-    """
+    """Each row's action of the highest value [..., actions], int64 [...], among those `allowed`, bool; None: all."""
     return values.argmax(-1) if allowed is None else values.masked_fill(~allowed, -math.inf).argmax(-1)

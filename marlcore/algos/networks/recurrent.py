@@ -38,14 +38,6 @@ def cell_function(label: str, cell: Any) -> Any:
 Cell: TypeAlias = Annotated[str | Callable[[int, int], nn.Module], cell_function]
 
 
-def state_sizes(hyper: Any) -> dict[str, int]:
-    """The sizes of the recurrent layer's state by name; torch's generator is unchanged."""
-    if hyper.cell in PARTS:
-        return dict.fromkeys(PARTS[hyper.cell], hyper.units)
-    with torch.random.fork_rng(devices=[]):
-        return CustomCell(hyper, 1).sizes
-
-
 class Recurrent(nn.Module):
     """Features of one step [k, inputs], or of windows [k, T, inputs], and a state, to [..., units] and the next state.
 
@@ -57,6 +49,7 @@ class Recurrent(nn.Module):
     def __init__(self, cell: str, inputs: int, units: int) -> None:
         super().__init__()
         self.parts = PARTS[cell]
+        self.sizes = dict.fromkeys(self.parts, units)
         self.layer = (nn.LSTM if cell == "lstm" else nn.GRU)(inputs, units, batch_first=True)
         gates: Any = self.layer.bias_ih_l0
         with torch.no_grad():  # the second one keeps the state: an LSTM's forget gate, a GRU's update gate
@@ -108,6 +101,10 @@ class CustomCell(nn.Module):
         return torch.stack(outputs, 1), dict(state)
 
 
+def recurrent_layer(hyper: Any, inputs: int) -> Recurrent | CustomCell:
+    return Recurrent(hyper.cell, inputs, hyper.units) if hyper.cell in PARTS else CustomCell(hyper, inputs)
+
+
 class Windows(NamedTuple):
     """Actions and rewards [B, N - 1, ...] between the N observations of windows, and how these are burnt in."""
 
@@ -132,7 +129,7 @@ class Windows(NamedTuple):
         return torch.cat([first, later], 1), after
 
     def of_rows(self, rows: slice) -> "Windows":
-        """Those of some of a team's members, [B * size, ...], of actions [B, N - 1, members]."""
+        """The windows [B * size, ...] of some members, of a team's with actions [B, N - 1, members]."""
         size = rows.stop - rows.start
         reward, known = (part.repeat_interleave(size, 0) for part in (self.reward, self.known))
         return Windows(self.action[:, :, rows].transpose(1, 2).flatten(0, 1), reward, self.burn_in, known)
@@ -140,7 +137,8 @@ class Windows(NamedTuple):
 
 def state_fields(hyper: Any, spaces: Spaces, every: int) -> dict[str, Field]:
     """The parts of a RecurrentTorso's state as extras of a row, stored at intervals of `every` rows."""
-    layer = {name: (size,) for name, size in state_sizes(hyper).items()}
+    with torch.random.fork_rng(devices=[]):
+        layer = {name: (size,) for name, size in recurrent_layer(hyper, 1).sizes.items()}
     parts: dict[str, tuple[int, ...]] = {**layer, PREVIOUS_ACTION: (_encoder(spaces.action).size,), PREVIOUS_REWARD: ()}
     return {name: Field(shape, "float32", every) for name, shape in parts.items()}
 
@@ -157,9 +155,9 @@ class RecurrentTorso(nn.Module):
         self.torso = torso_of(hyper, spaces, hidden)
         self.actions = _encoder(spaces.action)
         inputs = self.torso.size + self.actions.size + 1
-        self.core = Recurrent(hyper.cell, inputs, hyper.units) if hyper.cell in PARTS else CustomCell(hyper, inputs)
+        self.core = recurrent_layer(hyper, inputs)
         self.size = hyper.units
-        self._sizes = {**state_sizes(hyper), PREVIOUS_ACTION: self.actions.size}
+        self._sizes = {**self.core.sizes, PREVIOUS_ACTION: self.actions.size}
 
     def forward(self, obs: Any, state: State | None, unroll: Unroll | None = None) -> Stepped:
         """The features [k, size] of k observations, and the state after them; `acted` puts the actions into it.
@@ -184,10 +182,7 @@ class RecurrentTorso(nn.Module):
         return {**state, PREVIOUS_ACTION: encoded, PREVIOUS_REWARD: encoded.new_zeros(encoded.shape[0])}
 
     def before_each(self, action: torch.Tensor, reward: torch.Tensor, state: State) -> State:
-        """The state [B, ...] before windows of N observations, with the action and reward before each one [B * N, ...].
-
-        Actions and rewards [B, N - 1, ...] are those between the observations.
-        """
+        """The state before windows, with the action and reward before each of their N observations, [B * N, ...]."""
         encoded = self.actions(action.flatten(0, 1)).view(*action.shape[:2], -1)
         actions = torch.cat([state[PREVIOUS_ACTION][:, None], encoded], 1)
         rewards = torch.cat([state[PREVIOUS_REWARD][:, None], reward], 1)

@@ -14,12 +14,11 @@ from torch.nn import functional
 
 from ...checks import brief
 from ...observations import ALONE
-from ...spaces import ALIVE, JOINT, MASK, MEMBERS, Spaces
+from ...spaces import ALIVE, JOINT, MEMBERS, Spaces
 from .actions import BoxActions
 from .actor_critic import Critics, DeterministicPolicy
 from .custom import torso_of
 from .distributions import masked
-from .initialization import initialize
 from .policy_value import OutputNetwork
 from .recurrent import State, Stepped, Windows
 
@@ -28,11 +27,17 @@ MEMBER = "member"  # the part of a member's observation that tells which one of 
 
 @dataclass(frozen=True)
 class MemberGroup:
-    """Members that share a network: the part of the team's observation that has them, their rows in it, and spaces."""
+    """Members that share a network.
+
+    Attributes:
+        part: the part of the team's observation in which they are.
+        rows: their rows there.
+        spaces: those of one member; with its number, one-hot, where the network has several.
+    """
 
     part: str
     rows: slice
-    spaces: Spaces  # of one member; with its number, one-hot, where the network has several
+    spaces: Spaces
 
     @property
     def size(self) -> int:
@@ -40,7 +45,7 @@ class MemberGroup:
 
 
 class TeamSpaces:
-    """What networks need of a team's spaces; see envs/team.py.
+    """A team's spaces, taken apart for networks; see envs/team.py.
 
     Args:
         shared: members with equal spaces share a network; otherwise each has its own.
@@ -76,8 +81,8 @@ class TeamSpaces:
                 seen: gym.Space = gym.Box(part.space.low[0], part.space.high[0], dtype=part.space.dtype)
                 if step > 1:
                     seen = gym.Dict({ALONE: seen, MEMBER: gym.Box(0, 1, (step,), np.float32)})
-                own = Spaces(seen, self._action_of(first + start), stack=spaces.stack)
-                self.groups.append(MemberGroup(part.name, slice(start, start + step), own))
+                of_member = Spaces(seen, self._action_of(first + start), stack=spaces.stack)
+                self.groups.append(MemberGroup(part.name, slice(start, start + step), of_member))
             first += size
 
     def _action_of(self, member: int) -> gym.Space:
@@ -87,7 +92,7 @@ class TeamSpaces:
         return gym.Box(box.low[member], box.high[member], dtype=box.dtype)
 
     def alive(self, obs: Any) -> torch.Tensor:
-        """Which members act, float32 [..., members], of the newest observation of a stack."""
+        """1 for each member that acts, else 0, float32 [..., members]; by the newest observation of a stack."""
         return self._newest(obs[self._alive]).float()
 
     def state(self, obs: Any) -> torch.Tensor:
@@ -108,12 +113,8 @@ class TeamSpaces:
             if min(self.choices) == most:
                 return None
             mask = like.new_ones((*like.shape[:-2], sum(self.choices)), dtype=torch.bool)
-        own = torch.split(mask, self.choices, -1)
-        return torch.stack([functional.pad(part, (0, most - part.shape[-1])) for part in own], -2)
-
-    def mask_in(self, obs: Any) -> torch.Tensor | None:
-        """The masks [..., choices of all] in a network's input, of the newest frames; None without masks."""
-        return self._newest(obs[MASK]) if self.spaces.masked else None
+        masks = torch.split(mask, self.choices, -1)
+        return torch.stack([functional.pad(each, (0, most - each.shape[-1])) for each in masks], -2)
 
 
 def discrete_team(owner: str, spaces: Spaces, shared: bool) -> TeamSpaces:
@@ -125,11 +126,7 @@ def discrete_team(owner: str, spaces: Spaces, shared: bool) -> TeamSpaces:
 
 
 class MemberNetworks(nn.Module):
-    """The networks of a team's members, each a module from a member's observations to [k, outputs].
-
-    Args:
-        make: a network for the spaces of a member.
-    """
+    """The networks of a team's members, each from a member's observations to [k, outputs]; `make` makes them."""
 
     def __init__(self, team: TeamSpaces, make: Callable[[Spaces], nn.Module]) -> None:
         super().__init__()
@@ -158,25 +155,23 @@ class MemberNetworks(nn.Module):
         for group, network in zip(self.team.groups, self.networks, strict=True):
             rows = slice(first, first := first + group.size)
             seen = self.seen(group, obs, windows is not None)
-            own = None if state is None else {name: _of_rows(part, rows) for name, part in state.items()}
-            values, later = network(seen, own, windows and windows.of_rows(rows))
+            before = None if state is None else {name: _of_rows(part, rows) for name, part in state.items()}
+            values, later = network(seen, before, windows and windows.of_rows(rows))
             values = values.unflatten(0, (-1, group.size))
             outputs.append(values.transpose(1, 2) if windows is not None else values)
             after.append({name: part.unflatten(0, (-1, group.size)) for name, part in later.items()})
         return torch.cat(outputs, -2), {name: torch.cat([each[name] for each in after], 1) for name in after[0]}
 
     def seen(self, group: MemberGroup, obs: Any, windows: bool = False) -> Any:
-        """What a group's members observe, [k * size, ...], of the team's observations [k, ...]; or of [k, N, ...]."""
+        """The observations [k * size, ...] of a group's members, by the team's [k, ...], or [k, N, ...] of windows."""
         axis = 1 + windows + (self.team.spaces.stack > 1)
-        part = obs[group.part]
-        own = part.narrow(axis, group.rows.start, group.size).movedim(axis, 1)
+        seen = obs[group.part].narrow(axis, group.rows.start, group.size).movedim(axis, 1)
         if group.size == 1:
-            return own.flatten(0, 1)
-        number = torch.eye(group.size, device=own.device)
-        between = own.shape[2 : 1 + axis]
-        shape = (1, group.size, *[1] * len(between), group.size)
-        numbers = number.view(shape).expand(own.shape[0], -1, *between, -1)
-        return {ALONE: own.flatten(0, 1), MEMBER: numbers.flatten(0, 1)}
+            return seen.flatten(0, 1)
+        between = seen.shape[2 : 1 + axis]
+        number = torch.eye(group.size, device=seen.device).view(1, group.size, *[1] * len(between), group.size)
+        numbers = number.expand(seen.shape[0], -1, *between, -1)
+        return {ALONE: seen.flatten(0, 1), MEMBER: numbers.flatten(0, 1)}
 
 
 def _of_rows(part: torch.Tensor, rows: slice) -> torch.Tensor:
@@ -209,13 +204,6 @@ def team_actions(owner: str, team: TeamSpaces) -> OneHotActions | BoxActions:
     return OneHotActions(team) if team.choices else BoxActions(owner, team.spaces.action)
 
 
-def member_policy(hyper: Any, spaces: Spaces) -> nn.Module:
-    """A member's observations to its action in [-1, 1] of a Box, or to a score of each Discrete one."""
-    if isinstance(spaces.action, gym.Box):
-        return DeterministicPolicy(hyper, spaces)
-    return OutputNetwork(hyper, torso_of(hyper, spaces, hyper.hidden), int(spaces.action.n))
-
-
 class TeamPolicy(nn.Module):
     """A team's observations to its members' actions [B, size]: in [-1, 1] of a Box, scores of Discrete ones."""
 
@@ -225,15 +213,25 @@ class TeamPolicy(nn.Module):
         super().__init__()
         self.team = TeamSpaces(hyper.owner, spaces, hyper.shared)
         self.actions = team_actions(hyper.owner, self.team)
-        self.members = MemberNetworks(self.team, lambda spaces: member_policy(hyper, spaces))
+
+        def member_policy(spaces: Spaces) -> nn.Module:
+            if not self.team.choices:
+                return DeterministicPolicy(hyper, spaces)
+            return OutputNetwork(hyper, torso_of(hyper, spaces, hyper.hidden), max(self.team.choices))
+
+        self.members = MemberNetworks(self.team, member_policy)
 
     def forward(self, obs: Any, mask: torch.Tensor | None = None) -> torch.Tensor:
         """The outputs [B, size]; the mask is in the observation where none is given."""
         outputs: torch.Tensor = self.members(obs)
         if self.team.choices:
-            allowed = self.team.allowed(self.team.mask_in(obs) if mask is None else mask, outputs)
+            allowed = self.team.allowed(self.team.spaces.mask_in(obs) if mask is None else mask, outputs)
             outputs = masked(outputs, allowed)
         return outputs.flatten(1)
+
+    def greedy(self, obs: Any, mask: torch.Tensor | None) -> Any:
+        """The actions [k, members, ...] without exploration."""
+        return self.actions.decoded(self(obs, mask))
 
     def drawn(self, outputs: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """Actions [B, size] as critics take them, with gradients: one-hot vectors of Discrete ones are drawn."""
@@ -248,7 +246,7 @@ class TeamPolicy(nn.Module):
 
 
 class TeamCritics(Critics):
-    """Networks from what all members see and do to the team's value; actions of members that do not act are 0."""
+    """Networks from all members' observations and actions to the team's value; the action of a dead member is 0."""
 
     def __init__(self, hyper: Any, policy: TeamPolicy, members: int = 1) -> None:
         super().__init__(hyper, policy.team.spaces, policy.actions.size, hyper.critics * members)
@@ -275,7 +273,7 @@ class TeamCritics(Critics):
 
 
 class MemberCritics(TeamCritics):
-    """As many networks for each member, to the values of its own rewards; the first ones of all members come first."""
+    """The same for each member's value of its own rewards; the first networks of all members come first."""
 
     def __init__(self, hyper: Any, policy: TeamPolicy) -> None:
         super().__init__(hyper, policy, policy.team.count)
@@ -288,14 +286,3 @@ class MemberCritics(TeamCritics):
     def of_each(self, obs: Any, joint: torch.Tensor) -> torch.Tensor:
         action, seen = self.of_living(obs, joint), self.encoder(obs)
         return self.through(torch.cat([seen.expand(len(joint), -1, -1), action], 2))
-
-
-class TeamActorCritic(nn.Module):
-    """The members' policies, which are all that actors need, and the critics that `critics` makes for these."""
-
-    def __init__(self, hyper: Any, spaces: Spaces, critics: Callable[[Any, TeamPolicy], Any]) -> None:
-        super().__init__()
-        self.acting = TeamPolicy(hyper, spaces)
-        self.critics = critics(hyper, self.acting)
-        initialize(hyper, self.critics)
-        initialize(hyper, self.critics.layers[-1], 1.0)

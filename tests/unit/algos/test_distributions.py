@@ -134,9 +134,3 @@ def test_a_gaussian_draws_in_units_of_half_the_range(space, centre, half):
     action, _, extras = distribution.sample(output, None, np.random.default_rng(0))
     np.testing.assert_allclose(action, expected, atol=1e-6 * np.max(half))
     np.testing.assert_allclose(extras[DRAWN], output, atol=1e-6)  # not clipped
-
-
-def test_one_seed_gives_one_draw():
-    distribution, output, (first, *_), _ = drawn(SPACES["discrete"], seed=1)
-    again, other = (distribution.sample(output, None, np.random.default_rng(seed))[0] for seed in (1, 2))
-    assert (again == first).all() and (other != first).any()

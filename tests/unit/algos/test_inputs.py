@@ -125,16 +125,6 @@ def test_kernels_that_do_not_fit_are_refused():
     assert str(refused.value) == says
 
 
-def test_an_image_and_numbers_are_encoded_side_by_side():
-    space = gym.Dict(camera=gym.Box(0, 255, (36, 36, 3), np.uint8), zoom=gym.Box(0, 1, (2,), np.float32))
-    spaces = Spaces(space, gym.Discrete(3), masked=True)
-    samples = samples_of(space, 1)
-    features = inputs_of(spaces, samples, np.ones(3, bool)).detach().numpy()
-    assert [part.name for part in spaces.parts] == ["camera", "zoom"]
-    assert features.shape == (ROWS, 32 * 3 * 3 + 2)
-    np.testing.assert_array_equal(features[:, -2:], [one["zoom"] for (one,) in samples])
-
-
 def test_a_stack_has_at_least_one_frame():
     with pytest.raises(ValueError, match=r"^stack: expected an integer of at least 1, got 0$"):
         box_spaces(stack=0)

@@ -1,6 +1,5 @@
 """BC's losses, CQL's penalty and TD3+BC's weighting against plain NumPy; BC acts within masks."""
 
-from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +8,7 @@ import torch
 from batches import box_spaces, continuous_spaces, made_batch, made_trainer
 from gymnasium import spaces as gym
 from rounding import near, rounding
+from torch import distributions as plain
 
 import marlcore as mc
 from marlcore.spaces import MASK, Spaces
@@ -38,24 +38,17 @@ def demonstrations(spaces, seed):
 
 
 def plain_log_prob(spaces, output, log_std, batch):
-    action = batch.action.numpy().reshape(ROWS, -1)
+    action = batch.action.reshape(ROWS, -1)
     if isinstance(spaces.action, gym.Box):
-        low, high = spaces.action.low.ravel(), spaces.action.high.ravel()
-        if np.isfinite(low).all():
-            action = (action - (low + high) / 2) / ((high - low) / 2)
-        noise = (action - output) / np.exp(log_std)
-        return -(noise**2 / 2 + log_std + np.log(2 * np.pi) / 2).sum(1)
+        low, high = (torch.from_numpy(bound.ravel()) for bound in (spaces.action.low, spaces.action.high))
+        drawn = (action - (low + high) / 2) / ((high - low) / 2) if low.isfinite().all() else action
+        return plain.Normal(output, log_std.exp()).log_prob(drawn).sum(1)
     if isinstance(spaces.action, gym.MultiBinary):
-        ones = 1 / (1 + np.exp(-output))
-        return np.log(np.where(action == 1, ones, 1 - ones)).sum(1)
-    mask = batch.obs[MASK].numpy() if spaces.masked else np.ones(output.shape, bool)
-    total = np.zeros(ROWS)
-    bounds = [*spaces.mask_starts, output.shape[1]]
-    for row in range(ROWS):
-        for part, (first, after) in enumerate(pairwise(bounds)):
-            allowed = np.exp(output[row, first:after])[mask[row, first:after]].sum()
-            total[row] += output[row, first + action[row, part]] - np.log(allowed)
-    return total
+        return plain.Bernoulli(logits=output).log_prob(action.double()).sum(1)
+    if spaces.masked:
+        output = output.masked_fill(~batch.obs[MASK], -torch.inf)
+    parts = torch.tensor_split(output, spaces.mask_starts[1:].tolist(), 1)
+    return sum(plain.Categorical(logits=part).log_prob(action[:, i]) for i, part in enumerate(parts))
 
 
 @pytest.mark.parametrize("name", CLONED)
@@ -64,9 +57,8 @@ def test_bc_s_loss_is_minus_the_mean_log_probability(name):
     model, trainer = made_trainer(mc.BC(hidden=(8, 8)), spaces)
     torch.nn.init.normal_(model.head.weight)  # else the policy is uniform
     batch = demonstrations(spaces, 3)
-    output = model(batch.obs).detach().double().numpy()
-    log_std = model.distribution.log_std.detach().double().numpy() if isinstance(spaces.action, gym.Box) else 0.0
-    log_prob = plain_log_prob(spaces, output, log_std, batch)
+    log_std = getattr(model.distribution, "log_std", torch.zeros(())).detach().double()
+    log_prob = plain_log_prob(spaces, model(batch.obs).detach().double(), log_std, batch).numpy()
 
     update = trainer.update(batch)
 

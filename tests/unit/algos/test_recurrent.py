@@ -120,23 +120,6 @@ def test_the_last_action_and_reward_are_inputs():
     np.testing.assert_allclose(found[..., 7], plain_rescaled(rewards), **rounding(10))
 
 
-@BOTH
-def test_a_torsos_state_has_the_fields_of_a_row(kind):
-    for action in (gym.Discrete(4, start=2), gym.MultiBinary(3), gym.Box(-1, 1, (2, 2), np.float32)):
-        spaces = Spaces(gym.Box(-1, 1, (2,), np.float32), action)
-        hyper = R2D2(cell=kind, units=UNITS)
-        torso, fields = RecurrentTorso(hyper, spaces, (6,)), recurrent.state_fields(hyper, spaces, 8)
-        _, state = torso(torch.randn(5, 2), None)
-        chosen = np.stack([action.sample() - getattr(action, "start", 0) for _ in range(5)])
-        state = torso.acted(state, torch.from_numpy(chosen))
-        assert {name: (part.shape[1:], part.dtype) for name, part in state.items()} == {
-            name: (one.shape, torch.float32) for name, one in fields.items()
-        }
-        assert {one.every for one in fields.values()} == {8}
-        again, _ = torso(torch.randn(5, 2), state)
-        assert again.shape == (5, UNITS)
-
-
 def test_values_are_rescaled_as_the_paper_says():
     values = np.concatenate([[0.0], np.geomspace(1e-3, 1e6, 40), -np.geomspace(1e-3, 1e6, 40)])
     assert (np.diff(plain_rescaled(np.sort(values))) > 0).all()

@@ -11,7 +11,6 @@ from batches import NUMBERS, flattened, made_batch, made_trainer
 from gymnasium import spaces as gym
 
 import marlcore as mc
-from marlcore.algos.networks.actor_critic import Critics
 from marlcore.spaces import ALIVE, JOINT, MASK, MEMBERS, Spaces
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")
@@ -49,34 +48,6 @@ def batch_of(spaces, rows=24, dead=()):
     return batch
 
 
-@pytest.mark.parametrize("kind", [mc.MATD3, mc.MADDPG])
-@pytest.mark.parametrize("action", [None, BOX], ids=["discrete", "box"])
-def test_targets_are_of_what_all_members_would_do(kind, action, monkeypatch):
-    """The smaller value of two critics, or the first one's, of the members' own target policies."""
-    spaces = spaces_of(action, masked=action is None)
-    hyper = kind(**SMALL, target_noise=0.0)
-    model, trainer = made_trainer(hyper, spaces)
-    batch = batch_of(spaces, dead=[1])
-    target = trainer.target
-    if action is None:  # the mode in place of a draw
-        actions = model.acting.actions
-        monkeypatch.setattr(target.acting, "drawn", lambda outputs, _: actions.encode(actions.decoded(outputs)))
-    team, own = model.acting.team, []
-    numbers = torch.eye(COUNT)
-    with torch.no_grad():
-        for member in range(COUNT):
-            seen = {"observation": batch.next_obs[MEMBERS][:, member], "member": numbers[member].expand(24, -1)}
-            output = target.acting.members.networks[0](seen)
-            if action is None:
-                allowed = batch.next_obs[MASK].view(24, COUNT, MOST)[:, member]
-                output = torch.eye(MOST)[output.masked_fill(~allowed, -math.inf).argmax(1)]
-            own.append(output * team.alive(batch.next_obs)[:, member, None])
-        values = Critics.forward(target.critics, batch.next_obs, torch.cat(own, 1))
-    assert len(values) == (1 if kind is mc.MADDPG else 2)  # Lowe et al. 2017 have one critic
-    expected = 0.5 * batch.reward + batch.discount * values.amin(0)
-    torch.testing.assert_close(trainer.targets(batch), expected)
-
-
 @pytest.mark.parametrize("action", [None, BOX], ids=["discrete", "box"])
 @pytest.mark.parametrize("own", [{"shared": True}, {"shared": False}, {"rewards": "own"}], ids=str)
 def test_a_dead_member_changes_no_value_and_gets_no_gradient(action, own):
@@ -86,7 +57,7 @@ def test_a_dead_member_changes_no_value_and_gets_no_gradient(action, own):
     values = model.critics(batch.obs, model.acting.actions.encode(batch.action))
     batch.action[:, 1] = 0
     assert torch.equal(values, model.critics(batch.obs, model.acting.actions.encode(batch.action)))
-    _, of_members = trainer.own_actions(batch)
+    _, of_members = trainer.policy_actions(batch)
     assert of_members.shape == (COUNT, 24)
     parameters = list(model.acting.parameters())
     lost, kept = (
@@ -97,12 +68,16 @@ def test_a_dead_member_changes_no_value_and_gets_no_gradient(action, own):
     assert any(gradient is not None and gradient.any() for gradient in kept)
 
 
+@pytest.mark.parametrize("rewards", ["sum", "own"])
 @pytest.mark.parametrize("kind", [mc.MATD3, mc.MADDPG])
 @pytest.mark.parametrize("action", [None, BOX], ids=["discrete", "box"])
-def test_own_rewards_teach_each_member_by_its_own_critics(kind, action, monkeypatch):
-    """Against NumPy. Member 1 is dead, and member 2 dies in the first rows: then it has no later value."""
-    spaces = spaces_of(action)
-    hyper = kind(**SMALL, target_noise=0.0, rewards="own")
+def test_critics_learn_from_what_all_members_would_do(kind, action, rewards, monkeypatch):
+    """Against NumPy: critics of the team, or of each member's own reward; MATD3's are pairs, MADDPG has one.
+
+    Member 1 is dead, and member 2 dies in the first rows: then it has no later value of its own.
+    """
+    spaces, own = spaces_of(action, masked=action is None), rewards == "own"
+    hyper = kind(**SMALL, target_noise=0.0, rewards=rewards)
     model, trainer = made_trainer(hyper, spaces)
     batch, rng = batch_of(spaces, dead=[1]), np.random.default_rng(0)
     batch.next_obs[ALIVE][:12, 2] = 0
@@ -111,6 +86,7 @@ def test_own_rewards_teach_each_member_by_its_own_critics(kind, action, monkeypa
     acted = actions.encode(batch.action)
     if action is None:  # the mode in place of a draw
         future = actions.encode(actions.decoded(future))
+        assert batch.next_obs[MASK][future.bool()].all()
         monkeypatch.setattr(trainer.target.acting, "drawn", lambda *_: future)
 
     def values(critics, obs, action):
@@ -119,16 +95,19 @@ def test_own_rewards_teach_each_member_by_its_own_critics(kind, action, monkeypa
         *inner, last = [(layer.weight.detach().numpy(), layer.bias.detach().numpy()) for layer in critics.layers]
         for weight, bias in inner:
             x = np.maximum(x @ weight + bias, 0)
-        return (x @ last[0] + last[1]).reshape(hyper.critics, COUNT, 24)
+        return (x @ last[0] + last[1]).reshape(hyper.critics, -1, 24)
 
-    chosen, climbed = (each.detach() for each in trainer.own_actions(batch))
+    chosen, climbed = (each.detach() for each in trainer.policy_actions(batch))
     for member in range(COUNT):
         joint = torch.where(torch.arange(actions.size) // (actions.size // COUNT) == member, chosen, acted)
-        np.testing.assert_allclose(climbed[member], values(model.critics, batch.obs, joint)[0, member], atol=1e-5)
-    later = values(trainer.target.critics, batch.next_obs, future).min(0)
-    later *= (batch.next_obs[ALIVE] * batch.discount[:, None]).numpy().T
-    target = 0.5 * batch.extras["member_rewards"].numpy().T + later
-    error = (target - values(model.critics, batch.obs, acted)) * batch.obs[ALIVE].numpy().T
+        expected = values(model.critics, batch.obs, joint)[0, member if own else 0]
+        np.testing.assert_allclose(climbed[member], expected, atol=1e-5)
+    reward, acts, lives = batch.reward.numpy(), 1.0, 1.0
+    if own:
+        arrays = batch.extras["member_rewards"], batch.obs[ALIVE], batch.next_obs[ALIVE]
+        reward, acts, lives = (array.numpy().T for array in arrays)
+    later = lives * batch.discount.numpy() * values(trainer.target.critics, batch.next_obs, future).min(0)
+    error = (0.5 * reward + later - values(model.critics, batch.obs, acted)) * acts
     update = trainer.update(batch)
     loss = (batch.weight.numpy() * error**2).mean(2).sum()
     assert update.metrics["loss"].item() == pytest.approx(loss, rel=1e-4)
@@ -164,7 +143,7 @@ def test_each_members_gradient_is_of_its_own_action(rewards):
     spaces = spaces_of(BOX)
     model, trainer = made_trainer(mc.MATD3(**SMALL, shared=False, rewards=rewards), spaces)
     batch = batch_of(spaces)
-    _, values = trainer.own_actions(batch)
+    _, values = trainer.policy_actions(batch)
     for member in range(COUNT):
         parameters = list(model.acting.members.networks[member].parameters())
         for other in range(COUNT):

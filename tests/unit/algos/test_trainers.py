@@ -125,9 +125,11 @@ def test_a_restored_trainer_keeps_its_own_learning_rate(name):
 
 
 COPIED = {"target_update_freq": 4}
+MEMORY = {"cell": "lstm", "units": 6, "length": 8, "burn_in": 3, "period": 4, "n_step": 3}
+RESUMED = [*((name, {}) for name in SMALL), *((name, COPIED) for name in VALUES), ("vdn", MEMORY), ("qmix", MEMORY)]
 
 
-@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in SMALL), *((name, COPIED) for name in VALUES)])
+@pytest.mark.parametrize(("name", "options"), RESUMED)
 def test_training_resumed_from_a_state_dict_continues_bit_for_bit(name, options):
     """After an odd number of updates, so that the turn of TD3's policy, or of a target's copy, is remembered."""
     hyper, spaces, model, trainer = made(name, **options)

@@ -207,7 +207,8 @@ def plain_errors(hyper, batch, held, network, target):
 def test_windows_give_what_an_actor_computes_step_by_step(name, shared):
     """Values, targets, loss and priorities; the burn-in counts for neither."""
     options = {"cell": "lstm", "double": name == "vdn"} if shared else {"cell": "gru", "double": name == "qmix"}
-    hyper, spaces = made(name, shared=shared, eta=0.8, **options, **MEMORY), spaces_of(masked=shared)
+    hyper = made(name, shared=shared, eta=0.8, **options, **MEMORY)
+    spaces = spaces_of(masked=shared, stack=1 + shared)
     network, trainer = made_trainer(hyper, spaces)
     batch = batches.made_windows(hyper, spaces, 4, 1, prioritized=Prioritized()).torch()
     for obs in (batch.obs, batch.next_obs):
@@ -222,18 +223,6 @@ def test_windows_give_what_an_actor_computes_step_by_step(name, shared):
     assert update.metrics["loss"].item() == pytest.approx(expected, rel=1e-3, abs=1e-5)
     priority = 0.8 * np.abs(off).max(1) + 0.2 * np.abs(off).sum(1) / mask.sum(1)
     np.testing.assert_allclose(update.priority, priority, rtol=1e-3, atol=1e-4)
-
-
-def test_masks_of_windows_are_those_of_the_newest_frames():
-    hyper, spaces = made("vdn", cell="gru", **MEMORY), spaces_of(masked=True, stack=2)
-    network, trainer = made_trainer(hyper, spaces)
-    batch = batches.made_windows(hyper, spaces, 4, 1).torch()
-    values = torch.zeros(*batch.reward.shape, network.team.count, max(network.team.choices))
-    allowed = network.allowed(batch.obs, values)
-    for step in range(batch.reward.shape[1]):
-        of_step = network.allowed(rows_at(batch.obs, (slice(None), step)), values[:, step])
-        assert torch.equal(allowed[:, step], of_step) and not of_step.all()
-    assert torch.isfinite(trainer.update(batch).metrics["loss"])
 
 
 def check_the_dead_are_ignored(name, cell):
@@ -305,10 +294,3 @@ def test_rows_of_members_with_memory_hold_their_states(name):
     again = acted(hyper, model, obs, state=chosen.state)
     np.testing.assert_array_equal(again.state[PREVIOUS_ACTION], np.eye(3)[again.action])
     assert not torch.equal(again.state["hidden"], chosen.state["hidden"])
-
-
-@BOTH
-def test_members_with_memory_resume_bit_for_bit(name):
-    hyper, spaces = made(name, cell="lstm", **MEMORY), spaces_of()
-    several = [batch_of(hyper, spaces, seed) for seed in range(4)]
-    batches.check_resumption(hyper, spaces, *made_trainer(hyper, spaces), several[:2], several[2:])
