@@ -23,7 +23,7 @@ from stable_baselines3.her import HerReplayBuffer as _HerReplayBuffer
 from stable_baselines3.her.goal_selection_strategy import KEY_TO_GOAL_STRATEGY, GoalSelectionStrategy
 
 from ..checks import brief, names_error
-from ..declared import Number, listed
+from ..declared import Number, Whole, listed
 from ..errors import NotEnoughData
 from ..memory import TERMINATED, TRUNCATED
 from ..observations import ALONE, put_rows
@@ -31,7 +31,6 @@ from ..replay import Hindsight, Sampler
 from ..spec import Field, TransitionSpec, as_field
 from ..transitions import Batch
 from .column_views import ViewedReplay
-from .ring import whole_number
 from .saved import from_bytes, to_bytes
 
 _NAME = "sb3"  # of the replays
@@ -118,7 +117,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self.buffer_size: int = max(buffer_size // n_envs, 1)
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
-        self.n_steps = whole_number("n_steps", n_steps, 1)
+        self.n_steps = Whole(1)("n_steps", n_steps)
         self.gamma = Number(0, 1)("gamma", gamma)
         self._rng = np.random.default_rng(np.random.randint(2**31) if seed is None else seed)
         action = Field((self.action_dim,), np.dtype(self._maybe_cast_dtype(action_space.dtype)).name)
@@ -497,7 +496,7 @@ class HerReplayBuffer(DictReplayBuffer, _HerReplayBuffer):
     ) -> None:
         self.env = env
         self.copy_info_dict = copy_info_dict
-        self.n_sampled_goal = whole_number("n_sampled_goal", n_sampled_goal, 1)
+        self.n_sampled_goal = Whole(1)("n_sampled_goal", n_sampled_goal)
         strategy = getattr(goal_selection_strategy, "name", str(goal_selection_strategy)).lower()
         if strategy not in KEY_TO_GOAL_STRATEGY:
             expected = listed(KEY_TO_GOAL_STRATEGY)

@@ -15,7 +15,7 @@ from ...errors import NotEnoughData
 from ...npz import read_npz
 from ...spec import Field, as_field
 from ...transitions import setter
-from ..ring import Held, Ints, Ring, whole_number
+from ..ring import SIZE, Held, Ints, Ring
 
 Array = NDArray[Any]
 Batch = tuple[Array, Array, Array, Array, Array, Array]
@@ -60,7 +60,7 @@ class Buffer(Ring):
     _puts: Mapping[str, Any]  # setters of the next row's fields
 
     def __init__(self, capacity: int, obs_shape: Sequence[int], n_frames: int = 1, **extra_fields: Any) -> None:
-        n_frames = whole_number("n_frames", n_frames, 1)
+        n_frames = SIZE("n_frames", n_frames)
         check_type("obs_shape", obs_shape, Iterable, expected="a sequence of integers")
         taken = sorted(_SORREL_NAMES.keys() & extra_fields.keys())
         if taken:
@@ -169,7 +169,7 @@ class Buffer(Ring):
 
     def _windows(self, batch_size: int, *names: str) -> dict[str, NDArray[Any]]:
         """The fields of windows, each [batch_size, n_frames + 1, *shape]; see `sample`."""
-        batch_size = whole_number("batch_size", batch_size, 1)
+        batch_size = SIZE("batch_size", batch_size)
         seen = self.window()
         population = max(1, self._size(seen) - self.n_frames - 1)
         if batch_size > population:
