@@ -78,11 +78,8 @@ class _Transitions(NamedTuple):
 class ReplayBuffer(buffers.ReplayBuffer):
     """A `replay_buffer_class` for Stable-Baselines3's off-policy algorithms, with one lane per environment.
 
-    It draws like SB3's buffer: uniformly over the steps held, the newest one included. With n_steps > 1, the n_steps -
-    1 steps before the newest one of an unfinished episode are drawn once the rows that complete their returns are
-    added; SB3's buffer cuts their returns short instead. A lane has room for `buffer_size // n_envs` rows, and the last
-    observation of an episode takes one of them. `observations`, `actions` and the other arrays are read-only copies.
-    `prioritized=` is refused, and so are subclasses of Stable-Baselines3's HerReplayBuffer, which writes to them.
+    It draws like SB3's buffer: uniformly over the steps held, the newest one included. `observations`, `actions` and
+    the other arrays are read-only copies. docs/drop-ins.md lists the differences.
 
     Args:
         buffer_size, observation_space, action_space, device, n_envs, handle_timeout_termination: as in SB3.
@@ -464,9 +461,7 @@ class DictReplayBuffer(ReplayBuffer):
 class HerReplayBuffer(DictReplayBuffer, _HerReplayBuffer):
     """A `replay_buffer_class` for goals, like Stable-Baselines3's HerReplayBuffer; see `marlcore.Hindsight`.
 
-    It also draws from unfinished episodes, all but the newest step, with goals of the steps so far; SB3's buffer waits
-    for their ends. Of each n_sampled_goal + 1 rows all but one are relabelled on average; SB3's relabels that share of
-    each batch.
+    It also draws from unfinished episodes, all but the newest step, with goals of the steps so far.
 
     Args:
         observation_space: with the keys observation, achieved_goal and desired_goal; all keys are identifiers.

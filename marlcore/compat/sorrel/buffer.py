@@ -40,9 +40,8 @@ def _snapshot_of(name: str, described: str) -> Any:
 class Buffer(Ring):
     """Transitions of one agent, in the order of its steps, shared with every process that gets the buffer.
 
-    An episode ends where `done` is true. The interface has no truncation: mark a truncated episode as done too, or
-    windows continue into the next one. One process adds: the first to do so, until it calls `release`, closes the
-    buffer or ends. Any number of processes sample.
+    An episode ends where `done` is true; mark a truncated one as done too. One process adds: the first to do so, until
+    it calls `release`, closes the buffer or ends. Any number of processes sample.
 
     Args:
         capacity: rows, at least 1.
