@@ -169,13 +169,6 @@ def test_a_field_keeps_its_dtype(dtype) -> None:
     assert buffer.sample(1)["a"].dtype == np.dtype(dtype)
 
 
-def test_a_field_may_have_any_name() -> None:
-    for cls in (ReplayBuffer, MPReplayBuffer):
-        buffer = cls(3, {"tickets": {}, "next_a": {}})
-        buffer.add(tickets=5, next_a=6)
-        assert_equal(buffer.sample(1), {"tickets": np.float32([[5]]), "next_a": np.float32([[6]])})
-
-
 def test_an_empty_prioritized_buffer_gives_zeros_as_in_cpprb() -> None:
     buffer = PrioritizedReplayBuffer(4, {"t": {"dtype": "int64"}})
     zeros = {"t": np.zeros((2, 1), np.int64), "weights": np.ones(2, np.float32), "indexes": np.zeros(2, np.uint64)}
@@ -282,11 +275,6 @@ def test_a_buffer_belongs_to_the_process_that_made_it(cls) -> None:
     check_refused(lambda: pickle.dumps(buffer), TypeError, "use MPReplayBuffer")
     assert stale_in_a_fork(lambda: buffer.add(a=0, next_a=1), lambda: buffer.sample(1), buffer.get_stored_size)
     assert buffer.sample(1)["next_a"] == 1
-
-
-def test_create_buffer_chooses_the_class() -> None:
-    assert type(create_buffer(4, {"a": {}})) is ReplayBuffer
-    assert type(create_buffer(4, {"a": {}}, prioritized=True, alpha=0.1)) is PrioritizedReplayBuffer
 
 
 def test_unknown_arguments_are_a_warning() -> None:

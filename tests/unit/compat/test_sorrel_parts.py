@@ -168,15 +168,6 @@ def test_a_buffer_of_marlcore_gets_the_rows_of_all_copies_back() -> None:
     pickle.loads(pickle.dumps(memory)).add([3], 1, 0.0, False)  # it is free for the next process
 
 
-def test_a_buffer_of_marlcore_is_its_own_ring() -> None:
-    memory = Buffer(9, (2,))
-    memory.add([1, 1], 0, 0.0, False)
-    rings = rings_for(memory, 1)
-    assert rings == [memory]
-    give_back(rings, memory)
-    assert len(memory) == 1
-
-
 def test_windows_never_mix_copies_of_the_world() -> None:
     """Rows of two copies in one ring would make stacks of frames that no agent ever saw."""
     rings = rings_for(double.Buffer(60, (1,), 3), 2)
