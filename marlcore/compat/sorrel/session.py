@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -45,52 +45,49 @@ _OF_SORREL = ("sorrel.environment", "sorrel.models.", "sorrel.threadsafe.")
 log = logging.getLogger(__name__)
 
 
-class Session(AbstractContextManager["Session"]):
-    """The parent's side; its end removes everything."""
+class Session:
+    """The parent's side; it ends with the stack, which removes everything."""
 
-    def __init__(self, env: Any, config: Any, options: Options, interrupts: Interrupts, logger: Any) -> None:
+    def __init__(
+        self, stack: ExitStack, env: Any, config: Any, options: Options, interrupts: Interrupts, logger: Any
+    ) -> None:
         self._interrupts = interrupts
         by_model = defaultdict(list)
         for i, agent in enumerate(env.agents):
             by_model[id(agent.model)].append(i)
-        agents = [*by_model.values()]
-        self._models = [env.agents[numbers[0]].model for numbers in agents]
-        learners = [LEARNER.format(i) for i in range(len(agents))]
+        self._models = [env.agents[numbers[0]].model for numbers in by_model.values()]
+        learners = [LEARNER.format(i) for i in range(len(by_model))]
         self._actors = [ACTOR.format(i) for i in range(options.actors)]
         names = [*self._actors, *learners]
         options.check_processes(names)
         epochs, base = config.experiment.epochs + 1, base_of(logger, "Logger")  # which does nothing with a turn
         self.book = Book(logger, "actors", learners)
         self.began = 0.0  # in time.monotonic, when the first turn was seen
-        with ExitStack() as stack:
-            telemetry = stack.enter_context(Telemetry.create(names))
-            about: dict[str, Any] = {
-                "run_dir": str(options.output_dir),
-                "pid": os.getpid(),
-                "total_steps": epochs * config.experiment.max_turns * len(env.agents),
-                "actors": self._actors,
-                "learners": dict.fromkeys(learners, ""),
-                "policies": {},  # each has a learner of its own, whose counters are enough
-                "telemetry": asdict(telemetry.handle),
-            }
-            self._mail = {name: stack.enter_context(closing(Mailbox())) for name in names}
-            self._spec = ExperimentSpec(
-                options=options,
-                epochs=epochs,
-                models=tuple(self._spec_of_model(stack, i, numbers, options) for i, numbers in enumerate(agents)),
-                control=stack.enter_context(Control.create(names, **about)),
-                telemetry=telemetry,
-                ended=tuple(
-                    stack.enter_context(ParameterStore.create(ended_epochs(), "snapshot", name=f"epochs.{i}"))
-                    for i in range(options.actors)
-                ),
-                mail={name: box.path for name, box in self._mail.items()},
-                wants_turns=logger is not None and type(logger).record_step is not getattr(base, "record_step", None),
-            )
-            self._control = self._spec.control
-            for_actors, *for_learners = _packed_for_each(env, config, self._models)
-            self._envs = dict.fromkeys(self._actors, for_actors) | dict(zip(learners, for_learners, strict=True))
-            self._stack = stack.pop_all()
+        telemetry = stack.enter_context(Telemetry.create(names))
+        about: dict[str, Any] = {
+            "run_dir": str(options.output_dir),
+            "pid": os.getpid(),
+            "total_steps": epochs * config.experiment.max_turns * len(env.agents),
+            "actors": self._actors,
+            "learners": dict.fromkeys(learners, ""),
+            "policies": {},  # each has a learner of its own, whose counters are enough
+            "telemetry": asdict(telemetry.handle),
+        }
+        self._mail = {name: stack.enter_context(closing(Mailbox())) for name in names}
+        self._control = stack.enter_context(Control.create(names, **about))
+        ended = (ParameterStore.create(ended_epochs(), "snapshot", name=f"epochs.{i}") for i in range(options.actors))
+        self._spec = ExperimentSpec(
+            options=options,
+            epochs=epochs,
+            models=tuple(self._spec_of_model(stack, i, agents, options) for i, agents in enumerate(by_model.values())),
+            control=self._control,
+            telemetry=telemetry,
+            ended=tuple(map(stack.enter_context, ended)),
+            mail={name: box.path for name, box in self._mail.items()},
+            wants_turns=logger is not None and type(logger).record_step is not getattr(base, "record_step", None),
+        )
+        for_actors, *for_learners = _packed_for_each(env, config, self._models)
+        self._envs = dict.fromkeys(self._actors, for_actors) | dict(zip(learners, for_learners, strict=True))
 
     def _spec_of_model(self, stack: ExitStack, index: int, agents: list[int], options: Options) -> ModelSpec:
         model = self._models[index]
@@ -208,9 +205,6 @@ class Session(AbstractContextManager["Session"]):
             "updates": sum(counters.load(UPDATES) for counters in control.workers.values()),
             "restarts": sum(words.load(RESTARTS) for words in control.notes.values()),
         }
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._stack.close()
 
 
 def run_role(name: str, env: bytes, spec: ExperimentSpec, attempt: int) -> None:

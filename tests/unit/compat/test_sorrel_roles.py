@@ -62,7 +62,7 @@ class InTurn(ExitStack):
         super().__init__()
         self.callback(interrupt_waits_with, None)
         chosen = Options(**{"ahead": 0, "seed": 0} | options)
-        self.session = self.enter_context(Session(env, env.config, chosen, Interrupts(), logger))
+        self.session = Session(self, env, env.config, chosen, Interrupts(), logger)
         self.spec = self.session._spec
         self.actors = [self.role(Actor, f"actor-{i}") for i in range(self.spec.options.actors)]
         self.learners = [self.role(Learner, f"learner-{i}") for i in range(len(self.spec.models))]
