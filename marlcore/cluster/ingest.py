@@ -198,14 +198,14 @@ class Ingest(Closing):
             return True
         began = time.monotonic()
         try:
-            taken = self._writer.append(parts, sent.plain_rows(), self._wait_seconds)
+            written = self._writer.append(parts, sent.plain_rows(), self._wait_seconds)
         except BaseException:
             self._look_again(lanes)
             raise
-        self._next[lanes[new]] += taken
-        self._committed[lanes[new]] += taken
-        self._count(rows=int(taken.sum()), duplicates=int(skip.sum()), waited=time.monotonic() - began)
-        return bool((taken == take[new]).all())
+        self._next[lanes[new]] += written
+        self._committed[lanes[new]] += written
+        self._count(rows=int(written.sum()), duplicates=int(skip.sum()), waited=time.monotonic() - began)
+        return bool((written == take[new]).all())
 
     def _is_early(self, sender: _Sender, sent: Message) -> bool:
         """Whether an earlier message of the sender is missing, or the ingest does not know its epoch yet."""
@@ -256,7 +256,7 @@ class Ingest(Closing):
 
 def _lanes_of(seats: Sequence[Sequence[int]], lanes: int) -> list[int]:
     """The lanes of all seats. Raises ValueError: a seat has none, or one that the target lacks or that comes twice."""
-    taken = [lane for seat in seats for lane in seat]
-    if not seats or not all(map(len, seats)) or len({*taken}) < len(taken) or not {*taken} <= {*range(lanes)}:
+    chosen = [lane for seat in seats for lane in seat]
+    if not seats or not all(map(len, seats)) or len({*chosen}) < len(chosen) or not {*chosen} <= {*range(lanes)}:
         raise ValueError(f"seats: expected distinct lanes of 0 to {lanes - 1}, got {brief(seats)}")
-    return taken
+    return chosen

@@ -75,18 +75,18 @@ class Leases(Shared):
     def renew(self, seat: int, epoch: int) -> bool:
         """Notes that the holder was heard now. False: this epoch has ended, so its agent must stop."""
         words = self._written(seat)
-        held = epoch > 0 and words.load(_HOLDER) == epoch
-        if held:
+        holds = epoch > 0 and words.load(_HOLDER) == epoch
+        if holds:
             words.store(_HEARD, monotonic_ns())
-        return held
+        return holds
 
     def release(self, seat: int, epoch: int) -> bool:
         """Ends a lease in order, so that no more of its rows are taken. False: it had ended already."""
         words = self._written(seat)
-        held = epoch > 0 and words.load(_HOLDER) == epoch
-        if held:
+        holds = epoch > 0 and words.load(_HOLDER) == epoch
+        if holds:
             words.store(_HOLDER, 0)
-        return held
+        return holds
 
     def fence(self, seat: int) -> bool:
         """Ends the lease of a holder that is lost, so that no more of its rows are taken. False: the seat had none."""

@@ -51,9 +51,9 @@ class DirectLink:
         self.open = ingest.open
 
     def send(self, message: NDArray[np.uint8]) -> "Future[bool]":
-        taken: Future[bool] = Future()
-        taken.set_result(self._ingest.put(message))
-        return taken
+        answer: Future[bool] = Future()
+        answer.set_result(self._ingest.put(message))
+        return answer
 
 
 @dataclass

@@ -126,8 +126,8 @@ class Ring:
         base = lane.load_base()
         while True:
             lo, hi = lane.edges()
-            before, base = base, lane.load_base()
-            if base == before:  # otherwise hi may include rows added after another process's clear
+            previous, base = base, lane.load_base()
+            if base == previous:  # otherwise hi may include rows added after another process's clear
                 return Held(max(lo, base, hi - self.capacity), hi, base, self.capacity)
 
     def append(self, rows: Mapping[str, Any], count: int) -> int:
@@ -146,14 +146,14 @@ class Ring:
     def at(self, positions: Ints, *names: str) -> Rows:
         """Copies of the named fields, or all, at positions, [*positions.shape, *shape]; zeros at empty positions."""
         window = self.window()
-        held = positions < window.stored
-        rows, ok = self.gather(window.tickets(positions[held]), *names)
+        present = positions < window.stored
+        rows, ok = self.gather(window.tickets(positions[present]), *names)
         if ok is not None:
-            held[held] = ok
+            present[present] = ok
         filled: Rows = {}
         for name, copied in rows.items():
             filled[name] = np.zeros((*positions.shape, *copied.shape[1:]), copied.dtype)
-            filled[name][held] = copied if ok is None else copied[ok]
+            filled[name][present] = copied if ok is None else copied[ok]
         return filled
 
     def snapshot(self, *names: str) -> Rows:

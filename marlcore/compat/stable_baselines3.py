@@ -158,8 +158,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     def size(self) -> int:
         """Steps held of each environment; their mean if the last observations of episodes take unequal room."""
-        held: int = min(self.buffer_size if self.full else self.pos, len(self.replay) // self.n_envs)
-        return held
+        steps: int = min(self.buffer_size if self.full else self.pos, len(self.replay) // self.n_envs)
+        return steps
 
     @property
     def observations(self) -> Any:

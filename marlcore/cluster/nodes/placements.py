@@ -234,11 +234,11 @@ class ActorPlacement(Placement):
         self.status = Status(steps=self.status.steps)
 
     def _report_figures(self, status: Status) -> None:
-        now, (before, rows, nbytes) = time.monotonic(), self._counted
+        now, (since, rows, nbytes) = time.monotonic(), self._counted
         figures = dict(status.figures)
         self._counted = now, figures["rows"], figures["bytes"]
-        figures["rows_per_s"] = (figures.pop("rows") - rows) / (now - before)
-        figures["bytes_per_s"] = (figures.pop("bytes") - nbytes) / (now - before)
+        figures["rows_per_s"] = (figures.pop("rows") - rows) / (now - since)
+        figures["bytes_per_s"] = (figures.pop("bytes") - nbytes) / (now - since)
         stores = self.context.stores
         figures["lag"] = max(stores[name].version - version for name, version in status.versions.items())
         figures["lease_age_s"] = self._leases.age(self.number)

@@ -146,10 +146,10 @@ def check_not_empty(window: Held) -> None:
         raise ValueError("sample: expected at least one stored transition, got none")
 
 
-def fields_of(env_dict: EnvDict, default_dtype: DTypeLike | None, taken: Iterable[str]) -> dict[str, Field]:
+def fields_of(env_dict: EnvDict, default_dtype: DTypeLike | None, reserved: Iterable[str]) -> dict[str, Field]:
     """The fields of cpprb's env_dict by name. Raises ValueError, TypeError: a name, shape or dtype is refused."""
     check_type("env_dict", env_dict, Mapping, expected="a dict of fields")
-    for name in taken:
+    for name in reserved:
         if name in env_dict:
             raise ValueError(f"env_dict: {name!r} is the name of an argument of add")
     default = np.dtype(np.float32 if default_dtype is None else default_dtype)

@@ -61,9 +61,9 @@ class Buffer(Ring):
     def __init__(self, capacity: int, obs_shape: Sequence[int], n_frames: int = 1, **extra_fields: Any) -> None:
         n_frames = SIZE("n_frames", n_frames)
         check_type("obs_shape", obs_shape, Iterable, expected="a sequence of integers")
-        taken = sorted(_SORREL_NAMES.keys() & extra_fields.keys())
-        if taken:
-            raise ValueError(f"extra_fields: {taken[0]!r} is the name of a field that every row has")
+        reserved = sorted(_SORREL_NAMES.keys() & extra_fields.keys())
+        if reserved:
+            raise ValueError(f"extra_fields: {reserved[0]!r} is the name of a field that every row has")
         self.obs_shape = obs_shape
         self.n_frames = n_frames
         extras = {
@@ -335,13 +335,13 @@ class Buffer(Ring):
         before_head = (window.head - 1 - starts).view(np.uint64)  # negative from the head on, so huge as unsigned
         return before_head < self.n_frames
 
-    def _others(self, window: Held, population: int, count: int, taken: Ints) -> Ints:
+    def _others(self, window: Held, population: int, count: int, drawn: Ints) -> Ints:
         """Starts of held windows; repeats those already taken only if there are too few others."""
         free = ~self._crosses(window, np.arange(population))
         if not free.any():
             raise NotEnoughData(f"sample: expected at least {self.n_frames + 2} rows, got {window.stored}")
         others = free.copy()
-        others[taken] = False
+        others[drawn] = False
         enough = np.count_nonzero(others) >= count
         places = (others if enough else free).nonzero()[0]
         picks = np.random.randint(0, len(places), count)

@@ -228,9 +228,9 @@ def _packed_for_each(env: Any, config: Any, models: list[Any]) -> list[bytes]:
 @contextmanager
 def configured(env: Any, config: Any) -> Iterator[None]:
     """Within the block, the environment has this configuration, and no logger yet."""
-    before = {name: vars(env).get(name) for name in ("config", "_active_logger")}
+    replaced = {name: vars(env).get(name) for name in ("config", "_active_logger")}
     vars(env).update(config=config, _active_logger=None)
     try:
         yield
     finally:
-        vars(env).update(before)
+        vars(env).update(replaced)
