@@ -2,7 +2,6 @@
 
 import math
 import pickle
-import threading
 from contextlib import closing, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -41,16 +40,6 @@ def test_what_is_left_out_is_put_in_wherever_it_was() -> None:
     again = unpack(pack(model, {"ring": model.memory}), {"ring": ring})
     assert again.memory is ring and again.other_name == [ring]
     assert isinstance(model.memory, double.Buffer)
-
-
-def test_locks_are_new_ones_and_optimizers_keep_their_parameters() -> None:
-    model = double.Model()
-    model._lock = threading.RLock()
-    with model._lock:
-        again = unpack(pack(model, {}), {})
-    assert again._lock.acquire(blocking=False)
-    again._lock.release()
-    assert again.optimizer.param_groups[0]["params"][0] is again.local.weight
 
 
 def test_a_view_of_a_large_row_is_packed_alone() -> None:
