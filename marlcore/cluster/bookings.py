@@ -1,8 +1,8 @@
-"""Bookings: what each lane at home has taken of which sender; an ingest's memory, which survives its death.
+"""Bookings: an ingest's memory of the rows that each lane at home has taken, which survives the ingest's death.
 
 A lane's line has a word `turn`, whose lowest bit selects the valid half, and two halves of four words, the fields
-of a `Booking`. So rows that arrive change nothing here: the lane's commit moves the cursor with the rows. The holder of
-the lane's writer lock writes the invalid half, and one store of `turn` makes it valid.
+of a `Booking`. Rows that arrive change nothing here: the lane's commit moves the cursor with the rows. The holder of
+the lane's writer lock writes the invalid half; one store of `turn` makes that half valid.
 """
 
 from dataclasses import astuple, dataclass

@@ -85,7 +85,7 @@ class RingLane(ViewedReplay):
         return copy(tickets)
 
     def whole(self, tickets: Ints) -> NDArray[np.bool_] | None:
-        """Whether each row was not overwritten while it was copied before this call; None if none was."""
+        """Whether each row, which was copied before this call, was whole then; None if all were."""
         count = len(tickets)
         ok = np.zeros(count, np.uint8)
         validate = self._mapped.native.validator(np.zeros(count, np.int64), tickets, ok)

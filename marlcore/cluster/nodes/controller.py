@@ -1,4 +1,4 @@
-"""The controller, in the driver: it seats agents, hears them, deals out the steps, replaces those that are lost."""
+"""The controller, in the driver: it starts agents, polls them, deals out the steps, and replaces lost agents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Placements: the controller's side of a run's agents. They call them, hear them, and replace those that are lost."""
+"""Placements: the controller's side of a run's agents. A placement calls its agent, and replaces a lost one."""
 
 from __future__ import annotations
 

@@ -49,13 +49,13 @@ def test_compressed_rows_are_those_of_a_plain_ring(way, seed) -> None:
         drawn = plain.sample(7)
         np.random.seed(turn)
         assert_equal(compressed.sample(7), {name: drawn[name] for name in compressed._fields})
-        assert all(len(kept) <= size for kept in compressed._ring._kept.values())
+        assert all(len(kept) <= size for kept in compressed._ring._overrides.values())
         if turn % 3:
             compressed.on_episode_end()
         if turn % 40 == 39:
             compressed.clear()
             plain.clear()
-            assert not any(map(len, compressed._ring._kept.values()))
+            assert not any(map(len, compressed._ring._overrides.values()))
 
 
 def test_frames_lie_in_memory_once() -> None:
@@ -66,7 +66,7 @@ def test_frames_lie_in_memory_once() -> None:
         frames = np.random.default_rng(0).integers(0, 255, (32, 32, 605), np.uint8)
         for t in range(600):
             buffer.add(obs=frames[..., t : t + 4], next_obs=frames[..., t + 1 : t + 5])
-        assert all(len(kept) <= 1 for kept in buffer._ring._kept.values())  # the newest row has none after it
+        assert all(len(kept) <= 1 for kept in buffer._ring._overrides.values())  # the newest row has none after it
         size = buffer._ring.lane.nbytes
         buffer.close()
         return size
