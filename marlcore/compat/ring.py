@@ -170,27 +170,24 @@ class Ring:
         none while nothing can be drawn. The named fields, or all, are [*tickets.shape, *shape].
         """
         rows: Rows = {}
-        drawn = np.zeros(0, np.int64)
-        torn: Ints | None = None  # the overwritten groups; at first None for all
+        drawn, missing = np.zeros(0, np.int64), np.arange(groups)
         for _ in range(ROUNDS):
-            missing = groups if torn is None else len(torn)
-            tickets = draw(missing)
-            if len(tickets) < missing:
+            tickets = draw(len(missing))
+            if len(tickets) < len(missing):
                 time.sleep(NAP_S)
                 continue
             copied, ok = self.gather(tickets.ravel(), *names)
             if tickets.ndim > 1:
                 copied = {name: part.reshape(*tickets.shape, *part.shape[1:]) for name, part in copied.items()}
-            if torn is None:
+            if not rows:
                 rows, drawn = copied, tickets
             else:
-                drawn[torn] = tickets
+                drawn[missing] = tickets
                 for name, part in copied.items():
-                    rows[name][torn] = part
+                    rows[name][missing] = part
             if ok is None:
                 return rows, drawn
-            again = ~ok.reshape(len(tickets), -1).all(axis=1)
-            torn = np.flatnonzero(again) if torn is None else torn[again]
+            missing = missing[~ok.reshape(len(tickets), -1).all(axis=1)]
         raise MarlcoreError(f"{self.lane!r}: writers overwrote every draw; use a larger capacity")
 
     def position(self, ticket: int) -> int:
