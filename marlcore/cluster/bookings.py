@@ -1,8 +1,8 @@
-"""Bookings: what each lane at home has taken of which sender; an ingest's memory, which survives its death.
+"""Bookings: an ingest's memory of the rows that each lane at home has taken, which survives the ingest's death.
 
 A lane's line has a word `turn`, whose lowest bit selects the valid half, and two halves of four words, the fields
-of a `Booking`. So rows that arrive change nothing here: the lane's commit moves the cursor with the rows. The holder of
-the lane's writer lock writes the invalid half, and one store of `turn` makes it valid.
+of a `Booking`. Rows that arrive change nothing here: the lane's commit moves the cursor with the rows. The holder of
+the lane's writer lock writes the invalid half; one store of `turn` makes that half valid.
 """
 
 from dataclasses import astuple, dataclass
@@ -54,21 +54,21 @@ class Bookings(Shared):
 
     def load(self, lane: int) -> Booking:
         """A lane's booking, as any process reads it."""
-        at = lane * _WORDS
+        line = lane * _WORDS
         while True:
-            turn = self._words.load(at)
-            first = at + 1 + (turn & 1) * _HALF
+            turn = self._words.load(line)
+            first = line + 1 + (turn & 1) * _HALF
             booking = Booking(*(self._words.load(first + i) for i in range(_HALF)))
-            if self._words.load(at) == turn:
+            if self._words.load(line) == turn:
                 return booking
 
     def store(self, lane: int, booking: Booking) -> None:
         """For the holder of the lane's writer lock: replaces the lane's booking, with one store."""
-        at = lane * _WORDS
-        first = at + 1 + ((self._words.load(at) + 1) & 1) * _HALF
+        line = lane * _WORDS
+        first = line + 1 + ((self._words.load(line) + 1) & 1) * _HALF
         for i, word in enumerate(astuple(booking)):
             self._words.store(first + i, word)
-        self._words.add(at, 1)
+        self._words.add(line, 1)
 
     @property
     def lost(self) -> int:

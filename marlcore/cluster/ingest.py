@@ -30,8 +30,8 @@ ORDER_S = 0.01  # wait for the message before one that came too early, on anothe
 Ints = NDArray[np.int64]
 
 
-class _Seat:
-    """A sender's place: its lanes, the newest epoch, whether all lanes have it, and whose turn it is."""
+class _Sender:
+    """A sender: its lanes, the newest epoch, whether all lanes have it, and whose turn it is."""
 
     def __init__(self, lanes: Sequence[int], bookings: Bookings) -> None:
         self.lanes = np.array(lanes)
@@ -117,7 +117,7 @@ class Ingest(Closing):
             self._committed = self._writer.committed()
             self._next = np.array([booking.offset for booking in booked]) + self._committed
             self._seam = np.array([booking.seam for booking in booked])
-            self._seats = [_Seat(lanes, bookings) for lanes in seats]
+            self._senders = [_Sender(lanes, bookings) for lanes in seats]
 
     def open(self, seat: int, epoch: int, lanes: int, spec: dict[str, object]) -> Ints:
         """The next ticket of each of the sender's lanes, int64 [lanes], from which its relay shall send.
@@ -131,22 +131,22 @@ class Ingest(Closing):
             Fenced: the epoch is not the seat's, or no longer. ValueError: an unknown seat, or more lanes than it has.
             LayoutMismatch: the target has another spec.
         """
-        place = self._seat_of(seat)
+        sender = self._sender_of(seat)
         check_whole("epoch", epoch)
-        check_whole("lanes", lanes, high=len(place.lanes))
+        check_whole("lanes", lanes, high=len(sender.lanes))
         theirs = TransitionSpec.from_dict(spec)
         if theirs != self._spec:
             raise LayoutMismatch(f"seat {seat}: {spec_difference(self._spec, theirs)}")
-        with place.turn:
-            self._check_epoch(place, seat, epoch)
-            place.epoch, place.is_open = epoch, False
-            for lane in place.lanes.tolist():
+        with sender.turn:
+            self._check_epoch(sender, seat, epoch)
+            sender.epoch, sender.is_open = epoch, False
+            for lane in sender.lanes.tolist():
                 booking = self._bookings.load(lane)
                 if booking.epoch != epoch:
                     committed = int(self._committed[lane])
                     self._book(lane, Booking(epoch, -committed, committed, booking.lost))
-            place.is_open = True
-            cursor: Ints = self._next[place.lanes[:lanes]]
+            sender.is_open = True
+            cursor: Ints = self._next[sender.lanes[:lanes]]
             return cursor
 
     def put(self, message: NDArray[np.uint8]) -> bool:
@@ -158,34 +158,34 @@ class Ingest(Closing):
         Raises: Fenced: as `open`; nothing was written. ValueError: the message is malformed; nothing was written.
         """
         sent = Message.of(message)
-        place = self._seat_of(sent.seat)
+        sender = self._sender_of(sent.seat)
         lane, after, first, _ = sent.spans.T
-        in_order = (np.diff(lane, prepend=-1, append=len(place.lanes)) > 0).all()
+        in_order = (np.diff(lane, prepend=-1, append=len(sender.lanes)) > 0).all()
         if not in_order or not ((after >= 0) & (after <= first) & (first < LIMIT)).all():
-            raise ValueError(f"message: expected spans of lanes 0 to {len(place.lanes) - 1}, got {brief(sent.spans)}")
+            raise ValueError(f"message: expected spans of lanes 0 to {len(sender.lanes) - 1}, got {brief(sent.spans)}")
         offsets, total = self._writer.place(sent.spans, sent.row_bytes)
         if total != sent.row_bytes:
             raise ValueError(f"message: expected {total} bytes of rows in its spans, got {sent.row_bytes}")
-        with place.turn:
-            if not place.turn.wait_for(lambda: not self._is_early(place, sent), ORDER_S):
+        with sender.turn:
+            if not sender.turn.wait_for(lambda: not self._is_early(sender, sent), ORDER_S):
                 return False
-            self._check_epoch(place, sent.seat, sent.epoch)
-            whole = self._take(place, sent, offsets)
-            place.turn.notify_all()
+            self._check_epoch(sender, sent.seat, sent.epoch)
+            whole = self._take(sender, sent, offsets)
+            sender.turn.notify_all()
         self._count(messages=1, bytes=len(message))
         return whole
 
     def close(self) -> None:
         """Gives the lanes back, once no call is inside. Repeated calls are harmless."""
         self._closed = True
-        for place in self._seats:
-            with place.turn:
+        for sender in self._senders:
+            with sender.turn:
                 pass
         self._writer.close()
 
-    def _take(self, place: _Seat, sent: Message, offsets: Ints) -> bool:
+    def _take(self, sender: _Sender, sent: Message, offsets: Ints) -> bool:
         """Writes what is new of a message; whether all of it is written now."""
-        spans, lanes = sent.spans, place.lanes[sent.spans[:, LANE]]
+        spans, lanes = sent.spans, sender.lanes[sent.spans[:, LANE]]
         skip = np.clip(self._next[lanes] - spans[:, FIRST], 0, spans[:, ROWS])
         take = spans[:, ROWS] - skip
         new = np.flatnonzero(take)
@@ -198,24 +198,24 @@ class Ingest(Closing):
             return True
         began = time.monotonic()
         try:
-            taken = self._writer.append(parts, sent.plain_rows(), self._wait_seconds)
+            written = self._writer.append(parts, sent.plain_rows(), self._wait_seconds)
         except BaseException:
             self._look_again(lanes)
             raise
-        self._next[lanes[new]] += taken
-        self._committed[lanes[new]] += taken
-        self._count(rows=int(taken.sum()), duplicates=int(skip.sum()), waited=time.monotonic() - began)
-        return bool((taken == take[new]).all())
+        self._next[lanes[new]] += written
+        self._committed[lanes[new]] += written
+        self._count(rows=int(written.sum()), duplicates=int(skip.sum()), waited=time.monotonic() - began)
+        return bool((written == take[new]).all())
 
-    def _is_early(self, place: _Seat, sent: Message) -> bool:
+    def _is_early(self, sender: _Sender, sent: Message) -> bool:
         """Whether an earlier message of the sender is missing, or the ingest does not know its epoch yet."""
-        if sent.epoch != place.epoch or not place.is_open:
-            return sent.epoch >= place.epoch
-        return bool((sent.spans[:, AFTER] > self._next[place.lanes[sent.spans[:, LANE]]]).any())
+        if sent.epoch != sender.epoch or not sender.is_open:
+            return sent.epoch >= sender.epoch
+        return bool((sent.spans[:, AFTER] > self._next[sender.lanes[sent.spans[:, LANE]]]).any())
 
-    def _check_epoch(self, place: _Seat, seat: int, epoch: int) -> None:
-        if epoch < place.epoch:
-            self._refuse(f"seat {seat}: expected the epoch {place.epoch}, got {epoch}")
+    def _check_epoch(self, sender: _Sender, seat: int, epoch: int) -> None:
+        if epoch < sender.epoch:
+            self._refuse(f"seat {seat}: expected the epoch {sender.epoch}, got {epoch}")
         if self._holds is not None and not self._holds(seat, epoch):
             self._refuse(f"seat {seat}: epoch {epoch} has lost its lease")
         if self._closed:
@@ -248,15 +248,15 @@ class Ingest(Closing):
             for name, amount in amounts.items():
                 setattr(self.stats, name, getattr(self.stats, name) + amount)
 
-    def _seat_of(self, seat: int) -> _Seat:
-        if not 0 <= seat < len(self._seats):
-            raise ValueError(f"seat: expected 0 to {len(self._seats) - 1}, got {brief(seat)}")
-        return self._seats[seat]
+    def _sender_of(self, seat: int) -> _Sender:
+        if not 0 <= seat < len(self._senders):
+            raise ValueError(f"seat: expected 0 to {len(self._senders) - 1}, got {brief(seat)}")
+        return self._senders[seat]
 
 
 def _lanes_of(seats: Sequence[Sequence[int]], lanes: int) -> list[int]:
     """The lanes of all seats. Raises ValueError: a seat has none, or one that the target lacks or that comes twice."""
-    taken = [lane for seat in seats for lane in seat]
-    if not seats or not all(map(len, seats)) or len({*taken}) < len(taken) or not {*taken} <= {*range(lanes)}:
+    chosen = [lane for seat in seats for lane in seat]
+    if not seats or not all(map(len, seats)) or len({*chosen}) < len(chosen) or not {*chosen} <= {*range(lanes)}:
         raise ValueError(f"seats: expected distinct lanes of 0 to {lanes - 1}, got {brief(seats)}")
-    return taken
+    return chosen

@@ -1,4 +1,4 @@
-"""Leases: which incarnation of a node holds each seat, and which may no longer be heard.
+"""Leases: the incarnation of a node that holds each seat. Rows of earlier incarnations are refused.
 
 A table in shared memory, a line of words a seat, which one process writes: the controller. An ingest loads one word to
 know whether an epoch's rows may be taken. Silence is measured by the clock of the table's machine alone.
@@ -24,8 +24,8 @@ class Leases(Shared):
     """The seats of a run: who holds each, in which epoch, and how long the holder has been silent.
 
     The process that creates the table is its only writer, in one thread at a time; ingests on the same machine `watch`
-    its handle and `check`. An epoch is the number of a seat's holder, from 1 on. It grows for ever: one that has ended
-    never holds the seat again.
+    its handle and `check`. Holders of a seat are numbered from 1 on: their epochs. An epoch that has ended never holds
+    the seat again.
 
     Attributes:
         seats: their number; a seat is an integer from 0 on.
@@ -75,18 +75,18 @@ class Leases(Shared):
     def renew(self, seat: int, epoch: int) -> bool:
         """Notes that the holder was heard now. False: this epoch has ended, so its agent must stop."""
         words = self._written(seat)
-        held = epoch > 0 and words.load(_HOLDER) == epoch
-        if held:
+        holds = epoch > 0 and words.load(_HOLDER) == epoch
+        if holds:
             words.store(_HEARD, monotonic_ns())
-        return held
+        return holds
 
     def release(self, seat: int, epoch: int) -> bool:
         """Ends a lease in order, so that no more of its rows are taken. False: it had ended already."""
         words = self._written(seat)
-        held = epoch > 0 and words.load(_HOLDER) == epoch
-        if held:
+        holds = epoch > 0 and words.load(_HOLDER) == epoch
+        if holds:
             words.store(_HOLDER, 0)
-        return held
+        return holds
 
     def fence(self, seat: int) -> bool:
         """Ends the lease of a holder that is lost, so that no more of its rows are taken. False: the seat had none."""

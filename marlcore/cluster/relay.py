@@ -51,9 +51,9 @@ class DirectLink:
         self.open = ingest.open
 
     def send(self, message: NDArray[np.uint8]) -> "Future[bool]":
-        taken: Future[bool] = Future()
-        taken.set_result(self._ingest.put(message))
-        return taken
+        answer: Future[bool] = Future()
+        answer.set_result(self._ingest.put(message))
+        return answer
 
 
 @dataclass
@@ -99,10 +99,9 @@ class Relay(Closing):
         with mc.cluster.Relay(replay, link, seat=0, epoch=1).start() as relay:
             ...  # actors write to the replay, in any processes
 
-    Rows arrive once, in the order of each lane. A lane's rows are its memory of what was sent: after a lost message or
-    the death of the ingest, the relay reads them again. Of a ReplayBuffer that writers lap meanwhile, rows are lost;
-    they are counted as gaps, and nothing that is drawn at home spans one. A TrajectoryQueue with when_full="wait" makes
-    its writers wait instead; the relay is its reader.
+    Rows arrive once, in the order of each lane. After a lost message or the death of the ingest, the relay reads rows
+    from the lanes again. If writers lap a ReplayBuffer meanwhile, rows are lost and counted as gaps; no draw at home
+    spans a gap. A TrajectoryQueue with when_full="wait" makes its writers wait instead; the relay is its reader.
 
     Attributes:
         stats: see RelayStats.

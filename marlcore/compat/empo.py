@@ -8,14 +8,13 @@ Differences from EMPO:
 - Where not all profiles are possible, an agent expects the possible ones; EMPO indexes its lists by profile, and fails.
 - Results are the same for any number of workers. A worker's exception is raised, never swallowed.
 - `prior.values` and its parts are read-only mappings, which look a number up when it is asked for.
-- Arrays in shared memory need neither slices nor pauses, so keywords about these are checked and have no effect.
 """
 
 import os
 import pickle
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import compress, product
 from pathlib import Path
 from typing import Annotated, Any
@@ -113,37 +112,26 @@ def compute_human_policy_prior(
     )  # fmt: skip
     if use_disk_slicing and level_fct is None:
         raise ValueError("level_fct: expected a function with use_disk_slicing, got None")
-    generator = possible_goal_generator
-    if generator is None:
-        generator = getattr(world_model, "possible_goal_generator", None)
-    if generator is None:
+    of_model = getattr(world_model, "possible_goal_generator", None)
+    if (generator := of_model if possible_goal_generator is None else possible_goal_generator) is None:
         raise ValueError("possible_goal_generator: expected one here or in world_model, got None")
     workers = num_workers if parallel else 1
     if archive_dir is not None:
         Path(archive_dir).mkdir(parents=True, exist_ok=True)
-
     undiscounted = gamma_h in (None, 1.0) and rho_h in (None, 0.0)
-
-    def rounded(probability: Any) -> NDArray[np.float64]:
-        return np.asarray(probability, np.float16).astype(np.float64)
-
-    def durations(state: Any, profile: tuple[int, ...], outcomes: list[tuple[float, Any]]) -> Any:
-        if use_float16:
-            outcomes = [(float(rounded(probability)), successor) for probability, successor in outcomes]
-        return world_model.transition_durations(state, [*profile], outcomes)
-
+    has_durations = hasattr(world_model, "transition_durations")
     with build_graph(
         world_model, workers=workers, progress=not quiet, level_fct=level_fct,
         min_free_memory_fraction=min_free_memory_fraction,
     ) as graph:  # fmt: skip
         humans = [int(agent) for agent in human_agent_indices]
         if use_float16 and graph.probability is not None:
-            graph.probability = rounded(graph.probability)
+            graph.probability = _rounded(graph.probability)
         with backward_induction(
             graph, generator.generate, humans,
             robots=[agent for agent in range(graph.agents) if agent not in humans],
             optimistic=optimistic, believed=believed_others_policy, beta=beta_h, gamma=gamma_h, rho=rho_h,
-            durations=durations if hasattr(world_model, "transition_durations") else None,
+            durations=partial(_durations, world_model, use_float16) if has_durations else None,
             dtype="float16", policy_dtype="float64", sums="float16" if use_float16 and undiscounted else "float64",
             workers=workers, progress=progress_callback,
         ) as policies:  # fmt: skip
@@ -158,6 +146,18 @@ def compute_human_policy_prior(
     prior = TabularHumanPolicyPrior(world_model, humans, generator, policies_by)
     results = [prior, *[values_by] * return_Vh, *[cache if use_attainment_cache else None] * return_attainment_cache]
     return tuple(results) if len(results) > 1 else prior
+
+
+def _rounded(probability: Any) -> NDArray[np.float64]:
+    return np.asarray(probability, np.float16).astype(np.float64)
+
+
+def _durations(
+    world_model: Any, use_float16: bool, state: Any, profile: tuple[int, ...], outcomes: list[tuple[float, Any]]
+) -> Any:
+    if use_float16:
+        outcomes = [(float(_rounded(probability)), successor) for probability, successor in outcomes]
+    return world_model.transition_durations(state, [*profile], outcomes)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ Positions count from the base, so a cleared ring fills from position 0 again.
                 cleared | overwritten | held   |
 """
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -16,11 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import check_whole
+from ..declared import Whole
 from ..errors import LaneBusy, MarlcoreError
 from ..memory import invalidate_after_fork
 from ..spec import Field
 from .ring_lane import BASE, NAP_S, ROUNDS, Ints, RingLane, RingWriter, Rows
+
+COUNT, SIZE = Whole(0), Whole(1)
 
 
 class Held(NamedTuple):
@@ -125,8 +126,8 @@ class Ring:
         base = lane.load_base()
         while True:
             lo, hi = lane.edges()
-            before, base = base, lane.load_base()
-            if base == before:  # otherwise hi may include rows added after another process's clear
+            previous, base = base, lane.load_base()
+            if base == previous:  # otherwise hi may include rows added after another process's clear
                 return Held(max(lo, base, hi - self.capacity), hi, base, self.capacity)
 
     def append(self, rows: Mapping[str, Any], count: int) -> int:
@@ -145,14 +146,14 @@ class Ring:
     def at(self, positions: Ints, *names: str) -> Rows:
         """Copies of the named fields, or all, at positions, [*positions.shape, *shape]; zeros at empty positions."""
         window = self.window()
-        held = positions < window.stored
-        rows, ok = self.gather(window.tickets(positions[held]), *names)
+        present = positions < window.stored
+        rows, ok = self.gather(window.tickets(positions[present]), *names)
         if ok is not None:
-            held[held] = ok
+            present[present] = ok
         filled: Rows = {}
         for name, copied in rows.items():
             filled[name] = np.zeros((*positions.shape, *copied.shape[1:]), copied.dtype)
-            filled[name][held] = copied if ok is None else copied[ok]
+            filled[name][present] = copied if ok is None else copied[ok]
         return filled
 
     def snapshot(self, *names: str) -> Rows:
@@ -169,27 +170,24 @@ class Ring:
         none while nothing can be drawn. The named fields, or all, are [*tickets.shape, *shape].
         """
         rows: Rows = {}
-        drawn = np.zeros(0, np.int64)
-        torn: Ints | None = None  # the overwritten groups; at first None for all
+        drawn, missing = np.zeros(0, np.int64), np.arange(groups)
         for _ in range(ROUNDS):
-            missing = groups if torn is None else len(torn)
-            tickets = draw(missing)
-            if len(tickets) < missing:
+            tickets = draw(len(missing))
+            if len(tickets) < len(missing):
                 time.sleep(NAP_S)
                 continue
             copied, ok = self.gather(tickets.ravel(), *names)
             if tickets.ndim > 1:
                 copied = {name: part.reshape(*tickets.shape, *part.shape[1:]) for name, part in copied.items()}
-            if torn is None:
+            if not rows:
                 rows, drawn = copied, tickets
             else:
-                drawn[torn] = tickets
+                drawn[missing] = tickets
                 for name, part in copied.items():
-                    rows[name][torn] = part
+                    rows[name][missing] = part
             if ok is None:
                 return rows, drawn
-            again = ~ok.reshape(len(tickets), -1).all(axis=1)
-            torn = np.flatnonzero(again) if torn is None else torn[again]
+            missing = missing[~ok.reshape(len(tickets), -1).all(axis=1)]
         raise MarlcoreError(f"{self.lane!r}: writers overwrote every draw; use a larger capacity")
 
     def position(self, ticket: int) -> int:
@@ -211,13 +209,3 @@ class Ring:
         self.release()
         if self._lane is not None:
             self._lane.close()
-
-
-def whole_number(label: str, value: Any, least: int) -> int:
-    """`value` as an int; a float may be whole. Raises ValueError: it is not an integer, or is less than `least`."""
-    if type(value) is int and value >= least:
-        return value
-    with contextlib.suppress(TypeError, ValueError, OverflowError):
-        value = int(value) if int(value) == value else value
-    check_whole(label, value, least)
-    return int(value)

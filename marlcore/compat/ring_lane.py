@@ -85,7 +85,7 @@ class RingLane(ViewedReplay):
         return copy(tickets)
 
     def whole(self, tickets: Ints) -> NDArray[np.bool_] | None:
-        """Whether each row was not overwritten while it was copied before this call; None if none was."""
+        """Whether each row, which was copied before this call, was whole then; None if all were."""
         count = len(tickets)
         ok = np.zeros(count, np.uint8)
         validate = self._mapped.native.validator(np.zeros(count, np.int64), tickets, ok)
@@ -98,9 +98,9 @@ class RingLane(ViewedReplay):
     def lock_words(self) -> File:
         """An open file that holds the right to write BASE, until it is closed or its process dies."""
         for _ in range(ROUNDS):
-            held = self._segment.lock(slot_lock(1, 0))
-            if held is not None:
-                return held
+            lock = self._segment.lock(slot_lock(1, 0))
+            if lock is not None:
+                return lock
             time.sleep(NAP_S)
         raise LaneBusy(f"{self._segment.path}: a stopped process is clearing the ring")
 
@@ -127,7 +127,7 @@ class _Copy:
         count, out = len(tickets), np.empty(self._nbytes, np.uint8)
         self._tickets[:count] = tickets
         columns.gather(self._columns, self._capacity, self._tickets[:count], out)
-        rows = {name: np.ndarray((count, *shape), dtype, out, at) for name, shape, dtype, at in self._parts}
+        rows = {name: np.ndarray((count, *shape), dtype, out, offset) for name, shape, dtype, offset in self._parts}
         return rows, self._ok[:count].astype(np.bool_) if self._validate(count) else None
 
 

@@ -23,7 +23,7 @@ from stable_baselines3.her import HerReplayBuffer as _HerReplayBuffer
 from stable_baselines3.her.goal_selection_strategy import KEY_TO_GOAL_STRATEGY, GoalSelectionStrategy
 
 from ..checks import brief, names_error
-from ..declared import Number, listed
+from ..declared import Number, Whole, listed
 from ..errors import NotEnoughData
 from ..memory import TERMINATED, TRUNCATED
 from ..observations import ALONE, put_rows
@@ -31,7 +31,6 @@ from ..replay import Hindsight, Sampler
 from ..spec import Field, TransitionSpec, as_field
 from ..transitions import Batch
 from .column_views import ViewedReplay
-from .ring import whole_number
 from .saved import from_bytes, to_bytes
 
 _NAME = "sb3"  # of the replays
@@ -79,11 +78,8 @@ class _Transitions(NamedTuple):
 class ReplayBuffer(buffers.ReplayBuffer):
     """A `replay_buffer_class` for Stable-Baselines3's off-policy algorithms, with one lane per environment.
 
-    It draws like SB3's buffer: uniformly over the steps held, the newest one included. With n_steps > 1, the n_steps -
-    1 steps before the newest one of an unfinished episode are drawn once the rows that complete their returns are
-    added; SB3's buffer cuts their returns short instead. A lane has room for `buffer_size // n_envs` rows, and the last
-    observation of an episode takes one of them. `observations`, `actions` and the other arrays are read-only copies.
-    `prioritized=` is refused, and so are subclasses of Stable-Baselines3's HerReplayBuffer, which writes to them.
+    It draws like SB3's buffer: uniformly over the steps held, the newest one included. `observations`, `actions` and
+    the other arrays are read-only copies. docs/drop-ins.md lists the differences.
 
     Args:
         buffer_size, observation_space, action_space, device, n_envs, handle_timeout_termination: as in SB3.
@@ -118,7 +114,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self.buffer_size: int = max(buffer_size // n_envs, 1)
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
-        self.n_steps = whole_number("n_steps", n_steps, 1)
+        self.n_steps = Whole(1)("n_steps", n_steps)
         self.gamma = Number(0, 1)("gamma", gamma)
         self._rng = np.random.default_rng(np.random.randint(2**31) if seed is None else seed)
         action = Field((self.action_dim,), np.dtype(self._maybe_cast_dtype(action_space.dtype)).name)
@@ -162,8 +158,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     def size(self) -> int:
         """Steps held of each environment; their mean if the last observations of episodes take unequal room."""
-        held: int = min(self.buffer_size if self.full else self.pos, len(self.replay) // self.n_envs)
-        return held
+        steps: int = min(self.buffer_size if self.full else self.pos, len(self.replay) // self.n_envs)
+        return steps
 
     @property
     def observations(self) -> Any:
@@ -465,9 +461,7 @@ class DictReplayBuffer(ReplayBuffer):
 class HerReplayBuffer(DictReplayBuffer, _HerReplayBuffer):
     """A `replay_buffer_class` for goals, like Stable-Baselines3's HerReplayBuffer; see `marlcore.Hindsight`.
 
-    It also draws from unfinished episodes, all but the newest step, with goals of the steps so far; SB3's buffer waits
-    for their ends. Of each n_sampled_goal + 1 rows all but one are relabelled on average; SB3's relabels that share of
-    each batch.
+    It also draws from unfinished episodes, all but the newest step, with goals of the steps so far.
 
     Args:
         observation_space: with the keys observation, achieved_goal and desired_goal; all keys are identifiers.
@@ -497,7 +491,7 @@ class HerReplayBuffer(DictReplayBuffer, _HerReplayBuffer):
     ) -> None:
         self.env = env
         self.copy_info_dict = copy_info_dict
-        self.n_sampled_goal = whole_number("n_sampled_goal", n_sampled_goal, 1)
+        self.n_sampled_goal = Whole(1)("n_sampled_goal", n_sampled_goal)
         strategy = getattr(goal_selection_strategy, "name", str(goal_selection_strategy)).lower()
         if strategy not in KEY_TO_GOAL_STRATEGY:
             expected = listed(KEY_TO_GOAL_STRATEGY)

@@ -6,7 +6,7 @@ replaces `TensorDictReplayBuffer(storage=LazyTensorStorage(100_000), batch_size=
 processes, forked or spawned: each process that extends it writes to its own lane.
 """
 
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,6 +19,7 @@ from torchrl.data.replay_buffers import Storage as _Storage
 from torchrl.data.replay_buffers import Writer as _Writer
 
 from ..checks import brief, names_error
+from ..closing import ClosedAfterError
 from ..errors import LaneBusy, MarlcoreError, NotEnoughData
 from ..memory import SEGMENT_LOCK, SegmentHandle, invalidate_after_fork
 from ..regular_files import open_regular
@@ -38,10 +39,9 @@ _INDEX = "index"  # TorchRL adds it to added and to drawn rows
 class TensorDictReplayBuffer(_TensorDictReplayBuffer):
     """TorchRL's TensorDictReplayBuffer, uniform, with its rows in lanes of shared memory.
 
-    Rows are TensorDicts with the same leaves, of NumPy's dtypes. Transforms, batch_size, prefetch and pickling are
-    TorchRL's. Its locks and prefetching threads do not survive a fork, so fork before the first prefetched sample. The
-    buffer holds the newest `max_size` rows, `max_size // lanes` of each lane, all equally likely. `index` names a row
-    permanently (ticket * lanes + lane); it is not a slot: rows can be drawn but not indexed.
+    Rows are TensorDicts with the same leaves, of NumPy's dtypes. Fork before the first prefetched sample: TorchRL's
+    locks and threads do not survive a fork. `index` names a row permanently (ticket * lanes + lane); it is not a slot:
+    rows can be drawn but not indexed. docs/drop-ins.md lists the differences.
 
     Args:
         max_size: rows held in all lanes together.
@@ -107,27 +107,26 @@ class _LaneStorage(_Storage):  # the base's counters are unused; compilable ones
         self._hold(Replay.create(spec_of(fields), self.max_size, self.lanes, name=_NAME))
 
     def append(self, rows: TensorDictBase) -> torch.Tensor:
-        """Adds rows to this process's lane, in parts of at most a lane, each all or none; returns their indices."""
+        """Adds rows to this process's lane, in parts of at most a lane; returns their indices."""
         if self.replay is None:
             self.allocate(rows)
         assert self.replay is not None
         leaves = _leaves(rows)
         if leaves.keys() != set(self.keys.values()):
             raise names_error("tensordict", map(str, self.keys.values()), list(leaves))
-        arrays = {name: leaves[key].detach().cpu().numpy() for name, key in self.keys.items()}
         fields = self.replay.spec.extras
+        arrays = {
+            name: rows_of(str(key), fields[name], leaves[key].detach().cpu().numpy(), len(rows))
+            for name, key in self.keys.items()
+        }
         writer = self._own_lane()
         step = self.replay.capacity // self.lanes
         tickets = [torch.zeros(0, dtype=torch.int64)]
         for start in range(0, len(rows), step):
-            count = min(step, len(rows) - start)
-            part = {
-                name: rows_of(str(self.keys[name]), fields[name], array[start : start + count], count)
-                for name, array in arrays.items()
-            }
-            unused = np.zeros(count, np.uint8)
+            part = {name: array[start : start + step] for name, array in arrays.items()}
+            unused = np.zeros(min(step, len(rows) - start), np.uint8)
             first = writer.add_batch(unused, unused, unused.astype(np.float32), next_obs=unused, **part)
-            tickets.append(torch.arange(first, first + count))
+            tickets.append(torch.arange(first, first + len(unused)))
         return torch.cat(tickets) * self.lanes + writer.lane
 
     def _own_lane(self) -> Writer:
@@ -192,8 +191,7 @@ class _LaneStorage(_Storage):  # the base's counters are unused; compilable ones
             self.close()
             return
         keys, replay = state_dict["keys"], from_bytes(state_dict["saved"].numpy().data, _NAME, Replay)
-        with ExitStack() as refused:
-            refused.callback(replay.close)
+        with ClosedAfterError(replay):
             if (replay.capacity, replay.lanes) != (self.max_size // self.lanes * self.lanes, self.lanes):
                 raise ValueError(
                     f"max_size, lanes: expected those of the saved buffer, {replay.capacity}, {replay.lanes}, "
@@ -201,7 +199,6 @@ class _LaneStorage(_Storage):  # the base's counters are unused; compilable ones
                 )
             if keys.keys() != replay.spec.extras.keys():
                 raise names_error("keys", replay.spec.extras, keys)
-            refused.pop_all()
         self._hold(replay)
         self.keys = keys
 

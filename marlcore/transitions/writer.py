@@ -131,7 +131,7 @@ class Writer(WriterBase):
             if ticket < 0:
                 if ticket == -errno.EDOM:
                     as_field("reward", _REWARD, reward)  # refuses a finite one that float32 does not hold
-                ticket = self._again(ticket, partial(self._add_row, self._raw, flags), began)
+                ticket = self._again(ticket, partial(self._add_row, self._raw, flags), began, f"lane {self.lane}")
             return ticket
         finally:
             del inside[me]
@@ -175,7 +175,7 @@ class Writer(WriterBase):
                 if not self._gate(rows, staging.boundaries, self._timeout, check):
                     return self._leave_out()
             ticket = staging.append()
-            return ticket if ticket >= 0 else self._again(ticket, staging.append, began)
+            return ticket if ticket >= 0 else self._again(ticket, staging.append, began, f"lane {self.lane}")
         finally:
             staging.lent.clear()
 
@@ -186,13 +186,13 @@ class Writer(WriterBase):
     def __repr__(self) -> str:
         return f"<Writer of lane {self.lane}>"
 
-    def _again(self, code: int, append: Callable[[], int], began: float | None) -> int:
+    def _again(self, code: int, append: Callable[[], int], began: float | None, label: str) -> int:
         """Repeats an append, which returned `code`, while others are in the shared lane; `began`: the wait for room."""
         began = time.monotonic() - self._slice_s if began is None else began
         while code in (-errno.EAGAIN, -errno.EINTR):
             if self._timeout is not None and time.monotonic() >= began + self._timeout:
                 waited = f"another writer was inside an add when this one had waited {self._timeout} seconds"
-                raise TimedOut(f"lane {self.lane}: {waited}")
+                raise TimedOut(f"{label}: {waited}")
             check_interruption()
             code = append()
         if code < 0:

@@ -2,8 +2,7 @@
 
 python tests/long.py cluster_chaos SECONDS RUN_DIR
 
-Every observation names its environment and its moment and carries a checksum, so that the learner's replay, which holds
-the whole run, shows each row that is torn or there twice.
+The learner's replay, which holds the whole run, shows each row that is torn or there twice.
 """
 
 import json
@@ -22,7 +21,7 @@ import numpy as np
 import pytest
 from processes import generations, until
 from ray_nodes import RayNodes
-from whole_clusters import BEGINNING, called, left_on, title_of
+from whole_clusters import BEGINNING, MARKED, called, left_on, title_of
 
 EVERY_S = 5.0  # of a long run; a short one strikes again at once
 PAUSE_S = 2.0  # for which a process is stopped; an agent, until it has lost its seat
@@ -32,43 +31,13 @@ TITLES = {
 }  # fmt: skip
 
 DRIVER = """
-import zlib
-import numpy as np
-from relayed import raw
-
 answers = open(int(sys.argv[3]), "w")  # since Ray prints of lost processes
-
-def marked():
-    # CartPole, slowed down, whose observations also name the copy and the moment, with a checksum
-    import gymnasium, numpy, os, time, zlib
-
-    class Marked(gymnasium.ObservationWrapper):
-        def __init__(self, env):
-            super().__init__(env)
-            self.observation_space = gymnasium.spaces.Box(-numpy.inf, numpy.inf, (8,), numpy.float32)
-            self.name = [int.from_bytes(os.urandom(3), "little") / 2**24 for _ in range(2)]
-            self.moment = 0
-
-        def step(self, action):
-            time.sleep(0.01)
-            return super().step(action)
-
-        def observation(self, observation):
-            self.moment += 1
-            told = numpy.array([*observation, *self.name, self.moment / 2**24, 0], numpy.float32)
-            told[7] = (zlib.crc32(told[:7].tobytes()) >> 8) / 2**24
-            return told
-
-    return Marked(gymnasium.make("CartPole-v1"))
 
 def faults():
     # Of all rows that have arrived: their number, those that are torn, and those that are there twice
-    with mc.ReplayBuffer.attach(next(iter(run._session.memory.transitions.values()))) as replay:
-        (place,) = replay._mapped.layout.of_role("obs")
-        rows = np.concatenate([place.views(raw(replay, lane)) for lane in range(replay.lanes)])
-    sums = [(zlib.crc32(row[:7].tobytes()) >> 8) / 2**24 for row in rows]
-    torn = int((rows[:, 7] != np.array(sums, np.float32)).sum())
-    return {"rows": len(rows), "torn": torn, "twice": len(rows) - len(np.unique(rows[:, 4:7], axis=0))}
+    found = rows(run)
+    sums = [(zlib.crc32(row[:7].tobytes()) >> 8) / 2**24 for row in found]
+    return {"rows": len(found), "torn": int((found[:, 7] != np.array(sums, np.float32)).sum()), "twice": twice(found)}
 
 supervision = mc.SupervisionConfig(max_restarts=10**6, backoff=0.1)
 learner = mc.LearnerConfig(device="cpu", warmup=100, publish_interval=2)
@@ -92,7 +61,7 @@ class Driver:
 
     def __init__(self, address: str, run_dir: Path) -> None:
         answers, theirs = os.pipe()
-        command = [sys.executable, "-c", BEGINNING + DRIVER, address, str(run_dir), str(theirs)]
+        command = [sys.executable, "-c", BEGINNING + MARKED + DRIVER, address, str(run_dir), str(theirs)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[theirs], text=True)
         os.close(theirs)
         self._answers = os.fdopen(answers)

@@ -1,45 +1,14 @@
 """An agent that was stopped until its seat was given to another, and continues: its rows are refused."""
 
 import pytest
-from whole_clusters import Drive
+from whole_clusters import MARKED, Drive
 
 pytestmark = pytest.mark.long
 
-MARKED = """
-import numpy as np
+IMPORTS = """
 import ray
 from marlcore.cluster.nodes import agent, controller, ray_cluster, uplink
 from processes import generations
-from relayed import raw
-
-def marked():
-    # An observation names the process and its moment, so that a row tells its origin
-    import gymnasium, numpy, os, time
-
-    class Marked(gymnasium.Env):
-        observation_space = gymnasium.spaces.Box(0, 2**24, (2,), numpy.float32)
-        action_space = gymnasium.spaces.Discrete(2)
-        moment = 0
-
-        def look(self):
-            self.moment += 1
-            return numpy.array([os.getpid(), self.moment], numpy.float32)
-
-        def reset(self, *, seed=None, options=None):
-            super().reset(seed=seed)
-            return self.look(), {}
-
-        def step(self, action):
-            time.sleep(0.01)
-            return self.look(), 0.0, False, self.moment % 50 == 0, {}
-
-    return Marked()
-
-def rows(run):
-    # int [n, 2]: of all lanes of the learner's replay, a process and its moment
-    with mc.ReplayBuffer.attach(next(iter(run._session.memory.transitions.values()))) as replay:
-        (place,) = replay._mapped.layout.of_role("obs")
-        return np.concatenate([place.views(raw(replay, lane)) for lane in range(replay.lanes)]).astype(int)
 """
 FENCING_OFF = """
 made = uplink.make_ingests
@@ -76,15 +45,15 @@ until(lambda: all(words(run, name)[0] > then + 50 for name, then in zip(nodes, b
 known = rows(run)
 os.kill(pid, signal.SIGCONT)  # its actors have worked on
 
+def of_it(found):
+    return int(np.isin(found[:, 4] * 2**24, actors).sum())
+
 def late():
-    found = rows(run)
-    return len(found[np.isin(found[:, 0], actors)]) - len(known[np.isin(known[:, 0], actors)])
+    return of_it(rows(run)) - of_it(known)
 
 refused = lambda: ray.get(ingest.stats.remote())["agent_0"].refused
 until(lambda: late() or refused() and agent.began(pid) != beginning, running)
-found = rows(run)
-counts = {"of it": int(np.isin(known[:, 0], actors).sum()), "late": late(), "refused": refused(),
-          "twice": len(found) - len(np.unique(found, axis=0))}
+counts = {"of it": of_it(known), "late": late(), "refused": refused(), "twice": twice(rows(run))}
 cluster.agents += zombies
 for each in zombies:
     discard(cluster, each)
@@ -95,7 +64,7 @@ print(json.dumps(counts))
 
 
 def check(drive: Drive, *fencing: str) -> None:
-    counts = drive.result(MARKED, *fencing, ZOMBIE)
+    counts = drive.result(MARKED, IMPORTS, *fencing, ZOMBIE)
     assert counts["of it"] > 0 and counts["twice"] == 0
     assert counts["late"] == 0 and counts["refused"] > 0, counts
 

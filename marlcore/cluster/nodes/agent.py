@@ -1,4 +1,4 @@
-"""The agent of a machine: the actor of Ray that holds a run's part there, and answers the controller."""
+"""The agent of a machine: an actor of Ray that runs the workers there, and answers the controller."""
 
 import errno
 import os

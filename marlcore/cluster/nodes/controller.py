@@ -1,4 +1,4 @@
-"""The controller, in the driver: it seats agents, hears them, deals out the steps, replaces those that are lost."""
+"""The controller, in the driver: it starts agents, polls them, deals out the steps, and replaces lost agents."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ...errors import Fenced
 from ...processes import Control, Telemetry, failure_of
 from ...run import Memory, Remote, RunSpec, deal_steps
 from ...weights import ParameterStore
+from .placements import ActorPlacement, LearnerPlacement, Placement, PlacementContext
 from .ray_cluster import AgentLost, RayCluster
-from .seats import ActorSeat, LearnerSeat, Seat, SeatContext
 from .uplink import Uplink, serve, start_porter
 
 LOOK_S = 1.0  # between looks for machines
@@ -45,15 +45,15 @@ class Controller(Remote):
         attached = {name: ParameterStore.attach(handle) for name, handle in memory.weights.items()}
         stores = {name: stack.enter_context(store) for name, store in attached.items()}
         results = None if games is None else stack.enter_context(Telemetry.attach(games.results))
-        context = SeatContext(
+        context = PlacementContext(
             stack, cluster, self._leases, spec, memory, control, telemetry, stores, {**addresses}, opponents, results
         )
-        self.actors = [ActorSeat(name, number, context) for number, name in enumerate(names)]
+        self.actors = [ActorPlacement(name, number, context) for number, name in enumerate(names)]
         self.learners = [
-            LearnerSeat(number, policy, uplinks[policy.name], partial(self._newest, policy.name), context)
+            LearnerPlacement(number, policy, uplinks[policy.name], partial(self._newest, policy.name), context)
             for number, policy in enumerate(apart, seats)
         ]
-        self._seats: list[Seat] = [*self.actors, *self.learners]
+        self._seats: list[Placement] = [*self.actors, *self.learners]
         for agent in cluster.agents:  # which were checked
             next(seat for seat in self._seats if seat.role is agent.role and seat.agent is None).begin(agent)
         self._deal()
@@ -105,10 +105,10 @@ class Controller(Remote):
         if not empty or now - self._looked < LOOK_S:
             return
         self._looked = now
-        for seat in sorted(empty, key=lambda seat: isinstance(seat, ActorSeat)):  # learners first
+        for seat in sorted(empty, key=lambda seat: isinstance(seat, ActorPlacement)):  # learners first
             if (machine := next(self._cluster.free(seat.role), None)) is not None:
                 seat.start(machine)
-            elif isinstance(seat, LearnerSeat):
+            elif isinstance(seat, LearnerPlacement):
                 seat.say_waiting()
 
     def _deal(self) -> None:

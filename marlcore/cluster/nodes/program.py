@@ -43,9 +43,9 @@ class Program(Closing):
         """Why it ended; None while it runs."""
         if self._failed is None and self._process.poll() is not None:
             with os.fdopen(os.dup(self._result), "rb") as file:
-                told = file.read()
+                pickled = file.read()
             died = f"its program ended with exit code {self._process.returncode}"
-            self._failed = pickle.loads(told) if told else WorkerFailed(SUPERVISOR, "death", died)
+            self._failed = pickle.loads(pickled) if pickled else WorkerFailed(SUPERVISOR, "death", died)
         return self._failed
 
     def close(self) -> None:

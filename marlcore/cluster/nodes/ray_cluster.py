@@ -218,12 +218,12 @@ class RayCluster(Closing):
 
         Those that lost fewest agents come first, then others than this one, then those that have fewest.
         """
-        taken = {agent.machine.id for agent in self.agents if agent.role is role}
+        occupied = {agent.machine.id for agent in self.agents if agent.role is role}
         agents, losses = Counter(agent.machine.id for agent in self.agents), self._losses
         for machine in sorted(
             self.machines(), key=lambda each: (losses[each.id], each.id == self._own, agents[each.id])
         ):
-            if not machine.lacks(role.reserved) and not (role.exclusive and machine.id in {*taken, self._own}):
+            if not machine.lacks(role.reserved) and not (role.exclusive and machine.id in {*occupied, self._own}):
                 yield machine
 
     def lack(self, role: Role, expected: str = "a machine", got: str = "none") -> str:
@@ -253,9 +253,9 @@ class RayCluster(Closing):
 
     def sweep(self) -> None:
         """Has the machines without an agent of this run remove what those of a killed driver left there."""
-        taken = {agent.machine.id for agent in self.agents}
+        occupied = {agent.machine.id for agent in self.agents}
         for machine in self.machines():
-            if machine.id not in taken:
+            if machine.id not in occupied:
                 self._clean_up(machine, {})
 
     def _clean_up(self, machine: Machine, found: dict[str, Any]) -> None:
@@ -328,8 +328,8 @@ def _amounts(resources: dict[str, float]) -> str:
 
 def _refusal(error: Exception) -> str:
     """What Ray says in one line; of tokens, what to set instead of its advice."""
-    told = str(error.__cause__ or "").splitlines()[-1:]  # such as that the token is refused
-    said, advice, _ = " ".join([str(error), *told]).partition(" Ensure that the token")
+    causes = str(error.__cause__ or "").splitlines()[-1:]  # such as that the token is refused
+    said, advice, _ = " ".join([str(error), *causes]).partition(" Ensure that the token")
     return _one_line(said) + (TOKENS if advice else "")
 
 

@@ -177,9 +177,9 @@ def _target_of(
         bookings = stack.enter_context(Bookings.create(storage.lanes))
     parts = config.replay.parts if isinstance(policy.source, ReplaySource) else 1
     shape = len(policy.agents), config.actor.envs
-    own, *senders = crews(config)
-    if own_too and own.count:
-        senders.append(own)
+    here, *senders = crews(config)
+    if own_too and here.count:
+        senders.append(here)
     lanes = [crew.lanes(parts, *shape, bookings.lanes // parts) + crew.block_begins(*shape) for crew in senders]
     return type(storage), transitions, bookings.handle, [each.ravel().tolist() for each in lanes]
 

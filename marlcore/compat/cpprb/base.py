@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from ...checks import check_type
 from ...spec import Field
-from ..ring import Held, Ints, Ring, Rows, whole_number
+from ..ring import COUNT, Held, Ints, Ring, Rows
 
 EnvDict: TypeAlias = Mapping[str, Mapping[str, Any]]  # by field: its shape and dtype
 
@@ -48,7 +48,7 @@ class RingBuffer:
             ValueError: the buffer is empty, or batch_size is not an integer of at least 0.
             MarlcoreError: a writer overwrote every draw, or died while it overwrote the whole ring.
         """
-        rows, _ = self._ring.whole(whole_number("batch_size", batch_size, 0), self._draw)
+        rows, _ = self._ring.whole(COUNT("batch_size", batch_size), self._draw)
         return {name: rows[name] for name in self._fields}
 
     def get_all_transitions(self, shuffle: bool = False) -> Rows:
@@ -146,10 +146,10 @@ def check_not_empty(window: Held) -> None:
         raise ValueError("sample: expected at least one stored transition, got none")
 
 
-def fields_of(env_dict: EnvDict, default_dtype: DTypeLike | None, taken: Iterable[str]) -> dict[str, Field]:
+def fields_of(env_dict: EnvDict, default_dtype: DTypeLike | None, reserved: Iterable[str]) -> dict[str, Field]:
     """The fields of cpprb's env_dict by name. Raises ValueError, TypeError: a name, shape or dtype is refused."""
     check_type("env_dict", env_dict, Mapping, expected="a dict of fields")
-    for name in taken:
+    for name in reserved:
         if name in env_dict:
             raise ValueError(f"env_dict: {name!r} is the name of an argument of add")
     default = np.dtype(np.float32 if default_dtype is None else default_dtype)

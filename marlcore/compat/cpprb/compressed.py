@@ -45,7 +45,7 @@ class CompressedRing(Ring):
         rows = {name: field for name, field in fields.items() if name not in self._next_of}
         rows |= {name: Field(fields[name].shape[:-1], fields[name].dtype) for name in stacked}
         super().__init__(rows, capacity, shared=False, margin=max(self._depths.values(), default=1) - 1, path=path)
-        self._kept = {name: _Kept(capacity) for name in (*self._depths, *self._next_of)}
+        self._overrides = {name: _Overrides(capacity) for name in (*self._depths, *self._next_of)}
 
     def forked(self) -> None:
         """In a forked child: the ring is the parent's alone."""
@@ -61,53 +61,53 @@ class CompressedRing(Ring):
         return self._lane
 
     def append(self, rows: Mapping[str, Any], count: int) -> int:
-        if not self._kept:
+        if not self._overrides:
             return super().append(rows, count)
         values = {name: np.asarray(rows[name]).astype(field.numpy, copy=False) for name, field in self._all.items()}
         stored = {name: values[name][..., -1] if name in self._depths else values[name] for name in self.fields}
         first = super().append(stored, count)
         added = np.arange(first, first + count)
-        for kept in self._kept.values():
-            kept.drop(added)
+        for overrides in self._overrides.values():
+            overrides.drop(added)
         for name in self._depths:
             apart = ~_equal_rows(self._value(name, added), values[name])
-            self._kept[name].put(added[apart], values[name][apart])
+            self._overrides[name].put(added[apart], values[name][apart])
         for label, name in self._next_of.items():  # the newest row's is kept until the row after it is known
-            kept = self._kept[label]
-            last = kept.get((first - 1) % self.capacity)
+            overrides = self._overrides[label]
+            last = overrides.get((first - 1) % self.capacity)
             if last is not None and (last == values[name][0]).all():
-                kept.drop(added[:1] - 1)
+                overrides.drop(added[:1] - 1)
             apart = np.append(~_equal_rows(values[label][:-1], values[name][1:]), True)
-            kept.put(added[apart], values[label][apart])
+            overrides.put(added[apart], values[label][apart])
         return first
 
     def gather(self, tickets: Ints, *names: str) -> tuple[Rows, NDArray[np.bool_] | None]:
-        if not self._kept:
+        if not self._overrides:
             return super().gather(tickets, *names)
         newest, rows = self.writer.next - 1, dict[str, NDArray[Any]]()
         for name in names or self._all:
             if name in self._next_of:
                 values = self._value(self._next_of[name], np.minimum(tickets + 1, newest))
-                rows[name] = self._kept[name].put_into(values, tickets)
+                rows[name] = self._overrides[name].put_into(values, tickets)
             else:
                 rows[name] = self._value(name, tickets)
         return rows, None
 
     def clear(self) -> None:
         super().clear()
-        for kept in self._kept.values():
-            kept.clear()
+        for overrides in self._overrides.values():
+            overrides.clear()
 
     def _value(self, name: str, tickets: Ints) -> NDArray[Any]:
         column = self.columns[name]
         if name not in self._depths:
             return column[tickets % len(column)]
         span = np.maximum(tickets[:, np.newaxis] + np.arange(1 - self._depths[name], 1), 0)
-        return self._kept[name].put_into(np.moveaxis(column[span % len(column)], 1, -1), tickets)
+        return self._overrides[name].put_into(np.moveaxis(column[span % len(column)], 1, -1), tickets)
 
 
-class _Kept(dict[int, NDArray[Any]]):
-    """Values of a field that the ring does not imply, by the place of their row, its ticket mod capacity."""
+class _Overrides(dict[int, NDArray[Any]]):
+    """Values of a field that differ from those that the ring implies, by place: the row's ticket mod capacity."""
 
     def __init__(self, capacity: int) -> None:
         self._has = np.zeros(capacity, np.bool_)  # a value, by place
@@ -128,7 +128,7 @@ class _Kept(dict[int, NDArray[Any]]):
         self._has[places] = False
 
     def put_into(self, values: NDArray[Any], tickets: Ints) -> NDArray[Any]:
-        """`values`, [n, *shape], with those that are kept in their places."""
+        """`values`, [n, *shape], with the overrides of these rows in their places."""
         places = tickets % len(self._has)
         for row in np.flatnonzero(self._has[places]).tolist():
             values[row] = self[int(places[row])]

@@ -38,8 +38,8 @@ def load(file: File) -> tuple[Rows, bool]:
         if not parts["safe"]:
             # cpprb left these out of rows as they lie in its ring: next values, and those at the bounds of episodes.
             values |= {f"next_{name}": np.roll(values[name], -1, axis=0) for name in parts["next_of"] or ()}
-            for row, kept in (parts["cache"] or {}).items():
-                for name, value in kept.items():
+            for row, fields in (parts["cache"] or {}).items():
+                for name, value in fields.items():
                     values[name][row] = _numbers(value)
         return values, bool(parts["Nstep"])
     except OSError:

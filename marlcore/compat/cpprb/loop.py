@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from ...checks import check_whole, is_number
-from ..ring import whole_number
+from ...checks import is_number
+from ...declared import Whole
+from ..ring import COUNT
 from .base import RingBuffer
 from .prioritized import PrioritizedBuffer
 
 _log = logging.getLogger("marlcore")
-_MOST_STEPS = 2**64 - 2
 
 Transition = Mapping[str, Any]
 
@@ -55,14 +55,14 @@ def train(
 
     Raises: ValueError: a number is out of range.
     """
-    check_whole("max_steps", whole_number("max_steps", max_steps, 0), 0, _MOST_STEPS)
-    last_episode = whole_number("max_episodes", max_episodes, 0) if max_episodes is not None else 0
-    whole_number("n_warmups", n_warmups, 0)
+    last_step = Whole(0, 2**64 - 2)("max_steps", max_steps)
+    last_episode = COUNT("max_episodes", max_episodes) if max_episodes is not None else 0
+    COUNT("n_warmups", n_warmups)
     log = logger or _log
     episode = length = 0
     total, started = 0.0, time.perf_counter()
     obs = _first_obs(env)
-    for step in range(int(max_steps)):
+    for step in range(last_step):
         warming_up = step < n_warmups
         action = get_action(obs, step, episode, warming_up)
         outcome = env.step(action)

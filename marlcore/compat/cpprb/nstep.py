@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ...checks import brief
 from ...declared import Number
 from ...spec import Field
-from ..ring import Rows, whole_number
+from ..ring import SIZE, Rows
 
 _SHARE = Number(0, 1)
 _OPTIONS = ("size", "rew", "next", "gamma")
@@ -26,14 +26,14 @@ class NStep:
     A step is done if one of its first n - 1 steps is, as in cpprb, which leaves out the last of the n.
     """
 
-    _held: Rows
+    _waiting: Rows
 
     def __init__(self, fields: Mapping[str, Field], options: Mapping[str, Any]) -> None:
         if not isinstance(options, Mapping) or not options.keys() <= set(_OPTIONS):
             raise ValueError(f"Nstep: expected a dict with some of {_OPTIONS}, got {brief(options)}")
         if "done" not in fields or fields["done"].shape != (1,):
             raise ValueError("Nstep: expected a field 'done' of shape (1,) in env_dict")
-        self._n = whole_number("Nstep['size']", options.get("size"), 1)
+        self._n = SIZE("Nstep['size']", options.get("size"))
         self._gamma = _SHARE("Nstep['gamma']", options.get("gamma", 0.99))
         self._summed = names_of("Nstep['rew']", options.get("rew"), fields)
         self._moved = names_of("Nstep['next']", options.get("next"), fields)
@@ -42,40 +42,40 @@ class NStep:
 
     def add(self, rows: Mapping[str, Any]) -> tuple[Rows, int]:
         """Takes steps, each field [count, *shape]; returns those that are complete, and their number."""
-        held = {
-            name: np.concatenate([self._held[name], np.asarray(rows[name]).astype(field.numpy, copy=False)])
+        waiting = {
+            name: np.concatenate([self._waiting[name], np.asarray(rows[name]).astype(field.numpy, copy=False)])
             for name, field in self._fields.items()
         }
-        count = max(len(held["done"]) - (self._n - 1), 0)
-        self._held = {name: values[count:].copy() for name, values in held.items()}
-        return self._returns(held, count), count
+        count = max(len(waiting["done"]) - (self._n - 1), 0)
+        self._waiting = {name: values[count:].copy() for name, values in waiting.items()}
+        return self._returns(waiting, count), count
 
     def end(self) -> tuple[Rows, int]:
         """The steps held back, with returns up to the last one, and their number; an episode begins anew."""
-        held = self._held
+        waiting = self._waiting
         self.clear()
-        return self._returns(held, len(held["done"])), len(held["done"])
+        return self._returns(waiting, len(waiting["done"])), len(waiting["done"])
 
     def clear(self) -> None:
-        self._held = {name: field.zeros(0) for name, field in self._fields.items()}
+        self._waiting = {name: field.zeros(0) for name, field in self._fields.items()}
 
-    def _returns(self, held: Rows, count: int) -> Rows:
-        steps = {name: values[:count].copy() for name, values in held.items()}
-        size = min(self._n, len(held["done"]))
-        discount = self._gamma * (1.0 - held["done"].astype(np.float64).ravel())
+    def _returns(self, waiting: Rows, count: int) -> Rows:
+        steps = {name: values[:count].copy() for name, values in waiting.items()}
+        size = min(self._n, len(waiting["done"]))
+        discount = self._gamma * (1.0 - waiting["done"].astype(np.float64).ravel())
         for name in self._summed:
             total, weight = steps[name].astype(np.float64), np.ones(count)
             for later in range(1, size):
-                part = held[name][later : later + count]
+                part = waiting[name][later : later + count]
                 weight = weight[: len(part)] * discount[later - 1 : later - 1 + len(part)]
                 total[: len(part)] += weight.reshape(-1, *[1] * (part.ndim - 1)) * part
             steps[name] = total
         done = steps["done"]
         for later in range(1, min(self._n - 1, size)):
-            part = held["done"][later : later + count]
+            part = waiting["done"][later : later + count]
             np.maximum(done[: len(part)], part, out=done[: len(part)])
-        last = np.minimum(np.arange(count) + self._n - 1, len(held["done"]) - 1)
-        steps.update({name: held[name][last] for name in self._moved})
+        last = np.minimum(np.arange(count) + self._n - 1, len(waiting["done"]) - 1)
+        steps.update({name: waiting[name][last] for name in self._moved})
         return steps
 
 

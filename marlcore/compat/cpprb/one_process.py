@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..ring import Rows, whole_number
+from ..ring import COUNT, SIZE, Rows
 from .base import EnvDict, RingBuffer, fields_of
 from .compressed import CompressedRing
 from .files import File, load, save
@@ -20,13 +20,11 @@ class ReplayBuffer(RingBuffer):
     """A ring of transitions of the process that made it.
 
     Args:
-        size: transitions held, at least 1.
-        env_dict: each field's name, and a dict with its "shape" (default 1) and "dtype" (default `default_dtype`).
+        size, env_dict, default_dtype: see MPReplayBuffer.
         next_of: a name or names of fields. For each field x, `add` takes and `sample` returns "next_x", which lies in
             memory once: as the value of x in the next row.
         stack_compress: a name or names of fields whose last axis is a stack of frames, the newest last. Each frame lies
             in memory once.
-        default_dtype: NumPy dtype of fields without their own; float32 by default.
         Nstep: a dict of cpprb: "size" is n; "rew" names the fields to sum, discounted by "gamma" (default 0.99); "next"
             names the fields of which a row gets the value n - 1 steps later. env_dict must have a field "done".
             Fields of next_of are then stored in each row.
@@ -64,7 +62,7 @@ class ReplayBuffer(RingBuffer):
         path = None if mmap_prefix is None else f"{os.fspath(mmap_prefix)}_{next(iter(stored), 'rows')}.dat"
         ring = CompressedRing(
             stored,
-            whole_number("size", size, 1),
+            SIZE("size", size),
             stacked=[name for name in stacks if Nstep or name not in next_fields],
             next_of=() if Nstep else nexts,
             path=path,
@@ -137,16 +135,9 @@ class ReplayBuffer(RingBuffer):
 
 
 class PrioritizedReplayBuffer(PrioritizedBuffer, ReplayBuffer):
-    """ReplayBuffer sampled in proportion to (priority + eps) ** alpha (Schaul et al. 2016, section 3.3).
+    """ReplayBuffer sampled by priorities, as MPPrioritizedReplayBuffer, whose `alpha` and `eps` it takes too.
 
-    Args:
-        size, env_dict: see ReplayBuffer.
-        alpha: exponent of the priorities, at least 0.
-        eps: added to each priority, at least 0.
-        check_for_update: True makes `update_priorities` skip rows that were overwritten or added since the last sample.
-        kwargs: further arguments of ReplayBuffer.
-
-    Raises: see ReplayBuffer.
+    With `check_for_update`, `update_priorities` skips rows that were overwritten or added since the last sample.
     """
 
     def __init__(
@@ -159,7 +150,7 @@ class PrioritizedReplayBuffer(PrioritizedBuffer, ReplayBuffer):
         """As `MPPrioritizedReplayBuffer.sample`; an empty buffer gives zeros with weights of 1, as in cpprb."""
         if self.get_stored_size():
             return super().sample(batch_size, beta)
-        count = whole_number("batch_size", batch_size, 0)
+        count = COUNT("batch_size", batch_size)
         sample: Rows = {name: field.zeros(count) for name, field in self._fields.items()}
         return {**sample, "weights": np.ones(count, np.float32), "indexes": np.zeros(count, np.uint64)}
 

@@ -11,7 +11,7 @@ from ...declared import Number
 from ...kernels.sumtree import find, level_offsets, repair
 from ...replay import Prioritized
 from ...spec import Field
-from ..ring import Held, Ints, Rows, whole_number
+from ..ring import COUNT, Held, Ints, Rows
 from ..ring_lane import MARK
 from .base import EnvDict, RingBuffer, check_not_empty
 
@@ -63,12 +63,10 @@ class RingPriorities:
             self._put(positions, self._leaves(priorities))
             self.greatest = max(self.greatest, float(priorities.max()))
 
-    @property
-    def has_mass(self) -> bool:
-        return bool(self._sums[-1] > 0)
-
     def draw(self, count: int) -> Ints:
-        """Tickets drawn in proportion to the leaves, with NumPy's global generator."""
+        """Tickets drawn in proportion to the leaves, with NumPy's global generator; none if their sum is 0."""
+        if not self._sums[-1] > 0:
+            return np.zeros(0, np.int64)
         points = np.random.random_sample(count) * self._sums[-1]
         order = np.argsort(points)
         ascending, leaves = np.empty((2, count), np.int64)
@@ -150,7 +148,7 @@ class PrioritizedBuffer(RingBuffer):
 
         Raises: see MPReplayBuffer; ValueError also if no transition has a priority above 0.
         """
-        count = whole_number("batch_size", batch_size, 0)
+        count = COUNT("batch_size", batch_size)
         _POSITIVE("beta", beta)
         while True:
             learner = self._caught_up()
@@ -202,11 +200,11 @@ class PrioritizedBuffer(RingBuffer):
     def _draw(self, count: int) -> Ints:
         learner = self._caught_up()
         check_not_empty(learner.window)
-        if learner.has_mass:
-            return learner.draw(count)
-        if self._ring.window().lo < learner.window.hi:  # rows that were whole when their priorities were read
+        tickets = learner.draw(count)
+        # Rows that were whole when their priorities were read
+        if len(tickets) < count and self._ring.window().lo < learner.window.hi:
             raise ValueError("sample: expected a transition with a priority + eps above 0, got none")
-        return np.zeros(0, np.int64)
+        return tickets
 
     def _checked(self, priorities: ArrayLike, count: int) -> NDArray[np.float32]:
         with np.errstate(over="ignore"):

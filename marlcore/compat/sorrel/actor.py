@@ -13,10 +13,10 @@ from .buffer import Buffer
 from .memory import rollout_of
 from .messages import as_number
 from .packing import move, networks, pack, tensors_of, unpack
-from .role import ACTOR, MEMORY, ModelPlan, Plan, Role, ended_epochs
+from .role import ACTOR, MEMORY, ExperimentSpec, ModelSpec, Role, ended_epochs
 
 
-def play(env: Any, epoch: int, plan: Plan, animate: bool) -> Iterator[Any]:
+def play(env: Any, epoch: int, spec: ExperimentSpec, animate: bool) -> Iterator[Any]:
     """An epoch as sorrel's loop plays it: yields None after each turn.
 
     At last it yields the score, epsilon, the further values that sorrel's loop logs, and the statistics of each turn.
@@ -24,8 +24,8 @@ def play(env: Any, epoch: int, plan: Plan, animate: bool) -> Iterator[Any]:
     experiment = env.config.experiment
     max_turns, renderer = experiment.max_turns, None
     turns: list[Any] = []
-    logger = SimpleNamespace(record_step=turns.append if plan.wants_turns else lambda stats: None)
-    env._active_logger = logger if plan.options.logging else None
+    logger = SimpleNamespace(record_step=turns.append if spec.wants_turns else lambda stats: None)
+    env._active_logger = logger if spec.options.logging else None
     env.reset()
     if animate and epoch % experiment.record_period == 0:
         from sorrel.utils.visualization import ImageRenderer
@@ -40,56 +40,56 @@ def play(env: Any, epoch: int, plan: Plan, animate: bool) -> Iterator[Any]:
         yield None
     env.world.is_done = True
     if renderer is not None:
-        renderer.save_gif(epoch, plan.options.output_dir / "gifs")
+        renderer.save_gif(epoch, spec.options.output_dir / "gifs")
     for agent in env.agents:
         env._model_end_epoch_action(agent, epoch)
     env._active_logger = None
-    values = dict(env.aggregate_epoch_stats()) if plan.options.logging else {}
+    values = dict(env.aggregate_epoch_stats()) if spec.options.logging else {}
     yield env.world.total_reward, env.agents[0].model.epsilon, values, turns
 
 
 class Actor(Role):
     """An actor's copies of the packed world; a successor begins with the epoch in which its predecessor was killed."""
 
-    def __init__(self, name: str, env: bytes, plan: Plan, attempt: int) -> None:
-        super().__init__(name, plan, attempt)
+    def __init__(self, name: str, env: bytes, spec: ExperimentSpec, attempt: int) -> None:
+        super().__init__(name, spec, attempt)
         number = int(name.removeprefix(ACTOR.format("")))
-        copies = range(plan.options.copies)
+        copies = range(spec.options.copies)
         self._rings = {
             (i, copy): model.rings[number * len(copies) + copy]
-            for i, model in enumerate(plan.models)
+            for i, model in enumerate(spec.models)
             for copy in (copies if model.rings else ())
         }
         world = unpack(env, self._named(0))
-        if device := plan.options.of("device", name):
-            for model in plan.models:
+        if device := spec.options.of("device", name):
+            for model in spec.models:
                 move(world.agents[model.agents[0]].model, device)
         self._worlds = [world, *(self._copy(world, i) for i in copies[1:])]
-        self._epochs = plan.epochs_of(number)
+        self._epochs = spec.epochs_of(number)
         self._turns = 0  # in each world
         self._subscribers = []
-        for model in plan.models:
+        for model in spec.models:
             played = [world.agents[model.agents[0]].model for world in self._worlds]
             self._subscribers.append((model.weights.subscriber(networks(played[0])), played))
         self._rollouts = [
             (model, {store: self.hold(store.publisher(rollout_of(self._memory_of(model)))) for store in mine})
-            for model in plan.models
-            if (mine := model.rollouts[number :: plan.options.actors])
+            for model in spec.models
+            if (mine := model.rollouts[number :: spec.options.actors])
         ]
-        self._ended = self.hold(plan.ended[number].publisher(ended_epochs()))
-        self._reporter = self.hold(plan.telemetry.reporter(name))
+        self._ended = self.hold(spec.ended[number].publisher(ended_epochs()))
+        self._reporter = self.hold(spec.telemetry.reporter(name))
         self._steps = self.counters.load(STEPS)
 
     def _named(self, copy: int) -> dict[str, Buffer]:
         """The memories of a copy's models, by their names in a packed environment."""
         return {MEMORY.format(i): ring for (i, its_copy), ring in self._rings.items() if its_copy == copy}
 
-    def _memory_of(self, model: ModelPlan, copy: int = 0) -> Any:
+    def _memory_of(self, model: ModelSpec, copy: int = 0) -> Any:
         return self._worlds[copy].agents[model.agents[0]].model.memory
 
     def _copy(self, env: Any, copy: int) -> Any:
         """Another copy of the world: its models have rings of their own, and the first copy's parameters."""
-        models = [env.agents[plan.agents[0]].model for plan in self.plan.models]
+        models = [env.agents[each.agents[0]].model for each in self.spec.models]
         shared = chain.from_iterable(map(tensors_of, models))
         tensors = {f"tensor-{i}": tensor for i, tensor in enumerate(shared)}
         memories = {MEMORY.format(i): models[i].memory for i, its_copy in self._rings if its_copy == 0}
@@ -97,7 +97,7 @@ class Actor(Role):
 
     def step(self) -> bool:
         """Plays an epoch in each copy, where the learners are near enough; False once every epoch has ended."""
-        options, played = self.plan.options, self._ended.version
+        options, played = self.spec.options, self._ended.version
         begun = played - played % options.copies  # above it, a predecessor was killed while it ended these epochs
         epochs = self._epochs[played : begun + options.copies]
         if not epochs:
@@ -130,9 +130,9 @@ class Actor(Role):
 
     def _play(self, epochs: range) -> None:
         """Each epoch in a world of its own, a turn in each at a time."""
-        plan, ended, agents = self.plan, {}, len(self._worlds[0].agents)
+        spec, ended, agents = self.spec, {}, len(self._worlds[0].agents)
         playing = {
-            epoch: play(world, epoch, plan, animate=plan.options.animate and world is self._worlds[0])
+            epoch: play(world, epoch, spec, animate=spec.options.animate and world is self._worlds[0])
             for epoch, world in zip(epochs, self._worlds, strict=False)
         }
         while playing:
@@ -147,7 +147,7 @@ class Actor(Role):
                     del playing[epoch]
             self.counters.store(READY, self.attempt)
             self._turns += bool(playing)
-            if playing and plan.options.sync_interval and self._turns % plan.options.sync_interval == 0:
+            if playing and spec.options.sync_interval and self._turns % spec.options.sync_interval == 0:
                 self._pull()
         for model, publishers in self._rollouts:
             for copy, epoch in enumerate(epochs):

@@ -14,13 +14,14 @@ from ...checks import check_type, check_whole, names_error
 from ...errors import NotEnoughData
 from ...npz import read_npz
 from ...spec import Field, as_field
-from ..ring import Held, Ints, Ring, whole_number
-from .adder import SCALARS, Adder
+from ...transitions import setter
+from ..ring import SIZE, Held, Ints, Ring
 
 Array = NDArray[Any]
 Batch = tuple[Array, Array, Array, Array, Array, Array]
 Sequences = tuple[Array, Array, Array, Array, Array, Array, Array | None]
 
+SCALARS = ("action", "reward", "done")
 _SORREL_NAMES = {"obs": "states", "action": "actions", "reward": "rewards", "done": "dones"}
 
 
@@ -39,9 +40,8 @@ def _snapshot_of(name: str, described: str) -> Any:
 class Buffer(Ring):
     """Transitions of one agent, in the order of its steps, shared with every process that gets the buffer.
 
-    An episode ends where `done` is true. The interface has no truncation: mark a truncated episode as done too, or
-    windows continue into the next one. One process adds: the first to do so, until it calls `release`, closes the
-    buffer or ends. Any number of processes sample.
+    An episode ends where `done` is true; mark a truncated one as done too. One process adds: the first to do so, until
+    it calls `release`, closes the buffer or ends. Any number of processes sample.
 
     Args:
         capacity: rows, at least 1.
@@ -55,15 +55,15 @@ class Buffer(Ring):
     Raises: ValueError, TypeError: an argument is out of range. SharedMemoryFull: no room for the buffer.
     """
 
-    _OWN: Mapping[str, Any] = {**Ring._OWN, "_adder": None}
-    _adder: Adder | None
+    _OWN: Mapping[str, Any] = {**Ring._OWN, "_puts": {}}
+    _puts: Mapping[str, Any]  # setters of the next row's fields
 
     def __init__(self, capacity: int, obs_shape: Sequence[int], n_frames: int = 1, **extra_fields: Any) -> None:
-        n_frames = whole_number("n_frames", n_frames, 1)
+        n_frames = SIZE("n_frames", n_frames)
         check_type("obs_shape", obs_shape, Iterable, expected="a sequence of integers")
-        taken = sorted(_SORREL_NAMES.keys() & extra_fields.keys())
-        if taken:
-            raise ValueError(f"extra_fields: {taken[0]!r} is the name of a field that every row has")
+        reserved = sorted(_SORREL_NAMES.keys() & extra_fields.keys())
+        if reserved:
+            raise ValueError(f"extra_fields: {reserved[0]!r} is the name of a field that every row has")
         self.obs_shape = obs_shape
         self.n_frames = n_frames
         extras = {
@@ -88,15 +88,24 @@ class Buffer(Ring):
             ValueError, TypeError: a field is unknown, or of another shape or kind; nothing was added.
             LaneBusy: another process adds to this buffer and has not released it.
         """
-        adder = self._adder
-        if adder is None:
-            adder = self._adder = Adder(self)
+        puts = self._puts
+        if not puts:
+            row = self.writer.row
+            puts = self._puts = {name: setter(name, field, row[name]) for name, field in self.fields.items()}
         if self._extras or kwargs:
             if not kwargs.keys() <= self._extras.keys():
                 raise names_error("extra fields", self._extras, kwargs)
             for name, nothing in self._extras.items():
-                adder.put(name, kwargs.get(name, nothing))
-        adder.add(obs, action, reward, done)
+                puts[name](kwargs.get(name, nothing))
+        obs = np.asarray(obs)
+        while obs.ndim > len(self.fields["obs"].shape) and len(obs) == 1:
+            obs = obs[0]
+        puts["obs"](obs)
+        puts["action"](action)
+        puts["reward"](reward)
+        puts["done"](done)
+        self._count[0] += 1  # first: a count too high, of a process killed in between, is cut to the rows that exist
+        self.writer.append()
 
     def add_empty(self) -> None:
         """Adds n_frames - 1 rows of zeros, which keep one episode's frames out of the next one's states."""
@@ -159,7 +168,7 @@ class Buffer(Ring):
 
     def _windows(self, batch_size: int, *names: str) -> dict[str, NDArray[Any]]:
         """The fields of windows, each [batch_size, n_frames + 1, *shape]; see `sample`."""
-        batch_size = whole_number("batch_size", batch_size, 1)
+        batch_size = SIZE("batch_size", batch_size)
         seen = self.window()
         population = max(1, self._size(seen) - self.n_frames - 1)
         if batch_size > population:
@@ -183,11 +192,12 @@ class Buffer(Ring):
 
     def gather(self, tickets: Ints, *names: str) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_] | None]:
         """See `Ring`; by NumPy, since to load a kernel of Numba takes 0.4 s, a tenth of a short experiment."""
-        lane, rows = self.lane, {}
+        lane, columns = self.lane, self.columns  # the one process that adds knows that its rows are whole
+        rows = {}
         for name in names or self._names:
-            column = lane.column(lane.places[name])[0]
+            column = columns[name] if columns else lane.column(lane.places[name])[0]
             rows[name] = column[tickets % len(column)]
-        return rows, lane.whole(np.ascontiguousarray(tickets, np.int64))
+        return rows, None if columns else lane.whole(np.ascontiguousarray(tickets, np.int64))
 
     def put_rows(self, columns: Mapping[str, Any], rows: int, count: int) -> None:
         """Appends the first `rows` rows of arrays, zeros of other fields; `count` is sorrel's count of rows then."""
@@ -195,7 +205,7 @@ class Buffer(Ring):
         for name, array in columns.items():
             field = self.fields[name]
             fitted[name] = as_field(name, Field((rows, *field.shape), field.dtype), array[:rows])
-        self._count[0] = count  # first: see Adder.add
+        self._count[0] = count  # first: see `add`
         self.append(fitted, rows)
 
     def fill(self, columns: Mapping[str, Any], idx: int, size: int) -> None:
@@ -226,8 +236,6 @@ class Buffer(Ring):
 
     def last_transition(self, offset: int = 0) -> tuple[int, float, bool] | None:
         """The (action, reward, done) of the row `offset` rows before the newest; None if there is no such row."""
-        if self._adder is not None:
-            return self._adder.transition(offset)
         window = self.window()
         ticket = window.hi - 1 - offset
         if self._size(window) <= offset or ticket < window.lo:
@@ -243,9 +251,6 @@ class Buffer(Ring):
 
         If fewer were added since the ring was cleared, zeros take their places.
         """
-        newest = None if self._adder is None else self._adder.observations(self.n_frames - 1)
-        if newest is not None:
-            return newest
         window = self.window()
         held = min(self.n_frames - 1, window.hi - window.lo)
         state = np.zeros((self.n_frames - 1, *self.obs_shape), np.float32)
@@ -330,13 +335,13 @@ class Buffer(Ring):
         before_head = (window.head - 1 - starts).view(np.uint64)  # negative from the head on, so huge as unsigned
         return before_head < self.n_frames
 
-    def _others(self, window: Held, population: int, count: int, taken: Ints) -> Ints:
+    def _others(self, window: Held, population: int, count: int, drawn: Ints) -> Ints:
         """Starts of held windows; repeats those already taken only if there are too few others."""
         free = ~self._crosses(window, np.arange(population))
         if not free.any():
             raise NotEnoughData(f"sample: expected at least {self.n_frames + 2} rows, got {window.stored}")
         others = free.copy()
-        others[taken] = False
+        others[drawn] = False
         enough = np.count_nonzero(others) >= count
         places = (others if enough else free).nonzero()[0]
         picks = np.random.randint(0, len(places), count)

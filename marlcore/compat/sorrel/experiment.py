@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -71,7 +72,8 @@ def run_experiment_mp(env: Any, config: Any = None, *, logger: Any = None, **opt
     if not enabled:
         return _run_sequentially(env, config, chosen, logger, began)
     interrupts = Interrupts()
-    with interrupts, Session(env, config, chosen, interrupts, logger) as session:
+    with interrupts, ExitStack() as stack:
+        session = Session(stack, env, config, chosen, interrupts, logger)
         try:
             session.work()
         finally:

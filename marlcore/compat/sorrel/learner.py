@@ -14,7 +14,7 @@ from .memory import learners_memory, take_rollout, writes_ignored
 from .messages import as_number
 from .options import of_model
 from .packing import move, networks, pack, restore, unpack
-from .role import LEARNER, MEMORY, MODEL, Plan, Role, ended_epochs
+from .role import LEARNER, MEMORY, MODEL, ExperimentSpec, Role, ended_epochs
 
 EXTRAS = {"epsilon": (), "epochs": (), "updates": (), "saves": ()}  # published with the weights
 
@@ -24,31 +24,31 @@ log = logging.getLogger(__name__)
 class Learner(Role):
     """One model's learner; a successor continues from the last publication, and the last saved model."""
 
-    def __init__(self, name: str, env: bytes, plan: Plan, attempt: int) -> None:
-        super().__init__(name, plan, attempt)
+    def __init__(self, name: str, env: bytes, spec: ExperimentSpec, attempt: int) -> None:
+        super().__init__(name, spec, attempt)
         index = int(name.removeprefix(LEARNER.format("")))
-        self._model_plan = plan.models[index]
-        self._memory = learners_memory(self._model_plan.rings)
-        others = {MODEL.format(i): None for i in range(len(plan.models))}
+        self._model_spec = spec.models[index]
+        self._memory = learners_memory(self._model_spec.rings)
+        others = {MODEL.format(i): None for i in range(len(spec.models))}
         self._env = unpack(env, {**others, MEMORY.format(index): self._memory})
-        self._agents = [self._env.agents[i] for i in self._model_plan.agents]
+        self._agents = [self._env.agents[i] for i in self._model_spec.agents]
         self._model = self._agents[0].model
-        if device := plan.options.of("device", name):
+        if device := spec.options.of("device", name):
             move(self._model, device)
         if self._memory is None:
             self._memory = self._model.memory
         self._updates = self._epoch = self._saves = 0
-        if self._model_plan.weights.version:
+        if self._model_spec.weights.version:
             self._take_over(name)
-        self._publisher = self.hold(self._model_plan.weights.publisher(networks(self._model)))
+        self._publisher = self.hold(self._model_spec.weights.publisher(networks(self._model)))
         self._published = self._updates
-        self._ended = [ended.subscriber(ended_epochs()) for ended in plan.ended]
-        self._save_at = time.monotonic() + plan.options.save_seconds
+        self._ended = [ended.subscriber(ended_epochs()) for ended in spec.ended]
+        self._save_at = time.monotonic() + spec.options.save_seconds
 
     def _take_over(self, name: str) -> None:
         """Becomes its killed predecessor, as of its last publication."""
         try:
-            extras = restore(self._model, self._memory, self._model_plan.weights, self._model_plan.saves)
+            extras = restore(self._model, self._memory, self._model_spec.weights, self._model_spec.saves)
         except TimedOut:
             log.warning("%s: the published weights are torn, and it learns from those of the beginning", name)
         else:
@@ -57,13 +57,13 @@ class Learner(Role):
     def step(self) -> bool:
         """Learns from the next epoch once it has ended; False after the last one."""
         env, epoch = self._env, self._epoch
-        if epoch == self.plan.epochs:
+        if epoch == self.spec.epochs:
             return False
         self._call(env._model_start_epoch_action, epoch)
         self._await_end(epoch)
         self._call(env._model_end_epoch_action, epoch)
-        if self._model_plan.rollouts:
-            take_rollout(self._model_plan.rollout(epoch), self._memory)
+        if self._model_spec.rollouts:
+            take_rollout(self._model_spec.rollout(epoch), self._memory)
         due = self._due(epoch)
         loss = sum(sum(self._update(agent) for _ in range(due)) / max(due, 1) for agent in self._agents)
         self.send(epoch, loss)
@@ -81,7 +81,7 @@ class Learner(Role):
 
     def _await_end(self, epoch: int) -> None:
         """Waits until the epoch has ended; a learner that runs free learns meanwhile."""
-        options, needed = self.plan.options, self.plan.must_have_ended(epoch)
+        options, needed = self.spec.options, self.spec.must_have_ended(epoch)
         while options.updates_per_epoch is None and epoch and not self._have_ended(needed):
             for agent in self._agents:
                 self._update(agent)
@@ -95,7 +95,7 @@ class Learner(Role):
 
     def _due(self, epoch: int) -> int:
         """Updates for each agent that the end of this epoch asks for."""
-        rate = self.plan.options.updates_per_epoch
+        rate = self.spec.options.updates_per_epoch
         return 1 if rate is None else math.floor(rate * (epoch + 1)) - math.floor(rate * epoch)
 
     def _update(self, agent: Any) -> float:
@@ -108,9 +108,9 @@ class Learner(Role):
 
     def _decay_and_save_weights(self, epoch: int) -> None:
         """As sorrel's loop at the end of an epoch."""
-        config, folder = self._env.config, self.plan.options.output_dir / "checkpoints"
+        config, folder = self._env.config, self.spec.options.output_dir / "checkpoints"
         decay = of_model(config, "epsilon_decay")
-        for i, agent in zip(self._model_plan.agents, self._agents, strict=True):
+        for i, agent in zip(self._model_spec.agents, self._agents, strict=True):
             if decay is not None:
                 agent.model.epsilon_decay(decay)
             if of_model(config, "save_weights") and epoch % config.experiment.record_period == 0:
@@ -130,8 +130,8 @@ class Learner(Role):
     def _save(self) -> None:
         """Writes the whole model to the file that is not the last save; the next publication makes it the last."""
         self._saves += 1
-        Path(self._model_plan.saves[self._saves % 2]).write_bytes(self._packed())
-        self._save_at = time.monotonic() + self.plan.options.save_seconds
+        Path(self._model_spec.saves[self._saves % 2]).write_bytes(self._packed())
+        self._save_at = time.monotonic() + self.spec.options.save_seconds
 
     def _publish(self) -> None:
         self._publisher.publish(

@@ -31,7 +31,7 @@ def rollout_of(memory: Any) -> dict[str, NDArray[Any]]:
 
 
 def take_rollout(store: ParameterStore, memory: Any) -> None:
-    """Gives the memory the store's content, if there is any."""
+    """Copies the newest published rollout into the memory, if there is one."""
     if not store.version:
         return
     rollout = rollout_of(memory)
@@ -41,7 +41,7 @@ def take_rollout(store: ParameterStore, memory: Any) -> None:
 
 
 def rings_for(memory: Any, copies: int) -> list[Buffer]:
-    """A ring for each of all copies of the world, the first with the memory's rows; a lone one keeps our Buffer."""
+    """A ring for each copy of the world, the first with the memory's rows. Alone, our own Buffer is its ring."""
     if is_rollout(memory):
         return []
     if isinstance(memory, Buffer) and copies == 1:
@@ -82,7 +82,7 @@ def learners_memory(rings: Sequence[Buffer]) -> Any:
 
 @contextmanager
 def writes_ignored(memory: Any) -> Iterator[None]:
-    """Within the block, nothing is added or cleared: a model's hooks run in the actor too, where they do it."""
+    """Within the block, writes do nothing: the actor runs the model's hooks too, and its writes count."""
     vars(memory).update(dict.fromkeys(_WRITES, lambda *row, **extras: None))
     try:
         yield
@@ -131,13 +131,10 @@ class JoinedRings:
         windows = sum(self._windows())
         return windows + self.n_frames + 1 if windows else 0
 
+    def clear(self) -> None:
+        for ring in self.rings:
+            ring.clear()
+
     def __getattr__(self, name: str) -> Any:
-        if name not in _WRITES:
-            copies = len(self.__dict__.get("rings", ()))
-            raise AttributeError(f"memory: expected a name that the memory of {copies} copies has, got {name!r}")
-
-        def write(*row: Any, **extras: Any) -> None:
-            for ring in self.rings:
-                getattr(ring, name)(*row, **extras)
-
-        return write
+        copies = len(self.__dict__.get("rings", ()))
+        raise AttributeError(f"memory: expected a name that the memory of {copies} copies has, got {name!r}")

@@ -1,4 +1,4 @@
-"""The common part of an experiment's processes: the plan that each gets, its seeds and messages."""
+"""The common part of an experiment's processes: the spec that each gets, its seeds and messages."""
 
 import random
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ ACTOR, LEARNER = "actor-{}", "learner-{}"
 MEMORY, MODEL = "memory-{}", "model-{}"  # names of the parts that are left out of a packed environment
 
 
-class ModelPlan(NamedTuple):
+class ModelSpec(NamedTuple):
     """One model, which one agent has, or several share."""
 
     agents: tuple[int, ...]
@@ -31,12 +31,12 @@ class ModelPlan(NamedTuple):
         return self.rollouts[epoch % len(self.rollouts)]
 
 
-class Plan(NamedTuple):
+class ExperimentSpec(NamedTuple):
     """An experiment's parts, for each of its processes; picklable: the shared objects attach to the same memory."""
 
     options: Options
     epochs: int  # of the experiment
-    models: tuple[ModelPlan, ...]
+    models: tuple[ModelSpec, ...]
     control: Control
     telemetry: Telemetry
     ended: tuple[ParameterStore, ...]  # by actor, of `ended_epochs`
@@ -64,12 +64,12 @@ def ended_epochs() -> dict[str, Any]:
 class Role(WorkerBase, ABC):
     """A worker's share of an experiment, in its own process."""
 
-    def __init__(self, name: str, plan: Plan, attempt: int) -> None:
-        torch.set_num_threads(plan.options.threads)
-        seed_all([plan.options.seed or 0, attempt, *name.encode()])
-        super().__init__(name, plan.control, attempt)
-        self.plan = plan
-        self._mail = self.hold(open(plan.mail[name], "wb"))  # noqa: SIM115
+    def __init__(self, name: str, spec: ExperimentSpec, attempt: int) -> None:
+        torch.set_num_threads(spec.options.threads)
+        seed_all([spec.options.seed or 0, attempt, *name.encode()])
+        super().__init__(name, spec.control, attempt)
+        self.spec = spec
+        self._mail = self.hold(open(spec.mail[name], "wb"))  # noqa: SIM115
 
     @abstractmethod
     def step(self) -> bool:

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -36,7 +36,7 @@ from .memory import give_back, is_rollout, rings_for, rollout_of, take_rollout
 from .messages import Book, Mailbox
 from .options import Options, base_of
 from .packing import networks, pack, restore, tensors_of
-from .role import ACTOR, LEARNER, MEMORY, MODEL, ModelPlan, Plan, ended_epochs
+from .role import ACTOR, LEARNER, MEMORY, MODEL, ExperimentSpec, ModelSpec, ended_epochs
 
 POLL_S = 0.05
 GRACE_S = 30.0  # for learners that are told to stop: one update, and a save of the model
@@ -45,54 +45,51 @@ _OF_SORREL = ("sorrel.environment", "sorrel.models.", "sorrel.threadsafe.")
 log = logging.getLogger(__name__)
 
 
-class Session(AbstractContextManager["Session"]):
-    """The parent's side; its end removes everything."""
+class Session:
+    """The parent's side; it ends with the stack, which removes everything."""
 
-    def __init__(self, env: Any, config: Any, options: Options, interrupts: Interrupts, logger: Any) -> None:
+    def __init__(
+        self, stack: ExitStack, env: Any, config: Any, options: Options, interrupts: Interrupts, logger: Any
+    ) -> None:
         self._interrupts = interrupts
         by_model = defaultdict(list)
         for i, agent in enumerate(env.agents):
             by_model[id(agent.model)].append(i)
-        agents = [*by_model.values()]
-        self._models = [env.agents[numbers[0]].model for numbers in agents]
-        learners = [LEARNER.format(i) for i in range(len(agents))]
+        self._models = [env.agents[numbers[0]].model for numbers in by_model.values()]
+        learners = [LEARNER.format(i) for i in range(len(by_model))]
         self._actors = [ACTOR.format(i) for i in range(options.actors)]
         names = [*self._actors, *learners]
         options.check_processes(names)
         epochs, base = config.experiment.epochs + 1, base_of(logger, "Logger")  # which does nothing with a turn
         self.book = Book(logger, "actors", learners)
         self.began = 0.0  # in time.monotonic, when the first turn was seen
-        with ExitStack() as stack:
-            telemetry = stack.enter_context(Telemetry.create(names))
-            about: dict[str, Any] = {
-                "run_dir": str(options.output_dir),
-                "pid": os.getpid(),
-                "total_steps": epochs * config.experiment.max_turns * len(env.agents),
-                "actors": self._actors,
-                "learners": dict.fromkeys(learners, ""),
-                "policies": {},  # each has a learner of its own, whose counters are enough
-                "telemetry": asdict(telemetry.handle),
-            }
-            self._mail = {name: stack.enter_context(closing(Mailbox())) for name in names}
-            self._plan = Plan(
-                options=options,
-                epochs=epochs,
-                models=tuple(self._plan_model(stack, i, numbers, options) for i, numbers in enumerate(agents)),
-                control=stack.enter_context(Control.create(names, **about)),
-                telemetry=telemetry,
-                ended=tuple(
-                    stack.enter_context(ParameterStore.create(ended_epochs(), "snapshot", name=f"epochs.{i}"))
-                    for i in range(options.actors)
-                ),
-                mail={name: box.path for name, box in self._mail.items()},
-                wants_turns=logger is not None and type(logger).record_step is not getattr(base, "record_step", None),
-            )
-            self._control = self._plan.control
-            for_actors, *for_learners = _packed_for_each(env, config, self._models)
-            self._envs = dict.fromkeys(self._actors, for_actors) | dict(zip(learners, for_learners, strict=True))
-            self._stack = stack.pop_all()
+        telemetry = stack.enter_context(Telemetry.create(names))
+        about: dict[str, Any] = {
+            "run_dir": str(options.output_dir),
+            "pid": os.getpid(),
+            "total_steps": epochs * config.experiment.max_turns * len(env.agents),
+            "actors": self._actors,
+            "learners": dict.fromkeys(learners, ""),
+            "policies": {},  # each has a learner of its own, whose counters are enough
+            "telemetry": asdict(telemetry.handle),
+        }
+        self._mail = {name: stack.enter_context(closing(Mailbox())) for name in names}
+        self._control = stack.enter_context(Control.create(names, **about))
+        ended = (ParameterStore.create(ended_epochs(), "snapshot", name=f"epochs.{i}") for i in range(options.actors))
+        self._spec = ExperimentSpec(
+            options=options,
+            epochs=epochs,
+            models=tuple(self._spec_of_model(stack, i, agents, options) for i, agents in enumerate(by_model.values())),
+            control=self._control,
+            telemetry=telemetry,
+            ended=tuple(map(stack.enter_context, ended)),
+            mail={name: box.path for name, box in self._mail.items()},
+            wants_turns=logger is not None and type(logger).record_step is not getattr(base, "record_step", None),
+        )
+        for_actors, *for_learners = _packed_for_each(env, config, self._models)
+        self._envs = dict.fromkeys(self._actors, for_actors) | dict(zip(learners, for_learners, strict=True))
 
-    def _plan_model(self, stack: ExitStack, index: int, agents: list[int], options: Options) -> ModelPlan:
+    def _spec_of_model(self, stack: ExitStack, index: int, agents: list[int], options: Options) -> ModelSpec:
         model = self._models[index]
         rings = rings_for(model.memory, options.actors * options.copies)
         # For what an on-policy memory holds at the ends of so many epochs
@@ -110,11 +107,11 @@ class Session(AbstractContextManager["Session"]):
         # Files without a name, which the kernel removes however these processes end.
         files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(2)]  # noqa: SIM115
         saves = tuple(f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in files)
-        return ModelPlan(tuple(agents), tuple(rings), tuple(rollouts), weights, saves)
+        return ModelSpec(tuple(agents), tuple(rings), tuple(rollouts), weights, saves)
 
     def work(self) -> None:
         """Works until all epochs are done, or a signal came. Raises WorkerFailed: a process failed for good."""
-        options = self._plan.options
+        options = self._spec.options
         policy = RestartPolicy(max_restarts=options.max_restarts)
         with ExitStack() as stack:
             # sorrel's own modules that this process has imported, without its examples
@@ -139,11 +136,11 @@ class Session(AbstractContextManager["Session"]):
     def _start(self, children: Children, name: str, attempt: int) -> Child:
         self._read_mail()
         self._mail[name].drop_rest()
-        folder = self._plan.options.log_dir
+        folder = self._spec.options.log_dir
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
         prepare = partial(setup_worker, folder and folder / f"{name}.log")
-        return children.start_worker(name, partial(run_role, name, self._envs[name], self._plan, attempt), prepare)
+        return children.start_worker(name, partial(run_role, name, self._envs[name], self._spec, attempt), prepare)
 
     def _watch(self, supervisor: Supervisor) -> None:
         supervisor.watch(POLL_S)
@@ -186,15 +183,15 @@ class Session(AbstractContextManager["Session"]):
                 log.warning("%s: %s (%s)", what, without, brief(error))
                 failures.append(error)
 
-        labels, epochs = [f"agents[{plan.agents[0]}].model" for plan in self._plan.models], self.counts()["epochs"]
-        for label, plan, model in zip(labels, self._plan.models, self._models, strict=True):
-            if plan.weights.version:  # otherwise its learner never published
-                restoring = partial(restore, model, model.memory, plan.weights, plan.saves)
+        labels, epochs = [f"agents[{spec.agents[0]}].model" for spec in self._spec.models], self.counts()["epochs"]
+        for label, spec, model in zip(labels, self._spec.models, self._models, strict=True):
+            if spec.weights.version:  # otherwise its learner never published
+                restoring = partial(restore, model, model.memory, spec.weights, spec.saves)
                 attempt(restoring, label, "only its weights and epsilon are handed back")
                 for tensor in tensors_of(model):  # memory of its own again, in place of a part of a subscriber's row
                     tensor.data = tensor.data.clone()
-        for label, plan, model in zip(labels, self._plan.models, self._models, strict=True):
-            giving = partial(give_back, plan.rings) if plan.rings else partial(take_rollout, plan.rollout(epochs - 1))
+        for label, spec, model in zip(labels, self._spec.models, self._models, strict=True):
+            giving = partial(give_back, spec.rings) if spec.rings else partial(take_rollout, spec.rollout(epochs - 1))
             attempt(partial(giving, model.memory), f"{label}.memory", "its rows are lost")
         for failure in filter(is_from_handler, failures):
             raise failure
@@ -203,22 +200,19 @@ class Session(AbstractContextManager["Session"]):
         """Epochs, agent-steps, updates and restarts."""
         control = self._control
         return {
-            "epochs": sum(ended.version for ended in self._plan.ended),
+            "epochs": sum(ended.version for ended in self._spec.ended),
             "steps": control.steps,
             "updates": sum(counters.load(UPDATES) for counters in control.workers.values()),
             "restarts": sum(words.load(RESTARTS) for words in control.notes.values()),
         }
 
-    def __exit__(self, *exc_info: object) -> None:
-        self._stack.close()
 
-
-def run_role(name: str, env: bytes, plan: Plan, attempt: int) -> None:
+def run_role(name: str, env: bytes, spec: ExperimentSpec, attempt: int) -> None:
     """Runs an actor or a learner in its own process."""
     kind: type[Actor] | type[Learner] = Actor if name.startswith(ACTOR.format("")) else Learner
     if kind is Learner:
-        os.nice(plan.options.niceness)
-    with closing(kind(name, env, plan, attempt)) as role:
+        os.nice(spec.options.niceness)
+    with closing(kind(name, env, spec, attempt)) as role:
         role.work()
 
 
@@ -234,9 +228,9 @@ def _packed_for_each(env: Any, config: Any, models: list[Any]) -> list[bytes]:
 @contextmanager
 def configured(env: Any, config: Any) -> Iterator[None]:
     """Within the block, the environment has this configuration, and no logger yet."""
-    before = {name: vars(env).get(name) for name in ("config", "_active_logger")}
+    replaced = {name: vars(env).get(name) for name in ("config", "_active_logger")}
     vars(env).update(config=config, _active_logger=None)
     try:
         yield
     finally:
-        vars(env).update(before)
+        vars(env).update(replaced)

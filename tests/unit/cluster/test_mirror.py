@@ -101,14 +101,6 @@ def test_a_version_that_is_overwritten_meanwhile_is_passed_over(home: ParameterS
         assert home.copy_next(4, copy) is None
 
 
-def test_a_version_that_no_mirror_wants_is_not_copied(home: ParameterStore) -> None:
-    porter = Porter(home)
-    with home.publisher(tree()) as publisher:
-        publisher.publish()
-        assert porter.copies == 0 and porter.fetch(newer_than=1, timeout=0.0) is None
-        assert porter.fetch(0, 0.0) is porter.fetch(0, 0.0) and (porter.copies, porter.requests) == (1, 2)
-
-
 @pytest.mark.long
 def test_sync_seconds_is_the_least_time_between_fetches(home: ParameterStore, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []

@@ -173,6 +173,8 @@ def test_an_epoch_that_lost_its_seat_is_refused(home, source) -> None:
     assert (heads(here.target, 0)["place"] & AGE)[before] == 0
     np.testing.assert_array_equal(raw(here.target, 0)[before:, 16:], raw(heir, 0)[:, 16:])
     assert here.ingest.stats.refused == 2
+    with Bookings.attach(here.bookings.handle) as again:
+        assert again.load(1).epoch == 2
     here.replace()
     check_refused(partial(here.ingest.open, 0, 1, 2, SMALL.to_dict()), Fenced, "seat 0: expected the epoch 2, got 1")
 
@@ -366,13 +368,6 @@ def test_two_ingests_of_a_lane_are_refused(home) -> None:
     here.ingest.close()
     check_refused(partial(here.ingest.open, 0, 1, 2, SMALL.to_dict()), ClosedError, "closed")
     Ingest(here.target, here.bookings, [range(1)]).close()
-
-
-def test_bookings_are_read_by_any_process_that_attaches(home) -> None:
-    here = home()
-    here.ingest.open(0, 5, 2, SMALL.to_dict())
-    with Bookings.attach(here.bookings.handle) as again:
-        assert again.load(1).epoch == 5
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["replay", "queue"])

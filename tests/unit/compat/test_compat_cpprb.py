@@ -282,18 +282,18 @@ def test_an_empty_buffer_returns_or_raises_at_once(cls) -> None:
 def test_names_shapes_and_dtypes_are_free(backend) -> None:
     """With each backend the rows lie in marlcore's own shared memory, to which another process adds."""
     before = len(survey_segments())
-    env = {"a b": {}, "reward": {"shape": (3, 1)}, "self": {"dtype": np.uint8}, "frame": {"shape": 200}}
+    env = {"a b": {}, "reward": {"shape": (3, 1)}, "self": {"dtype": np.uint8}, "tickets": {"shape": 200}}
     buffer = MPReplayBuffer(5, env, default_dtype="float64", **backend)
     assert len(survey_segments()) == before + 1
-    row = {"a b": 0.1, "reward": [[1], [2], [3]], "self": 7, "frame": np.arange(200)}
+    row = {"a b": 0.1, "reward": [[1], [2], [3]], "self": 7, "tickets": np.arange(200)}
     buffer.add(**row)
     assert reap(fork(lambda: buffer.add(**row) != 1)) == 0 and buffer.get_stored_size() == 2
-    assert repr(buffer) == "MPReplayBuffer(size=5, fields=['a b', 'reward', 'self', 'frame'])"
+    assert repr(buffer) == "MPReplayBuffer(size=5, fields=['a b', 'reward', 'self', 'tickets'])"
     sample = buffer.sample(2)
     assert {name: (array.shape, array.dtype) for name, array in sample.items()} == {
         "a b": ((2, 1), np.float64), "reward": ((2, 3, 1), np.float64), "self": ((2, 1), np.uint8),
-        "frame": ((2, 200), np.float64)}  # fmt: skip
-    np.testing.assert_array_equal(sample["frame"][0], np.arange(200))
+        "tickets": ((2, 200), np.float64)}  # fmt: skip
+    np.testing.assert_array_equal(sample["tickets"][0], np.arange(200))
 
 
 def test_a_block_of_large_rows_is_copied_once(monkeypatch) -> None:

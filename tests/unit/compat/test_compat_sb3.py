@@ -282,14 +282,9 @@ REFUSED = [
     (lambda: new(frames=4), TypeError, "frames: expected no such argument"),
     (lambda: new().sample(4), NotEnoughData, "at least one step"),
     (lambda: new()._get_samples(np.array([0])), NotEnoughData, "empty buffer"),
+    (lambda: [(buffer := new()).close(), buffer.add(*next(stream(1)))], ClosedError, "closed"),
 ]  # fmt: skip
 test_refuses = refusals(REFUSED)
-
-
-def test_a_closed_replay_takes_no_more_steps():
-    _, ours = pair(steps=stream(5))
-    ours.replay.close()
-    check_refused(lambda: ours.add(*next(stream(1))), ClosedError, "closed")
 
 
 def test_reset_deletes_and_a_pickle_continues():

@@ -2,7 +2,6 @@
 
 import math
 import pickle
-import threading
 from contextlib import closing, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -41,16 +40,6 @@ def test_what_is_left_out_is_put_in_wherever_it_was() -> None:
     again = unpack(pack(model, {"ring": model.memory}), {"ring": ring})
     assert again.memory is ring and again.other_name == [ring]
     assert isinstance(model.memory, double.Buffer)
-
-
-def test_locks_are_new_ones_and_optimizers_keep_their_parameters() -> None:
-    model = double.Model()
-    model._lock = threading.RLock()
-    with model._lock:
-        again = unpack(pack(model, {}), {})
-    assert again._lock.acquire(blocking=False)
-    again._lock.release()
-    assert again.optimizer.param_groups[0]["params"][0] is again.local.weight
 
 
 def test_a_view_of_a_large_row_is_packed_alone() -> None:
@@ -166,15 +155,6 @@ def test_a_buffer_of_marlcore_gets_the_rows_of_all_copies_back() -> None:
     assert (len(memory), memory.last_transition(1), memory.last_transition()) == (2, (1, 0.5, False), (0, 1.5, True))
     assert memory.extra_data["positions"][:2].tolist() == [[3, 4], [5, 6]]
     pickle.loads(pickle.dumps(memory)).add([3], 1, 0.0, False)  # it is free for the next process
-
-
-def test_a_buffer_of_marlcore_is_its_own_ring() -> None:
-    memory = Buffer(9, (2,))
-    memory.add([1, 1], 0, 0.0, False)
-    rings = rings_for(memory, 1)
-    assert rings == [memory]
-    give_back(rings, memory)
-    assert len(memory) == 1
 
 
 def test_windows_never_mix_copies_of_the_world() -> None:

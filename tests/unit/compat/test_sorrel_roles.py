@@ -62,13 +62,13 @@ class InTurn(ExitStack):
         super().__init__()
         self.callback(interrupt_waits_with, None)
         chosen = Options(**{"ahead": 0, "seed": 0} | options)
-        self.session = self.enter_context(Session(env, env.config, chosen, Interrupts(), logger))
-        self.plan = self.session._plan
-        self.actors = [self.role(Actor, f"actor-{i}") for i in range(self.plan.options.actors)]
-        self.learners = [self.role(Learner, f"learner-{i}") for i in range(len(self.plan.models))]
+        self.session = Session(self, env, env.config, chosen, Interrupts(), logger)
+        self.spec = self.session._spec
+        self.actors = [self.role(Actor, f"actor-{i}") for i in range(self.spec.options.actors)]
+        self.learners = [self.role(Learner, f"learner-{i}") for i in range(len(self.spec.models))]
 
     def role(self, kind: Any, name: str, attempt: int = 1) -> Any:
-        return self.enter_context(closing(kind(name, self.session._envs[name], self.plan, attempt)))
+        return self.enter_context(closing(kind(name, self.session._envs[name], self.spec, attempt)))
 
     @property
     def actor(self) -> Any:
@@ -100,7 +100,7 @@ class InTurn(ExitStack):
 def may_step(learner: Learner) -> bool:
     """Whether `step` need not wait: there is a next epoch, and it has ended."""
     epoch = learner._epoch
-    return epoch < learner.plan.epochs and learner._have_ended(learner.plan.must_have_ended(epoch))
+    return epoch < learner.spec.epochs and learner._have_ended(learner.spec.must_have_ended(epoch))
 
 
 def states_of(env: Any) -> list[Any]:
@@ -250,7 +250,7 @@ def test_a_killed_learners_successor_continues(saved: bool) -> None:
         assert model.epsilon == pytest.approx(0.5 * 0.9**3)
         run.finish()
         assert run.session.counts()["updates"] == 2 * 7
-        assert all("(deleted)" in os.readlink(path) for path in run.plan.models[0].saves)
+        assert all("(deleted)" in os.readlink(path) for path in run.spec.models[0].saves)
     assert env.agents[0].model.epsilon == pytest.approx(0.5 * 0.9**7)
 
 
@@ -263,13 +263,13 @@ def test_each_actor_has_lanes_of_its_own(copies: int) -> None:
         acted = [world.agents[0].model for actor in run.actors for world in actor._worlds]
         assert len({id(model.memory) for model in acted}) == 3 * copies
         run.actor.step()
-        assert [ring.size for ring in run.plan.models[0].rings] == [6] * copies + [0] * 2 * copies
+        assert [ring.size for ring in run.spec.models[0].rings] == [6] * copies + [0] * 2 * copies
         run.actors[2].step()
-        before = run.plan.models[1].rings[2 * copies].states.copy()
+        before = run.spec.models[1].rings[2 * copies].states.copy()
         run.actors[1].close()  # killed before it ended an epoch
         run.actors[1] = run.role(Actor, "actor-1", attempt=2)
         run.actors[1].step()
-        np.testing.assert_array_equal(run.plan.models[1].rings[2 * copies].states, before)
+        np.testing.assert_array_equal(run.spec.models[1].rings[2 * copies].states, before)
         run.learn()
         run.finish()
         assert run.session.counts() == {"epochs": 11, "steps": 11 * 5 * 2, "updates": 22, "restarts": 0}
@@ -280,9 +280,9 @@ def test_in_turn_the_learners_wait_for_every_actor() -> None:
     with InTurn(double.make(epochs=7), actors=3, copies=2) as run:
         run.actor.step()
         assert not may_step(run.learners[0])
-        assert run.plan.must_have_ended(0) == {0: 2, 1: 2, 2: 2}
-        assert run.plan.must_have_ended(6) == {0: 3, 1: 3, 2: 2}
-        ahead = run.plan._replace(options=Options(actors=3, copies=2))
+        assert run.spec.must_have_ended(0) == {0: 2, 1: 2, 2: 2}
+        assert run.spec.must_have_ended(6) == {0: 3, 1: 3, 2: 2}
+        ahead = run.spec._replace(options=Options(actors=3, copies=2))
         assert ahead.must_have_ended(5) == {2: 2}
 
 
@@ -314,9 +314,9 @@ def test_a_killed_actors_successor_repeats_its_epoch() -> None:
     with InTurn(double.make(epochs=5), logger) as run:
         run.epoch()
         run.epoch()
-        assert next(play(run.actor._worlds[0], 2, run.plan, animate=False)) is None
+        assert next(play(run.actor._worlds[0], 2, run.spec, animate=False)) is None
         run.actor.close()
-        for ring in run.plan.models:
+        for ring in run.spec.models:
             ring.rings[0].release()
         run.actors[0] = run.role(Actor, "actor-0", attempt=2)
         assert run.ended == 2
@@ -385,7 +385,7 @@ def test_copies_of_the_world_share_networks_and_nothing_else() -> None:
         assert worlds[0].world is not worlds[1].world
         run.finish()
         assert run.session.counts()["epochs"] == 7 and run.session.counts()["updates"] == 14
-        assert [model.rings[0].capacity for model in run.plan.models] == [21, 21]
+        assert [model.rings[0].capacity for model in run.spec.models] == [21, 21]
     assert env.agents[0].model.memory.size > 40
 
 
@@ -566,7 +566,7 @@ def test_top_shows_an_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose rows and weights lie in shared memory: the messages of its pipes hold numbers alone."""
     logger, sent = double.Logger(), []
     monkeypatch.setattr("marlcore.compat.sorrel.role.framed", lambda *content: sent.append(content) or framed(*content))
-    with InTurn(double.make(), logger) as run, closing(top.WatchedRun(Control.attach(run.plan.control.handle))) as seen:
+    with InTurn(double.make(), logger) as run, closing(top.WatchedRun(Control.attach(run.spec.control.handle))) as seen:
         run.finish()
         figures = seen.figures()
     assert (figures["steps"], figures["workers"]["learner-1"]["updates"]) == (6 * 8 * 2, 6)
@@ -625,8 +625,8 @@ def test_the_configurations_section_sets_the_options() -> None:
 def test_options_by_process() -> None:
     modes = {"learner-1": "snapshot", "learner": "triple_buffer"}
     with InTurn(double.make(), publish_mode=modes, device={"actor": "cpu"}, timeout={"learner": 9}) as run:
-        assert [model.weights.mode for model in run.plan.models] == ["triple_buffer", "snapshot"]
-        options = run.plan.options
+        assert [model.weights.mode for model in run.spec.models] == ["triple_buffer", "snapshot"]
+        options = run.spec.options
         assert [options.of("timeout", name) for name in ("learner-1", "actor-0")] == [9, 300]
         assert [options.of("device", name) for name in ("learner-1", "actor-0")] == [None, "cpu"]
         run.finish()

@@ -1,4 +1,4 @@
-"""The seats of a run, each for an agent, as the controller has them: their calls, and what follows if one is lost."""
+"""Placements: the controller's side of a run's agents. A placement calls its agent, and replaces a lost one."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class SeatContext:
-    """What the seats of a run share."""
+class PlacementContext:
+    """What the placements of a run share."""
 
     stack: ExitStack  # of what ends with them
     cluster: RayCluster
@@ -50,7 +50,7 @@ class SeatContext:
     results: Telemetry | None  # of games, in self-play
 
 
-class Seat(ABC):
+class Placement(ABC):
     """A place for an agent; its name is that of a worker of the run, whose counters it keeps.
 
     Attributes:
@@ -61,7 +61,7 @@ class Seat(ABC):
 
     loss = ""  # what follows if an agent is lost
 
-    def __init__(self, name: str, number: int, role: Role, context: SeatContext) -> None:
+    def __init__(self, name: str, number: int, role: Role, context: PlacementContext) -> None:
         """`number` is that of its lease."""
         self.name, self.number, self.role, self.context = name, number, role, context
         self.agent: AgentHandle | None = None
@@ -85,7 +85,7 @@ class Seat(ABC):
         self.agent, self.epoch, self._called = self.context.cluster.start(machine, self.role), 0, time.monotonic()
 
     def begin(self, agent: AgentHandle) -> None:
-        """Gives the seat to an agent that was checked, and has it begin."""
+        """Grants the lease to an agent that was checked, and has it begin."""
         self.agent, self.epoch, self._called = agent, self._leases.grant(self.number), time.monotonic()
         agent.call("begin", cloudpickle.dumps(self.work()), self.orders(), self._leases.lease_seconds)
 
@@ -161,8 +161,8 @@ class Seat(ABC):
         """Takes a status into the run's counters and metrics; whether it shows that the agent has done something."""
 
 
-class ActorSeat(Seat):
-    """The seat of one machine's actors; if that is lost, others take its share of the steps.
+class ActorPlacement(Placement):
+    """One machine's actors; if that machine is lost, others take its share of the steps.
 
     Attributes:
         status: the agent's last one.
@@ -171,7 +171,7 @@ class ActorSeat(Seat):
 
     loss = "others take its share of the steps"
 
-    def __init__(self, name: str, number: int, context: SeatContext) -> None:
+    def __init__(self, name: str, number: int, context: PlacementContext) -> None:
         super().__init__(name, number, context.cluster.acting, context)
         self.status, self.asked = Status(), 0
         self._taken = 0  # steps of earlier agents
@@ -233,11 +233,11 @@ class ActorSeat(Seat):
         self.status = Status(steps=self.status.steps)
 
     def _report_figures(self, status: Status) -> None:
-        now, (before, rows, nbytes) = time.monotonic(), self._counted
+        now, (since, rows, nbytes) = time.monotonic(), self._counted
         figures = dict(status.figures)
         self._counted = now, figures["rows"], figures["bytes"]
-        figures["rows_per_s"] = (figures.pop("rows") - rows) / (now - before)
-        figures["bytes_per_s"] = (figures.pop("bytes") - nbytes) / (now - before)
+        figures["rows_per_s"] = (figures.pop("rows") - rows) / (now - since)
+        figures["bytes_per_s"] = (figures.pop("bytes") - nbytes) / (now - since)
         stores = self.context.stores
         figures["lag"] = max(stores[name].version - version for name, version in status.versions.items())
         figures["lease_age_s"] = self._leases.age(self.number)
@@ -246,14 +246,14 @@ class ActorSeat(Seat):
             self.reporter.report_each(time_s, step, "", f"{name}/{self.name}", [value])
 
 
-class LearnerSeat(Seat):
-    """The seat of a policy's learner; if that is lost, another one continues from the last checkpoint."""
+class LearnerPlacement(Placement):
+    """A policy's learner; if its machine is lost, another one continues from the last checkpoint."""
 
     loss = "another learner follows, from the policy's last checkpoint"
 
     def __init__(
         self, number: int, policy: AssignedPolicy, uplink: Uplink, newest: Callable[[], int | None],
-        context: SeatContext,
+        context: PlacementContext,
     ) -> None:  # fmt: skip
         """`newest` gives the highest version of its weights anywhere; None while an earlier learner's may come."""
         (name,) = learner_names(context.spec.config, [policy.name])
