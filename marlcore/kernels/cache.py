@@ -83,13 +83,13 @@ def _has_sources(link: Path, name: str) -> bool:
 
 
 def _digest(package: Path) -> str:
-    """Of an installation's version, and of the sources of its kernels."""
+    """The digest of an installation's version and of its kernels' sources."""
     sources = [read_regular(file, LONGEST) for pattern in SOURCES for file in sorted(package.glob(pattern))]
     return hashlib.sha256(b"\0".join(sources)).hexdigest()[:16]
 
 
 def _is_private(path: Path) -> bool:
-    """Whether it is a directory, no link, of this user, that no other may write."""
+    """Whether the path is a directory, not a link, that belongs to this user and that nobody else may write."""
     with suppress_failed_calls():
         status = path.lstat()
         return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022

@@ -13,7 +13,7 @@ def _prefetch_row(columns, row):
 
 @jit
 def gather(columns, capacity, tickets, out):
-    """Copies each field of the rows of `tickets`, int64 [n], to `out`, uint8, where a column's `out` says."""
+    """Copies each field of the rows of `tickets`, int64 [n], to `out`, uint8, at the offset that the column names."""
     count = len(tickets)
     for i in range(min(AHEAD, count)):
         _prefetch_row(columns, tickets[i] % capacity)

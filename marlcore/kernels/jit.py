@@ -88,7 +88,7 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]
 
 
 def announced() -> None:
-    """From now on, this process reports no compilation, since the caller or its parent does."""
+    """Makes this process report no compilation, since the caller or its parent does."""
     global _announced
     _announced = True
 
@@ -102,7 +102,7 @@ class _Listener(event.Listener):  # type: ignore[misc]
             say(FIRST_COMPILATION)
 
     def on_end(self, event: Any) -> None:
-        """Other compilations may follow."""
+        """Does nothing: other compilations may follow."""
 
 
 event.register("numba:compile", _Listener())

@@ -1,4 +1,4 @@
-"""Plans: they describe the lanes, the window to draw, and the batch to a kernel, in one argument that is made once.
+"""Plans: a plan describes lanes, window and batch to a kernel, in one argument that is made once.
 
 A plan is an array of one record; its columns are a separate array. The plan's maker keeps the memory at its addresses
 alive. A batch's fields lie at offsets from the batch's address.

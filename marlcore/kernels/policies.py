@@ -1,4 +1,4 @@
-"""What algorithms that learn a policy compute row by row: its draws of actions, and their advantages."""
+"""Arithmetic of policy gradients, row by row: drawing actions, and computing advantages."""
 
 import math
 

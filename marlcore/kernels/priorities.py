@@ -129,7 +129,7 @@ def _take_in(p, q, lane):
 
 @jit
 def catch_up(plan, priorities):
-    """Gives mass to tickets written since the last call, and removes that of overwritten ones; sets the seams."""
+    """Gives mass to tickets written since the last call, and takes it from overwritten tickets; sets the seams."""
     p, q = plan[0], priorities[0]
     find_seams(p)
     for lane in range(p.lanes):

@@ -14,7 +14,7 @@ OWN_FILES = "/proc/self/fd"
 
 
 class File(Closing):
-    """At most one open file, and perhaps the name that `link` gives it; `close`, or its last reference's end, ends it.
+    """An open file, perhaps with a name by `link`. `close` ends it, and so does the end of the last reference to it.
 
     The object exists before the descriptor, and the C core opens, names and closes. So an exception between any two
     steps of Python neither leaks a descriptor nor closes one twice, when its number may be another file's.

@@ -1,6 +1,7 @@
 """Lanes in a segment: the places of their counters and columns, and the right to write to them.
 
-That right is a lock of a byte of the segment's file. In a segment of L lanes, these are, held for life but the second:
+The right is the lock of one byte of the segment's file. A process holds it for life, except the lock of an append. In a
+segment of L lanes the bytes are:
 
 1 + lane           a lane's writer: exclusive, or shared by all writers of a shared lane
 1 + L + lane       one append to a shared lane
@@ -76,7 +77,7 @@ class LaneGeometry:
         return replace(self, lanes=self.total, first=0)
 
     def part(self, lanes: range) -> "LaneGeometry":
-        """Consecutive ones of all lanes, in their places."""
+        """Some consecutive lanes, at their places in the segment."""
         return replace(self, lanes=len(lanes), first=lanes.start)
 
     def bind(self, body: NDArray[np.uint8]) -> NativeLanes:
@@ -100,7 +101,7 @@ def slot_lock(lanes: int, slot: int) -> int:
 
 
 def claim(segment: Segment, lanes: NativeLanes, *numbers: int, shared: bool = False) -> File:
-    """Takes lanes for this process, all or none, until the file is closed; shared with writers that take them so too.
+    """Locks lanes for this process, all or none, until the file is closed. A shared lock admits other shared locks.
 
     Raises LaneBusy: a living writer excludes this one. SegmentCorrupt: a lane's counters contradict each other.
     """

@@ -168,7 +168,7 @@ class NativeLanes:
         return fill
 
     def validator(self, lane: Ints, lowest: Ints, ok: Bytes) -> Callable[[int], int]:
-        """Sets ok[i], i < n, in a call: whether ticket lowest[i] of lane[i] is whole; returns the number lapped."""
+        """A callable that sets ok[i], i < n, to whether ticket lowest[i] of lane[i] is whole, and counts the lapped."""
         lanes, tickets, whole = pointer_to(lane, "int64_t[]"), pointer_to(lowest, "int64_t[]"), pointer_to(ok)
         return lambda n: int(lib.mc_lanes_validate(self.raw, n, lanes, tickets, whole))
 

@@ -215,7 +215,7 @@ class Segment:
         self._let_go(StaleHandle, "it was opened before a fork; use spawn, or attach to its handle in the child")
 
     def _let_go(self, kind: type[MarlcoreError], why: str) -> None:
-        """Every step may repeat: an earlier call, perhaps interrupted, may have done it already."""
+        """Releases everything. Each step may repeat, since an interrupted call may have done it already."""
         self._closed = self._closed or (kind, why)
         vars(self).pop("body", None)
         vars(self).pop("_mapping", None)

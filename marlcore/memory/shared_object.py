@@ -21,9 +21,9 @@ def described_workers(segment: Segment) -> list[str]:
 
 
 class Shared(Closing):
-    """Base of all shared objects: a segment, whose description has this `kind`, and this process's reading of it.
+    """Base of all shared objects: a segment whose description names this `kind`, and this process's view of it.
 
-    Unpickling one attaches to the same memory. As a context manager, it closes itself.
+    Unpickling attaches to the same memory. As a context manager, the object closes itself.
     """
 
     kind: str

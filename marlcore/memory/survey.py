@@ -32,7 +32,7 @@ class SegmentFile:
 
 
 def survey_segments(directory: Path = SHM_DIR, prefix: str = PREFIX, *, remove: bool = False) -> list[SegmentFile]:
-    """This user's segments whose names begin so, by name; `remove` removes those that no living process has mapped.
+    """This user's segments with names of that beginning, by name; `remove` removes those that no process maps.
 
     Without `remove` it takes no lock, so a process that attaches meanwhile does not notice.
     """

@@ -18,7 +18,7 @@ _own = threading.local()  # `check`, of a thread's waits alone
 def interrupt_waits_with(check: Check | None) -> Check | None:
     """Makes every wait of this process call `check` before each slice of sleep; returns the previous check.
 
-    An exception of it ends the wait: in supervised processes ClosedError, once they are to stop. None removes it.
+    An exception of `check` ends the wait: ClosedError in a supervised process that must stop. None removes the check.
     """
     global _interruption
     before, _interruption = _interruption, check
@@ -27,7 +27,7 @@ def interrupt_waits_with(check: Check | None) -> Check | None:
 
 @contextmanager
 def interrupting_own_waits_with(check: Check) -> Iterator[None]:
-    """While entered, waits of this thread call `check` too, whose own waits do not."""
+    """While entered, waits of this thread call `check` too; waits inside `check` do not."""
     before = getattr(_own, "check", None)
 
     def checked() -> None:

@@ -11,7 +11,7 @@ _END = object()  # after the last member, so that an added or removed member is 
 def members_kept(module: Any) -> Callable[[], bool]:
     """Tells at each call whether a torch module and its parts still have the parameters, buffers and parts of now.
 
-    They are the same objects; their memory may be another.
+    The objects must be the same; their memory may have moved.
     """
     containers = [c for m in module.modules() for c in (m._parameters, m._buffers, m._modules)]
     empty = [c for c in containers if not c]

@@ -117,7 +117,7 @@ class ModuleWeights:
         return [part.view(_dtype(spec)).view(spec.shape) for spec, part in self.layout.parts(flat)]
 
     def named(self, views: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Under all names of the module, so that tied tensors appear several times."""
+        """The views under all names of the module, so that tied tensors appear several times."""
         return {name: view for group, view in zip(self.groups, views, strict=True) for name in group.names}
 
     def _host_row(self) -> torch.Tensor:
@@ -127,7 +127,7 @@ class ModuleWeights:
 
 
 def _unique_tensors(model: torch.nn.Module) -> list[TensorGroup]:
-    """Parameters and buffers in module order, the same memory once. Raises ValueError: one cannot be stored."""
+    """Parameters and buffers in module order, each memory once. Raises ValueError: a tensor cannot be stored."""
     groups: dict[tuple[Any, ...], TensorGroup] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         for key, tensor in chain(module._parameters.items(), module._buffers.items()):

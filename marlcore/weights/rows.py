@@ -1,4 +1,4 @@
-"""The rows of a store, and the versions that they are: what is common to those who write and who read them."""
+"""The rows of a store and their versions: the common part of writers and readers."""
 
 from collections.abc import Callable
 from time import monotonic, sleep
@@ -67,7 +67,7 @@ class VersionedRows(Shared):
         return self._versions.load(ticket % self.slots * (self.layout.nbytes // 8))
 
     def _ticket_of(self, version: int) -> int:
-        """The only ticket that a version may have; a mirror that lacks it gives the next one, which is to come."""
+        """The only ticket at which a version may lie; in a mirror without it, the ticket of the next row to come."""
         if not self.is_mirror:
             return version - 1
         committed = self._lanes.committed(0)
@@ -80,7 +80,7 @@ class VersionedRows(Shared):
         return lambda: lapped(1) == 0
 
     def copy_newest(self, copy: Callable[[NDArray[np.uint8]], T], timeout: float = 1.0) -> tuple[int, T]:
-        """Copies the newest row out of shared memory, whole, for who moves rows and needs no model.
+        """Copies the newest row out of shared memory, whole, for a caller that moves rows and needs no model.
 
         Args:
             copy: called with the row in place, uint8 [layout.nbytes], read-only; again for the newest row if the
@@ -105,7 +105,7 @@ class VersionedRows(Shared):
         return self._until_whole(attempt, timeout)
 
     def copy_next(self, newer_than: int, copy: Callable[[NDArray[np.uint8]], T]) -> tuple[int, T] | None:
-        """Copies the oldest version that is newer and still whole: for who moves each one. Not of a mirror.
+        """Copies the oldest whole version after `newer_than`, for a caller that moves every version. Not in a mirror.
 
         Args:
             copy: as for `copy_newest`; it must not return None.
@@ -127,7 +127,7 @@ class VersionedRows(Shared):
         return copied if is_whole() else None
 
     def _until_whole(self, attempt: Callable[[], T | None], timeout: float) -> T:
-        """What `attempt` returns, again after each None: a read that was lapped. Raises TimeoutError."""
+        """Calls `attempt` until a read was not lapped, which None tells; returns its result. Raises TimeoutError."""
         deadline = monotonic() + timeout
         pause, attempts = 0.0, 1
         while (result := attempt()) is None:

@@ -3,7 +3,7 @@
 A store is one lane whose rows are whole models: publishing appends a row, readers use the newest row, and the version
 is the lane's committed count. Readers validate every read, whatever the number of slots.
 
-A mirror, such as a store on another node, has rows of its home store, perhaps not all: the version is in the row.
+A mirror, such as a store on another node, holds some or all rows of its home store, so each row holds its version.
 """
 
 import os
@@ -98,7 +98,7 @@ class ParameterStore(VersionedRows):
         name: str = "weights",
         path: str | os.PathLike[str] | None = None,
     ) -> "ParameterStore":
-        """A new store, without a version yet, for rows of another one, which it serves under their versions.
+        """A new store, still empty, for rows of another store; readers see them under their versions there.
 
         `mirror_writer` writes them; subscribers see a store like any other, in which versions may be missing.
 
