@@ -93,7 +93,7 @@ class RingLane(ViewedReplay):
 
     def writer(self, shared: bool) -> RingWriter:  # type: ignore[override]
         """The writing end, for this process alone or shared. Raises LaneBusy: a living writer excludes this one."""
-        return self._opened(partial(RingWriter, self, shared=shared), [0], PATIENCE_S, shared)
+        return self._opened(lambda lock: RingWriter(self, lock, shared), [0], PATIENCE_S, shared)
 
     def lock_words(self) -> File:
         """An open file that holds the right to write BASE, until it is closed or its process dies."""
@@ -134,8 +134,8 @@ class _Copy:
 class RingWriter(Writer):
     """Appends rows to the lane; `row` stages the next one: a view [1, *shape] of each field, whose values persist."""
 
-    def __init__(self, lane: RingLane, claim: File, shared: bool, timeout: float | None) -> None:
-        super().__init__(lane._mapped, 0, claim, shared, timeout, None)
+    def __init__(self, lane: RingLane, claim: File, shared: bool) -> None:
+        super().__init__(lane._mapped, 0, claim, shared, PATIENCE_S, None)
         self.first, self.next = lane.edges()  # the oldest ticket then held; the next row's, if nobody else appends
         self._places = lane.places
         self._append = partial(self._add_row, self._raw, 0)

@@ -162,6 +162,7 @@ def start(
     """
     shared = _shared or Shared(children_of(config))
     with ClosedAfterError(shared.children):
+        from .launch import Launch
         from .run import Run
 
         steering = progress, resume, callback, init_from, init_strict

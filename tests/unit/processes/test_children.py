@@ -65,6 +65,7 @@ class OutOfFuel(mc.TreasureHunt):
 
 def step_once() -> None:
     with closing(vectorize(OutOfFuel, 1)) as env:
+        env.reset(0)
         _, (turn, *_) = env.observe()
         env.act(turn, np.zeros(1, np.int64))
 
@@ -187,7 +188,7 @@ def test_a_failure_shows_the_users_frames_if_the_log_has_all(owner: Children, tm
         of_the_environment = [("copies.py", "act"), ("test_children.py", "step"), ("test_children.py", "burn")]
         of_the_work = [("children.py", "work"), ("test_children.py", "step_once"), ("copies.py", "act")]
         assert places == [*of_the_environment, *of_the_work[:2]]
-        assert "in message_of" in log.read_text() and "in __exit__" in log.read_text()
+        assert "in message_of" in log.read_text() and "in raise_in_copy" in log.read_text()
 
 
 def test_an_error_of_the_package_itself_is_shown_whole() -> None:
