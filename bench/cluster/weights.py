@@ -19,6 +19,7 @@ from marlcore.cluster import Mirror, PorterActor, WeightsLink
 from ..machine import add_output, publish
 from ..pages.tables import records
 
+NODES = 3
 MOST = 1.2  # of memcpy's time, which a publication may take
 
 
@@ -90,11 +91,9 @@ def measure(nodes: int, nbytes: int = 50_000_000, rounds: int = 200, pause_s: fl
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--nodes", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=200)
     add_output(parser, idle=True)
 
 
 def main(options: argparse.Namespace) -> None:
-    figures = [measure(nodes, rounds=options.rounds) for nodes in (0, options.nodes)]
+    figures = [measure(nodes) for nodes in (0, NODES)]
     publish(options, records(figures), weights=[{**each, "reached": each["ratio"] <= MOST} for each in figures])

@@ -17,19 +17,20 @@ from typing import Any
 import numpy as np
 import pynvml
 import torch
+from processes import until
 
 import marlcore as mc
 from marlcore.envs import TreasureHunt
 
-from ..core.report import Effort, measure, microseconds
-from ..core.sampling import drawing, filled_replay
+from ..core import sampling
+from ..core.report import measure, microseconds
 from ..core.transitions import BATCH, FRAME, STACK, check_sample, fields_of
 from ..core.weights import MakeModel, by_locks, by_marlcore, finished, large
-from ..core.work import Row, Scale, Work
+from ..core.work import Open, Row, Scale, Work
 from ..figures import file_name
 from ..machine import add_output, publish
 from ..pages.pages import gpu_tables
-from ..processes import run_fresh, wait_until
+from ..processes import run_fresh
 from ..runs.training import endless
 
 DEVICE = "cuda:0"
@@ -66,7 +67,7 @@ def _check_batch(fields: tuple[Any, ...]) -> None:
 
 @contextmanager
 def _sampler(scale: Scale) -> Iterator[mc.Sampler]:
-    with filled_replay(FRAME, scale.frames) as replay:
+    with sampling.filled_replay(FRAME, scale.frames) as replay:
         yield replay.sampler(BATCH, stack=STACK, seed=0)
 
 
@@ -84,22 +85,17 @@ def _drawn_and_moved(scale: Scale) -> Iterator[Work]:
         yield Work(lambda: finished(lambda: tuple(map(move, fields_of(sampler.sample())))), _check_batch)
 
 
-@contextmanager
-def _drawn(scale: Scale) -> Iterator[Work]:
-    with filled_replay(FRAME, scale.frames) as replay:
-        yield drawing(replay, FRAME)
-
-
-def _copied_batch(_: Scale) -> Work:
-    return _copy(2 * BATCH * STACK * FRAME.nbytes, True)
-
-
 WEIGHTS = {
     "marlcore": partial(by_marlcore, device=DEVICE),
     "locks": partial(by_locks, device=DEVICE),
     "PCIe": _copied_weights,
 }
-BATCHES = {"marlcore": _prefetched, "in turn": _drawn_and_moved, "CPU only": _drawn, "PCIe": _copied_batch}
+BATCHES: dict[str, Open] = {
+    "marlcore": _prefetched,
+    "in turn": _drawn_and_moved,
+    "CPU only": partial(sampling.by_marlcore, obs=FRAME),
+    "PCIe": lambda _: _copy(2 * BATCH * STACK * FRAME.nbytes, True),
+}
 ROWS = (
     *(
         Row(f"{verb} {size} MB", WEIGHTS, (), (model, verb == "pull"), time.perf_counter)
@@ -120,7 +116,7 @@ def watch(env: Any, algorithm: Any, config: mc.Config) -> dict[str, float]:
     card = pynvml.nvmlDeviceGetHandleByIndex(0)
     before = pynvml.nvmlDeviceGetMemoryInfo(card).used
     with endless(env, algorithm, replace(config, updates_per_step=None)) as run:
-        wait_until(lambda: min(run.status().updates.values(), default=0) >= 20)
+        until(lambda: min(run.status().updates.values(), default=0) >= 20)
         time.sleep(1.0)
         first, began, busy = run.status(), time.monotonic(), []
         while time.monotonic() < began + WATCHED_S:
@@ -198,4 +194,4 @@ def main(options: argparse.Namespace) -> None:
 
 
 def _measure_calls() -> list[Any]:
-    return [measure(row, Effort(ROUNDS, ROUND_S[row.libraries is BATCHES], 0, 0.0)) for row in ROWS]
+    return [measure(row, ROUNDS, ROUND_S[row.libraries is BATCHES]) for row in ROWS]
