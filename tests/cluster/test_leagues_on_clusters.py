@@ -22,12 +22,12 @@ from whole_runs import LONG, checkpoint, opponents_of, steps_of, values_of
 
 import marlcore as mc
 from marlcore.cluster import Bookings, DirectLink, Ingest, Porter
-from marlcore.cluster.nodes.actors import ActorNode, ActorOrders
+from marlcore.cluster.nodes import actors
 from marlcore.config import AssignedPolicy, source_of
 from marlcore.envs import vectorize
 from marlcore.loops import build_model
 from marlcore.processes import BEATS
-from marlcore.run.workers import spec_of
+from marlcore.run import spec_of
 from marlcore.self_play import make_beside_anchors, odds_fields, published_numbers
 
 EXAMPLES = str(Path(__file__).parents[2] / "examples")
@@ -212,8 +212,8 @@ def test_a_node_awaits_the_opponents_that_its_weights_name(tmp_path: Path) -> No
             with each.publisher(model) as publisher:
                 publisher.publish(**zeros, **extras)
         address: Any = SimpleNamespace(rows=lambda _: DirectLink(ingest), weights=lambda _: Porter(store))
-        orders = ActorOrders(2_000, 0, {policy.name: address})
-        node = ActorNode(
+        orders = actors.ActorOrders(2_000, 0, {policy.name: address})
+        node = actors.ActorNode(
             stack, orders, env_fn=make, config=config, policies=[policy], seat=0, epoch=1, taken=0, elapsed=0.0,
             descriptions={policy.name: store.description}, opponents=pool,
         )  # fmt: skip

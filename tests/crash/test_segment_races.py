@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from core import counted, python, report
+from filled import filled
 from marlcore._core import lib
 from seams import replace
 from victims import fork, kill, shared_numbers
@@ -24,7 +25,6 @@ from victims import fork, kill, shared_numbers
 from marlcore import SegmentNotFound
 from marlcore.memory import File, Segment, new_file, survey_segments
 from marlcore.memory import native as locking
-from marlcore.testing.rows import filled
 
 pytestmark = pytest.mark.long
 WORKERS = 6

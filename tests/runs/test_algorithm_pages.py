@@ -16,7 +16,7 @@ from whole_runs import Runs
 
 import marlcore as mc
 from marlcore.algos import ALGORITHMS
-from marlcore.envs.team import TeamEnvironment
+from marlcore.envs import team as team_envs
 from marlcore.replay import Hindsight, Prioritized
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
@@ -67,7 +67,7 @@ def spaces_for(algorithm: Any, action: gymnasium.Space[Any], masked: bool = Fals
     """Those of an agent, or of a team of two such agents. Raises ValueError: there is no such team."""
     if not algorithm.wants_team:
         return mc.Spaces(OBS, action, masked)
-    team = TeamEnvironment(Two(action), {"team": ("a", "b")})
+    team = team_envs.TeamEnvironment(Two(action), {"team": ("a", "b")})
     return mc.Spaces(team.observation_space("team"), team.action_space("team"), masked)
 
 

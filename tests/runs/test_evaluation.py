@@ -19,8 +19,7 @@ from whole_runs import LONG, Runs, change_checkpoint, checkpoint, history, kill,
 import marlcore as mc
 from marlcore.__main__ import main
 from marlcore.config import EVALUATOR
-from marlcore.run import async_run
-from marlcore.run.workers import EvaluatorWorker
+from marlcore.run import EvaluatorWorker, async_run
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 

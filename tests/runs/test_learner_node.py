@@ -12,11 +12,10 @@ from processes import until
 
 import marlcore as mc
 from marlcore.cluster.nodes import learners
-from marlcore.cluster.nodes.learners import LearnerNode, LearnerOrders, LearnerStatus
 from marlcore.config import AssignedPolicy, source_of
 from marlcore.envs import vectorize
 from marlcore.record import Hold, load_checkpoint
-from marlcore.run.workers import attach_storage
+from marlcore.run import attach_storage
 
 ENV = mc.NamedEnvironment("gymnasium:CartPole-v1")
 CONFIG = mc.Config(
@@ -42,12 +41,12 @@ class Scene:
         self.placed += policies
         return {"agent_0": len(self.placed)}
 
-    def begin(self, version: int) -> LearnerNode:
+    def begin(self, version: int) -> learners.LearnerNode:
         """The next machine, with rows in its replay."""
         self.hold = replace(self.hold, epoch=self.hold.epoch + 1)
         self.hold.take()
-        node = LearnerNode(
-            self._stack, LearnerOrders(0, [0]), env_fn=ENV, config=CONFIG, policy=self.policy, share=1.0,
+        node = learners.LearnerNode(
+            self._stack, learners.LearnerOrders(0, [0]), env_fn=ENV, config=CONFIG, policy=self.policy, share=1.0,
             hold=self.hold, version=version, elapsed=0.0, namespace="",
         )  # fmt: skip
         with attach_storage(self.placed[-1]) as replay, replay.writer(lane=0) as writer:
@@ -66,8 +65,8 @@ def scene(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Scene]:
         yield Scene(stack, monkeypatch, tmp_path)
 
 
-def status(node: LearnerNode, **orders: Any) -> LearnerStatus:
-    told = node.beat(LearnerOrders(10, [0], **orders))
+def status(node: learners.LearnerNode, **orders: Any) -> learners.LearnerStatus:
+    told = node.beat(learners.LearnerOrders(10, [0], **orders))
     assert told.failed is None, told.failed
     return told
 
@@ -81,7 +80,7 @@ def test_a_learner_continues_its_predecessor_of_another_machine(scene: Scene) ->
     second = scene.begin(10**6)
     begun = until(lambda: (told := status(second)).ready and told)
     assert begun.updates >= before and begun.version > 10**6 and begun.address == 2
-    failed = until(lambda: first.beat(LearnerOrders(10, [0])).failed)
+    failed = until(lambda: first.beat(learners.LearnerOrders(10, [0])).failed)
     assert "another learner has taken this policy over" in failed.traceback
     until(lambda: status(second).updates > begun.updates + 20)
     last = until(lambda: (told := status(second, stopping=True, finishing=True)).done and told)

@@ -21,7 +21,7 @@ import torch
 from whole_runs import LONG, Runs, values_of
 
 import marlcore as mc
-from marlcore.algos.dqn import DQNTrainer
+from marlcore.algos import dqn
 from marlcore.loops import NetworkPlayer
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
@@ -65,7 +65,7 @@ class Watched(mc.DQN):
         return WatchedTrainer(self, model)
 
 
-class WatchedTrainer(DQNTrainer):
+class WatchedTrainer(dqn.DQNTrainer):
     def update(self, batch: Any) -> mc.Update:
         update = super().update(batch)
         return replace(update, metrics={**update.metrics, "illegal_targets": self.illegal})

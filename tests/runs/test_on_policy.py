@@ -25,8 +25,7 @@ from whole_runs import LONG, MODES, ON_POLICY, Runs, checkpoint, config_of, metr
 import marlcore as mc
 from marlcore.declared import flattened
 from marlcore.envs import TreasureHunt
-from marlcore.queue.cursor import ReadCursor
-from marlcore.run.run_input import RunInput
+from marlcore.run import RunInput
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -85,7 +84,7 @@ def test_other_on_policy_algorithms_outlive_their_agents_too(tmp_path: Path, kin
 @pytest.mark.parametrize("looks", [True, False], ids=["an error", "a stop"])
 def test_ends_that_wait_for_each_other_end_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: bool) -> None:
     """Forced: the reader sees no full lane, and in the second case does not say that it looked."""
-    monkeypatch.setattr(ReadCursor, "crowded", lambda cursor, committed: committed < 0)
+    monkeypatch.setattr("marlcore.queue.cursor.ReadCursor.crowded", lambda cursor, committed: committed < 0)
     if looks:
         with pytest.raises(
             mc.WorkerFailed, match=r"^actor-0 failed: .*lane \d+ waits for room for \d rows, and.*$"
@@ -93,7 +92,7 @@ def test_ends_that_wait_for_each_other_end_with(tmp_path: Path, monkeypatch: pyt
             fight(tmp_path, [99, *[5] * 9], 128)
         assert error.value.reason == "deadlock"
         return
-    monkeypatch.setattr(ReadCursor, "count_look", lambda cursor: None)
+    monkeypatch.setattr("marlcore.queue.cursor.ReadCursor.count_look", lambda cursor: None)
     with start(tmp_path, partial(Battle, [99, *[5] * 9]), SMALL, mode="serial", policies=lambda agent: "all") as run:
         past(run, 64)
         run.stop()

@@ -15,7 +15,7 @@ import marlcore as mc
 from marlcore.__main__ import main
 from marlcore.envs import TreasureHunt
 from marlcore.processes import BEATS
-from marlcore.run.workers import ActorWorker, LearnerWorker
+from marlcore.run import ActorWorker, LearnerWorker
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 

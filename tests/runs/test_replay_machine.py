@@ -37,9 +37,9 @@ from mapped import Mapped
 from model import Model, Priorities, add_batch, random_row
 
 from marlcore import Field, LaneBusy, NotEnoughData, Prioritized, ReplayBuffer, Sequence, TransitionSpec
-from marlcore.replay.prioritized import EQUAL
 
 EVERY = 3
+EQUAL = Prioritized(alpha=0.0)
 SPECS = {
     "rows": TransitionSpec(Field((2,)), Field((), "int16"), {"priority": Field(), "done": Field((), "bool")}),
     "states": TransitionSpec(

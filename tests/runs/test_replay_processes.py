@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import pytest
 import victims
+from filled import filled, torn
 from mapped import Mapped
 from processes import until
 from seams import trusting
 
 from marlcore import Field, Prioritized, ReplayBuffer, Sequence, TransitionSpec
-from marlcore.testing.rows import filled, torn
 
 LANES, ROWS, EVERY, GAMMA = 2, 96, 4, 0.5  # returns of whole rewards are exact
 FAULTS = ("torn", "boundary", "seam", "head", "wrong")  # frames or rows

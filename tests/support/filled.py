@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from marlcore.testing.rows import filled
+from marlcore.testing.rows import filled as filled
+from marlcore.testing.rows import torn as torn
 
 CYCLE = 4096  # numbers up to it are exact in float32
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from marlcore.memory import SHM_DIR, survey_segments
 from marlcore.memory import sweep as sweep
-from marlcore.testing.victim import living
+from marlcore.testing import victim
 
 PATIENCE_S = 1800.0  # for what hangs; far more than a slow machine needs
 
@@ -50,10 +50,10 @@ def descriptors() -> list[str]:
 
 
 def segments_of(pid: int) -> set[Path]:
-    from marlcore.cli.gc import holders  # which imports the parser of options
+    from marlcore.cli import gc
 
     files = survey_segments()
-    pids = holders(SHM_DIR, {file.inode for file in files})
+    pids = gc.holders(SHM_DIR, {file.inode for file in files})
     return {SHM_DIR / file.name for file in files if pid in pids.get(file.inode, [])}
 
 
@@ -65,7 +65,7 @@ def await_ends(pidfds: Iterable[int]) -> None:
 
 
 def await_group(group: int) -> None:
-    until(lambda: not living(group))
+    until(lambda: not victim.living(group))
 
 
 def until(reached: Callable[[], Any], lives: Callable[[], bool] = lambda: True) -> Any:

@@ -17,7 +17,7 @@ from refused import Refused, check_refused, refusals
 import marlcore as mc
 from marlcore.config import ExplorationConfig, Schedule, assign, schedules_of, with_own_epsilons
 from marlcore.declared import hints_of
-from marlcore.run.run_input import RunInput
+from marlcore.run import RunInput
 from marlcore.self_play import policies_in_self_play
 from marlcore.spaces import Spaces
 

@@ -16,7 +16,7 @@ from marlcore.cli import CommandLine
 from marlcore.config import crews, read_settings
 from marlcore.declared import hints_of
 from marlcore.processes import SHARE, STEPS, Control
-from marlcore.run.workers import deal_steps, dealt
+from marlcore.run import deal_steps, dealt
 
 CLUSTER = mc.ClusterConfig("auto", nodes=2, actors_per_node=3)
 CONFIG = mc.Config(total_steps=700, actor=mc.ActorConfig(processes=1, envs=2), cluster=CLUSTER)

@@ -9,7 +9,7 @@ from crowd import Script
 from gymnasium import spaces as gym
 
 from marlcore.envs import NamedEnvironment, vectorize
-from marlcore.envs.joint import JointEnvironment, JointObservations
+from marlcore.envs import joint as joint_envs
 from marlcore.observations import ALONE
 from marlcore.spaces import JOINT, MASK
 
@@ -29,7 +29,7 @@ class Stated(Script):
 
 
 def test_the_joint_observation_is_all_agents_one_after_another():
-    env = JointEnvironment(Pair(), ("a", "b"))
+    env = joint_envs.JointEnvironment(Pair(), ("a", "b"))
     observations, _ = env.reset()
     size = env.observation_space("a")[JOINT].shape[0]
     assert size == 2 + 3 + 2, "two numbers, one of three places, a mask of two"
@@ -43,19 +43,19 @@ def test_the_joint_observation_is_all_agents_one_after_another():
 
 
 def test_masks_stay_where_they_are():
-    env = JointEnvironment(Pair(), ("b",))
+    env = joint_envs.JointEnvironment(Pair(), ("b",))
     assert env.observation_space("a") == OWN, "only those agents that were named get one"
     observations, _ = env.reset()
     assert observations["b"].keys() == {ALONE, MASK} and observations["b"][ALONE].keys() == {ALONE, JOINT}
     assert env.observation_space("b").contains(observations["b"])
-    vector = vectorize(pickle.loads(pickle.dumps(JointObservations(Pair, ("b",)))), 2)
+    vector = vectorize(pickle.loads(pickle.dumps(joint_envs.JointObservations(Pair, ("b",)))), 2)
     parts = [part.name for part in vector.spaces["b"].parts]
     assert vector.spaces["b"].masked and parts == ["joint_observation", "observation__place"]
     vector.close()
 
 
 def test_an_environments_state_is_its_joint_observation(monkeypatch):
-    env = JointEnvironment(Stated(SPACES), ("a",))
+    env = joint_envs.JointEnvironment(Stated(SPACES), ("a",))
     for step in range(2):
         observations = env.step({"a": 0, "b": 0})[0] if step else env.reset()[0]
         np.testing.assert_array_equal(observations["a"][JOINT], np.full(3, step, np.float32))
@@ -67,4 +67,4 @@ def test_an_environments_state_is_its_joint_observation(monkeypatch):
 def test_other_environments_are_refused_in_one_line():
     for name in ("gymnasium:CartPole-v1", "treasure_hunt", "pettingzoo:mpe2.simple_spread_v3"):
         with pytest.raises(ValueError, match=r"^joint observations: expected a PettingZoo Parallel environment[^\n]+$"):
-            JointObservations(NamedEnvironment(name), ("a",))()
+            joint_envs.JointObservations(NamedEnvironment(name), ("a",))()

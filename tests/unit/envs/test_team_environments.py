@@ -13,9 +13,8 @@ from refused import Refused, check_refused, refusals
 import marlcore as mc
 from marlcore.algos.networks.teams import TeamSpaces
 from marlcore.config import teams_of
-from marlcore.envs import EnvironmentFailed, NamedEnvironment, vectorize
-from marlcore.envs.joint import JointObservations
-from marlcore.envs.team import TeamEnvironment, Teams
+from marlcore.envs import EnvironmentFailed, NamedEnvironment, joint, vectorize
+from marlcore.envs import team as team_envs
 from marlcore.observations import ALONE
 from marlcore.spaces import ALIVE, JOINT, MASK
 
@@ -28,7 +27,7 @@ ALL = (TWO, CHOICE)
 
 def made(spaces, rounds=(), teams=None, **options):
     """The environment, in which all agents are the team "team"."""
-    return TeamEnvironment(Script(spaces, rounds, **options), teams or {"team": tuple(spaces)})
+    return team_envs.TeamEnvironment(Script(spaces, rounds, **options), teams or {"team": tuple(spaces)})
 
 
 def waiting(env):
@@ -59,7 +58,7 @@ def test_members_that_act_alike_but_see_otherwise_are_apart():
 def test_more_than_ten_groups_keep_their_order():
     """By their numbers, not as texts, of which "members_10" comes before "members_2"."""
     agents = {f"agent_{i}": (gym.Box(-99, 999, (1 + i,), np.float32), gym.Discrete(2 + i)) for i in range(12)}
-    vector = vectorize(Teams(partial(Script, agents), {"team": tuple(agents)}), 1)
+    vector = vectorize(team_envs.Teams(partial(Script, agents), {"team": tuple(agents)}), 1)
     team = TeamSpaces("QMIX", vector.spaces["team"])
     vector.close()
     assert [group.spaces.observation.shape[0] for group in team.groups] == [*range(1, 13)]
@@ -74,7 +73,7 @@ def test_masks_are_those_of_the_members_one_after_another():
     assert observed["team"][MASK].tolist() == [1, 1, 1, 0, 1, 1, 0, 1, 1]
     observed, *_ = env.step(waiting(env))
     assert observed["team"][MASK].tolist() == [1, 1, 1, 1, 0, 0, 1, 0, 1]
-    vector = vectorize(Teams(partial(Script, env.spaces), {"team": ("a", "b", "c")}), 2)
+    vector = vectorize(team_envs.Teams(partial(Script, env.spaces), {"team": ("a", "b", "c")}), 2)
     vector.reset(0)
     (turn,) = vector.observe()[1]
     assert vector.spaces["team"].masked and turn.obs[MASK].tolist() == [[True] * 3 + [False, True, True] * 2] * 2
@@ -83,7 +82,7 @@ def test_masks_are_those_of_the_members_one_after_another():
 
 def test_members_die_and_come_later():
     """Those that are not there observe zeros; the team earns what all earn, and lives until its last member ends."""
-    env = TeamEnvironment(Relay(), {"team": ("a", "b", "c")})
+    env = team_envs.TeamEnvironment(Relay(), {"team": ("a", "b", "c")})
     observed, _ = env.reset()
     alive, rewards = [observed["team"][ALIVE].tolist()], []
     for _ in range(5):
@@ -132,7 +131,7 @@ def test_a_team_that_leaves_without_an_end_has_none():
 
 def test_a_runs_rows_are_what_the_environment_told():
     """Two copies of `Relay`, whose actions begin at -1, by the vector environment that actors use."""
-    vector = vectorize(Teams(Relay, {"team": ("a", "b", "c")}), 2)
+    vector = vectorize(team_envs.Teams(Relay, {"team": ("a", "b", "c")}), 2)
     vector.reset(0)
     earned, by_member = np.zeros(2), np.zeros((2, 3))
     for step in range(10):
@@ -163,7 +162,7 @@ def test_box_actions_of_several_shapes_are_joined():
 
 def test_a_mask_beside_continuous_actions_is_refused():
     spaces = {"a": (MASKED, gym.Box(-1, 1, (2,)))}
-    team = Teams(partial(Script, spaces), {"team": ("a",)})
+    team = team_envs.Teams(partial(Script, spaces), {"team": ("a",)})
     check_refused(lambda: vectorize(team, 1), ValueError, "team: action_mask: expected none for the action space Box")
 
 
@@ -179,7 +178,9 @@ def test_images_stay_and_other_spaces_are_flattened():
 def test_a_state_passes_to_the_joint_observation(monkeypatch):
     monkeypatch.setattr(Script, "state_space", gym.Box(0, 9, (1,), np.float32), raising=False)
     spaces = {"a": (MASKED, CHOICE), "b": ALL}
-    vector = vectorize(JointObservations(Teams(partial(Script, spaces), {"team": ("a", "b")}), ("team",)), 1)
+    vector = vectorize(
+        joint.JointObservations(team_envs.Teams(partial(Script, spaces), {"team": ("a", "b")}), ("team",)), 1
+    )
     vector.reset(0)
     for step in range(3):
         (turn,) = vector.observe()[1]
@@ -204,7 +205,9 @@ def test_agents_outside_of_teams_stay_as_they_are():
 @pytest.mark.parametrize("kind", ["pettingzoo", "pettingzoo-parallel"])
 def test_a_real_environment_plays_on(kind):
     """One of turns, too, if its agents could act at once."""
-    make = Teams(NamedEnvironment(f"{kind}:mpe2.simple_spread_v3"), {"team": ("agent_0", "agent_1", "agent_2")})
+    make = team_envs.Teams(
+        NamedEnvironment(f"{kind}:mpe2.simple_spread_v3"), {"team": ("agent_0", "agent_1", "agent_2")}
+    )
     vector = vectorize(pickle.loads(pickle.dumps(make)), 2)
     vector.reset(0)
     for _ in range(60):
@@ -229,12 +232,12 @@ def kept(**told: Any) -> Any:
     return env.step(waiting(env))
 
 
-def spread_over(name: str, *members: str) -> Teams:
-    return Teams(NamedEnvironment(name), {"team": members})
+def spread_over(name: str, *members: str) -> team_envs.Teams:
+    return team_envs.Teams(NamedEnvironment(name), {"team": members})
 
 
 def values_of_moves() -> None:
-    team = vectorize(Teams(partial(Script, {"a": BOX}), {"t": ("a",)}), 1).spaces["t"]
+    team = vectorize(team_envs.Teams(partial(Script, {"a": BOX}), {"t": ("a",)}), 1).spaces["t"]
     mc.VDN().transition(team)
 
 
@@ -266,7 +269,7 @@ test_it_is_refused_in_one_line = refusals(REFUSED)
 
 def test_a_member_without_any_allowed_action_is_named():
     masked = gym.Dict({ALONE: TWO, MASK: gym.MultiBinary(1)}), gym.Discrete(1)
-    vector = vectorize(Teams(partial(Script, {"a": ALL, "b": masked}), {"team": ("a", "b")}), 1)
+    vector = vectorize(team_envs.Teams(partial(Script, {"a": ALL, "b": masked}), {"team": ("a", "b")}), 1)
     vector.reset(0)
     says = "team: action_mask: expected an allowed action, got [True, True, True, False]"
     check_refused(vector.observe, EnvironmentFailed, says)

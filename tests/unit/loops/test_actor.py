@@ -27,7 +27,7 @@ from marlcore.declared import changed, hints_of
 from marlcore.envs import TreasureHunt, checked, vectorize
 from marlcore.loops import Behaviour, act, build_model
 from marlcore.processes import BEATS, BEGUN, STEPS, Control, Telemetry
-from marlcore.run.workers import ActorWorker, PolicyBlueprint, Worker
+from marlcore.run import ActorWorker, PolicyBlueprint, Worker
 
 AGENT = "agent_0"
 HUNT = partial(TreasureHunt, agents=1, size=6, horizon=25, gems=3, food=1, bones=3)

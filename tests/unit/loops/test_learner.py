@@ -19,10 +19,8 @@ from whole_runs import MODES, Runs, updating
 import marlcore as mc
 from marlcore.algos.fast import passes
 from marlcore.algos.fast.passes import AutogradPass
-from marlcore.loops import FiniteCheck, Learner, PolicyModel, choose_device
+from marlcore.loops import FiniteCheck, Learner, Normalizer, PolicyModel, choose_device, learn, learn_until_stopped
 from marlcore.loops import learner as loop
-from marlcore.loops.learner import learn, learn_until_stopped
-from marlcore.loops.model import Normalizer
 from marlcore.run.workers.learner_worker import compile_model
 from marlcore.spaces import MASK
 

@@ -19,15 +19,15 @@ from hunt import HUNT
 from tiers import long_but
 
 import marlcore as mc
-from marlcore.algos import DQN
-from marlcore.algos.dqn import DQNTrainer
+from marlcore.algos import DQN, dqn
 from marlcore.config import ActorConfig, ExplorationConfig, LearnerConfig, SupervisionConfig
 from marlcore.envs import TreasureHunt
 from marlcore.memory import SegmentHandle
 from marlcore.processes import BEATS, EPISODES, PID, READY, RESTARTS, STEPS, Children, Control, setup_worker
 from marlcore.processes import supervisor as supervision
 from marlcore.record import read_metrics
-from marlcore.run.async_run import start_all, supervisor_of
+from marlcore.run import supervisor_of
+from marlcore.run.async_run import start_all
 
 TIMEOUT = 10.0
 CONFIG = SupervisionConfig(max_restarts=3, window=100.0, backoff=1.0)
@@ -354,7 +354,7 @@ class TrappedHunt(TreasureHunt):
         super().step(action)
 
 
-class TrappedTrainer(DQNTrainer):
+class TrappedTrainer(dqn.DQNTrainer):
     trap: Path
 
     def update(self, batch: Any) -> Any:

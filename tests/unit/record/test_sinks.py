@@ -29,12 +29,12 @@ import marlcore
 import marlcore as mc
 from marlcore.config import SINKS, MetricsConfig
 from marlcore.processes import EPISODES, PID, STEPS, Control, Metric, Telemetry
-from marlcore.record import Monitor, Progress, RunDirectory, read_metrics
+from marlcore.record import Monitor, Progress, RunDirectory, open_sinks, read_metrics
 from marlcore.record import monitor as monitors
-from marlcore.record.sinks import Background, CsvSink, Sinks, TensorBoardSink, open_sinks
+from marlcore.record.sinks import Background, CsvSink, Sinks, TensorBoardSink
 from marlcore.record.sinks.wandb import WandbSink, check_wandb
+from marlcore.run import Worker
 from marlcore.run.session import Session
-from marlcore.run.workers import Worker
 
 STREAM = [
     Metric(0.5, 10, "agent_0", "loss", 1 / 3),

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from filled import filled
 from mapped import Mapped
 from refused import check_refused
 from seams import patch, trusting
@@ -22,7 +23,6 @@ from tiers import long_but
 
 import marlcore as mc
 from marlcore.memory import Segment
-from marlcore.testing.rows import filled
 from marlcore.transitions import RecordLayout
 
 WORDS = {"in the record": 4, "in a column of its own": 64}

@@ -15,7 +15,8 @@ from whole_runs import Runs, changed, metrics_of, updating, values_of
 
 import marlcore as mc
 from marlcore.config import Schedule
-from marlcore.run.run_input import RunInput, warn_of_few_samples
+from marlcore.run import RunInput
+from marlcore.run.run_input import warn_of_few_samples
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
