@@ -115,7 +115,6 @@ class Driver:
         return [nodes["node-0"][0], nodes["node-1"][0], updates]
 
     def lost(self) -> int:
-        """Agents that seats have lost."""
         return sum(restarts for _, restarts in self.ask()[0].values())
 
     def close(self) -> None:
@@ -156,7 +155,6 @@ def strike(what: str, kills: bool, pid: int, nodes: RayNodes, run: Driver) -> No
 
 
 def at_random(seconds: float, generator: random.Random) -> Iterator[tuple[str, bool]]:
-    """What to strike, every few seconds, and whether it is killed."""
     began = time.monotonic()
     while (now := time.monotonic()) < began + seconds:
         yield generator.choice([*TITLES]), generator.random() < 0.7

@@ -30,8 +30,6 @@ from marlcore.processes import BEATS
 from marlcore.run import spec_of
 from marlcore.self_play import make_beside_anchors, odds_fields, published_numbers
 
-EXAMPLES = str(Path(__file__).parents[2] / "examples")
-
 LEAGUE = """
 from functools import partial
 from pathlib import Path
@@ -56,7 +54,6 @@ def league(steps, resume=None, make=Arena, nodes=1, **changes):
 @pytest.fixture
 def notes(tmp_path: Path) -> Path:
     """Where each game is noted by the machine that plays it."""
-    (tmp_path / "notes").mkdir()
     return tmp_path / "notes"
 
 
@@ -114,7 +111,6 @@ GOES_ON = "told(league(int(sys.argv[4]), sys.argv[2], latest=0.0, anchors={}).wa
 def test_a_league_goes_on_after_its_driver_was_killed(drive: Drive, notes: Path) -> None:
     """With the table of the last checkpoint, and with the opponents, which reach the machines again."""
     run_dir, later = drive.run_dir, notes.with_name("later")
-    later.mkdir()
 
     def saved() -> dict[int, list[int]]:
         path = run_dir / "checkpoints" / "main.pt"
@@ -132,30 +128,6 @@ def test_a_league_goes_on_after_its_driver_was_killed(drive: Drive, notes: Path)
     acted = {acted[0] for sides in episodes_of(later).values() for acted in sides.values()}
     assert len(admitted & acted) > 2, "restored opponents have played, with their own weights"
     until(lambda: left_on(drive.nodes)["processes"] == [])
-
-
-LEARNS = """
-from puck import chaser, idle, two_player_puck
-
-config = configured(
-    sys.argv[2], 40_000, 1, updates_per_step=0.25, actor=mc.ActorConfig(envs=4, sync_interval=10),
-    learner=mc.LearnerConfig(warmup=1000, device="cpu"),
-    exploration=mc.ExplorationConfig(epsilon=mc.Linear(1.0, 0.05, 15_000)),
-    self_play=mc.SelfPlayConfig(pool=8, admit_updates=1000, anchors={idle: 0.1, chaser: 0.1}),
-)
-told(mc.train(two_player_puck, mc.DQN(learning_rate=1e-3, reward_scale=1.0), config, progress=False))
-"""
-
-
-@LONG
-def test_a_league_of_machines_learns_as_one_machine_does(drive: Drive) -> None:
-    """As tests/runs/test_self_play_games.py has it: the latest policy wins 90 % of 200 games against the first."""
-    run_dir = drive.run_dir
-    result_of(drive(f"sys.path.append({EXAMPLES!r})", LEARNS))
-    first, wins = mc.load_policy(run_dir, "main", "opponent-1"), 0
-    for agent, other in (("player_1", "player_2"), ("player_2", "player_1")):
-        wins += int((mc.evaluate(run_dir, 100, policies={other: first}).returns[agent] > 0.5).sum())
-    assert wins >= 180
 
 
 LACKED = "print(refusal(lambda: league(1_000, anchors={sys.argv[4]: 0.2})))"

@@ -28,8 +28,6 @@ def planners(before: frozenset[int] = frozenset()) -> set[int]:
 
 
 class Killer(threading.Thread):
-    """Kills one worker at a random moment of a build."""
-
     def __init__(self, rng: random.Random, longest_s: float) -> None:
         super().__init__()
         self._before = frozenset(planners())

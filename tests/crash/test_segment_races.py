@@ -247,7 +247,6 @@ def race_alone(attempts: int, broken: Callable[[], None] | None = None) -> int:
 
 
 def child(attempts: int, *broken: str, timeout: float = 300) -> tuple[Counter[str], str]:
-    """What `race_alone` counts in a process of its own, and the faults that it tells of."""
     done = python(__file__, attempts, *broken, timeout=timeout)
     counts = counted(done)
     assert done.returncode == bool(done.stderr or counts["left"])

@@ -236,7 +236,6 @@ def test_bad_input_of_the_command_is_one_line(run_dir: Path, command: Any) -> No
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., mc.Run]]:
-    """Starts a run that goes on until it is stopped."""
     started: list[mc.Run] = []
 
     def begin(env_fn: Any, **changes: Any) -> mc.Run:

@@ -142,8 +142,6 @@ def never_act(action: mc.Action) -> mc.Action:
 
 
 class Faulty(mc.DQN):
-    """Does this to the actions that it returns."""
-
     def __init__(self, to_action: Any) -> None:
         super().__init__()
         vars(self).update(to_action=to_action)

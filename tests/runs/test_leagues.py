@@ -40,7 +40,6 @@ def tables(result: mc.Result, name: str = "payoff.json") -> Any:
 def test_each_other_seat_draws_an_opponent_of_its_own(tmp_path: Path) -> None:
     """The policy's own seat goes round; rows are of the seats it holds, and each pair of seats is a game."""
     notes = tmp_path / "notes"
-    notes.mkdir()
     play = {"anchors": {weak: 0.2, strong: 0.2}}
     result = runs.train(tmp_path, partial(Arena, notes, sides=THREE), Marking(), self_play=play)
     number_of = {mark: number for number, mark in marks(result.run_dir).items()}
@@ -82,7 +81,6 @@ def name_of(values: list[float], number_of: dict[float, int]) -> str:
 def test_roles_choose_their_opponents_and_exploiters_begin_anew(tmp_path: Path) -> None:
     """Each policy learns in a third of the games, from the rows of its own seat, and has a table of its own."""
     notes = tmp_path / "notes"
-    notes.mkdir()
     env_fn, algorithms = partial(Arena, notes), {name: Banded(place=i) for i, name in enumerate(ROLES)}
     play = mc.SelfPlayConfig(pool=64, admit_updates=25, latest=0.3, draw="uniform", roles=ROLES, reset=0.0)
     options = {"self_play": play, "replay": {"capacity": 16_000, "save": True}, "total_steps": 3_000}

@@ -42,7 +42,6 @@ class Scene:
         return {"agent_0": len(self.placed)}
 
     def begin(self, version: int) -> learners.LearnerNode:
-        """The next machine, with rows in its replay."""
         self.hold = replace(self.hold, epoch=self.hold.epoch + 1)
         self.hold.take()
         node = learners.LearnerNode(

@@ -65,8 +65,6 @@ def stack() -> Iterator[ExitStack]:
 
 
 def finished(node: actors.ActorNode, orders: actors.ActorOrders) -> Any:
-    """The status once the node has done what the orders say."""
-
     def look() -> Any:
         status = node.beat(orders)
         assert status.failed is None, status.failed

@@ -14,7 +14,6 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 def trained(run_dir, **changes):
-    """The networks after a run in one process, and its result."""
     config = phase2.settings(mode="serial", run_dir=str(run_dir), **changes)
     result = mc.train(phase2.Room, phase2.Phase2(), config, progress=False)
     model = phase2.Networks()

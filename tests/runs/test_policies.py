@@ -40,7 +40,6 @@ def due(config: mc.Config, agents: int, sharing: int = 1) -> float:
 @MODES
 def test_a_shared_policys_replay_has_the_rows_of_all_its_agents(tmp_path: Path, mode: str) -> None:
     records = tmp_path / "records"
-    records.mkdir()
     policies = dict.fromkeys("abc", "relay")
     result = runs.train(
         tmp_path, lambda: recorded(Relay(), records), mode=mode, policies=policies, replay=mc.ReplayConfig(save=True)

@@ -146,8 +146,6 @@ class Watched:
 
 
 class ReplayMachine(RuleBasedStateMachine):
-    """A replay and the model, side by side."""
-
     tally: ClassVar[Counter[str]] = Counter()
 
     @initialize(
@@ -284,7 +282,6 @@ class ReplayMachine(RuleBasedStateMachine):
         return options
 
     def reads(self, options):
-        """Rows that a lane must have for these options."""
         stack, sequence = options["stack"], options["sequence"]
         more = sequence.length - 1 + sequence.period - 1 if sequence else 0
         return (max(stack, self.spec.state_every) if sequence else stack) + options["n_step"] + more

@@ -245,7 +245,6 @@ class Writers:
         self.lives = [self.succeed(lane) for lane in range(LANES)]
 
     def succeed(self, lane: int) -> tuple[int, int]:
-        """The new process, and the ticket at which it begins."""
         began = Mapped(self.replay).committed(lane)
         pid = victims.fork(write, self.replay.handle, lane, self.born[lane], self.words)
         self.born[lane] += 1
@@ -289,7 +288,6 @@ class Samplers:
         self.rng = np.random.default_rng(0)
 
     def sample(self) -> None:
-        """A batch of each."""
         for sampler, check, masses in zip(self.samplers, self.checks, self.masses, strict=True):
             batch = sampler.sample(timeout=600)
             check.batch(batch)

@@ -14,6 +14,7 @@ import torch
 from arena import ANCHOR, SIDES, Arena, Counted, Marking, episodes_of, strong, weak
 from arena_games import check_opponents, check_parts, check_table, marks, rows_of, sides_of
 from chances import OneShot
+from metric_names import unexplained
 from refused import check_refused
 from whole_runs import LONG, Runs, change_checkpoint, metrics_of, opponents_of, saved_replay, updating
 
@@ -36,9 +37,7 @@ small = Runs(total_steps=300, learner={"warmup": 50})
 
 def train(tmp_path: Path, algorithm: Any = None, **changes: Any) -> mc.Result:
     """A run of the arena, whose notes lie in `tmp_path`/notes."""
-    folder = tmp_path / "notes"
-    folder.mkdir(parents=True, exist_ok=True)
-    return runs.train(tmp_path, partial(Arena, folder), algorithm or Marking(), **changes)
+    return runs.train(tmp_path, partial(Arena, tmp_path / "notes"), algorithm or Marking(), **changes)
 
 
 def acts_of(tmp_path: Path) -> list[list[float]]:
@@ -214,12 +213,12 @@ class Common(Arena):
 
 def test_equal_returns_are_a_draw(tmp_path: Path) -> None:
     """In the payoff table, the ratings and the evaluations."""
-    (tmp_path / "notes").mkdir()
     result = runs.train(
         tmp_path, partial(Common, tmp_path / "notes"), Marking(), total_steps=600, replay={"mixture": {}},
         self_play={"anchors": {strong: 0.5, weak: 0.5}, "latest": 0.0, "rating": "elo"},
         evaluation=mc.EvaluationConfig(interval=300, episodes=12),
     )  # fmt: skip
+    assert unexplained(result.run_dir) == ["drawn"], "but for a metric of the test's own algorithm"
     table, last = json.loads((result.run_dir / "payoff.json").read_text())["opponents"], newest_values(result.run_dir)
     for name in ("anchor:strong", "anchor:weak"):
         assert table[name]["draws"] == table[name]["games"] > 10

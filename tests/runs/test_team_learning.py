@@ -26,7 +26,6 @@ MOVES = [(mc.MATD3(learning_rate=2e-3, reward_scale=1.0), 4_000), (mc.HAPPO(**ON
 
 
 def returned(env_fn: Any, algorithm: Any, steps: int, run_dir: Path) -> float:
-    """The greedy team's mean return."""
     queued = isinstance(algorithm, (mc.HAPPO, mc.COMA))
     options = {} if queued else {"learner": OFF_POLICY, "updates_per_step": 0.25}
     config = mc.Config(total_steps=steps, mode="serial", run_dir=str(run_dir), actor=mc.ActorConfig(envs=4), **options)

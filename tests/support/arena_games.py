@@ -74,7 +74,6 @@ def check_parts(run_dir: Path, folder: Path) -> None:
 
 
 def check_table(run_dir: Path, folder: Path) -> None:
-    """The payoff table counts every game."""
     number_of = {mark: number for number, mark in marks(run_dir).items()}
     expected: dict[str, Counter[str]] = {}
     episodes = episodes_of(folder)

@@ -77,7 +77,6 @@ def made_obs(spaces: Spaces, rows: int, rng: np.random.Generator) -> Any:
 
 
 def made_action(spaces: Spaces, rows: int, rng: np.random.Generator) -> torch.Tensor:
-    """Random actions as rows hold them."""
     space = spaces.action
     if isinstance(space, gym.Box):
         return torch.from_numpy(rng.uniform(space.low, space.high, (rows, *space.shape)).astype(space.dtype))
@@ -209,7 +208,6 @@ def queue_batch(hyper, spaces, rows=24, seed=0, stale=0.0, **replaced):
 
 
 def batch_of(hyper, spaces, seed=0, rows=None):
-    """A batch as the algorithm's learner gets it."""
     source = hyper.source(ReplaySource())
     if getattr(source, "sequence", None) is not None:
         return made_windows(hyper, spaces, rows or 6, seed).torch()

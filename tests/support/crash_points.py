@@ -91,7 +91,6 @@ class Publish:
         self.own = self.publisher = None
 
     def pulled(self) -> int:
-        """The version of the weights after a pull, all of them."""
         self.subscriber.pull()
         assert not torn_weights(self.local, self.subscriber), "torn weights"
         return self.subscriber.version

@@ -32,7 +32,6 @@ def words(model: Any) -> list[np.ndarray]:
 
 
 def words_of_row(store: Any, slot: int) -> list[np.ndarray]:
-    """A copy of a slot's arrays, not validated."""
     row = store.slot_array(slot).copy()
     return [part.view(np.float32) for _, part in store.layout.parts(row)]
 
@@ -50,7 +49,6 @@ def value_of(arrays: Iterable[np.ndarray]) -> float:
 
 
 def publish_next(publisher: Any, weights: Any) -> None:
-    """Publishes weights that are all their version's number."""
     fill(weights, publisher.version + 1)
     publisher.publish(version=publisher.version + 1)
 
@@ -78,7 +76,6 @@ def last_of(spec: Any, index: Any, lanes: int = 1) -> dict[str, Any]:
 
 
 def torn_rows(spec: Any, batch: Any, lanes: int = 1) -> int:
-    """How many rows of a batch are not as they were written."""
     torn = (batch.obs != observations(spec, batch.index, batch.policy_version)).any(1)
     torn |= (batch.next_obs != observations(spec, batch.index + lanes, batch.policy_version)).any(1)
     return int((torn | (batch.action != batch.index) | (batch.reward != batch.index % 7)).sum())

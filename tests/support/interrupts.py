@@ -138,8 +138,6 @@ class ConditionBell:
 
 
 class Consumer:
-    """Takes batches while it is interrupted, and counts."""
-
     def __init__(self, counts: Counter[str], hang_s: float) -> None:
         self.counts, self.hang_s, self.last, self.lost = counts, hang_s, 0, 0
         self.batches: Prefetch[Any] = Prefetch(Numbers(), depth=2)

@@ -177,7 +177,6 @@ class Victim:
             time.sleep(1e-3 * random.random())
 
     def bury(self) -> Counter[str]:
-        """What the dead one left."""
         self.process.join()
         after = counters(self.shared, self.lanes)
         committed, reserved = after.T
@@ -262,7 +261,6 @@ def left() -> Counter[str]:
 
 
 def main(method: str, cycles: int, trust: bool) -> bool:
-    """Whether there was a fault."""
     began = time.monotonic()
     resource_tracker.ensure_running()  # multiprocessing's own processes stay until the end
     if method == "forkserver":

@@ -20,7 +20,6 @@ class Mapped:
 
     @property
     def lanes(self) -> NativeLanes:
-        """The lanes of a replay or a queue."""
         return self.geometry.bind(self.body)
 
     def committed(self, lane: int = 0) -> int:
@@ -32,7 +31,6 @@ class Mapped:
         return self.words(self.geometry.counters_offset(lane))[:2]
 
     def words(self, offset: int) -> np.ndarray:
-        """A line of words, int64 [16]."""
         return self.body[offset : offset + 128].view(np.int64)
 
     def column(self, column: int, lane: int = 0) -> np.ndarray:

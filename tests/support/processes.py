@@ -58,7 +58,6 @@ def segments_of(pid: int) -> set[Path]:
 
 
 def await_ends(pidfds: Iterable[int]) -> None:
-    """Waits until these processes have ended, and closes their descriptors."""
     for pidfd in pidfds:
         select.select([pidfd], [], [])
         os.close(pidfd)
