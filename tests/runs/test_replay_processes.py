@@ -11,7 +11,6 @@ samples at least as many as it says, and ends with what was found in them.
 """
 
 import os
-import signal
 import time
 from collections import Counter
 from contextlib import nullcontext
@@ -23,7 +22,7 @@ import pytest
 import victims
 from filled import filled, torn
 from mapped import Mapped
-from processes import until
+from processes import stop_inside, until
 from seams import trusting
 
 from marlcore import Field, Prioritized, ReplayBuffer, Sequence, TransitionSpec
@@ -250,23 +249,12 @@ class Writers:
         self.born[lane] += 1
         return pid, began
 
-    def stop_inside(self, lane: int) -> None:
-        """Stops the lane's writer between its two counters: tries until it has."""
-        counters, (pid, _) = Mapped(self.replay).counters(lane), self.lives[lane]
-        while True:
-            os.kill(pid, signal.SIGSTOP)
-            os.waitid(os.P_PID, pid, os.WSTOPPED)
-            if counters[1] > counters[0]:
-                return
-            os.kill(pid, signal.SIGCONT)
-            time.sleep(1e-4)  # it goes on a little
-
     def kill(self, lane: int, inside: bool = False) -> None:
         pid, began = self.lives[lane]
         counters = Mapped(self.replay).counters(lane)
         until(lambda: counters[0] > began)
         if inside:
-            self.stop_inside(lane)
+            stop_inside(pid, lambda: counters[None])
         victims.kill(pid)
         committed, reserved = counters
         self.written.ends[lane, self.born[lane] - 1] = committed

@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ import numpy as np
 from core import report
 from filled import publish_next, rows, torn_rows, torn_weights, tree
 from mapped import Mapped
-from processes import descriptors, state, sweep, until
+from processes import descriptors, stop_inside, sweep, until
 from seams import trusting
 
 from marlcore import Field, ParameterStore, ReplayBuffer, TransitionSpec
@@ -160,21 +161,9 @@ class Victim:
 
     def kill(self) -> None:
         if self.late and self.lanes and random.random() < 0.3:
-            self.stop_inside()
+            self.line[HURRY] = 1
+            stop_inside(self.process.pid, partial(counters, self.shared, self.lanes), tries=50)
         self.process.kill()
-
-    def stop_inside(self) -> None:
-        """Tries to have a writer stand still between its two counters, where a kill at random seldom finds it."""
-        self.line[HURRY] = 1
-        for _ in range(50):
-            os.kill(self.process.pid, signal.SIGSTOP)
-            while state(self.process.pid) not in "TZ":
-                time.sleep(1e-5)
-            committed, reserved = counters(self.shared, self.lanes).T
-            if (reserved > committed).any():
-                return
-            os.kill(self.process.pid, signal.SIGCONT)
-            time.sleep(1e-3 * random.random())
 
     def bury(self) -> Counter[str]:
         self.process.join()

@@ -1,7 +1,9 @@
 """Processes as a test sees them from outside: their children, their descriptors, their ends."""
 
 import contextlib
+import math
 import os
+import random
 import select
 import signal
 import subprocess
@@ -43,6 +45,19 @@ def generations(pid: int) -> list[list[int]]:
 def state(pid: int) -> str:
     """R, S, T where it is stopped, Z where it is dead and not reaped, and so on; see proc(5)."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def stop_inside(pid: int, counters: Callable[[], Any], tries: float = math.inf) -> None:
+    """Stops a writer's process between its two counters, int64 [lanes, 2], where a kill at random seldom finds it."""
+    while (tries := tries - 1) >= 0:
+        os.kill(pid, signal.SIGSTOP)
+        while state(pid) not in "TZ":
+            time.sleep(1e-5)
+        committed, reserved = counters().T
+        if (reserved > committed).any():
+            return
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(1e-3 * random.random())
 
 
 def descriptors() -> list[str]:
