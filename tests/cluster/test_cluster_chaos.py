@@ -164,7 +164,7 @@ def at_random(seconds: float, generator: random.Random) -> Iterator[tuple[str, b
 def chaos(
     nodes: RayNodes, run_dir: Path, strikes: Iterable[tuple[str, bool]], generator: random.Random
 ) -> dict[str, Any]:
-    """By what was struck, the seconds until both nodes stepped and the learner learned again."""
+    """By victim, the seconds until both nodes step and the learner learns again."""
     recoveries = dict[str, list[float]]()
     with driver(nodes.address, run_dir) as run:
         until(lambda: run.progress()[2] > 0)

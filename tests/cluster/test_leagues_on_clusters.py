@@ -59,7 +59,7 @@ def notes(tmp_path: Path) -> Path:
 
 @LONG
 def test_a_league_of_machines_plays_as_one(drive: Drive, notes: Path) -> None:
-    """All actors are on other machines: what they noted is what the learner's table, pool and replay have."""
+    """All actors are on other machines; their notes agree with the learner's table, pool and replay."""
     run_dir, result = drive.run_dir, drive.result(LEAGUE, "told(league(8_000, nodes=2).wait())", args=[notes])
     assert result["steps"] >= 8_000 and not any(result["restarts"].values())
     check_opponents(run_dir, notes)

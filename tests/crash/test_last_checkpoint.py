@@ -72,7 +72,7 @@ class Run:
         return sorted(int(note.read_text() or -1) for note in self.folder.glob("saving-*"))
 
     def stops(self) -> bool:
-        """Whether the first signal has come to its attention; a second one before that would be none."""
+        """Whether the run has handled the first signal; an earlier second one would not count."""
         (path,) = (path for path in segments_of(self.process.pid) if path.name.startswith("marlcore-control-"))
         with Control.watch(path) as control:
             return control.stopping

@@ -38,7 +38,7 @@ def tables(result: mc.Result, name: str = "payoff.json") -> Any:
 
 
 def test_each_other_seat_draws_an_opponent_of_its_own(tmp_path: Path) -> None:
-    """The policy's own seat goes round; rows are of the seats it holds, and each pair of seats is a game."""
+    """The policy's seat rotates, its rows come from its own seats, and each pair of seats counts as a game."""
     notes = tmp_path / "notes"
     play = {"anchors": {weak: 0.2, strong: 0.2}}
     result = runs.train(tmp_path, partial(Arena, notes, sides=THREE), Marking(), self_play=play)
@@ -70,7 +70,7 @@ def test_each_other_seat_draws_an_opponent_of_its_own(tmp_path: Path) -> None:
 
 
 def name_of(values: list[float], number_of: dict[float, int]) -> str:
-    """Who acted so in an episode; an opponent keeps its weights to the end, and the learner explores."""
+    """The player of a seat, by its actions: opponents keep their weights for an episode, and the learner explores."""
     if values[0] % 1 == 0.25:
         return "learner"
     assert len(set(values)) == 1
@@ -79,7 +79,7 @@ def name_of(values: list[float], number_of: dict[float, int]) -> str:
 
 
 def test_roles_choose_their_opponents_and_exploiters_begin_anew(tmp_path: Path) -> None:
-    """Each policy learns in a third of the games, from the rows of its own seat, and has a table of its own."""
+    """Each policy learns in a third of the games, from its own rows, and has its own payoff table."""
     notes = tmp_path / "notes"
     env_fn, algorithms = partial(Arena, notes), {name: Banded(place=i) for i, name in enumerate(ROLES)}
     play = mc.SelfPlayConfig(pool=64, admit_updates=25, latest=0.3, draw="uniform", roles=ROLES, reset=0.0)
@@ -191,7 +191,7 @@ def test_exploiters_end_the_cycle_of_rock_paper_scissors(tmp_path: Path) -> None
 
 
 def gain_against(algorithm: Multiplicative) -> float:
-    """What the best move wins against a strategy of the second half of the run, on average."""
+    """The mean gain of a best response to the strategies of the run's second half."""
     late = np.array(algorithm.strategies[100:])
     assert len(late) > 90
     return float((late - np.roll(late, 1, axis=1)).max(axis=1).mean())

@@ -72,7 +72,7 @@ def status(node: learners.LearnerNode, **orders: Any) -> learners.LearnerStatus:
 
 @pytest.mark.long
 def test_a_learner_continues_its_predecessor_of_another_machine(scene: Scene) -> None:
-    """From the last checkpoint, with versions above all others, while the earlier one, which lives, saves no more."""
+    """The successor starts from the last checkpoint with higher versions; the earlier learner stops saving."""
     first = scene.begin(0)
     until(lambda: status(first).updates > 20 and scene.saved > 20)
     before = scene.saved

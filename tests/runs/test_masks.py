@@ -36,7 +36,7 @@ SHARED = {"player_0": "player", "player_1": "player"}
 
 
 class Referee:
-    """Connect Four that counts moves, and those that its mask forbids; the game ends it at such a move."""
+    """Connect Four that counts all moves and the moves that the mask forbids, which end the game."""
 
     def __init__(self, folder: Path) -> None:
         self._env = mc.NamedEnvironment("pettingzoo:classic.connect_four_v3")()
@@ -109,7 +109,7 @@ def play(folder: Path, algorithm: mc.Algorithm, **changes: Any) -> Counts:
 
 
 def play_blindly(folder: Path, steps: int) -> Counts:
-    """The counts of a run that ignores masks, where marlcore lets it."""
+    """The counts of a run that ignores masks, with marlcore's own check off."""
     with patch.object(NetworkPlayer, "_check_allowed"):
         return play(folder, Blind(), total_steps=steps)
 

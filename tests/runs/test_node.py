@@ -75,7 +75,7 @@ def finished(node: actors.ActorNode, orders: actors.ActorOrders) -> Any:
 
 @pytest.mark.long
 def test_a_nodes_rows_arrive_and_wait_for_a_due_evaluation(stack: ExitStack) -> None:
-    """In the lanes of its seat. Two actors with two copies each take a round more at most."""
+    """Rows arrive in the lanes of the node's seat; its actors take at most one round too many."""
     scene = Scene(stack, evaluation=mc.EvaluationConfig(interval=60, wait=True))
     node = scene.node(100)
     for steps in until(

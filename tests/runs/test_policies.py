@@ -140,7 +140,7 @@ def test_a_policy_is_found_by_its_own_name_first(tmp_path: Path) -> None:
 
 
 def test_workers_beat_for_each_policy_that_they_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else those of a thousand policies would be killed as hung before their first step."""
+    """Otherwise a worker of a thousand policies would be killed as hung while it builds them."""
     beats = {}
     for kind in (ActorWorker, LearnerWorker):
 

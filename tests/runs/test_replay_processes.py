@@ -63,7 +63,7 @@ def endings(episode):
 
 
 def write_episode(writer, ticket, episode, words):
-    """Row by row in even lanes, at once in odd ones; the rows that it took."""
+    """Writes row by row in even lanes and in one batch in odd lanes; returns the number of rows."""
     length, ending = int(lengths(episode)), int(endings(episode))
     places = np.arange(length + 1)
     tickets = ticket + places
@@ -107,7 +107,7 @@ def spec_of(words: int) -> TransitionSpec:
 
 @dataclass
 class Written:
-    """The ticket behind the last one of each lane's writers; of one that lives, further than it will come."""
+    """The end of each writer's tickets in each lane; for a living writer, a number beyond reach."""
 
     ends: np.ndarray  # int64 [lanes, writers]
 
@@ -213,7 +213,7 @@ class Check:
 
 
 class Masses:
-    """What a prioritized sampler's weights follow from: the actors' priorities until it is given others."""
+    """The priorities that determine a sampler's weights: the actors', until the sampler updates them."""
 
     def __init__(self) -> None:
         self.ticket, self.priority = np.full(LANES * ROWS, -1), np.zeros(LANES * ROWS)

@@ -36,7 +36,7 @@ def noted(folder: Path) -> list[list[list[int]]]:
 
 @MODES
 def test_environments_read_the_step_and_the_stage(tmp_path: Path, mode: Any) -> None:
-    """Those of actors and of the evaluator; and those of a resumed run go on from its steps."""
+    """Actors and the evaluator read it, and a resumed run continues the count."""
     (tmp_path / "first").mkdir()
     (tmp_path / "second").mkdir()
     result = runs.train(tmp_path, partial(Noting, tmp_path / "first"), mode=mode)

@@ -60,7 +60,7 @@ def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_opponents_act_with_the_admitted_weights(played: tuple[mc.Result, Path]) -> None:
-    """And with the same ones throughout an episode, whatever was admitted meanwhile."""
+    """An opponent keeps its weights throughout an episode, whatever the pool admits meanwhile."""
     result, folder = played
     check_opponents(result.run_dir, folder)
 
@@ -93,7 +93,7 @@ def test_shares_of_episodes_are_as_configured(run: tuple[mc.Result, Path]) -> No
 
 
 def test_every_row_of_an_episode_lies_in_its_tags_part(played: tuple[mc.Result, Path]) -> None:
-    """And none of a frozen opponent or an anchor lies anywhere."""
+    """No row of a frozen opponent or an anchor is stored."""
     result, folder = played
     check_parts(result.run_dir, folder)
 
@@ -105,7 +105,7 @@ def test_the_payoff_table_counts_every_game(played: tuple[mc.Result, Path]) -> N
 
 @pytest.mark.parametrize("judge", [False, True])
 def test_games_that_end_before_the_learners_first_move_count(tmp_path: Path, judge: bool) -> None:
-    """It sits on "b" and "a" in turn, and wins where chance says so, or where the judge does."""
+    """The learner plays "b" and "a" in turn; chance, or the judge, decides who wins."""
     OneShot.games.clear()
     play = {"pool": 1, "admit_updates": 10_000, "latest": 0.0, "anchors": {"chances:script": 1.0}}
     result = small.train(tmp_path, partial(OneShot, judge), actor={"envs": 1}, self_play=mc.SelfPlayConfig(**play))
@@ -149,7 +149,7 @@ def test_a_slot_that_is_replaced_keeps_playing_its_episode(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_script_acts_until_the_first_update(tmp_path: Path, alone: bool) -> None:
-    """In whole episodes, whose rows are written as the policy's own; in self-play on the learner's side alone."""
+    """The script plays whole episodes, whose rows count as the policy's; in self-play, on the learner's side only."""
     none = {"self_play": mc.SelfPlayConfig(), "policies": dict.fromkeys(SIDES, "main")} if alone else {}
     settings = {"pool": 4, "anchors": {}, "latest": 0.0}
     exploration = {"script": "arena:weak"}
@@ -172,7 +172,7 @@ def test_a_script_acts_until_the_first_update(tmp_path: Path, alone: bool) -> No
 
 
 def test_an_opponent_is_drawn_for_a_block_of_episodes(tmp_path: Path) -> None:
-    """Also where the pool replaces it meanwhile."""
+    """The opponent stays even if the pool replaces it meanwhile."""
     settings = {"pool": 3, "admit_updates": 5, "block": 3, "latest": 0.0}
     result = train(tmp_path, self_play=settings, replay={"mixture": {}}, updates_per_step=0.2, total_steps=1_500)
     kept = max(opponents_of(result.run_dir))
@@ -185,7 +185,7 @@ def test_an_opponent_is_drawn_for_a_block_of_episodes(tmp_path: Path) -> None:
 
 
 def test_bots_come_first_and_the_learner_goes_back(tmp_path: Path) -> None:
-    """Its weights decide: it beats the anchor from its first update on, and the run is rolled back once it loses."""
+    """The learner beats the anchor after its first update; when it starts to lose, the run rolls it back."""
     settings = {"begin_win_rate": 0.9, "window": 20, "latest": 0.0, "anchors": {weak: 0.5}, "rollback": 0.3}
     result = train(
         tmp_path, Falling(), self_play=settings, replay={"mixture": {}}, total_steps=3_000, updates_per_step=0.1
@@ -238,7 +238,7 @@ class Falling(Marking):
 
 
 def test_the_learner_may_keep_one_side(tmp_path: Path) -> None:
-    """And its opponents may explore."""
+    """Its opponents may explore, too."""
     settings = {"side": "right", "latest": 0.0, "anchors": {}, "explore": True}
     replay = {"mixture": {}}
     result = train(tmp_path, self_play=settings, replay=replay, total_steps=1_000)

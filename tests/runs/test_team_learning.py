@@ -51,7 +51,7 @@ def test_both_agents_learn_their_parts(env_fn: Any, least: float, algorithm: Any
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("rewards", ["own", "sum"])
 def test_opponents_learn_by_their_own_rewards_alone(rewards: str, tmp_path: Path) -> None:
-    """What one wins the other loses, so that the sum, the control, tells nothing of what is right."""
+    """The control is the sum of the rewards, which is always 0."""
     algorithm = mc.MATD3(learning_rate=2e-3, reward_scale=1.0, rewards=rewards)
     returned(partial(Matching, opposed=True), algorithm, 2_500, tmp_path / "run")
     policy, right = mc.load_policy(tmp_path / "run", "team"), 0

@@ -55,7 +55,7 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
 
 @pytest.mark.parametrize("kind", SOURCES)
 def test_a_run_starts_from_given_weights(tmp_path: Path, source: Path, kind: str) -> None:
-    """Both policies do, unless one is named: a run has its own weights of each."""
+    """Both policies start from the weights, unless one is named."""
     run_dir = train(tmp_path, init_from=SOURCES[kind](source), **STILL)
     assert equal(network(run_dir), network(source))
     is_file = kind not in ("a state_dict", "weights by policy")

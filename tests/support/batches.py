@@ -112,7 +112,7 @@ def made_trainer(hyper: Algorithm, spaces: Spaces | None = None) -> tuple[Any, A
 
 
 def acted(hyper: Algorithm, model: Any, obs: Any, mask: Any = None, seed: int = 0, **request: Any) -> mc.Action:
-    """What the algorithm's model, or the part of it that acts, does; greedily unless it is asked to `explore`."""
+    """The actions of the algorithm's model or of its acting part; greedy unless asked to `explore`."""
     request = {"explore": None, "state": None, **request}
     return hyper.act(getattr(model, "acting", model), obs, mask=mask, generator=np.random.default_rng(seed), **request)
 

@@ -59,7 +59,7 @@ def torn_weights(weights: Any, subscriber: Any) -> int:
 
 
 def observations(spec: Any, index: Any, version: Any = 0) -> np.ndarray:
-    """Named by the index and one more, so that memory that was never written holds none."""
+    """Rows named by their index plus one, since memory that was never written is zero."""
     return filled(spec.obs.shape[0], np.asarray(index) + 1, version)
 
 
@@ -71,7 +71,7 @@ def rows(spec: Any, index: Any, lanes: int = 1, version: int = 0) -> dict[str, A
 
 
 def last_of(spec: Any, index: Any, lanes: int = 1) -> dict[str, Any]:
-    """What ends an episode at these rows."""
+    """The arguments that end an episode at these rows."""
     return {"truncated": True, "final_obs": observations(spec, np.asarray(index) + lanes)}
 
 

@@ -46,7 +46,7 @@ FAULTS = ("torn", "fell", "ahead", "kept", "failed", "segments", "descriptors")
 
 
 def working(line: np.ndarray) -> Iterator[None]:
-    """As long as the process lives that started this one; with pauses, in which others get on."""
+    """Loops until the parent dies, with pauses for other processes."""
     parent = os.getppid()  # or the fork server, which ends with it
     while os.getppid() == parent:
         yield
@@ -152,7 +152,7 @@ class Victim:
         self.doom = None if self.late else self.began + 1.2 * random.random() * self.startup_s
 
     def is_due(self) -> bool:
-        """Whether its time has come: while it starts, or a little after it began to work."""
+        """Whether it is due to be killed: while it starts, or shortly after it began to work."""
         now = time.monotonic()
         if self.doom is None and self.line[PROGRESS]:
             self.startup_s, self.doom = now - self.began, now + 0.03 * random.random()

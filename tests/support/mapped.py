@@ -11,7 +11,7 @@ from marlcore.transitions import RecordLayout
 
 
 class Mapped:
-    """A mapping of its own, by the handle: uint8 `body`, and where counters, lanes, slots and columns lie in it."""
+    """A second mapping of a segment: uint8 `body`, and the places of its counters, lanes, slots and columns."""
 
     def __init__(self, shared: Any) -> None:
         self.segment = Segment.attach(shared.handle)

@@ -271,13 +271,13 @@ class InOrder:
         return self.model.add(lane, **row)
 
     def refuse(self, lane: int, transitions: int) -> None:
-        """They found no room: what follows begins an episode."""
+        """Drops transitions that found no room; the next one begins an episode."""
         self.added[lane] += transitions
         self.dropped[lane] += transitions
         self.model.lanes[lane].seam()
 
     def settle(self, lane: int) -> int:
-        """Passes what cannot be delivered; transitions of the lane's next slot, 0 where none is whole yet."""
+        """Skips undeliverable transitions; returns the length of the lane's next slot, 0 if none is complete."""
         unread = self.unread[lane]
         while unread:
             episode, place = unread[0]

@@ -75,7 +75,7 @@ class Slippery(World):
 
 @dataclass(frozen=True)
 class Cell:
-    """A state that has no order."""
+    """A state without an order."""
 
     depth: int
     place: int
