@@ -130,7 +130,7 @@ def _act(
     """Steps the environment, and acts with copies of the models; steps a second after the warm-up of each agent."""
     torch.set_num_threads(1)
     generator = np.random.default_rng(0)
-    local = {agent: copy.deepcopy(model) for agent, model in models.items()}
+    local = {agent: copy.deepcopy(model).requires_grad_(False) for agent, model in models.items()}
     earlier: dict[str, tuple[Any, int]] = {}
     env.reset(0)
     warm = setting.warmup * len(env.agents)
@@ -153,8 +153,7 @@ def _act(
         if generator.random() < setting.epsilon:
             action = int(generator.integers(4))
         else:
-            with torch.no_grad():
-                action = int(local[agent](torch.from_numpy(obs)[None]).argmax(dim=1).item())
+            action = int(local[agent](torch.from_numpy(obs)[None]).argmax(dim=1).item())
         env.step(action)
         earlier[agent] = obs, action
         taken += 1

@@ -179,10 +179,9 @@ def test_a_node_awaits_the_opponents_that_its_weights_name(tmp_path: Path) -> No
         model, numbers = build_model(policy, config).acting, published_numbers(policy.algorithm, config)
         store = stack.enter_context(mc.ParameterStore.create(model, extras=numbers | odds_fields(settings)))
         pool = Held(stack.enter_context(mc.ParameterStore.create(model, 2, numbers)), every=True)
-        zeros = dict.fromkeys(numbers, 0.0)
         for each, extras in ((store, {"opponents": [0, 1, 0], "odds": [0.0, 1.0, 0.0]}), (pool.store, {})):
             with each.publisher(model) as publisher:
-                publisher.publish(**zeros, **extras)
+                publisher.publish(**dict.fromkeys(numbers, 0.0), **extras)
         address: Any = SimpleNamespace(rows=lambda _: DirectLink(ingest), weights=lambda _: Porter(store))
         orders = actors.ActorOrders(2_000, 0, {policy.name: address})
         node = actors.ActorNode(
@@ -202,6 +201,5 @@ def test_a_node_awaits_the_opponents_that_its_weights_name(tmp_path: Path) -> No
 
         until(ended)
     seen = played(tmp_path)
-    assert {opponent for opponent, _ in games} == {1}
     assert Counter({1: seen["wins"], -1: seen["losses"]}) == Counter(result for _, result in games)
-    assert sum(seen.values()) > 50
+    assert {opponent for opponent, _ in games} == {1} and sum(seen.values()) > 50

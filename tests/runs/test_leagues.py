@@ -78,16 +78,8 @@ def name_of(values: list[float], number_of: dict[float, int]) -> str:
     return anchors.get(values[0]) or f"pool:{number_of[values[0]]}"
 
 
-def test_roles_choose_their_opponents_and_exploiters_begin_anew(tmp_path: Path) -> None:
-    """Each policy learns in a third of the games, from its own rows, and has its own payoff table."""
-    notes = tmp_path / "notes"
-    env_fn, algorithms = partial(Arena, notes), {name: Banded(place=i) for i, name in enumerate(ROLES)}
-    play = mc.SelfPlayConfig(pool=64, admit_updates=25, latest=0.3, draw="uniform", roles=ROLES, reset=0.0)
-    options = {"self_play": play, "replay": {"capacity": 16_000, "save": True}, "total_steps": 3_000}
-    result = runs.train(tmp_path, env_fn, algorithms, **options)
-    admitted = {name: [*marks(result.run_dir, name).values()] for name in ROLES}
-    assert max(admitted["rival"][1:]) < 40 < 60 < min(admitted["main"][-1], admitted["hunter"][-1])
-    assert len(values_of(result.run_dir, "reset")) == len(admitted["rival"]) - 1
+def met_by_role(notes: Path, admitted: dict[str, list[float]]) -> tuple[Any, ...]:
+    """Of each role that learned: the opponents that it met, its games, and the rows that it recorded."""
     met: dict[str, Counter[str]] = {name: Counter() for name in ROLES}
     games: dict[str, int] = dict.fromkeys(ROLES, 0)
     rows: dict[str, set[tuple[int, ...]]] = {name: set() for name in ROLES}
@@ -100,13 +92,27 @@ def test_roles_choose_their_opponents_and_exploiters_begin_anew(tmp_path: Path) 
             place, mark = divmod(acted[SIDES[seat]][-1], BAND)
             other = [*ROLES][int(place)]
             met[name][other if mark in admitted[other] else f"newest {other}"] += 1
+    return met, games, rows
+
+
+def test_roles_choose_their_opponents_and_exploiters_begin_anew(tmp_path: Path) -> None:
+    """Each policy learns in a third of the games, from its own rows, and has its own payoff table."""
+    notes = tmp_path / "notes"
+    env_fn, algorithms = partial(Arena, notes), {name: Banded(place=i) for i, name in enumerate(ROLES)}
+    play = mc.SelfPlayConfig(pool=64, admit_updates=25, latest=0.3, draw="uniform", roles=ROLES, reset=0.0)
+    options = {"self_play": play, "replay": {"capacity": 16_000, "save": True}, "total_steps": 3_000}
+    result = runs.train(tmp_path, env_fn, algorithms, **options)
+    admitted = {name: [*marks(result.run_dir, name).values()] for name in ROLES}
+    assert max(admitted["rival"][1:]) < 40 < 60 < min(admitted["main"][-1], admitted["hunter"][-1])
+    assert len(values_of(result.run_dir, "reset")) == len(admitted["rival"]) - 1
+    met, games, rows = met_by_role(notes, admitted)
     assert met["main"].keys() == met["hunter"].keys() == {"main", "rival", "hunter"}
     assert met["rival"].keys() <= {"newest main", "main"} and met["rival"]["newest main"] > 20
     assert max(games.values()) - min(games.values()) < 20
-    for name, own in rows.items():
+    ended = {*episodes_of(notes)}
+    for name, learned in rows.items():
         (found,) = rows_of(result.run_dir, parts=1, policy=name)
-        ended = {(number, episode) for number, episode in episodes_of(notes)}
-        assert {row for row in found if row[:2] in ended} == own
+        assert {row for row in found if row[:2] in ended} == learned
         table = dict(tables(result, f"payoff.{name}.json"))
         assert sum(row["games"] for row in table.values()) == sum(met[name].values())
     assert [*dict(tables(result, "payoff.rival.json"))] == ["pool:main:latest"]

@@ -10,10 +10,11 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from delivery import InOrder
 from filled import torn
 from mapped import Mapped
 from meanwhile import Rang, ring, soon
-from model import InOrder, Model, columns
+from model import Model, columns
 from refused import check_refused, stale_in_a_fork
 from seams import trusting
 
