@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -123,15 +123,6 @@ class Driver:
         self._answers.close()
 
 
-@contextmanager
-def driver(address: str, run_dir: Path) -> Iterator[Driver]:
-    made = Driver(address, run_dir)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
 def candidates(what: str, nodes: RayNodes, run: Driver) -> list[int]:
     if what == "raylet":
         return nodes.raylets[1:]  # without the driver's node no run goes on
@@ -166,7 +157,7 @@ def chaos(
 ) -> dict[str, Any]:
     """By victim, the seconds until both nodes step and the learner learns again."""
     recoveries = dict[str, list[float]]()
-    with driver(nodes.address, run_dir) as run:
+    with closing(Driver(nodes.address, run_dir)) as run:
         until(lambda: run.progress()[2] > 0)
         for what, kills in strikes:
             pid = generator.choice(until(lambda what=what: candidates(what, nodes, run)))

@@ -112,7 +112,7 @@ def test_a_fenced_node_learns_of_it_and_its_rows_are_refused(stack: ExitStack) -
 
 
 @pytest.mark.long
-def test_without_a_fence_its_rows_would_be_taken(stack: ExitStack) -> None:
+def test_without_fences_a_nodes_late_rows_are_taken(stack: ExitStack) -> None:
     """The control of the test above: what it sees is the fence."""
     scene = Scene(stack, fences=False)
     node = scene.node(10**6)

@@ -83,7 +83,7 @@ def test_other_on_policy_algorithms_outlive_their_agents_too(tmp_path: Path, kin
 
 
 @pytest.mark.parametrize("looks", [True, False], ids=["an error", "a stop"])
-def test_ends_that_wait_for_each_other_end_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: bool) -> None:
+def test_a_deadlocked_queue_ends_the_run_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: bool) -> None:
     """Forced: the reader overlooks full lanes and, in the second case, does not count its looks."""
     monkeypatch.setattr("marlcore.queue.cursor.ReadCursor.crowded", lambda cursor, committed: committed < 0)
     if looks:

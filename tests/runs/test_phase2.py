@@ -43,7 +43,7 @@ def test_parts_are_trained_from_their_stages_on(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.usefixtures("shared_fork_server")
-def test_it_comes_close_to_the_exact_solution(tmp_path, monkeypatch, capsys):
+def test_phase_2_comes_close_to_the_exact_solution(tmp_path, monkeypatch, capsys):
     """The control, untrained networks, misses each threshold."""
     thresholds = {"V": 0.05, "pi": 0.06, "W": 0.5}
     monkeypatch.chdir(tmp_path)

@@ -184,7 +184,7 @@ def test_an_opponent_is_drawn_for_a_block_of_episodes(tmp_path: Path) -> None:
     assert len({block[0] for block in opponents.values()}) > 5 and kept > 20
 
 
-def test_bots_come_first_and_the_learner_goes_back(tmp_path: Path) -> None:
+def test_the_pool_opens_late_and_a_losing_learner_rolls_back(tmp_path: Path) -> None:
     """The learner beats the anchor after its first update; when it starts to lose, the run rolls it back."""
     settings = {"begin_win_rate": 0.9, "window": 20, "latest": 0.0, "anchors": {weak: 0.5}, "rollback": 0.3}
     result = train(

@@ -117,7 +117,7 @@ def test_killed_processes_are_started_again_and_no_work_is_lost(
 
 
 @shared
-def test_copies_and_free_running_end_with_every_epoch() -> None:
+def test_free_running_copies_finish_every_epoch() -> None:
     env = double.make(epochs=20)
     done = sorrel.run_experiment_mp(env, logging=False, seed=0, copies=4, updates_per_epoch=None, publish_interval=5)
     assert done.epochs == 21 and done.updates >= 2 * 21

@@ -98,7 +98,7 @@ def test_weights_that_do_not_fit_are_left_out(tmp_path: Path, source: Path, capl
     assert all(name in said for name in before.keys() - set(fitting))
 
 
-def test_a_normalization_is_taken_too(tmp_path: Path) -> None:
+def test_a_warm_start_takes_the_normalization(tmp_path: Path) -> None:
     normalized = {"obs_norm": "running", "reward_norm": "running", "warmup": 50}
     first = train(tmp_path / "first", learner=normalized)
     still = {**STILL, "learner": {**normalized, "warmup": 9_000}}

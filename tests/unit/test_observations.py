@@ -13,7 +13,7 @@ def plain(values):
 
 
 @pytest.mark.parametrize("index", [slice(1, 3), np.array([1, 2]), np.array([False, True, True, False])], ids=str)
-def test_both_forms_are_indexed_alike(index):
+def test_arrays_and_dicts_of_arrays_are_indexed_alike(index):
     array = np.arange(4.0)
     named = {"a": np.arange(4.0), "b": np.arange(8).reshape(4, 2)}
     assert plain(rows_at(array, index)) == [1, 2]
