@@ -29,7 +29,6 @@ PROGRAMS = {
     "teams": "zoo.teams",
     "cluster_rows": "cluster.rows",
     "cluster_weights": "cluster.weights",
-    "cluster_simulation": "cluster.simulation",
     "cluster_peers": "cluster.beside_rllib",
     "pages": "pages.pages",
     "long_form": "pages.long_form",

@@ -16,9 +16,7 @@ from marlcore.config import preset_names
 from .__main__ import main
 from .core import report
 from .costs import growth, soak
-from .figures import file_name
-from .pages import long_form, pages, soak_figures
-from .pages.tables import markdown
+from .pages import long_form, pages
 from .zoo import page as zoo_page
 from .zoo import zoo
 
@@ -60,11 +58,6 @@ def test_a_long_form_that_ends_well_is_kept(tmp_path: Path, monkeypatch: pytest.
     assert kept["kills core"]["found"] == "7 kills; 0 torn" and "wakeups" in kept
 
 
-def test_numbers_and_lists_are_cells() -> None:
-    lines = markdown(["a", "b"], [["x", [1234, 0.5]], [None, 2.0]]).splitlines()
-    assert lines == ["| a | b |", "| --- | --- |", "| x | 1,234; 0.5 |", "| | 2.0 |"]
-
-
 def soaked(
     rss_mb: Callable[[int], float] = lambda i: 100.0,
     anonymous_mb: Callable[[int], float] = lambda i: 50.0,
@@ -93,17 +86,8 @@ def test_a_soak_of_seconds_has_rates() -> None:
     process = soak.Process(7, 100.0, 50.0, 9, 0.0)
     short = [soak.Sample(t, 1.0, {"a": process}, {"steps": int(100 * t)}) for t in (0.0, 4.0)]
     figures = soak.figures_of(short)
-    assert soak_figures.rates(figures) == {"steps": [100.0]}
     assert "| steps/s | 100 | 100 | 100 |" in pages.rates_table(figures)
     assert "| a | 100 (+0) | 50 (+0) | 9 (+0) |" in pages.creep_table(figures)
-
-
-def test_rates_are_those_of_each_minute() -> None:
-    figures = {"seconds": [0.0, 60.0, 180.0], "counts": {"adds": [0, 600, 600]}}
-    assert soak_figures.rates(figures) == {"adds": [10.0, 0.0]}
-    spent = {"adder-0": [0.0, 1.0, 2.0], "adder-1": [0.0, 2.0, 3.0], "parent": [0.0, 9.0, 9.0]}
-    assert soak_figures.cpu_rates({**figures, "cpu_s": spent}) == {"adds": [200.0, 0.0]}
-    assert soak_figures.spread([float(i) for i in range(101)]) == [5.0, 50.0, 95.0]
 
 
 def test_a_ratio_outside_the_stored_spread_is_marked() -> None:
@@ -114,11 +98,6 @@ def test_a_ratio_outside_the_stored_spread_is_marked() -> None:
     assert "1.05" in lines["add"] and "outside" not in lines["add"]
     assert "1.50" in lines["draw"] and "outside" in lines["draw"]
     assert "not stored" in lines["new"]
-
-
-def test_the_stored_machines_are_named_by_themselves() -> None:
-    named = file_name("report", "Intel(R) Xeon(R) Processor, 2 cores")
-    assert named == "report-intel-r-xeon-r-processor-2-cores"
 
 
 @pytest.mark.long
@@ -148,10 +127,6 @@ def test_the_interval_is_that_of_all_resamples(scores: list[float]) -> None:
     mean, low, high = zoo_page.interquartile_mean(scores)
     assert mean == pytest.approx(np.mean(sorted(scores)[cut : len(scores) - cut]))
     assert [low, high] == pytest.approx(np.percentile(means, [2.5, 97.5], method="inverted_cdf"), abs=0.1)
-
-
-def test_equal_scores_have_an_interval_of_no_width() -> None:
-    assert zoo_page.interquartile_mean([500.0] * 5) == (500.0, 500.0, 500.0)
 
 
 @pytest.mark.parametrize("preset", FIGURES)

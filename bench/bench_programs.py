@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,15 +10,12 @@ from pathlib import Path
 import pytest
 from processes import await_ends, start_python
 
-from marlcore.processes import Metric
 from marlcore.testing import check_env
 
-from . import machine
+from . import machine, processes
 from .__main__ import main
 from .cluster import beside_rllib, weights
 from .costs import planning
-from .peers import rllib
-from .processes import TreeTime
 from .runs import results, tasks, throughput
 
 BENCH = Path(__file__).parent
@@ -75,7 +70,7 @@ def test_a_killed_programs_fresh_process_dies_too() -> None:
 
 @pytest.mark.long
 def test_memory_is_that_of_a_process_of_its_own() -> None:
-    small = planning.measure_memory(1_000, 2)
+    small = processes.run_fresh(planning.plan_alone, 1_000, 2)
     assert small["peak_bytes"] > small["graph_bytes"] + small["policy_bytes"] > 0
 
 
@@ -117,14 +112,6 @@ def test_a_goal_is_judged_by_the_ratio_of_each_round() -> None:
     assert throughput.judged(rates, "ours", 7) == "ours: 6 steps/s, at least 7: missed"
 
 
-def test_the_curves_of_two_tasks_are_one_picture(tmp_path: Path) -> None:
-    def curves(agent: str) -> list[list[Metric]]:
-        return [[Metric(0.0, step, agent, "episode_return", float(step)) for step in (100, 200)] for _ in range(2)]
-
-    results._draw("ours", curves("agent_0"), "theirs", curves("agent_0"), tmp_path / "curves.png")
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_returns_are_kept_for_the_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,29 +132,11 @@ def test_every_node_gets_the_last_weights() -> None:
     assert 1 <= figures["fetched"] <= figures["copied"] + 1 <= 22 and figures["p99_s"] > 0
 
 
-BUSY = """
-import sys, time
-while time.process_time() < 0.3:
-    pass
-print("busy no more", flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.long
-def test_the_cpu_time_of_a_tree_includes_the_dead() -> None:
-    time = TreeTime(os.getpid())
-    before = time.look()
-    child = subprocess.Popen([sys.executable, "-c", BUSY], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert child.stdout is not None and child.stdout.readline()
-    spent = time.look() - before
-    child.communicate()
-    assert 0.25 < spent <= time.look() - before
-
-
-def test_what_rllib_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rllib, "find_spec", lambda name: None if name in ("tree", "pandas") else name)
-    assert rllib.missing() == 'RLlib lacks dm_tree, pandas; `pip install "ray[rllib]"` installs it'
+def test_the_cpu_time_of_a_tree_includes_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([{"a": 1.0, "b": 0.5}, {"b": 2.0}, {"c": 0.25}])
+    monkeypatch.setattr(processes, "cpu_of_descendants", lambda root: next(looks))
+    spent = processes.TreeTime(os.getpid())
+    assert [spent.look() for _ in range(3)] == [1.5, 3.0, 3.25]
 
 
 def test_rates_are_those_between_two_moments() -> None:

@@ -66,6 +66,11 @@ def processor() -> str:
     return f"{model}, {len(os.sched_getaffinity(0))} cores"
 
 
+def made(load: float) -> dict[str, str]:
+    """What figures depend on, in the form of a stored record; `load` is that at the start."""
+    return {"date": today(), "machine": processor(), "software": software(), "load": load_since(load)}
+
+
 def cpu_seconds() -> float:
     """CPU-seconds of this process and of all that it has waited for."""
     return sum(os.times()[:4])

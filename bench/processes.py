@@ -1,7 +1,6 @@
 """Processes from outside: their CPU time and memory, those that have ended, and calls in fresh interpreters."""
 
 import os
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
@@ -13,8 +12,6 @@ import psutil
 from marlcore.processes import end_with_parent
 
 Result = TypeVar("Result")
-
-LIMIT_S = 600.0
 
 
 def fresh_processes(count: int) -> ProcessPoolExecutor:
@@ -35,14 +32,6 @@ def in_turns(sides: Mapping[str, Callable[[], Result]], rounds: int) -> dict[str
         for name, side in sides.items():
             taken[name].append(side())
     return taken
-
-
-def wait_until(until: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not until():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"expected a run to get on within {LIMIT_S:g} s")
-        time.sleep(0.1)
 
 
 def cpu_of_descendants(root: int) -> dict[psutil.Process, float]:

@@ -27,6 +27,7 @@ SMALL = mc.TransitionSpec(mc.Field((4,)), mc.Field((), "int64"))
 LANES, FRAME_ROWS, SMALL_ROWS = 16, 32_000, 3_200_000
 LIST_ROWS, LISTS = 1000, 100
 MESSAGE, PIECES = 16 << 20, 14  # together as many bytes as the frames
+ROUNDS = 5
 TIMES = 4  # that all rows are sent in a round, since an idle cluster takes CPU time too
 DELAY_RATE, DELAY_S = 20_000, 10.0  # rows a second, and for how long
 
@@ -65,31 +66,34 @@ class Sender:
         """Sends all rows several times: their bytes, their number, and seconds."""
         nbytes, rows, began = 0, 0, time.perf_counter()
         for _ in range(TIMES):
-            self._epoch += 1
-            with Relay(self._replay, RayLink(ingest, "rows"), epoch=self._epoch).start() as relay:
+            with self._relay(self._replay, ingest) as relay:
                 if not relay.drain(300.0):
                     raise TimeoutError("the rows did not arrive")
                 nbytes, rows = nbytes + relay.stats.bytes, rows + relay.stats.rows
         return nbytes, rows, time.perf_counter() - began
 
-    def ray_alone(self, sink: Any, messages: int) -> tuple[int, int, float]:
+    def _relay(self, replay: mc.ReplayBuffer, ingest: Any) -> Relay:
+        """A relay in a new epoch, in which it sends all rows."""
+        self._epoch += 1
+        return Relay(replay, RayLink(ingest, "rows"), epoch=self._epoch).start()
+
+    def ray_alone(self, sink: Any) -> tuple[int, int, float]:
         import ray
 
-        data = np.ones((PIECES, MESSAGE), np.uint8)
+        data, messages = np.ones((PIECES, MESSAGE), np.uint8), TIMES * PIECES
         seconds = _in_flight(lambda i: sink.take.remote(ray.put(data[i % PIECES])), messages)
         return messages * MESSAGE, 0, seconds
 
-    def lists(self, sink: Any, count: int) -> tuple[int, int, float]:
+    def lists(self, sink: Any) -> tuple[int, int, float]:
         def send(_: int) -> Any:
             return sink.add.remote([([0.1, 0.2, 0.3, 0.4], i, 0.5) for i in range(LIST_ROWS)])
 
-        return 0, count * LIST_ROWS, _in_flight(send, count)
+        return 0, LISTS * LIST_ROWS, _in_flight(send, LISTS)
 
     def delays(self, ingest: Any) -> tuple[float, float]:
         """The delay's median and 99th percentile in seconds, of rows that come at a steady rate."""
-        self._epoch += 1
         node = mc.ReplayBuffer.create(SMALL, 200_000, LANES)
-        with Relay(node, RayLink(ingest, "rows"), epoch=self._epoch).start() as relay, node.vector_writer() as writer:
+        with self._relay(node, ingest) as relay, node.vector_writer() as writer:
             relay.drain(60.0)
             began, added = time.perf_counter(), 0
             while (now := time.perf_counter() - began) < DELAY_S:
@@ -117,11 +121,11 @@ def make_ingest(handle: Any, bookings: Any) -> dict[str, Ingest]:
     return {"rows": Ingest(mc.ReplayBuffer.attach(handle), Bookings.attach(bookings), [range(LANES)])}
 
 
-def measure(way: str, run: Callable[[], tuple[int, int, float]], rounds: int) -> dict[str, Any]:
+def measure(way: str, run: Callable[[], tuple[int, int, float]]) -> dict[str, Any]:
     """Medians: MB and rows a second, CPU-seconds for each GB and each million rows; 0 where a way has no such unit."""
     run()
     taken = []
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         before = sum(cpu_of_descendants(os.getpid()).values())  # which are the cluster's
         nbytes, count, seconds = run()
         cpu = sum(cpu_of_descendants(os.getpid()).values()) - before
@@ -131,7 +135,7 @@ def measure(way: str, run: Callable[[], tuple[int, int, float]], rounds: int) ->
     return {"way": way, **dict(zip(names, map(median, zip(*taken, strict=True)), strict=True))}
 
 
-def measure_all(rounds: int) -> tuple[list[dict[str, Any]], list[float]]:
+def measure_all() -> tuple[list[dict[str, Any]], list[float]]:
     """The ways, and the delay's median and 99th percentile in seconds."""
     import ray
 
@@ -140,30 +144,29 @@ def measure_all(rounds: int) -> tuple[list[dict[str, Any]], list[float]]:
     figures: list[dict[str, Any]] = []
     delays: list[float] = []
 
-    def relayed(name: str, spec: mc.TransitionSpec, rows: int, beside: str, method: str, count: int) -> None:
+    def relayed(name: str, spec: mc.TransitionSpec, rows: int, beside: str, method: str) -> None:
         with mc.ReplayBuffer.create(spec, rows, LANES) as home, Bookings.create(LANES) as bookings:
             ingest = start_ingest(partial(make_ingest, home.handle, bookings.handle))
             sender = there.remote(spec, rows)
-            figures.append(measure(name, lambda: ray.get(sender.relay.remote(ingest)), rounds))
+            figures.append(measure(name, lambda: ray.get(sender.relay.remote(ingest))))
             other = getattr(sender, method)
-            figures.append(measure(beside, lambda: ray.get(other.remote(sink, count)), rounds))
+            figures.append(measure(beside, lambda: ray.get(other.remote(sink))))
             if spec is SMALL:
                 delays.extend(ray.get(sender.delays.remote(ingest)))
             ray.kill(sender)
             ray.kill(ingest)
 
-    relayed("frames, 84 x 84 bytes", FRAMES, FRAME_ROWS, "Ray alone, 16 MB a message", "ray_alone", TIMES * PIECES)
-    relayed("rows of 4 floats", SMALL, SMALL_ROWS, "pickled lists of 1,000 rows in calls", "lists", LISTS)
+    relayed("frames, 84 x 84 bytes", FRAMES, FRAME_ROWS, "Ray alone, 16 MB a message", "ray_alone")
+    relayed("rows of 4 floats", SMALL, SMALL_ROWS, "pickled lists of 1,000 rows in calls", "lists")
     return figures, delays
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=int, default=5, metavar="N")
     add_output(parser, idle=True)
 
 
 def main(options: argparse.Namespace) -> None:
     with RayNodes(2) as nodes, driver(nodes.address):
-        figures, (middle, late) = measure_all(options.rounds)
+        figures, (middle, late) = measure_all()
     delay = f"\ndelay at {DELAY_RATE} rows/s: p50 {middle * 1e3:.0f} ms, p99 {late * 1e3:.0f} ms"
     publish(options, records(figures) + delay, figures=figures, delays_s={"p50": middle, "p99": late})

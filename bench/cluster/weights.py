@@ -19,6 +19,7 @@ from marlcore.cluster import Mirror, PorterActor, WeightsLink
 from ..machine import add_output, publish
 from ..pages.tables import records
 
+NODES = 3
 MOST = 1.2  # of memcpy's time, which a publication may take
 
 
@@ -46,10 +47,9 @@ class Follower:
 
 
 def measure(nodes: int, nbytes: int = 50_000_000, rounds: int = 200, pause_s: float = 0.05) -> dict[str, Any]:
-    """The figures with a mirror on each of so many nodes; with none, what the learner does alone.
+    """Medians of `rounds` publications with a mirror on each of so many nodes; with none, the learner is alone.
 
-    Medians of `rounds` publications; the rows that the porter put into Ray's store, and that all nodes fetched; and
-    percentiles of the delay from a publication to a node's copy.
+    Besides: the rows that the porter put into Ray's store and that all nodes fetched, and the delay of nodes' copies.
     """
     import ray
 
@@ -81,20 +81,17 @@ def measure(nodes: int, nbytes: int = 50_000_000, rounds: int = 200, pause_s: fl
         answers = ray.get(seen) if nodes else []
         delays = [at - began[v - first] for _, arrivals in answers for v, at in arrivals if v >= first]
         p50, p99 = np.percentile(delays or [0.0], [50, 99]).tolist()
-        copies = ray.get(porter.stats.remote())["copies"] if nodes else 0
+        figures = {"nodes": nodes, "nbytes": nbytes, "rounds": rounds, "fetched": sum(rows for rows, _ in answers)}
+        figures |= {"copied": ray.get(porter.stats.remote())["copies"] if nodes else 0}
         ray.get([follower.close.remote() for follower in followers]) if nodes else None
-    fetched = sum(rows for rows, _ in answers)
-    figures = {"nodes": nodes, "nbytes": nbytes, "rounds": rounds, "copied": copies, "fetched": fetched}
     figures |= {"publish_s": float(np.median(published - began)), "memcpy_s": float(np.median(copied - published))}
     return {**figures, "p50_s": p50, "p99_s": p99, "ratio": figures["publish_s"] / figures["memcpy_s"]}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--nodes", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=200)
     add_output(parser, idle=True)
 
 
 def main(options: argparse.Namespace) -> None:
-    figures = [measure(nodes, rounds=options.rounds) for nodes in (0, options.nodes)]
+    figures = [measure(nodes) for nodes in (0, NODES)]
     publish(options, records(figures), weights=[{**each, "reached": each["ratio"] <= MOST} for each in figures])

@@ -52,10 +52,7 @@ def _marlcore(scale: Scale, obs: NDArray[Any], count: int) -> Iterator[Work]:
 def _lanes(scale: Scale, obs: NDArray[Any], count: int, vector: bool = True) -> Iterator[Work]:
     """A row to each of `count` lanes: by one call, or by one call of each lane's own writer."""
     rows = _many(obs)
-    with (
-        ReplayBuffer.create(spec_of(obs), rows_of(obs, scale), count) as replay,
-        replay.vector_writer() as filling,
-    ):
+    with ReplayBuffer.create(spec_of(obs), rows_of(obs, scale), count) as replay, replay.vector_writer() as filling:
         sampler = replay.sampler(MANY // 2, seed=0)
         for _ in range(0, replay.capacity, count):
             filling.add(*rows)

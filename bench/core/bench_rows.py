@@ -7,19 +7,15 @@ from tiers import long_but
 
 from .meanwhile import SAMPLED, SAVED, measure_rates, measure_saves
 from .report import ROWS
-from .work import Row, Scale, benchmark_row
+from .work import Scale, benchmark_row
 
 OURS = "marlcore"
-WORK = [
-    pytest.param(row, name, id=f"{row.name}-{name}", marks=() if name == OURS else pytest.mark.long)
-    for row in ROWS
-    for name in row.libraries
-]
+WORK = {(row.name, library): row for row in ROWS for library in row.libraries}
 
 
-@pytest.mark.parametrize(("row", "library"), WORK)
-def test_row(benchmark: Any, row: Row, library: str, scale: Scale) -> None:
-    benchmark_row(benchmark, row, library, scale)
+@pytest.mark.parametrize(("name", "library"), long_but([key for key in WORK if key[1] == OURS], WORK))
+def test_row(benchmark: Any, name: str, library: str, scale: Scale) -> None:
+    benchmark_row(benchmark, WORK[name, library], library, scale)
 
 
 @pytest.mark.long

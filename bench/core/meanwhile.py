@@ -15,6 +15,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
+from timeit import timeit
 from typing import Any
 
 import numpy as np
@@ -88,11 +89,7 @@ def _serve_rates(shared: Any, pipe: Connection) -> None:
 
 
 def measure_rates(library: str, rounds: int, seconds: float, warm_up_s: float = WARM_UP_S) -> dict[str, float]:
-    """The adds a second of a library's writer, medians of rounds that measure each for `seconds`; and their ratios.
-
-    Alone, the other process sleeps. Spinning, it computes and touches no shared memory: that rate is what the machine
-    itself takes away, and `kept_of_busy` what sharing the memory does.
-    """
+    """A library's adds per second: alone, while the other process samples, and their ratio, as medians of rounds."""
     with SAMPLED[library]() as (shared, sample), _writing(_serve_rates, shared) as pipe:
 
         def rate_beside(work: Call, seconds: float) -> float:
@@ -101,13 +98,12 @@ def measure_rates(library: str, rounds: int, seconds: float, warm_up_s: float = 
                 work()
             return float(pipe.recv())
 
-        sleep, spin = partial(pipe.poll, None), partial(sum, range(1000))
+        sleep = partial(pipe.poll, None)
         rate_beside(sleep, warm_up_s)
         sample()
-        taken = np.array([[rate_beside(work, seconds) for work in (sleep, spin, sample)] for _ in range(rounds)])
-    alone, spinning, sampling = taken.T
-    figures = {"alone": alone, "beside_spinning": spinning, "beside_sampling": sampling}
-    figures |= {"kept": sampling / alone, "kept_of_busy": sampling / spinning}
+        rates = np.array([[rate_beside(work, seconds) for work in (sleep, sample)] for _ in range(rounds)])
+    alone, sampling = rates.T
+    figures = {"alone": alone, "beside_sampling": sampling, "kept": sampling / alone}
     return {name: float(np.median(values)) for name, values in figures.items()}
 
 
@@ -145,7 +141,7 @@ def _serve_longest(shared: Any, pipe: Connection) -> None:
         while pipe.recv() is not None:
             longest, told = 0.0, False
             while not told:
-                longest = max(longest, _seconds(add))
+                longest = max(longest, timeit(add, number=1))
                 told = pipe.poll(STEP_S)
             pipe.recv()
             pipe.send(longest)
@@ -168,7 +164,7 @@ def measure_saves(library: str, rows: int, rounds: int) -> dict[str, float]:
         def longest_add(work: Call) -> tuple[float, float]:
             """Of the writing process meanwhile, and the seconds of the work."""
             pipe.send("add")
-            seconds = _seconds(work)
+            seconds = timeit(work, number=1)
             pipe.send("stop")
             return float(pipe.recv()), seconds
 
@@ -179,20 +175,14 @@ def measure_saves(library: str, rows: int, rounds: int) -> dict[str, float]:
             path.unlink(missing_ok=True)
             os.sync()  # nobody's save waits for what another one left to be written
             saving, save_s = longest_add(partial(save, path))
-            on_disk_s = save_s + _seconds(partial(_sync, path))
+            on_disk_s = save_s + timeit(partial(_sync, path), number=1)
             alone, _ = longest_add(partial(time.sleep, save_s))
             checked_load()  # a virtual machine may have to ask its host for the memory
-            figures = {"save_s": save_s, "on_disk_s": on_disk_s, "load_s": _seconds(checked_load)}
+            figures = {"save_s": save_s, "on_disk_s": on_disk_s, "load_s": timeit(checked_load, number=1)}
             return {**figures, "nbytes": path.stat().st_size, "longest_add_s": alone, "longest_add_saving_s": saving}
 
         _, *taken = [once() for _ in range(1 + rounds)]  # the first one warms up
     return {name: median(each[name] for each in taken) for name in taken[0]}
-
-
-def _seconds(work: Call) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
 
 
 def _sync(path: Path) -> None:

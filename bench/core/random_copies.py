@@ -1,12 +1,9 @@
 """The floor of a random draw, compiled from random_copies.c when it is first measured."""
 
 import functools
-import subprocess
-import sysconfig
 import tempfile
 from contextlib import redirect_stdout
 from functools import partial
-from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from io import StringIO
 from itertools import cycle
@@ -31,14 +28,10 @@ def _compiled(pieces: Pieces) -> Any:
     ffi = FFI()
     ffi.cdef("void random_copies(uint8_t *, const uint8_t *, const int64_t *, uint64_t);")
     listed = ", ".join(f"{{{offset}, {size}}}" for offset, size in pieces)
-    ffi.set_source(NAME, f"#define PIECES {listed}\n" + SOURCE.read_text())
-    with tempfile.TemporaryDirectory() as folder:
-        source, library = Path(folder) / f"{NAME}.c", Path(folder) / f"{NAME}.so"
-        with redirect_stdout(StringIO()):  # it says which file it makes
-            ffi.emit_c_code(str(source))
-        include = "-I" + sysconfig.get_path("include")
-        subprocess.run(["cc", "-std=c11", "-O3", "-fPIC", "-shared", include, source, "-o", library], check=True)
-        spec = spec_from_file_location(NAME, library, loader=ExtensionFileLoader(NAME, str(library)))
+    flags = ["-std=c11", "-O3"]
+    ffi.set_source(NAME, f"#define PIECES {listed}\n" + SOURCE.read_text(), extra_compile_args=flags)
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(StringIO()):  # the compiler's driver prints
+        spec = spec_from_file_location(NAME, ffi.compile(tmpdir=folder))
         assert spec is not None and spec.loader is not None
         module = module_from_spec(spec)
         spec.loader.exec_module(module)

@@ -23,22 +23,9 @@ from .meanwhile import GIGABYTE_ROWS, SAMPLED, SAVED, measure_rates, measure_sav
 from .work import FULL, Row, time_row
 
 ROWS = (*adding.ROWS, *sampling.ROWS, *queues.ROWS, *weights.ROWS)
-SAVE_ROUNDS = 5
+ROUNDS, ROUND_S = 100, 0.005
+RATE_ROUNDS, RATE_S, SAVE_ROUNDS = 15, 0.5, 5
 KEPT = 0.9  # of its rate alone a writer must keep while it is sampled
-
-Figures = Mapping[str, Mapping[str, float]]  # by library
-
-
-@dataclass(frozen=True)
-class Effort:
-    rounds: int
-    round_s: float
-    rate_rounds: int
-    rate_s: float
-
-
-QUICK = Effort(rounds=15, round_s=0.003, rate_rounds=5, rate_s=0.2)
-THOROUGH = Effort(rounds=100, round_s=0.005, rate_rounds=15, rate_s=0.5)
 
 
 @dataclass(frozen=True)
@@ -51,8 +38,8 @@ class Result:
     budgets: dict[str, bool]
 
 
-def measure(row: Row, effort: Effort) -> Result:
-    rounds = time_row(row, FULL, effort.rounds, effort.round_s)
+def measure(row: Row, count: int = ROUNDS, round_s: float = ROUND_S) -> Result:
+    rounds = time_row(row, FULL, count, round_s)
     times = {name: median(seconds) for name, seconds in rounds.items()}
     ours = times["marlcore"]
     ratios = {
@@ -81,7 +68,6 @@ def comparison(results: list[Result], stored: dict[str, dict[str, list[float]]])
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: noisier figures, and no saves")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures")
     parser.add_argument("--compare", action="store_true", help="compare with those kept of this machine")
     add_output(parser, "keep the figures as this machine's, in docs/figures", idle=True)
@@ -91,19 +77,19 @@ def main(options: argparse.Namespace) -> None:
     stored = file_name("report", processor())
     if options.compare and not (FOLDER / f"{stored}.json").exists():
         sys.exit(f"compare: expected a stored run of {processor()}, got none; --store makes one")
-    effort = QUICK if options.quick else THOROUGH
     torch.set_num_threads(1)  # an actor and a learner have a core each
     with Console().status("measuring") as status:
         results = []
         for row in ROWS:
             status.update(row.name)
-            results.append(measure(row, effort))
+            results.append(measure(row))
         status.update("writer's rate while sampled")
-        rates = {name: measure_rates(name, effort.rate_rounds, effort.rate_s) for name in SAMPLED}
+        rates = {name: measure_rates(name, RATE_ROUNDS, RATE_S) for name in SAMPLED}
         status.update("saving and loading 1 GB")
-        saved = () if options.quick else SAVED
-        saves = {name: measure_saves(name, GIGABYTE_ROWS, SAVE_ROUNDS) for name in saved}
-    tables = [times_table(results), others_table(rates, saves)]
+        saves = {name: measure_saves(name, GIGABYTE_ROWS, SAVE_ROUNDS) for name in SAVED}
+    kept = rates["marlcore"]["kept"]
+    goal = f"marlcore's writer keeps {kept:.2f} of its rate, at least {KEPT:g}: {'yes' if kept >= KEPT else 'no'}"
+    tables = [times_table(results), by_library(rates), goal, "", by_library(saves)]
     if options.compare:
         tables.append(comparison(results, load(stored)["ratios"]))
     publish(
@@ -126,31 +112,16 @@ def times_table(results: list[Result]) -> str:
     libraries = list(dict.fromkeys(name for result in results for name in result.times))
     rows = []
     for result in results:
-        cells = [_time_cell(result.times, name) for name in libraries]
-        reached = "; ".join(f"{budget}: {_verdict(met)}" for budget, met in result.budgets.items())
-        rows.append([result.row, *cells, reached])
+        ours = result.times["marlcore"]
+        ratios = {name: f" x {time / ours:.2g}" for name, time in result.times.items() if name != "marlcore"}
+        cells = {name: cell(rounded(time * 1e6)) + ratios.get(name, "") for name, time in result.times.items()}
+        reached = "; ".join(f"{budget}: {'yes' if met else 'no'}" for budget, met in result.budgets.items())
+        rows.append([result.row, *(cells.get(name) for name in libraries), reached])
     return markdown(["median time in us, and as a multiple of marlcore's", *libraries, "at most: reached"], rows)
 
 
-def _time_cell(times: Mapping[str, float], library: str) -> str:
-    if library not in times:
-        return ""
-    ratio = "" if library == "marlcore" else f" x {times[library] / times['marlcore']:.2g}"
-    return cell(rounded(times[library] * 1e6)) + ratio
-
-
-def others_table(rates: Figures, saves: Figures) -> str:
-    """Adds/s of 4 x float32 beside another process; and frames saved and loaded while one is added a millisecond."""
-    kept = rates["marlcore"]["kept"]
-    goal = f"marlcore's writer keeps {kept:.2f} of its rate, at least {KEPT:g}: {_verdict(kept >= KEPT)}"
-    parts = [records([{"library": name, **each} for name, each in rates.items()]), goal]
-    if saves:
-        parts.append("\n" + records([{"library": name, **each} for name, each in saves.items()]))
-    return "\n".join(parts)
-
-
-def _verdict(met: bool) -> str:
-    return "yes" if met else "no"
+def by_library(figures: Mapping[str, Mapping[str, float]]) -> str:
+    return records([{"library": name, **of_library} for name, of_library in figures.items()])
 
 
 # By library: its colour, and its name in the picture where that is another one

@@ -63,7 +63,7 @@ def _buffer(scale: Scale, kind: Any) -> Any:
 
 
 @contextmanager
-def _marlcore(scale: Scale, obs: NDArray[Any]) -> Iterator[Work]:
+def by_marlcore(scale: Scale, obs: NDArray[Any]) -> Iterator[Work]:
     with filled_replay(obs, rows_of(obs, scale)) as replay:
         yield drawing(replay, obs)
 
@@ -134,13 +134,17 @@ def _prioritized(sample: Callable[[], Drawn], update: Callable[[NDArray[Any], ND
 @contextmanager
 def _marlcore_prioritized(scale: Scale, obs: NDArray[Any]) -> Iterator[Work]:
     with filled_replay(obs, rows_of(obs, scale)) as replay:
-        sampler = replay.sampler(BATCH, seed=0, prioritized=mc.Prioritized())
+        yield drawing_by_priority(replay)
 
-        def sample() -> Drawn:
-            batch = sampler.sample()
-            return fields_of(batch), batch.weight, batch.index
 
-        yield _prioritized(sample, sampler.update_priorities)
+def drawing_by_priority(replay: mc.ReplayBuffer) -> Work:
+    sampler = replay.sampler(BATCH, seed=0, prioritized=mc.Prioritized())
+
+    def sample() -> Drawn:
+        batch = sampler.sample()
+        return fields_of(batch), batch.weight, batch.index
+
+    return _prioritized(sample, sampler.update_priorities)
 
 
 def _locks_prioritized(scale: Scale, obs: NDArray[Any]) -> Work:
@@ -159,7 +163,7 @@ def _of_interface(scale: Scale, obs: NDArray[Any], kind: str | type) -> Work:
     return _prioritized(sample, buffer.update_priorities)
 
 
-PLAIN = {"marlcore": _marlcore, "locks": _locks, "memcpy": _memcpy, "floor": _floor}
+PLAIN = {"marlcore": by_marlcore, "locks": _locks, "memcpy": _memcpy, "floor": _floor}
 CPPRB = {
     "cpprb": partial(_of_interface, kind="MPPrioritizedReplayBuffer"),
     "cpprb single": partial(_of_interface, kind="PrioritizedReplayBuffer"),

@@ -17,24 +17,27 @@ from typing import Any
 import numpy as np
 import pynvml
 import torch
+from processes import until
 
 import marlcore as mc
 from marlcore.envs import TreasureHunt
 
-from ..core.report import Effort, measure, microseconds
-from ..core.sampling import drawing, filled_replay
+from ..core import sampling
+from ..core.report import measure, microseconds
 from ..core.transitions import BATCH, FRAME, STACK, check_sample, fields_of
 from ..core.weights import MakeModel, by_locks, by_marlcore, finished, large
-from ..core.work import Row, Scale, Work
+from ..core.work import Open, Row, Scale, Work
 from ..figures import file_name
 from ..machine import add_output, publish
 from ..pages.pages import gpu_tables
-from ..processes import run_fresh, wait_until
+from ..processes import run_fresh
 from ..runs.training import endless
 
 DEVICE = "cuda:0"
 ROUNDS, ROUND_S = 9, {True: 0.2, False: 0.02}  # longer with batches, of which some are ready when a round begins
 WATCHED_S, LOOK_S = 4.0, 0.1
+LEARNER = mc.LearnerConfig(device=DEVICE, batch_size=256, prefetch=2, warmup=2_000)
+VECTORS = replace(LEARNER, batch_size=1024, warmup=5_000)
 PROCESSES = (1, 2, 4, 8, 16)
 LEARNERS = (1, 4, 8)
 
@@ -66,7 +69,7 @@ def _check_batch(fields: tuple[Any, ...]) -> None:
 
 @contextmanager
 def _sampler(scale: Scale) -> Iterator[mc.Sampler]:
-    with filled_replay(FRAME, scale.frames) as replay:
+    with sampling.filled_replay(FRAME, scale.frames) as replay:
         yield replay.sampler(BATCH, stack=STACK, seed=0)
 
 
@@ -84,22 +87,17 @@ def _drawn_and_moved(scale: Scale) -> Iterator[Work]:
         yield Work(lambda: finished(lambda: tuple(map(move, fields_of(sampler.sample())))), _check_batch)
 
 
-@contextmanager
-def _drawn(scale: Scale) -> Iterator[Work]:
-    with filled_replay(FRAME, scale.frames) as replay:
-        yield drawing(replay, FRAME)
-
-
-def _copied_batch(_: Scale) -> Work:
-    return _copy(2 * BATCH * STACK * FRAME.nbytes, True)
-
-
 WEIGHTS = {
     "marlcore": partial(by_marlcore, device=DEVICE),
     "locks": partial(by_locks, device=DEVICE),
     "PCIe": _copied_weights,
 }
-BATCHES = {"marlcore": _prefetched, "in turn": _drawn_and_moved, "CPU only": _drawn, "PCIe": _copied_batch}
+BATCHES: dict[str, Open] = {
+    "marlcore": _prefetched,
+    "in turn": _drawn_and_moved,
+    "CPU only": partial(sampling.by_marlcore, obs=FRAME),
+    "PCIe": lambda _: _copy(2 * BATCH * STACK * FRAME.nbytes, True),
+}
 ROWS = (
     *(
         Row(f"{verb} {size} MB", WEIGHTS, (), (model, verb == "pull"), time.perf_counter)
@@ -120,7 +118,7 @@ def watch(env: Any, algorithm: Any, config: mc.Config) -> dict[str, float]:
     card = pynvml.nvmlDeviceGetHandleByIndex(0)
     before = pynvml.nvmlDeviceGetMemoryInfo(card).used
     with endless(env, algorithm, replace(config, updates_per_step=None)) as run:
-        wait_until(lambda: min(run.status().updates.values(), default=0) >= 20)
+        until(lambda: min(run.status().updates.values(), default=0) >= 20)
         time.sleep(1.0)
         first, began, busy = run.status(), time.monotonic(), []
         while time.monotonic() < began + WATCHED_S:
@@ -133,36 +131,33 @@ def watch(env: Any, algorithm: Any, config: mc.Config) -> dict[str, float]:
     return {**rates, "busy_percent": fmean(busy), "gpu_mb": memory / 1e6}
 
 
+def hunt(agents: int) -> dict[str, float]:
+    config = mc.Config(actor=mc.ActorConfig(envs=8), replay=mc.ReplayConfig(capacity=100_000), learner=VECTORS)
+    return watch(partial(TreasureHunt, agents=agents, size=20), mc.DQN(hidden=(1024, 1024)), config)
+
+
+def play(size: int) -> dict[str, float]:
+    """TD3 of two layers and batches of one size, in a game of two players as hockey's."""
+    config = mc.Config(learner=replace(VECTORS, batch_size=size))
+    env_fn = mc.NamedEnvironment("examples.puck:two_player_puck", {"discrete": False})
+    return watch(env_fn, mc.TD3(hidden=(size, size)), config)
+
+
 def runs() -> Mapping[str, Mapping[str, Callable[[], dict[str, float]]]]:
     """By table and row."""
     pong, dqn = "atari:Pong", mc.DQN(hidden=(512,))
-    learner = mc.LearnerConfig(device=DEVICE, batch_size=256, prefetch=2, warmup=2_000)
-    pixels = mc.Config(actor=mc.ActorConfig(envs=8), replay=mc.ReplayConfig(capacity=50_000), learner=learner)
+    pixels = mc.Config(actor=mc.ActorConfig(envs=8), replay=mc.ReplayConfig(capacity=50_000), learner=LEARNER)
     on = {
-        "CPU, 1 thread": replace(learner, device="cpu"),
-        "CPU, 8 threads": replace(learner, device="cpu", threads=8),
-        "GPU, without prefetch": replace(learner, prefetch=0),
-        "GPU": learner,
-        "GPU, reduce-overhead": replace(learner, compile="reduce-overhead"),
+        "CPU, 1 thread": replace(LEARNER, device="cpu"),
+        "CPU, 8 threads": replace(LEARNER, device="cpu", threads=8),
+        "GPU, without prefetch": replace(LEARNER, prefetch=0),
+        "GPU": LEARNER,
+        "GPU, reduce-overhead": replace(LEARNER, compile="reduce-overhead"),
     }
     acting = {
         "actors on the CPU, 32 copies": mc.ActorConfig(envs=32),
         "actors on the GPU, 32 copies": mc.ActorConfig(envs=32, device=(DEVICE,)),
     }
-    players = {  # two networks of td3 for a game of two players, as hockey's
-        "256 x 256, batches of 256": mc.TD3(hidden=(256, 256)),
-        "1024 x 1024, batches of 1024": mc.TD3(hidden=(1024, 1024)),
-    }
-    vectors = replace(learner, batch_size=1024, warmup=5_000)
-
-    def hunt(agents: int) -> dict[str, float]:
-        config = mc.Config(actor=mc.ActorConfig(envs=8), replay=mc.ReplayConfig(capacity=100_000), learner=vectors)
-        return watch(partial(TreasureHunt, agents=agents, size=20), mc.DQN(hidden=(1024, 1024)), config)
-
-    def play(name: str, algorithm: mc.TD3) -> dict[str, float]:
-        config = mc.Config(learner=replace(vectors, batch_size=256 if "of 256" in name else 1024))
-        return watch(mc.NamedEnvironment("examples.puck:two_player_puck", {"discrete": False}), algorithm, config)
-
     return {
         "DQN on Pong, batches of 256, by the learner's device": {
             name: partial(watch, pong, dqn, replace(pixels, learner=settings)) for name, settings in on.items()
@@ -175,7 +170,7 @@ def runs() -> Mapping[str, Mapping[str, Callable[[], dict[str, float]]]]:
         "learner processes on one GPU, DQN of 1024 x 1024, batches of 1024": {
             f"{agents}": partial(hunt, agents) for agents in LEARNERS
         },
-        "TD3 of two players": {name: partial(play, name, algorithm) for name, algorithm in players.items()},
+        "TD3 of two players": {f"{n} x {n}, batches of {n}": partial(play, n) for n in (256, 1024)},
     }
 
 
@@ -198,4 +193,4 @@ def main(options: argparse.Namespace) -> None:
 
 
 def _measure_calls() -> list[Any]:
-    return [measure(row, Effort(ROUNDS, ROUND_S[row.libraries is BATCHES], 0, 0.0)) for row in ROWS]
+    return [measure(row, ROUNDS, ROUND_S[row.libraries is BATCHES]) for row in ROWS]

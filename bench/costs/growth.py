@@ -22,20 +22,21 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+from processes import until
 from rich.console import Console
 
 import marlcore as mc
 from marlcore.envs import TreasureHunt
 from marlcore.transitions import Writer
 
-from ..core.report import QUICK, THOROUGH, Effort
-from ..core.sampling import drawing
-from ..core.transitions import BATCH, VECTOR, check_sample, fields_of, fill, spec_of
+from ..core.report import ROUND_S, ROUNDS
+from ..core.sampling import drawing, drawing_by_priority
+from ..core.transitions import BATCH, VECTOR, fill, spec_of
 from ..core.work import FULL, Row, Scale, Work, time_row
 from ..figures import FOLDER, picture
 from ..machine import add_output, publish
 from ..pages.pages import growth_tables
-from ..processes import cpu_of_descendants, title, wait_until
+from ..processes import cpu_of_descendants, title
 from ..runs.training import endless
 
 COPIES = (1, 4, 16, 64)
@@ -67,18 +68,6 @@ def _add(replay: mc.ReplayBuffer, writers: list[Writer]) -> Work:
     return Work(lambda: next(adds)(), check)
 
 
-def _sample_prioritized(replay: mc.ReplayBuffer, _: list[Writer]) -> Work:
-    sampler, check = replay.sampler(BATCH, seed=0, prioritized=mc.Prioritized()), check_sample(VECTOR)
-    priorities = np.random.default_rng(0).random(BATCH)
-
-    def run() -> mc.Batch:
-        batch = sampler.sample()
-        sampler.update_priorities(batch.index, priorities)
-        return batch
-
-    return Work(run, lambda batch: check(fields_of(batch)))
-
-
 def _catch_up(replay: mc.ReplayBuffer, writers: list[Writer]) -> Work:
     """A prioritized sampler looks at what was written since; drawing one row is what else `can_sample` does."""
     sampler = replay.sampler(BATCH, seed=0, prioritized=mc.Prioritized())
@@ -99,7 +88,7 @@ def _catch_up(replay: mc.ReplayBuffer, writers: list[Writer]) -> Work:
 WORKS: dict[str, tuple[Open, int]] = {
     "add": (_add, 1),
     "sample 256": (lambda replay, _: drawing(replay, VECTOR), 1),
-    "prioritized sample + update of 256": (_sample_prioritized, 1),
+    "prioritized sample + update of 256": (lambda replay, _: drawing_by_priority(replay), 1),
     "catch up with a new row": (_catch_up, NEW_ROWS),
 }
 
@@ -114,22 +103,18 @@ def _opened(_: Scale, shape: Shape, open_work: Open) -> Iterator[Work]:
         yield open_work(replay, writers)
 
 
-def measure(shapes: dict[str, Shape], effort: Effort) -> dict[str, dict[str, float]]:
+def measure(shapes: dict[str, Shape], rounds: int, round_s: float) -> dict[str, dict[str, float]]:
     """Median seconds by kind of work and shape; a row's "libraries" are the shapes, which take turns."""
     figures = {}
     for name, (open_work, times) in WORKS.items():
         opened = {label: partial(_opened, shape=shape, open_work=open_work) for label, shape in shapes.items()}
-        seconds = time_row(Row(name, opened), FULL, effort.rounds, effort.round_s)
-        figures[name] = {label: median(rounds) / times for label, rounds in seconds.items()}
+        seconds = time_row(Row(name, opened), FULL, rounds, round_s)
+        figures[name] = {label: median(of_shape) / times for label, of_shape in seconds.items()}
     return figures
 
 
 def measure_run(
-    copies: int,
-    agents: int,
-    policies: int | None = None,
-    learners: int | None = None,
-    updates_per_step: float | None = None,
+    copies: int, agents: int, policies: int = 0, learners: int | None = None, updates_per_step: float | None = None
 ) -> dict[str, float]:
     """By default, each agent has a policy of its own, each policy a learner process, and nothing is learnt.
 
@@ -149,13 +134,13 @@ def measure_run(
     )
     cpu_s, began = _cpu_of_all(), time.monotonic()
     with endless(partial(TreasureHunt, agents=agents, size=side), "dqn", config) as run:
-        wait_until(lambda: run.status().steps > 0)
+        until(lambda: run.status().steps > 0)
         figures = {"start_s": time.monotonic() - began, "start_cpu_s": _cpu_of_all() - cpu_s}
-        wait_until(lambda: _cpu_of_actor() > 1.0)  # its kernels are compiled, its memory is touched
-        steps, spent, spent_by_all = run.status().steps, _cpu_of_actor(), _cpu_of_all()
-        wait_until(lambda: _cpu_of_actor() > spent + MEASURED_CPU_S)
-        taken = run.status().steps - steps
-        rate, rate_of_all = taken / (_cpu_of_actor() - spent), taken / (_cpu_of_all() - spent_by_all)
+        until(lambda: _cpu_of_actor() > 1.0)  # its kernels are compiled, its memory is touched
+        first, spent, spent_by_all = run.status().steps, _cpu_of_actor(), _cpu_of_all()
+        until(lambda: _cpu_of_actor() > spent + MEASURED_CPU_S)
+        steps = run.status().steps - first
+        rate, rate_of_all = steps / (_cpu_of_actor() - spent), steps / (_cpu_of_all() - spent_by_all)
         processes = [psutil.Process(), *cpu_of_descendants(os.getpid())]
         return {
             **figures,
@@ -204,11 +189,10 @@ def draw(path: Path, figures: Mapping[str, Any]) -> None:
         copies, agents = figures["runs"].items()
         rates.plot([*copies[1]], [size["steps_per_cpu_s"] for size in copies[1].values()], "o-", color="#0b6e4f")
         rates.set(xlabel=copies[0], ylabel="steps in a second of the actor's CPU time", ylim=(0, None))
-        for label, name, factor in (
-            ("memory of all processes, MB", "memory_mb", 1),
-            ("CPU time of the start, hundredths of a second", "start_cpu_s", 100),
-        ):
-            memory.plot([*agents[1]], [size[name] * factor for size in agents[1].values()], "o-", label=label)
+        sizes = agents[1].values()
+        hundredths = [size["start_cpu_s"] * 100 for size in sizes]
+        memory.plot([*agents[1]], [size["memory_mb"] for size in sizes], "o-", label="memory of all processes, MB")
+        memory.plot([*agents[1]], hundredths, "o-", label="CPU time of the start, hundredths of a second")
         memory.set(xlabel=agents[0], ylim=(0, None))
         for panel in (*calls, memory):
             panel.legend(frameon=False, fontsize=8)
@@ -224,8 +208,8 @@ def main(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     logging.getLogger("marlcore").setLevel(logging.ERROR)  # who acts alone learns nothing, as it would warn
     with Console().status("measuring"):
-        effort = QUICK if options.quick else THOROUGH
-        calls = {} if options.agents else {name: measure(shapes, effort) for name, shapes in SWEEPS.items()}
+        effort = (15, 0.003) if options.quick else (ROUNDS, ROUND_S)
+        calls = {} if options.agents else {name: measure(shapes, *effort) for name, shapes in SWEEPS.items()}
         sweeps = runs(options.agents)
     figures = {"seconds": calls, "runs": sweeps}
     publish(options, growth_tables(figures), "growth-agents" if options.agents else "growth", **figures)

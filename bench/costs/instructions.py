@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -104,24 +104,20 @@ def _count(command: Sequence[str], environment: Mapping[str, str], program: str)
     command = [sys.executable, "-S", "-c", TRACED, *command]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
         try:
+            assert child.stdout is not None
             _wait_for(child.pid, signal.SIGTRAP)  # the exec
             _ptrace(PTRACE_CONT, child.pid)
-            counts = dict(_counted(child, program))
+            counts = {}
+            for line in child.stdout:  # a call's name, before the call between two stops
+                _wait_for(child.pid, signal.SIGSTOP)
+                counts[line.strip()] = _step_to_the_next_stop(child.pid, program)
+                _ptrace(PTRACE_CONT, child.pid)
         except BaseException:
             child.kill()
             raise
     if child.returncode:
         raise RuntimeError(f"{command[4:]} ended with {child.returncode}")
     return counts
-
-
-def _counted(child: subprocess.Popen[str], program: str) -> Iterator[tuple[str, int]]:
-    """(call, instructions) of each call between two stops of the child, which then goes on to its end."""
-    assert child.stdout is not None
-    for line in child.stdout:
-        _wait_for(child.pid, signal.SIGSTOP)
-        yield line.strip(), _step_to_the_next_stop(child.pid, program)
-        _ptrace(PTRACE_CONT, child.pid)
 
 
 def _step_to_the_next_stop(pid: int, program: str) -> int:

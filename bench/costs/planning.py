@@ -74,8 +74,11 @@ def measure(states: int, cost: float, workers: Sequence[int], rounds: int) -> li
     model, results = Mesh(states, cost), set()
     times: dict[str, list[tuple[float, float]]] = {}
     if states <= MOST_PLAIN:
-        plain, seconds = plain_side(model)
-        times["plain"] = [seconds]
+        began = perf_counter()
+        lists, agents = graph_lists(model), len(model.agents)
+        built = perf_counter()
+        plain = Induction(lists.states, lists.transitions, agents, model.action_space.n, GOALS, gamma=GAMMA).values[0]
+        times["plain"] = [(built - began, perf_counter() - built)]
     for _ in range(rounds):
         for count in workers:
             began = perf_counter()
@@ -99,21 +102,8 @@ def measure(states: int, cost: float, workers: Sequence[int], rounds: int) -> li
     return sides
 
 
-def plain_side(model: Mesh) -> tuple[list[list[float]], tuple[float, float]]:
-    """Plain Python's values, and its seconds to build and to plan, once."""
-    began = perf_counter()
-    lists = graph_lists(model)
-    built = perf_counter()
-    planned = Induction(lists.states, lists.transitions, len(model.agents), model.action_space.n, GOALS, gamma=GAMMA)
-    return planned.values[0], (built - began, perf_counter() - built)
-
-
-def measure_memory(states: int, goals: int) -> dict[str, float]:
-    """The peak memory of a process that builds a graph alone and plans on it, in bytes, and its seconds."""
-    return run_fresh(_plan_alone, states, goals)
-
-
-def _plan_alone(states: int, goals: int) -> dict[str, float]:
+def plan_alone(states: int, goals: int) -> dict[str, float]:
+    """The peak memory of this process, which builds a graph alone and plans on it, in bytes, and its seconds."""
     began = perf_counter()
     predicates = [lambda state, i=i: state[1] % 97 == i for i in range(goals)]
     with build_graph(Mesh(states), workers=1, progress=False) as graph:
@@ -128,8 +118,6 @@ def _plan_alone(states: int, goals: int) -> dict[str, float]:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--states", type=int, nargs="+", default=SIZES)
-    parser.add_argument("--rounds", type=int, default=3)
     add_output(parser, idle=True)
 
 
@@ -138,11 +126,11 @@ def main(options: argparse.Namespace) -> None:
     with Console().status("measuring") as status:
         measure(100, 0.0, workers, 1)  # compiles or loads the kernels
         figures = []
-        for states, cost in [*((states, 0.0) for states in options.states), (5_000, 1e-4)]:
+        for states, cost in [*((states, 0.0) for states in SIZES), (5_000, 1e-4)]:
             status.update(f"{states:,} states")
-            figures.append(measure(states, cost, workers, options.rounds if states < MEMORY[0] else 1))
+            figures.append(measure(states, cost, workers, rounds=3 if states < MEMORY[0] else 1))
         status.update("memory")
-        memory = measure_memory(*MEMORY)
+        memory = run_fresh(plan_alone, *MEMORY)
     within = f"\n{'within' if memory['peak_bytes'] <= LIMIT else 'beyond'} {LIMIT >> 30} GiB"
     tables = [*map(records, figures), records([memory])]
     publish(options, "\n".join(tables) + within, figures=figures, memory=memory)

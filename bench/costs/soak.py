@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -40,6 +39,8 @@ CAPACITY = 100_000
 EPISODE = 100
 REPORT_S = 1.0
 KILL_S = 120.0
+
+MEASURES = "rss_mb", "anonymous_mb", "descriptors"
 
 Counts = Callable[[], Counter[str]]
 
@@ -78,10 +79,9 @@ def growth(samples: list[Sample]) -> dict[str, list[float]]:
     part = max(1, len(samples) // 10)
     for name, process in samples[0].processes.items():
         lives = [sample.processes.get(name) for sample in samples]
-        held = [(one.rss_mb, one.anonymous_mb, one.descriptors) for one in lives if one and one.pid == process.pid]
-        if len(held) == len(samples):
-            measures = zip(*held, strict=True)
-            grown[name] = [float(median(values[-part:]) - median(values[:part])) for values in measures]
+        if all(one and one.pid == process.pid for one in lives):
+            columns = ([getattr(one, measure) for one in lives] for measure in MEASURES)
+            grown[name] = [float(median(values[-part:]) - median(values[:part])) for values in columns]
     return grown
 
 
@@ -124,17 +124,17 @@ def look(root: int) -> dict[str, Process]:
 
 
 def take(counts: Counts, seconds: float) -> list[Sample]:
-    samples, began, due, interrupted = [], time.monotonic(), 0.0, False
+    samples, began, due = [], time.monotonic(), 0.0
     while True:
         passed = time.monotonic() - began
         samples.append(Sample(passed, os.getloadavg()[0], look(os.getpid()), dict(counts())))
-        if interrupted or passed >= seconds:
+        if passed >= seconds:
             return samples
         due += EVERY_S
         try:
             time.sleep(max(0.0, began + due - time.monotonic()))
         except (KeyboardInterrupt, SystemExit):
-            interrupted = True
+            seconds = 0.0
 
 
 def figures_of(samples: list[Sample]) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def figures_of(samples: list[Sample]) -> dict[str, Any]:
     names = [name for name, times in seen.items() if times > 1]  # others had not yet taken their title
     columns = {
         measure: {name: [getattr(sample.processes.get(name), measure, None) for sample in minutes] for name in names}
-        for measure in ("rss_mb", "anonymous_mb", "descriptors", "cpu_s")
+        for measure in (*MEASURES, "cpu_s")
     }
     return {
         "seconds": [sample.seconds for sample in minutes],
@@ -178,8 +178,8 @@ def adder(context: WorkerContext, replay: mc.ReplayBuffer, lane: int) -> None:
 
 
 def sampler(context: WorkerContext, replay: mc.ReplayBuffer) -> None:
-    sample = replay.sampler(BATCH, n_step=3, prioritized=mc.Prioritized()).sample
-    _repeat(context, "samples", 1, partial(sample, timeout=60.0))
+    sampler = replay.sampler(BATCH, n_step=3, prioritized=mc.Prioritized())
+    _repeat(context, "samples", 1, partial(sampler.sample, timeout=60.0))
 
 
 def publisher(context: WorkerContext, store: mc.ParameterStore, model: torch.nn.Module) -> None:
@@ -187,8 +187,7 @@ def publisher(context: WorkerContext, store: mc.ParameterStore, model: torch.nn.
 
 
 def subscriber(context: WorkerContext, store: mc.ParameterStore, model: torch.nn.Module) -> None:
-    pull = store.subscriber(model).pull
-    _repeat(context, "pulls", 1, partial(pull, timeout=60.0))
+    _repeat(context, "pulls", 1, partial(store.subscriber(model).pull, timeout=60.0))
 
 
 @contextmanager
@@ -252,7 +251,6 @@ PROGRAMS = {"core": core, "training": training}
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--program", choices=list(PROGRAMS), default="core")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures")
     add_output(parser, "renew docs/figures/soak-PROGRAM.json and docs/soak-PROGRAM.png")
 
 
@@ -263,9 +261,8 @@ def main(options: argparse.Namespace) -> int:
     options.command = f"nice -n {os.nice(0)} python -m bench soak --program {options.program} --minutes {minutes:.0f}"
     figures, stored = figures_of(samples), f"soak-{options.program}"
     publish(options, f"{rates_table(figures)}\n{creep_table(figures)}", stored, **figures)
-    plot = options.plot or (FOLDER.parent / f"{stored}.png" if options.store else None)
-    if plot:
-        draw(plot, figures)
+    if options.store:
+        draw(FOLDER.parent / f"{stored}.png", figures)
     lines = creeping(samples)
     sys.stderr.writelines(f"{line}\n" for line in lines)
     return 1 if lines else 0

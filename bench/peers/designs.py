@@ -8,7 +8,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from queue import Empty
 from typing import Any
 
@@ -34,8 +34,8 @@ class Pickles:
         self.queue = context.Queue(round(setting.tolerance / setting.updates_per_step))
         self.updates = context.Value("q", 0)
 
-    def actors_store(self) -> Callable[..., None]:
-        return lambda *transition: self.queue.put(transition)
+    def add(self, *transition: Any) -> None:
+        self.queue.put(transition)
 
     def learn(self, dqn: PlainDQN, done: Any) -> None:
         ring, generator = Ring(columns(self.setting.capacity, self.shape)), np.random.default_rng(0)
@@ -61,26 +61,22 @@ class SharedArrays:
         self.added = context.Value("q", 0)
         self.updates = context.Value("q", 0)
 
+    @cached_property
     def ring(self) -> Ring:
         """The same arrays as a ring of this process."""
         return Ring([array.numpy() for array in self.arrays])
 
-    def actors_store(self) -> Callable[..., None]:
-        ring, setting = self.ring(), self.setting
-
-        def store(*transition: Any) -> None:
-            while self.added.value - setting.warmup > (
-                (self.updates.value + setting.tolerance) / setting.updates_per_step
-            ):
-                time.sleep(NAP_S)
-            with self.lock:
-                ring.add(*transition)
-                self.added.value += 1
-
-        return store
+    def add(self, *transition: Any) -> None:
+        setting, ring = self.setting, self.ring
+        ahead = setting.warmup + setting.tolerance / setting.updates_per_step
+        while self.added.value > ahead + self.updates.value / setting.updates_per_step:
+            time.sleep(NAP_S)
+        with self.lock:
+            ring.add(*transition)
+            self.added.value += 1
 
     def learn(self, dqn: PlainDQN, done: Any) -> None:
-        ring, setting, generator = self.ring(), self.setting, np.random.default_rng(0)
+        ring, setting, generator = self.ring, self.setting, np.random.default_rng(0)
         while True:
             if dqn.updates < (self.added.value - setting.warmup) * setting.updates_per_step:
                 with self.lock:
@@ -107,7 +103,7 @@ def _train(design: type[Pickles] | type[SharedArrays], setting: Setting, steps: 
     for process in learners:
         process.start()
     ready.wait()
-    rate = _act(env, models, setting, steps, {agent: side.actors_store() for agent, side in sides.items()})
+    rate = _act(env, models, setting, steps, {agent: side.add for agent, side in sides.items()})
     done.set()
     for process in learners:
         process.join()
@@ -134,7 +130,7 @@ def _act(
     """Steps the environment, and acts with copies of the models; steps a second after the warm-up of each agent."""
     torch.set_num_threads(1)
     generator = np.random.default_rng(0)
-    local = {agent: copy.deepcopy(model) for agent, model in models.items()}
+    local = {agent: copy.deepcopy(model).requires_grad_(False) for agent, model in models.items()}
     earlier: dict[str, tuple[Any, int]] = {}
     env.reset(0)
     warm = setting.warmup * len(env.agents)
@@ -157,8 +153,7 @@ def _act(
         if generator.random() < setting.epsilon:
             action = int(generator.integers(4))
         else:
-            with torch.no_grad():
-                action = int(local[agent](torch.from_numpy(obs)[None]).argmax(dim=1).item())
+            action = int(local[agent](torch.from_numpy(obs)[None]).argmax(dim=1).item())
         env.step(action)
         earlier[agent] = obs, action
         taken += 1

@@ -46,9 +46,10 @@ class Environment:
 
     def install(self) -> None:
         if self.missing:
-            python = next(filter(self._is_new_enough, _interpreters()), None)
+            newer = (f"python3.{minor}" for minor in range(self.least[1], 15))
+            python = sys.executable if sys.version_info >= self.least else next(filter(shutil.which, newer), None)
             if python is None:
-                sys.exit(f"{self.name} needs Python {'.'.join(map(str, self.least))} or newer, and none was found")
+                sys.exit(f"{self.name} needs Python {'.'.join(map(str, self.least))} or newer on PATH, and none is")
             subprocess.run([python, "-m", "venv", self.python.parents[1]], check=True)
         subprocess.run([self.python, "-m", "pip", "install", *self.packages.split(), *self.others], check=True)
         say(f"installed in {self.python.parents[1]}")
@@ -58,10 +59,6 @@ class Environment:
         words = map(str, (self.python, *command))
         done = subprocess.run([*words], env=env, stdout=subprocess.PIPE, text=True, check=True)
         return dict(json.loads(done.stdout.splitlines()[-1]))
-
-    def _is_new_enough(self, python: str) -> bool:
-        asked = [python, "-c", f"import sys; sys.exit(sys.version_info < {self.least})"]
-        return subprocess.run(asked, capture_output=True).returncode == 0
 
 
 OF_MARLCORE = tuple(
@@ -75,11 +72,7 @@ SAMPLE_FACTORY = Environment("sample-factory", "sample-factory==2.1.1 gymnasium=
 SORREL = Environment("sorrel", "sorrel==1.6.0 hypothesis pytest-benchmark pytest-xdist", (3, 12), OF_MARLCORE)
 
 
-def _interpreters() -> list[str]:
-    """Python programs that may be new enough, the present one first."""
-    programs = [sys.executable, *(shutil.which(f"python3.{minor}") or "" for minor in range(10, 15))]
-    versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    return [path for path in (*programs, *map(str, sorted(versions.glob("3.*/bin/python")))) if path]
+ENVIRONMENTS = {environment.name: environment for environment in (BENCHMARL, SAMPLE_FACTORY, SORREL)}
 
 
 def appo_rate() -> float:
@@ -90,11 +83,11 @@ def appo_rate() -> float:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("peer", choices=[environment.name for environment in (BENCHMARL, SAMPLE_FACTORY, SORREL)])
+    parser.add_argument("peer", choices=list(ENVIRONMENTS))
 
 
 def main(options: argparse.Namespace) -> None:
-    next(each for each in (BENCHMARL, SAMPLE_FACTORY, SORREL) if each.name == options.peer).install()
+    ENVIRONMENTS[options.peer].install()
     if options.peer == SORREL.name:
         tests = "-m pytest --long tests/runs/test_sorrel_itself.py tests/runs/test_gallery.py -k sorrel"
         say(f"tests: PYTHONPATH={ROOT} {SORREL.python} {tests}")

@@ -22,12 +22,8 @@ class LockedRing:
     def __init__(self, capacity: int, shape: tuple[int, ...], dtype: str) -> None:
         context = get_context("spawn")
         self.capacity = capacity
-        self._fields = {
-            "obs": (shape, dtype),
-            "action": ((), "int64"),
-            "reward": ((), "float32"),
-            "done": ((), "bool"),
-        }
+        scalars = {"action": ((), "int64"), "reward": ((), "float32"), "done": ((), "bool")}
+        self._fields: dict[str, tuple[tuple[int, ...], str]] = {"obs": (shape, dtype), **scalars}
         self._memory = {
             name: context.RawArray("B", capacity * math.prod(shape) * np.dtype(dtype).itemsize)
             for name, (shape, dtype) in self._fields.items()
@@ -65,16 +61,12 @@ class LockedRing:
 
     def sample(self, batch: int) -> tuple[NDArray[Any], ...]:
         """obs, action, reward, next_obs, done."""
-        with self.lock:
-            return self._rows(self._random.integers(self.size.value - 1, size=batch))
+        return self.read(self._random.integers(self.size.value - 1, size=batch))
 
     def read(self, at: NDArray[Any]) -> tuple[NDArray[Any], ...]:
         """The same of given rows."""
         with self.lock:
-            return self._rows(at)
-
-    def _rows(self, at: NDArray[Any]) -> tuple[NDArray[Any], ...]:
-        return self.obs[at], self.action[at], self.reward[at], self.obs[at + 1], self.done[at]
+            return self.obs[at], self.action[at], self.reward[at], self.obs[at + 1], self.done[at]
 
     def sample_stacked(self, batch: int, stack: int) -> tuple[NDArray[Any], ...]:
         """The same with `stack` frames in obs and next_obs; and whether a stack is of one episode."""
@@ -83,14 +75,7 @@ class LockedRing:
             frames = first[:, None] + np.arange(stack)
             at = frames[:, -1]
             whole = ~self.done[frames[:, :-1]].any(axis=1)
-            return (
-                self.obs[frames],
-                self.action[at],
-                self.reward[at],
-                self.obs[frames + 1],
-                self.done[at],
-                whole,
-            )
+            return self.obs[frames], self.action[at], self.reward[at], self.obs[frames + 1], self.done[at], whole
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in (*self._fields, "_random")}

@@ -41,12 +41,12 @@ def train(algorithm: str, work: Work, address: str, tell: Tell) -> None:
     torch.set_num_threads(1)
     ray.init(address=address, log_to_driver=False, logging_level="error")
     trainer = configured(algorithm, work).build_algo()
-    goes_on = True
-    while goes_on:
+    while True:
         result = trainer.train()
         sampled = result["env_runners"].get("num_env_steps_sampled_lifetime", 0)
         trained = result.get("learners", {}).get("default_policy", {}).get("num_module_steps_trained_lifetime", 0)
-        goes_on = tell(int(sampled), int(trained), float(result["env_runners"].get("episode_return_mean", 0.0)))
+        if not tell(int(sampled), int(trained), float(result["env_runners"].get("episode_return_mean", 0.0))):
+            break
     trainer.stop()
     ray.shutdown()
 
@@ -58,9 +58,8 @@ def configured(algorithm: str, work: Work) -> Any:
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
     config: Any = {"APPO": APPOConfig, "IMPALA": IMPALAConfig, "PPO": PPOConfig}[algorithm]()
-    network = DefaultModelConfig(
-        fcnet_hiddens=[work.hidden] * 2, fcnet_activation=work.activation, vf_share_layers=False
-    )
+    hidden = [work.hidden] * 2
+    network = DefaultModelConfig(fcnet_hiddens=hidden, fcnet_activation=work.activation, vf_share_layers=False)
     fragment = "auto" if algorithm == "PPO" else max(1, work.batch // work.copies)
     config = (
         config.environment("CartPole-v1")

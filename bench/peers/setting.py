@@ -29,7 +29,8 @@ class Trained:
     steps: int
     updates: int
 
-    def check(self, setting: Setting, agents: int = 1) -> None:
-        """Raises AssertionError: it made other than the updates that its steps call for."""
+    def checked_rate(self, setting: Setting, agents: int = 1) -> float:
+        """Raises AssertionError: the run did not make the updates that its steps call for."""
         due = (self.steps - agents * setting.warmup) * setting.updates_per_step
         assert abs(self.updates - due) <= 0.02 * due + 2 * agents * setting.tolerance, (self, due)
+        return self.rate

@@ -6,10 +6,8 @@ It prints one line of JSON: updates, agent-steps, seconds, the seconds before th
 import json
 import os
 import random
-import signal
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -47,16 +45,8 @@ def make(agents: int, epochs: int, turns: int, seed: int, world: str = "treasure
         own = OmegaConf.load(Path(cleanup.__path__[0]) / "configs" / "config.yaml")
         config = OmegaConf.merge(own, {"experiment": experiment, "agent": {"agent": {"num": agents}}})
         return CleanupEnv(CleanupWorld(config=config, default_entity=EmptyPlot()), config)
-    config = {
-        "experiment": experiment,
-        "model": {
-            "agent_vision_radius": 2,
-            "epsilon_decay": 0.0005,
-            "observation_spec": "onehot",
-            "num_agents": agents,
-        },
-        "world": WORLD,
-    }
+    model = {"agent_vision_radius": 2, "epsilon_decay": 0.0005, "observation_spec": "onehot", "num_agents": agents}
+    config = {"experiment": experiment, "model": model, "world": WORLD}
     return TreasurehuntEnv(TreasurehuntWorld(config=config, default_entity=EmptyEntity()), config)
 
 
@@ -78,46 +68,24 @@ def sequential(env: Any) -> dict[str, Any]:
     return {"updates": updates[0], "steps": steps, "seconds": seconds, "start_s": 0.0, "scores": logger.rewards}
 
 
-def in_processes(env: Any, seed: int, kill: bool, options: dict[str, Any]) -> dict[str, Any]:
+def in_processes(env: Any, seed: int, options: dict[str, Any]) -> dict[str, Any]:
     from marlcore.compat.sorrel import run_experiment_mp
-    from marlcore.memory import survey_segments
 
-    before = {segment.name for segment in survey_segments()}
     logger = Logger(env.config.experiment.epochs)
-    if kill:
-        threading.Thread(target=kill_a_learner, args=(logger, env.config.experiment.epochs // 2), daemon=True).start()
     done = run_experiment_mp(env, logger=logger, seed=seed, **options)
-    return {
-        "updates": done.updates, "steps": done.steps, "seconds": done.seconds, "start_s": done.start_s,
-        "scores": logger.rewards, "restarts": done.restarts,
-        "left": [segment.name for segment in survey_segments() if not segment.held and segment.name not in before],
-    }  # fmt: skip
-
-
-def kill_a_learner(logger: Any, epoch: int) -> None:
-    """SIGKILL of the second learner once this epoch was recorded."""
-    from marlcore.processes import PID, Control
-
-    while len(logger.rewards) < epoch:
-        time.sleep(0.01)
-    for path in Path("/dev/shm").glob("marlcore-control-*"):
-        with Control.watch(path) as control:
-            if control.about["pid"] == os.getpid():
-                while not (learner := control.notes["learner-1"].load(PID)):  # it has not started yet
-                    time.sleep(0.01)
-                os.kill(learner, signal.SIGKILL)
+    names = "updates", "steps", "seconds", "start_s", "restarts"
+    return {"scores": logger.rewards, **{name: getattr(done, name) for name in names}}
 
 
 if __name__ == "__main__":
     setting = json.loads(sys.argv[1])
     before = sum(os.times()[:4])
-    torch.set_num_threads(setting["threads"])
+    torch.set_num_threads(1)
     environment = make(setting["agents"], setting["epochs"], setting["turns"], setting["seed"], setting["world"])
     if setting["side"] == "sequential":
         result = sequential(environment)
     else:
-        result = in_processes(environment, setting["seed"], setting["kill"], setting["options"])
+        result = in_processes(environment, setting["seed"], setting["options"])
     result["scores"] = [float(score) for score in result["scores"]]
     result["cpu_s"] = sum(os.times()[:4]) - before  # of all processes, with the start of those of run_experiment_mp
-    result["epsilon"] = float(environment.agents[0].model.epsilon)
     print(json.dumps(result))

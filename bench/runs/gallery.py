@@ -7,7 +7,6 @@ Further options are the example's. `--store` keeps the figures for docs/gallery.
 import argparse
 import importlib
 import time
-from pathlib import Path
 from statistics import fmean
 
 import tyro
@@ -15,22 +14,19 @@ import tyro
 from marlcore.processes import Metric
 from marlcore.record.curves import plot_runs
 
-from .. import ROOT
-from ..figures import FOLDER, load, today, use_fewer_colours, write
-from ..machine import cpu_seconds, load_since, processor, say, software
+from ..figures import FOLDER, load, use_fewer_colours, write
+from ..machine import cpu_seconds, made, say
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("example", help="such as dqn_async")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--folder", type=Path, default=ROOT / "docs" / "gallery", help="of the picture")
     parser.add_argument("--store", action="store_true", help="keep the figures in docs/figures/gallery.json")
     parser.set_defaults(rest=[])
 
 
 def main(options: argparse.Namespace) -> None:
     example = importlib.import_module(options.example)
-    options.folder.mkdir(exist_ok=True)
     curves, figures = [], {}
     for seed in options.seeds:
         began, used = time.monotonic(), cpu_seconds()
@@ -40,10 +36,9 @@ def main(options: argparse.Namespace) -> None:
         say(f"seed {seed}: {late:.1f} in the last tenth; {seconds:.0f} s, CPU {cpu:.0f} s")
         figures[str(seed)] = [late, seconds, cpu]
         curves.append([Metric(0.0, step, "return", "episode_return", value) for step, value in episodes])
-        picture = options.folder / f"{options.example}.png"
+        picture = FOLDER.parent / "gallery" / f"{options.example}.png"
         plot_runs(curves, picture, f"examples/{options.example}.py, seeds {options.seeds[: len(curves)]}")
         use_fewer_colours(picture)
     if options.store:
-        made = {"date": today(), "machine": processor(), "software": software()}
-        record = {"seeds": figures, **made, "load": load_since(options.load_before)}
+        record = {"seeds": figures, **made(options.load_before)}
         write(FOLDER / "gallery.json", {**load("gallery"), options.example: record})

@@ -26,8 +26,8 @@ from marlcore.envs import factory, vectorize
 from marlcore.processes import Metric
 from marlcore.record import plot_runs, read_metrics
 
-from ..figures import FOLDER, load, today, write
-from ..machine import load_since, processor, say, software
+from ..figures import FOLDER, load, write
+from ..machine import made, say
 from ..pages.pages import results_table
 from ..processes import run_fresh
 from .tasks import TASKS, Task
@@ -115,14 +115,9 @@ def _report(task: str, options: argparse.Namespace) -> list[list[Metric]]:
         "steps": of_task.config.total_steps,
         "random": None if of_task.peer else play_randomly(of_task.env),
         "returns": [one["return"] for one in runs],
-        **{
-            name: [one[name] for one in runs] for name in ("whole", "greedy", "updates") if name in runs[0]
-        },  # not a peer
+        **{name: [one[name] for one in runs] for name in ("whole", "greedy", "updates") if name in runs[0]},
         "seconds": round(median(one["seconds"] for one in runs)),
-        "load": load_since(before),
-        "date": today(),
-        "machine": processor(),
-        "software": software(),
+        **made(before),
     }
     name = task + ", serial" * (options.mode == "serial") + f", {options.load} busy beside" * bool(options.load)
     say(results_table({name: record}))

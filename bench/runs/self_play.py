@@ -33,6 +33,7 @@ from .perfect import Perfect
 from .training import play_both_sides, run
 
 GAMES = 200
+SPEED_STEPS, SPEED_ROUNDS = 20_000, 3
 DQN = mc.DQN(learning_rate=1e-3, reward_scale=1.0)
 
 
@@ -79,7 +80,7 @@ def opened(game: Game) -> Any:
     return (lambda: Opening(game.make(), game.opening)) if game.opening else game.make
 
 
-def config_of(game: Game, seed: int, mode: Any, run_dir: str | None = None) -> mc.Config:
+def config_of(game: Game, seed: int, mode: Any = "async", run_dir: str | None = None) -> mc.Config:
     return mc.Config(
         total_steps=game.steps,
         seed=seed,
@@ -93,17 +94,17 @@ def config_of(game: Game, seed: int, mode: Any, run_dir: str | None = None) -> m
     )
 
 
-def learn(name: str, seed: int, mode: Any, file: str | None) -> dict[str, Any]:
+def learn(name: str, seed: int, file: str | None) -> dict[str, Any]:
     """A row: what a run took, and the games that its last policy won, drew and lost."""
     game = TASKS[name]
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
         run_dir = str(Path(folder) / "run")
-        algorithm, config = DQN, config_of(game, seed, mode, run_dir)
+        algorithm, config = DQN, config_of(game, seed, run_dir=run_dir)
         if file is not None:
             settings = read_settings(file)
             algorithm = changed(algos.make(settings.algo), settings.algorithm)
-            config = replace(settings.config, seed=seed, mode=mode, run_dir=run_dir)
+            config = replace(settings.config, seed=seed, mode="async", run_dir=run_dir)
         result = mc.train(game.make, algorithm, config, progress=False)
         seconds = time.monotonic() - began
         first = mc.load_policy(result.run_dir, "main", "opponent-1")
@@ -123,9 +124,9 @@ def score(make: Any, run_dir: Path, opponent: Any, explore: bool) -> str:
     return f"{won} / {drawn} / {GAMES - won - drawn}"
 
 
-def speed(name: str, steps: int, updates: float, mode: Any) -> float:
+def speed(name: str, mode: Any) -> float:
     """Episodes/s of the last four fifths of a run without games of the policy against itself."""
-    game = replace(TASKS[name], steps=steps, updates_per_step=updates)
+    game = replace(TASKS[name], steps=SPEED_STEPS, updates_per_step=TASKS[name].balanced)
     config = config_of(game, 0, mode)
     config = replace(config, self_play=replace(config.self_play, latest=0.0), metrics=mc.MetricsConfig(("csv",)))
     _, metrics = run(game.make, DQN, config)
@@ -134,23 +135,17 @@ def speed(name: str, steps: int, updates: float, mode: Any) -> float:
     return (len(times) - first - 1) / (times[-1] - times[first])
 
 
-def compare(name: str, steps: int, updates: float, rounds: int) -> str:
-    sides = {mode: partial(speed, name, steps, updates, mode) for mode in ("serial", "async")}
-    serial, overlapped = map(median, in_turns(sides, rounds).values())
-    return (
-        f"{name}, {updates:g} updates/step: serial {serial:,.1f} episodes/s, async {overlapped:,.1f} episodes/s, "
-        f"ratio {overlapped / serial:.2f}"
-    )
+def compare(name: str) -> str:
+    sides = {mode: partial(speed, name, mode) for mode in ("serial", "async")}
+    serial, overlapped = map(median, in_turns(sides, SPEED_ROUNDS).values())
+    rates = f"serial {serial:,.1f} episodes/s, async {overlapped:,.1f} episodes/s, ratio {overlapped / serial:.2f}"
+    return f"{name}, {TASKS[name].balanced:g} updates/step: {rates}"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", action="append", choices=list(TASKS), help="of these alone")
     parser.add_argument("--seeds", default="0,1,2", help="with commas between")
-    parser.add_argument("--mode", default="async", choices=["async", "serial"])
     parser.add_argument("--speed", action="store_true", help="compare async with serial mode")
-    parser.add_argument("--steps", type=int, default=20_000, help="of a run of --speed")
-    parser.add_argument("--updates", type=float, help="updates a step in runs of --speed; by default the game's")
-    parser.add_argument("--rounds", type=int, default=3, help="of --speed")
     parser.add_argument("--settings", help="a file of settings to train with, such as one of marlcore/presets")
 
 
@@ -158,7 +153,7 @@ def main(options: argparse.Namespace) -> None:
     say(f"{os.cpu_count()} cores, load {options.load_before:.1f} before")
     for name in options.task or TASKS:
         if options.speed:
-            say(compare(name, options.steps, options.updates or TASKS[name].balanced, options.rounds))
+            say(compare(name))
         else:
             seeds = map(int, options.seeds.split(","))
-            say(records([learn(name, seed, options.mode, options.settings) for seed in seeds]))
+            say(records([learn(name, seed, options.settings) for seed in seeds]))

@@ -3,7 +3,7 @@
 For each seed both sides run one after the other, each in a process of its own, in the environment that
 `python -m bench install sorrel` makes. The rate is agent-steps by the seconds from the first turn, seen to 50 ms,
 to the end of the call: it leaves out the seconds before it, which the last column has. The last line states the ratio
-of the medians without and with them. `--kill` has a learner killed by SIGKILL in the middle of each run in processes.
+of the medians without and with them.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from ..machine import say
 from ..pages.tables import records
 from ..peers.install import SORREL, WITH_MARLCORE
 
-PROCESSES = "in processes"
+AGENTS = 5
+OWN, PROCESSES = "sequential", "processes"
 PROGRAM = ROOT / "bench" / "peers" / "sorrel_treasurehunt.py"
 
 
-def run(side: str, seed: int, threads: int, options: argparse.Namespace) -> dict[str, Any]:
-    """One experiment of one side."""
-    names = "agents", "epochs", "turns", "world", "kill"
-    wanted = {"side": side, "seed": seed, "threads": threads, **{name: getattr(options, name) for name in names}}
-    wanted["options"] = json.loads(options.options)
-    return SORREL.run(PROGRAM, json.dumps(wanted), env={**WITH_MARLCORE, "OMP_NUM_THREADS": str(threads)})
+def run(side: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """One experiment of one side, with one thread of torch a process."""
+    wanted = {"side": side, "seed": seed, "agents": AGENTS, "options": json.loads(options.options)}
+    wanted |= {name: getattr(options, name) for name in ("epochs", "turns", "world")}
+    return SORREL.run(PROGRAM, json.dumps(wanted), env={**WITH_MARLCORE, "OMP_NUM_THREADS": "1"})
 
 
 def rate(run: dict[str, Any], whole: bool = False) -> float:
@@ -38,9 +38,9 @@ def rate(run: dict[str, Any], whole: bool = False) -> float:
 
 
 def times(runs: dict[str, list[dict[str, Any]]], whole: bool) -> float:
-    """The median rate in processes, by that of sorrel's own loop with its best number of threads."""
-    rates = {name: median(rate(run, whole) for run in of_side) for name, of_side in runs.items()}
-    return rates.pop(PROCESSES) / max(rates.values())
+    """The median rate in processes, by that of sorrel's own loop."""
+    rates = {side: median(rate(run, whole) for run in of_side) for side, of_side in runs.items()}
+    return rates[PROCESSES] / rates[OWN]
 
 
 def row(side: str, seed: int, result: dict[str, Any]) -> dict[str, Any]:
@@ -54,28 +54,21 @@ def row(side: str, seed: int, result: dict[str, Any]) -> dict[str, Any]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--world", choices=["treasurehunt", "tag", "cleanup"], default="treasurehunt")
-    parser.add_argument("--agents", type=int, default=5)
     parser.add_argument("--turns", type=int, default=50)
     parser.add_argument("--epochs", type=int, default=200)
     parser.add_argument("--seeds", default="0,1,2", help="with commas between")
-    parser.add_argument("--threads", default="1", help="of torch in sorrel's own loop, with commas between")
-    parser.add_argument("--kill", action="store_true", help="a learner, in the middle")
     parser.add_argument("--options", default="{}", help="of run_experiment_mp, as JSON")
 
 
 def main(options: argparse.Namespace) -> None:
     if SORREL.missing:
         sys.exit(f"sorrel is not installed: {SORREL.missing}")
-    sides = [(f"sequential, threads: {count}", "sequential", int(count)) for count in options.threads.split(",")]
-    sides.append((PROCESSES, "processes", 1))
     say(f"{os.cpu_count()} cores, load {options.load_before:.1f} before")
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name, _, _ in sides}
+    runs: dict[str, list[dict[str, Any]]] = {OWN: [], PROCESSES: []}
     for seed in map(int, options.seeds.split(",")):
-        for name, side, threads in sides:
-            runs[name].append(run(side, seed, threads, options))
-            if left := runs[name][-1].get("left"):
-                sys.exit(f"left behind in /dev/shm: {left}")
-        say(records([row(name, seed, of_side[-1]) for name, of_side in runs.items()]))
+        for side in runs:
+            runs[side].append(run(side, seed, options))
+        say(records([row(side, seed, of_side[-1]) for side, of_side in runs.items()]))
     bare, whole = (times(runs, whole) for whole in (False, True))
     say(
         f"in processes: {bare:.2f} times sorrel's own loop, {whole:.2f} times with the start of processes; "

@@ -69,21 +69,16 @@ class Comparison:
 
 
 def ours(steps: int, setting: Setting, env: object = CARTPOLE, agents: int = 1, mode: str = "async") -> float:
-    return _checked(train(env, setting, steps, mode), setting, agents)
+    return train(env, setting, steps, mode).checked_rate(setting, agents)
 
 
 def ours_on_policy(steps: int, env: object = CARTPOLE, mode: str = "async", actors: int = 1) -> float:
-    return _checked(train_on_policy(env, PPO, steps, mode, actors), PPO)
+    return train_on_policy(env, PPO, steps, mode, actors).checked_rate(PPO)
 
 
 def peer(train: Callable[[Setting, int], Trained], setting: Setting, steps: int, agents: int = 1) -> Side:
     """In a fresh interpreter, so that no library meets another's threads or caches."""
-    return Side(lambda steps: _checked(run_fresh(train, setting, steps), setting, agents), steps)
-
-
-def _checked(trained: Trained, setting: Setting, agents: int = 1) -> float:
-    trained.check(setting, agents)
-    return trained.rate
+    return Side(lambda steps: run_fresh(train, setting, steps).checked_rate(setting, agents), steps)
 
 
 def acting(steps: int, copies: int, processes: int = 1, **settings: object) -> Side:
@@ -211,8 +206,7 @@ def main(options: argparse.Namespace) -> None:
     logging.getLogger("marlcore").setLevel(logging.ERROR)  # who acts alone learns nothing, as it would warn
     figures: dict[str, dict[str, list[float]]] = {}
     missing = {"Sample Factory 2.1.1"} if SAMPLE_FACTORY.missing else set[str]()
-    if missing:
-        say(f"skipped: Sample Factory; {SAMPLE_FACTORY.missing}")
+    say("".join(f"skipped: {name}; {SAMPLE_FACTORY.missing}" for name in missing))
     for row in (ROWS[name] for name in options.row or ROWS):
         before = os.getloadavg()[0]
         sides = {name: side for name, side in row.sides.items() if name not in missing}

@@ -32,17 +32,14 @@ def train_on_policy(env: Any, setting: Setting, steps: int, mode: str = "async",
         learning_rate=setting.learning_rate, hidden=(setting.hidden, setting.hidden), activation="relu", epochs=1,
         batch_size=setting.batch, minibatch_size=setting.batch,
     )  # fmt: skip
-    learner = mc.LearnerConfig(gamma=setting.gamma, device="cpu")
-    actor = mc.ActorConfig(processes=actors, envs=COPIES)
-    config = mc.Config(total_steps=steps, mode=mode, actor=actor, learner=learner)
-    return _run(env, config, ppo)
+    learner, actor = mc.LearnerConfig(gamma=setting.gamma, device="cpu"), mc.ActorConfig(processes=actors, envs=COPIES)
+    return _run(env, mc.Config(total_steps=steps, mode=mode, actor=actor, learner=learner), ppo)
 
 
 def act_alone(steps: int, env: Any, envs: int, processes: int = 1, agents: int = 1, **beside: Any) -> float:
     """Steps a second of marlcore's actors; unless `beside` sets it, their learners' warm-up is beyond the run's end."""
     never = steps // agents + 2 * envs * processes
-    capacity = 2 * never  # rows are not evenly spread over lanes, and some are boundary rows
-    setting = Setting(warmup=never, capacity=capacity, epsilon=0.0)
+    setting = Setting(warmup=never, capacity=2 * never, epsilon=0.0)  # lanes fill unevenly, and boundaries take rows
     config = _config(setting, steps, "async", envs)
     config = replace(config, updates_per_step=None, actor=mc.ActorConfig(processes=processes, envs=envs), **beside)
     return _run(env, config, _dqn(setting)).rate
@@ -71,6 +68,7 @@ class HangingSink:
 
 
 def _config(setting: Setting, steps: int, mode: Any, envs: int) -> mc.Config:
+    learner = {"batch_size": setting.batch, "gamma": setting.gamma, "warmup": setting.warmup}
     return mc.Config(
         total_steps=steps,
         mode=mode,
@@ -78,9 +76,7 @@ def _config(setting: Setting, steps: int, mode: Any, envs: int) -> mc.Config:
         updates_tolerance=setting.tolerance,
         actor=mc.ActorConfig(envs=envs),
         replay=mc.ReplayConfig(capacity=setting.capacity),
-        learner=mc.LearnerConfig(
-            batch_size=setting.batch, n_step=1, gamma=setting.gamma, warmup=setting.warmup, device="cpu"
-        ),
+        learner=mc.LearnerConfig(**learner, n_step=1, device="cpu"),
         exploration=mc.ExplorationConfig(epsilon=setting.epsilon),
     )
 

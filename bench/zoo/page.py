@@ -82,8 +82,9 @@ def row_of(preset: str, record: Mapping[str, Any] | None) -> list[str]:
     beside = "" if reference is None else f"{reference[0]:g} ({reference[1]:,}k)"
     threshold = threshold_of(env)
     names = [preset, env.rpartition(":")[2], type(algorithm).__name__, f"{config.total_steps:,}"]
+    required = "" if threshold is None else f"{threshold:g}"
     if record is None:
-        return [*names, "", "", "not run", "", _number(threshold), "", beside, "", ""]
+        return [*names, "", "", "not run", "", required, "", beside, "", ""]
     runs = list(record["runs"].values())
     last = [run["last"] for run in runs]
     mean, low, high = interquartile_mean(last)
@@ -97,7 +98,7 @@ def row_of(preset: str, record: Mapping[str, Any] | None) -> list[str]:
     shown_best = f"{interquartile_mean(best)[0]:.4g}" if best else ""
     chance = f"{record['random']:.4g}" if "random" in record else "0.5"
     scores = [chance, f"{mean:.4g}{interval}", shown_best]
-    return [*names, str(len(runs)), *scores, _number(threshold), solved, beside, *seconds]
+    return [*names, str(len(runs)), *scores, required, solved, beside, *seconds]
 
 
 def table_of_defaults(defaults: Mapping[str, Any]) -> str:
@@ -144,8 +145,6 @@ def draw(figures: Mapping[str, Any], path: Path) -> None:
         for axes, (preset, record) in zip(panels, figures.items(), strict=False):
             env, _, config = mc.preset(preset)
             steps, curves = _curves_of(record, config.total_steps)
-            whole = ~np.isnan(curves).any(0)
-            steps, curves = steps[whole], curves[:, whole]
             axes.fill_between(steps, curves.min(0), curves.max(0), alpha=0.25, linewidth=0)
             axes.plot(steps, curves.mean(0), linewidth=1.5)
             if (threshold := threshold_of(env)) is not None:
@@ -167,16 +166,12 @@ def draw_teams(figures: Mapping[str, Any], path: Path) -> None:
 
 
 def _curves_of(record: Mapping[str, Any], total_steps: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The steps in the middle of each bin, and the returns [runs, bins]."""
+    """The steps in the middle of each bin, and the returns [runs, bins], where every run has some."""
     curves = np.array([run["curve"] for run in record["runs"].values()], float)
-    bins = curves.shape[1]
-    return (np.arange(bins) + 0.5) / bins * total_steps, curves
+    bins, whole = curves.shape[1], ~np.isnan(curves).any(0)
+    return (np.arange(bins)[whole] + 0.5) / bins * total_steps, curves[:, whole]
 
 
 def _label(axes: Axes, title: str) -> None:
     axes.set_title(title, fontsize=9)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:g}"

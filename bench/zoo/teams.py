@@ -27,7 +27,7 @@ PROGRAM = ROOT / "bench" / "zoo" / "benchmarl_mpe.py"
 def run(task: str, algorithm: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """One run, and what the preset's run took after it."""
     load = os.getloadavg()[0]
-    found = BENCHMARL.run("-I", PROGRAM, task.replace("-", "_"), algorithm, options.steps, seed, options.changes)
+    found = BENCHMARL.run("-I", PROGRAM, task.replace("-", "_"), algorithm, TEAM_STEPS, seed, options.changes)
     ours = train_fresh(f"{task}-{OF_BENCHMARL[algorithm]}", seed)
     return {**found, "load": round(load, 1), "beside": {name: ours[name] for name in ("seconds", "cpu", "load")}}
 
@@ -35,7 +35,6 @@ def run(task: str, algorithm: str, seed: int, options: argparse.Namespace) -> di
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tasks", nargs="+", choices=TEAM_TASKS, default=TEAM_TASKS)
     parser.add_argument("--algorithms", nargs="+", choices=[*OF_BENCHMARL], default=[*OF_BENCHMARL])
-    parser.add_argument("--steps", type=int, default=TEAM_STEPS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--changes", default="{}", metavar="JSON")
 

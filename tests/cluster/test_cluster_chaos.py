@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -84,22 +84,12 @@ class Driver:
         return [nodes["node-0"][0], nodes["node-1"][0], updates]
 
     def lost(self) -> int:
-        """Agents that seats have lost."""
         return sum(restarts for _, restarts in self.ask()[0].values())
 
     def close(self) -> None:
         self._process.kill()
         self._process.communicate()
         self._answers.close()
-
-
-@contextmanager
-def driver(address: str, run_dir: Path) -> Iterator[Driver]:
-    made = Driver(address, run_dir)
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 def candidates(what: str, nodes: RayNodes, run: Driver) -> list[int]:
@@ -125,7 +115,6 @@ def strike(what: str, kills: bool, pid: int, nodes: RayNodes, run: Driver) -> No
 
 
 def at_random(seconds: float, generator: random.Random) -> Iterator[tuple[str, bool]]:
-    """What to strike, every few seconds, and whether it is killed."""
     began = time.monotonic()
     while (now := time.monotonic()) < began + seconds:
         yield generator.choice([*TITLES]), generator.random() < 0.7
@@ -135,9 +124,9 @@ def at_random(seconds: float, generator: random.Random) -> Iterator[tuple[str, b
 def chaos(
     nodes: RayNodes, run_dir: Path, strikes: Iterable[tuple[str, bool]], generator: random.Random
 ) -> dict[str, Any]:
-    """By what was struck, the seconds until both nodes stepped and the learner learned again."""
+    """By victim, the seconds until both nodes step and the learner learns again."""
     recoveries = dict[str, list[float]]()
-    with driver(nodes.address, run_dir) as run:
+    with closing(Driver(nodes.address, run_dir)) as run:
         until(lambda: run.progress()[2] > 0)
         for what, kills in strikes:
             pid = generator.choice(until(lambda what=what: candidates(what, nodes, run)))

@@ -67,7 +67,7 @@ mc.train(slow, "dqn", configured(sys.argv[2], 10**9, 1), progress=False)
 
 @LONG
 def test_a_run_that_a_signal_ends_leaves_nothing_on_any_node(drive: Drive) -> None:
-    """The one whose handler Ray replaces."""
+    """SIGTERM, whose handler Ray replaces."""
     driver = drive(WORKS)
     assert driver.line() == "working"
     family = [pid for generation in generations(driver.pid) for pid in generation]

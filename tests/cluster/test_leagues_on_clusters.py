@@ -22,15 +22,13 @@ from whole_runs import LONG, checkpoint, opponents_of, steps_of, values_of
 
 import marlcore as mc
 from marlcore.cluster import Bookings, DirectLink, Ingest, Porter
-from marlcore.cluster.nodes.actors import ActorNode, ActorOrders
+from marlcore.cluster.nodes import actors
 from marlcore.config import AssignedPolicy, source_of
 from marlcore.envs import vectorize
 from marlcore.loops import build_model
 from marlcore.processes import BEATS
 from marlcore.run import RunSpec, transition_spec
 from marlcore.self_play import make_beside_anchors, odds_fields, published_numbers
-
-EXAMPLES = str(Path(__file__).parents[2] / "examples")
 
 LEAGUE = """
 from functools import partial
@@ -56,13 +54,12 @@ def league(steps, resume=None, make=Arena, nodes=1, **changes):
 @pytest.fixture
 def notes(tmp_path: Path) -> Path:
     """Where each game is noted by the machine that plays it."""
-    (tmp_path / "notes").mkdir()
     return tmp_path / "notes"
 
 
 @LONG
 def test_a_league_of_machines_plays_as_one(drive: Drive, notes: Path) -> None:
-    """All actors are on other machines: what they noted is what the learner's table, pool and replay have."""
+    """All actors are on other machines; their notes agree with the learner's table, pool and replay."""
     run_dir, result = drive.run_dir, drive.result(LEAGUE, "told(league(8_000, nodes=2).wait())", args=[notes])
     assert result["steps"] >= 8_000 and not any(result["restarts"].values())
     check_opponents(run_dir, notes)
@@ -114,7 +111,6 @@ GOES_ON = "told(league(int(sys.argv[4]), sys.argv[2], latest=0.0, anchors={}).wa
 def test_a_league_goes_on_after_its_driver_was_killed(drive: Drive, notes: Path) -> None:
     """With the table of the last checkpoint, and with the opponents, which reach the machines again."""
     run_dir, later = drive.run_dir, notes.with_name("later")
-    later.mkdir()
 
     def saved() -> dict[int, list[int]]:
         path = run_dir / "checkpoints" / "main.pt"
@@ -132,30 +128,6 @@ def test_a_league_goes_on_after_its_driver_was_killed(drive: Drive, notes: Path)
     acted = {acted[0] for sides in episodes_of(later).values() for acted in sides.values()}
     assert len(admitted & acted) > 2, "restored opponents have played, with their own weights"
     until(lambda: left_on(drive.nodes)["processes"] == [])
-
-
-LEARNS = """
-from puck import chaser, idle, two_player_puck
-
-config = configured(
-    sys.argv[2], 40_000, 1, updates_per_step=0.25, actor=mc.ActorConfig(envs=4, sync_interval=10),
-    learner=mc.LearnerConfig(warmup=1000, device="cpu"),
-    exploration=mc.ExplorationConfig(epsilon=mc.Linear(1.0, 0.05, 15_000)),
-    self_play=mc.SelfPlayConfig(pool=8, admit_updates=1000, anchors={idle: 0.1, chaser: 0.1}),
-)
-told(mc.train(two_player_puck, mc.DQN(learning_rate=1e-3, reward_scale=1.0), config, progress=False))
-"""
-
-
-@LONG
-def test_a_league_of_machines_learns_as_one_machine_does(drive: Drive) -> None:
-    """As tests/runs/test_self_play_games.py has it: the latest policy wins 90 % of 200 games against the first."""
-    run_dir = drive.run_dir
-    result_of(drive(f"sys.path.append({EXAMPLES!r})", LEARNS))
-    first, wins = mc.load_policy(run_dir, "main", "opponent-1"), 0
-    for agent, other in (("player_1", "player_2"), ("player_2", "player_1")):
-        wins += int((mc.evaluate(run_dir, 100, policies={other: first}).returns[agent] > 0.5).sum())
-    assert wins >= 180
 
 
 LACKED = "print(refusal(lambda: league(1_000, anchors={sys.argv[4]: 0.2})))"
@@ -207,13 +179,12 @@ def test_a_node_awaits_the_opponents_that_its_weights_name(tmp_path: Path) -> No
         model, numbers = build_model(policy, config).acting, published_numbers(policy.algorithm, config)
         store = stack.enter_context(mc.ParameterStore.create(model, extras=numbers | odds_fields(settings)))
         pool = Held(stack.enter_context(mc.ParameterStore.create(model, 2, numbers)), every=True)
-        zeros = dict.fromkeys(numbers, 0.0)
         for each, extras in ((store, {"opponents": [0, 1, 0], "odds": [0.0, 1.0, 0.0]}), (pool.store, {})):
             with each.publisher(model) as publisher:
-                publisher.publish(**zeros, **extras)
+                publisher.publish(**dict.fromkeys(numbers, 0.0), **extras)
         address: Any = SimpleNamespace(rows=lambda _: DirectLink(ingest), weights=lambda _: Porter(store))
-        orders = ActorOrders(2_000, 0, {policy.name: address})
-        node = ActorNode(
+        orders = actors.ActorOrders(2_000, 0, {policy.name: address})
+        node = actors.ActorNode(
             stack, orders, spec=RunSpec(make, (policy,), config), seat=0, epoch=1, taken=0, elapsed=0.0,
             descriptions={policy.name: store.description}, opponents=pool,
         )  # fmt: skip
@@ -230,6 +201,5 @@ def test_a_node_awaits_the_opponents_that_its_weights_name(tmp_path: Path) -> No
 
         until(ended)
     seen = played(tmp_path)
-    assert {opponent for opponent, _ in games} == {1}
     assert Counter({1: seen["wins"], -1: seen["losses"]}) == Counter(result for _, result in games)
-    assert sum(seen.values()) > 50
+    assert {opponent for opponent, _ in games} == {1} and sum(seen.values()) > 50

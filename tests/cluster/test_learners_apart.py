@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-from collections.abc import Callable
 
 import pytest
 from processes import until
@@ -156,47 +155,38 @@ print(json.dumps({"steps": result.steps, "restarts": result.restarts[name], "beg
 """
 
 
-def kill_agent(nodes: RayNodes, pid: int, node: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-
-
-def stop_agent(nodes: RayNodes, pid: int, node: int) -> None:
-    os.kill(pid, signal.SIGSTOP)
-
-
-def kill_machine(nodes: RayNodes, pid: int, node: int) -> None:
-    os.kill(nodes.raylets[node], signal.SIGKILL)
-    os.kill(pid, signal.SIGKILL)  # which Ray would end some 15 s later
-    nodes.restart(node)
+def lose(what: str, nodes: RayNodes, pid: int, node: int) -> None:
+    """Stops or kills the learner's agent, or kills its whole machine, which another one replaces."""
+    if what == "machine":
+        os.kill(nodes.raylets[node], signal.SIGKILL)
+    os.kill(pid, signal.SIGSTOP if what == "stopped" else signal.SIGKILL)  # Ray would end it some 15 s later
+    if what == "machine":
+        nodes.restart(node)
 
 
 @pytest.mark.parametrize(
-    "algorithm, limited, acts",
-    [
-        ("dqn", "free", [kill_machine, kill_agent]),
-        ("dqn", "limited", [stop_agent]),
-        ("ppo", "", [kill_machine]),
-    ],
+    "algorithm, limited, losses",
+    [("dqn", "free", ["machine", "agent"]), ("dqn", "limited", ["stopped"]), ("ppo", "", ["machine"])],
 )
 def test_another_machine_continues_from_the_last_checkpoint(
-    algorithm: str, limited: str, acts: list[Callable[[RayNodes, int, int], None]], drive: Drive
+    algorithm: str, limited: str, losses: list[str], drive: Drive
 ) -> None:
     """Each time, if learners are lost one after another. Where they hold actors back, the run takes all its steps."""
-    nodes, driver = drive.nodes, drive(SETTINGS, LOST, args=[algorithm, limited, len(acts)])
+    nodes, driver = drive.nodes, drive(SETTINGS, LOST, args=[algorithm, limited, len(losses)])
 
     def told() -> str:
         """The next line if it names an agent; Ray prints others, of lost processes."""
         line = driver.line()
         return line if re.fullmatch(r"\[\d+, \d+\]", line) else ""
 
-    for act in acts:
-        act(nodes, *json.loads(until(told, lambda: driver.running)))
+    for what in losses:
+        lose(what, nodes, *json.loads(until(told, lambda: driver.running)))
     result = result_of(driver)
-    assert result["restarts"] == len(acts) and not result["falls"]
+    assert result["restarts"] == len(losses) and not result["falls"]
     assert result["last"] > result["begun"]
     assert limited == "free" or result["steps"] >= (150_000 if algorithm == "ppo" else 8_000)
     until(lambda: left_on(nodes)["processes"] == [])
-    if kill_machine in acts:
+    if "machine" in losses:
         nodes.settle()
     assert left_on(nodes) == NOTHING
 

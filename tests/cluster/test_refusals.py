@@ -14,7 +14,7 @@ from ray_nodes import MARK, RayNodes, marked
 from whole_clusters import BEGINNING, Drive, left_on
 
 from marlcore import __version__
-from marlcore.kernels.jit import cache_directory
+from marlcore.kernels import jit
 
 pytestmark = pytest.mark.long
 
@@ -56,7 +56,7 @@ CASES: dict[str, tuple[dict[str, str], str, list[str]]] = {
 def test_a_run_is_refused(case: str, guarded: RayNodes, program: Callable[..., Any], tmp_path: Path) -> None:
     """With the right token the run reaches the node, so that it is the token that the others lack."""
     env, code, says = CASES[case]
-    homeless = {"HOME": str(tmp_path), "NUMBA_CACHE_DIR": str(cache_directory().parents[2])}  # with kernels
+    homeless = {"HOME": str(tmp_path), "NUMBA_CACHE_DIR": str(jit.cache_directory().parents[2])}  # with kernels
     args = [guarded.address, tmp_path / "run", json.dumps({**TOKEN, **homeless, **env})]
     driver = program(ENV, BEGINNING, code, REFUSED, args=args)
     (line,) = driver.finish().splitlines()

@@ -89,7 +89,7 @@ def test_saved_replays_keep_the_machines_of_their_lanes(name: str, now: int, tmp
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_learner_elsewhere_saves_no_more_once_a_run_goes_on_here(tmp_path: Path) -> None:
+def test_a_learner_elsewhere_stops_saving_after_a_resume(tmp_path: Path) -> None:
     runs = Runs(total_steps=100)
     runs.train(tmp_path, CARTPOLE)
     hold = Hold(tmp_path / "run" / "checkpoints" / "agent_0.pt", "run", 1)
@@ -109,7 +109,7 @@ def ended(nodes: RayNodes) -> None:
 
 
 @LONG
-def test_a_run_whose_driver_was_killed_goes_on_from_its_checkpoints(drive: Drive) -> None:
+def test_a_killed_drivers_run_goes_on_from_its_checkpoints(drive: Drive) -> None:
     """At once, while agents of the killed driver may still work: their rows are nowhere, and their segments go."""
     ray_nodes, run_dir, before = drive.nodes, drive.run_dir, killed_run(drive, "saved")
     taken = max(steps_of(run_dir), before["step"])

@@ -73,7 +73,7 @@ def test_a_zombie_has_its_rows_refused(drive: Drive) -> None:
     check(drive)
 
 
-def test_without_fencing_a_zombie_has_them_written(drive: Drive) -> None:
+def test_without_fencing_a_zombies_rows_are_written(drive: Drive) -> None:
     """The control: the same check must see them."""
     with pytest.raises(AssertionError, match=r"'late': [1-9]"):
         check(drive, FENCING_OFF)

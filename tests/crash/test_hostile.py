@@ -77,7 +77,7 @@ def control_bytes(shared: Any) -> int:
 
 
 def use(name: str, call: Use, tally: Counter[str]) -> None:
-    """An exception is as good as a result, when it is one that is documented."""
+    """Makes one use, which must end in a result or in a documented exception."""
     try:
         call()
     except (mc.MarlcoreError, TimeoutError):
@@ -103,7 +103,7 @@ LEAST = 12  # rounds, however slow the machine is: some end in an exception
 
 
 def say(*words: object) -> None:
-    """Where the child is, for the case that it goes no further."""
+    """Logs the child's position, in case it dies there."""
     print(*words, file=sys.stderr, flush=True)
 
 
@@ -179,7 +179,7 @@ def rewrite(path: Path, header: bytes) -> None:
 
 
 def headers(case: Case) -> Counter[str]:
-    """Every byte of the header, changed: it is refused, or what it says now works."""
+    """Changes each byte of the header: the segment is refused, or it works as described."""
     tally: Counter[str] = Counter()
     path, kind = Path(case.shared.handle.path), type(case.shared)
     raw = path.read_bytes()[:PAGE]

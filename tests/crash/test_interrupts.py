@@ -34,7 +34,7 @@ MOMENTS = 50  # of each use
 
 
 def inside(file: str) -> bool:
-    """CPython handles no signal between a guard's mark and its `try`, where an exception would leave the mark."""
+    """Excludes guard.py: CPython handles no signal between a guard's mark and its `try`."""
     return file.startswith(PACKAGE) and not file.endswith("guard.py")
 
 
@@ -50,7 +50,7 @@ class Program:
             self.files.append((fd, os.fstat(fd)))
 
     def close(self) -> int:
-        """How many of them another one had closed."""
+        """Closes the files; returns how many of them were closed already."""
         lost = 0
         while self.files:
             fd, made = self.files.pop()
@@ -64,7 +64,7 @@ class Program:
 
 @contextlib.contextmanager
 def opened(name: str, what: str, folder: Path) -> Iterator[tuple[Case, Callable[[], None]]]:
-    """A case, and a call that uses it so; what the use needs of another one is there."""
+    """A case and a call that makes one use of it; the state that the use needs exists."""
     case = CASES[name](folder)
     case.open()
 
@@ -103,7 +103,7 @@ def test_an_exception_before_any_instruction_is_harmless(name: str, what: str, t
 
 
 def storm(case: Case, act: Callable[[], None], times: int) -> Counter[str]:
-    """Interrupts it at moments of real time, and counts what came of it."""
+    """Interrupts the call at random moments of real time, and counts the outcomes."""
     program, counts = Program(), Counter[str]()
     began = time.perf_counter()
     for _ in range(20):

@@ -44,10 +44,6 @@ def test_a_broken_rule_of_takeover_tears_rows(core: Path, control: str) -> None:
     assert counts(run([core, "--cycles", "20000", "--until-torn", control]), status=1)["torn"] > 0
 
 
-def test_kill_cycles_refuses_arguments_that_it_does_not_know(core: Path) -> None:
-    assert run([core, "--cycle", "1"]).returncode == 2
-
-
 @pytest.mark.parametrize(("method", "kills"), [("spawn", 8), ("forkserver", 8), ("fork", 80)])
 def test_killed_python_processes_stop_nobody(method: str, kills: int) -> None:
     """Python processes killed at any moment stop nobody and leave nothing, also inside an add to many lanes."""

@@ -14,8 +14,7 @@ import torch
 from processes import segments_of, until
 from whole_runs import checkpoint, finished, marlcore, steps_of
 
-from marlcore.algos import DQN
-from marlcore.algos.dqn import DQNTrainer
+from marlcore.algos import DQN, dqn
 from marlcore.processes import Control, Interrupts
 
 pytestmark = pytest.mark.long
@@ -33,11 +32,11 @@ class SlowDQN(DQN):
 
     folder: str = ""
 
-    def make_trainer(self, network: torch.nn.Module) -> DQNTrainer:
+    def make_trainer(self, network: torch.nn.Module) -> dqn.DQNTrainer:
         return SlowTrainer(self, network)
 
 
-class SlowTrainer(DQNTrainer):
+class SlowTrainer(dqn.DQNTrainer):
     """Notes the updates of each slow checkpoint in a file of its process, before the disk has it."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -73,7 +72,7 @@ class Run:
         return sorted(int(note.read_text() or -1) for note in self.folder.glob("saving-*"))
 
     def stops(self) -> bool:
-        """Whether the first signal has come to its attention; a second one before that would be none."""
+        """Whether the run has handled the first signal; an earlier second one would not count."""
         (path,) = (path for path in segments_of(self.process.pid) if path.name.startswith("marlcore-control-"))
         with Control.watch(path) as control:
             return control.stopping

@@ -28,8 +28,6 @@ def planners(before: frozenset[int] = frozenset()) -> set[int]:
 
 
 class Killer(threading.Thread):
-    """Kills one worker at a random moment of a build."""
-
     def __init__(self, rng: random.Random, longest_s: float) -> None:
         super().__init__()
         self._before = frozenset(planners())
@@ -90,7 +88,7 @@ class DeadlyOnce(World):
 
 
 def test_deaths_seen_between_states_are_an_error() -> None:
-    """They once counted as the model's failure in a later state, whose turn never came."""
+    """Such deaths once counted as a failure of the model in a later state."""
     with pytest.raises(WorkerFailed, match="so ended each of the 4 processes") as caught:
         build_graph(DeadlyOnce(), workers=2, batch=3)
     assert caught.value.reason == "death"

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from core import counted, python, report
+from filled import filled
 from marlcore._core import lib
 from seams import replace
 from victims import fork, kill, shared_numbers
@@ -24,7 +25,6 @@ from victims import fork, kill, shared_numbers
 from marlcore import SegmentNotFound
 from marlcore.memory import File, Segment, new_file, survey_segments
 from marlcore.memory import native as locking
-from marlcore.testing.rows import filled
 
 pytestmark = pytest.mark.long
 WORKERS = 6
@@ -37,11 +37,11 @@ GONE, SEED = 0, 1  # words of a body: whether its creator takes its name away, a
 
 
 class Fault(Exception):
-    """What must not be."""
+    """A violated rule."""
 
 
 def content(seed: int, words: int) -> np.ndarray:
-    """What a body begins with, uint64 [words]: a row that it names by not being gone and its seed."""
+    """The content of a body that is not gone, uint64 [words], which follows from its seed."""
     return filled(words, 0, seed)
 
 
@@ -118,7 +118,7 @@ class Worker:
             segment.close()
 
     def look(self, segment: Segment) -> None:
-        """What this process holds has its name until its creator takes it away, and its content as long as it likes."""
+        """A held segment keeps its name until its creator removes it, and its content for good."""
         named = segment.is_at(segment.path)  # before it is asked whether its creator has taken the name away
         words = segment.body.view(np.uint64)
         if not named and not words[GONE]:
@@ -223,7 +223,7 @@ class Race:
         self.killed += 1
 
     def told(self) -> str:
-        """What workers said of faults, "" when there was none; all workers are dead."""
+        """The faults that the workers reported, which are all dead by now; "" if there are none."""
         os.close(self._report)
         with open(self.faults) as faults:
             return faults.read()
@@ -247,7 +247,6 @@ def race_alone(attempts: int, broken: Callable[[], None] | None = None) -> int:
 
 
 def child(attempts: int, *broken: str, timeout: float = 300) -> tuple[Counter[str], str]:
-    """What `race_alone` counts in a process of its own, and the faults that it tells of."""
     done = python(__file__, attempts, *broken, timeout=timeout)
     counts = counted(done)
     assert done.returncode == bool(done.stderr or counts["left"])

@@ -43,7 +43,7 @@ def is_server(pid: int) -> bool:
 
 
 def kill_a_parent(run_dir: Path) -> None:
-    """Returns once all is gone, else never; pytest's faulthandler_timeout then shows where it waits."""
+    """Returns when every process and segment is gone; otherwise it waits until pytest's faulthandler_timeout."""
     parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(RUN), str(run_dir)])
     try:
         while len(generations(parent.pid)) < 3:

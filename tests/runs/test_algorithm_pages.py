@@ -16,7 +16,7 @@ from whole_runs import Runs
 
 import marlcore as mc
 from marlcore.algos import ALGORITHMS
-from marlcore.envs.team import TeamEnvironment
+from marlcore.envs import team as team_envs
 from marlcore.replay import Hindsight, Prioritized
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
@@ -49,7 +49,7 @@ def page_of(name: str) -> str:
 
 
 def claims() -> dict[str, dict[str, str]]:
-    """The table of what each algorithm takes: its cells by algorithm and row."""
+    """The cells of the overview's table, by algorithm and row."""
     (table,) = re.findall(r"^## Which algorithm takes what\n\n(.*?)\n\n", page_of("index"), re.M | re.S)
     head, _, *rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in table.split("\n")]
     algorithms = re.findall(r"\[(\w+)\]\(\1\.md\)", " ".join(head))
@@ -64,10 +64,10 @@ class Two(Rounds):
 
 
 def spaces_for(algorithm: Any, action: gymnasium.Space[Any], masked: bool = False) -> mc.Spaces:
-    """Those of an agent, or of a team of two such agents. Raises ValueError: there is no such team."""
+    """The spaces of an agent, or of a team of two. Raises ValueError: such a team cannot exist."""
     if not algorithm.wants_team:
         return mc.Spaces(OBS, action, masked)
-    team = TeamEnvironment(Two(action), {"team": ("a", "b")})
+    team = team_envs.TeamEnvironment(Two(action), {"team": ("a", "b")})
     return mc.Spaces(team.observation_space("team"), team.action_space("team"), masked)
 
 
@@ -80,7 +80,7 @@ def takes(algorithm: Any, action: gymnasium.Space[Any], masked: bool = False) ->
 
 
 def facts(algorithm: Any) -> dict[str, str]:
-    """What the code says of all rows that need no run."""
+    """The rows of the overview that follow from the code without a run."""
     spaces = [space for space in ACTIONS.values() if takes(algorithm, space)]
     state = algorithm.transition(spaces_for(algorithm, spaces[0])).extras.keys() & {"previous_reward"}
     source = algorithm.source(EVERYTHING)
@@ -131,7 +131,7 @@ runs = Runs(total_steps=400, actor=mc.ActorConfig(envs=4), learner=mc.LearnerCon
 @pytest.mark.long
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_overview_is_right_about_several_agents(tmp_path: Path, name: str) -> None:
-    """In self-play both agents share a policy; an algorithm of recorded data has none."""
+    """In self-play both agents share a policy. Algorithms of recorded data support no self-play."""
     told = claims()[name]
     env_fn = partial(two_player_puck, told["Discrete"] == "yes")
     kind: Any = ALGORITHMS[name]

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
 
 def draw_and_update(update: Any, batch: Any) -> mc.Update:
-    """From torch's own generator, as dropout does."""
+    """Draws from torch's global generator, as dropout does."""
     torch.rand(1)
     return update(batch)
 
@@ -66,7 +66,7 @@ def leaves(state: Any) -> list[Any]:
 
 
 def saved_parts(state: dict[str, Any]) -> list[Any]:
-    """What a resumed run has of a checkpoint; of a sampler's state, what does not concern the rows."""
+    """The parts of a checkpoint that a resumed run takes over; of a sampler's state, all but the rows."""
     sampler = state.get("sampler", {})  # a queue has none
     parts = [state[name] for name in ("network", "trainer", "torch")]
     return [*parts, *(sampler.get(name) for name in ("generator", "batches"))]
@@ -74,7 +74,7 @@ def saved_parts(state: dict[str, Any]) -> list[Any]:
 
 @pytest.mark.parametrize("kind", long_but(["sac"], ["iqn", "td3", "r2d2", "ppo", "sac"]))
 def test_a_resumed_run_has_what_was_saved_bit_for_bit(tmp_path: Path, kind: str) -> None:
-    """Networks, targets, moments, the generators: a run with no further update saves them again; then it learns on."""
+    """A resumed run without an update saves the same networks, targets, moments and generators; then it learns."""
     env_fn, algorithm, changes = KINDS[kind]
     first = runs.train(tmp_path, env_fn, algorithm, **changes)
     before = checkpoint(first.run_dir)
@@ -112,7 +112,7 @@ def test_a_killed_worker_is_replaced_and_the_run_ends_well(tmp_path: Path, kind:
 
 @LONG
 def test_an_evaluated_run_keeps_the_best_memory(tmp_path: Path) -> None:
-    """Its evaluations, and those of its directory, act with memory: they answer what the last observation hides."""
+    """Evaluations act with memory: the answer is not in the last observation."""
     algorithm = mc.R2D2(hidden=(32, 32), units=24, length=8, burn_in=0, period=8, learning_rate=2e-3)
     run_dir = runs.train(
         tmp_path, partial(Recall, cues=2, delay=3), algorithm, total_steps=16_000, updates_per_step=0.1,

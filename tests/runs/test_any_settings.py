@@ -94,7 +94,6 @@ class Smooth(Brief):
 
 
 def tables_of(name: str) -> tuple[dict[str, tuple[Any, ...]], dict[str, tuple[Any, ...]]]:
-    """What the settings of an algorithm, and of its runs, are drawn from."""
     own = {field.name: OF_ALGORITHM[field.name] for field in fields(SMALL[name][0]) if field.name in OF_ALGORITHM}
     if not SMALL[name][0].wants_team:
         return own, OF_RUNS | {"policies": (None, dict.fromkeys(("agent_0", "agent_1"), "both"))}
@@ -103,7 +102,6 @@ def tables_of(name: str) -> tuple[dict[str, tuple[Any, ...]], dict[str, tuple[An
 
 @st.composite
 def any_run(draw: Any) -> tuple[Any, ...]:
-    """An algorithm's name, and some settings of it and of a run by dotted name."""
     name = draw(st.sampled_from(KINDS))
     chosen = []
     for table in tables_of(name):

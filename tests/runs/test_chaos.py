@@ -9,24 +9,22 @@ import pytest
 import torch
 
 import marlcore as mc
-from marlcore.testing import checked
-from marlcore.testing.chaos import ChaosResult, attack
-from marlcore.testing.checked import CheckedAlgorithm, CheckedEnvironment, read_faults, read_rows
+from marlcore.testing import chaos, checked
 
 
 @pytest.mark.long
 def test_a_run_under_kills_reads_nothing_torn() -> None:
-    reports: list[ChaosResult] = []
+    reports: list[chaos.ChaosResult] = []
     while sum(report.restarts for report in reports) < 2 or sum(report.rows for report in reports) < 10_000:
         assert len(reports) < 90, "half an hour"
-        reports.append(attack(seconds=20, seed=1 + len(reports), pause=0.5))
+        reports.append(chaos.attack(seconds=20, seed=1 + len(reports), pause=0.5))
         assert reports[-1].good, str(reports[-1])
 
 
 @pytest.fixture
 def batch() -> Any:
     """Transitions of the environment, as a sampler draws them."""
-    env = CheckedEnvironment()
+    env = checked.CheckedEnvironment()
     env.reset(3)
     with mc.ReplayBuffer.create(mc.TransitionSpec(mc.Field((4,), "int64"), mc.Field((), "int64")), 400) as replay:
         with replay.writer() as writer:
@@ -44,9 +42,9 @@ def batch() -> Any:
 
 
 def looked(batch: Any, tmp_path: Path) -> list[str]:
-    CheckedAlgorithm(str(tmp_path)).make_trainer(checked._Network()).update(batch)
-    assert read_rows(tmp_path) == 256
-    return read_faults(tmp_path)
+    checked.CheckedAlgorithm(str(tmp_path)).make_trainer(checked._Network()).update(batch)
+    assert checked.read_rows(tmp_path) == 256
+    return checked.read_faults(tmp_path)
 
 
 def test_what_the_environment_did_has_no_faults(batch: Any, tmp_path: Path) -> None:
@@ -69,22 +67,22 @@ def test_a_next_observation_of_another_episode_is_a_fault(batch: Any, tmp_path: 
 
 def test_what_a_learner_counted_stays_when_its_successor_begins(batch: Any, tmp_path: Path) -> None:
     for count in (1, 2):  # of the same process number, too
-        trainer = CheckedAlgorithm(str(tmp_path)).make_trainer(checked._Network())
-        assert read_rows(tmp_path) == 512 * (count - 1)
+        trainer = checked.CheckedAlgorithm(str(tmp_path)).make_trainer(checked._Network())
+        assert checked.read_rows(tmp_path) == 512 * (count - 1)
         for _ in range(2):
             trainer.update(batch)
-    assert read_rows(tmp_path) == 1024
+    assert checked.read_rows(tmp_path) == 1024
 
 
 def test_weights_that_are_torn_or_older_than_before_are_faults(tmp_path: Path) -> None:
-    algorithm, network = CheckedAlgorithm(str(tmp_path)), checked._Network()
+    algorithm, network = checked.CheckedAlgorithm(str(tmp_path)), checked._Network()
     act = partial(algorithm.act, obs=torch.zeros(2, 4), generator=np.random.default_rng())
     with torch.no_grad():
         network.weights.fill_(5.0)
         act(network)
-        assert read_faults(tmp_path) == []
+        assert checked.read_faults(tmp_path) == []
         network.weights.fill_(4.0)
         act(network)
         network.weights[77] = 6.0
         act(network)
-    assert read_faults(tmp_path) == ["older weights: 4 after 5", "torn weights: from 4 to 6"]
+    assert checked.read_faults(tmp_path) == ["older weights: 4 after 5", "torn weights: from 4 to 6"]

@@ -205,7 +205,7 @@ def test_a_policy_for_other_spaces_is_refused(run_dir: Path, tmp_path: Path) -> 
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """`marlcore eval` with these arguments: its status, what it said and what it complained of."""
+    """Runs `marlcore eval` with these arguments; returns its status, stdout and stderr."""
 
     def evaluate(*arguments: object) -> tuple[int, str, str]:
         status = main(["eval", *map(str, arguments)])
@@ -237,7 +237,6 @@ def test_bad_input_of_the_command_is_one_line(run_dir: Path, command: Any) -> No
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., mc.Run]]:
-    """Starts a run that goes on until it is stopped."""
     started: list[mc.Run] = []
 
     def begin(env_fn: Any, **changes: Any) -> mc.Run:
@@ -256,7 +255,7 @@ def newest(run: mc.Run) -> int:
 
 
 class Lagging(Corridor):
-    """In the evaluator an evaluation ends once two more are due, or all steps are taken."""
+    """In the evaluator, an evaluation ends when two more are due or the run has taken all steps."""
 
     evaluations = until = 0
 
@@ -276,7 +275,7 @@ class Lagging(Corridor):
 
 
 class Punctual(Lagging):
-    """Here once the next one is due, at which training waits: so the first ends at 250 steps, wherever it began."""
+    """In the evaluator, an evaluation ends when the next one is due, where training waits for it."""
 
     def end(self, step: int) -> int:
         return (self.evaluations + 1) * 125
@@ -287,7 +286,7 @@ class Punctual(Lagging):
 def test_each_evaluation_that_falls_due_is_made_or_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, env_fn: Any
 ) -> None:
-    """With `wait` all are made, while the training goes on to the next one that is due."""
+    """With `wait`, no evaluation is skipped: training waits when the next one is due."""
     wait = env_fn is Punctual
     settings = {"interval": 125, "episodes": 1, "wait": wait}
     path = train(tmp_path, env_fn, DQN, mode="async", evaluation=settings).run_dir
@@ -297,7 +296,7 @@ def test_each_evaluation_that_falls_due_is_made_or_counted(
 
 
 def test_a_restarted_evaluator_goes_on_counting_what_it_skips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here one starts after each evaluation, and an evaluation falls due twice a round."""
+    """Each evaluation starts a new evaluator, and two evaluations fall due in a round."""
     evaluate = EvaluatorRole.finish
     monkeypatch.setattr(
         EvaluatorRole, "finish", lambda worker, *args, **final: (evaluate(worker, *args, **final), worker.build())[0]
@@ -349,7 +348,7 @@ def update_slowly(update: Any, batch: Any) -> mc.Update:
 
 @LONG
 def test_an_asynchronous_run_evaluates_its_last_weights(tmp_path: Path) -> None:
-    """The last due updates are made when all steps are taken."""
+    """The learner makes its last updates after the actors have taken all steps."""
     path = train(tmp_path, Corridor, updating(mc.DQN, update_slowly)(hidden=(16,)), mode="async").run_dir
     last = checkpoint(path)
     kept = checkpoint(path, f"{AGENT}.{last['step']}")

@@ -49,7 +49,7 @@ def noting(base: Any, name: str) -> Any:
 def numbers_by_version(
     run_dir: Path, name: str = "heat", policy: str = "agent_0", copies: int = 1, ladder: float = 0.0
 ) -> tuple[dict[int, set[tuple[float, float]]], set[int]]:
-    """The pairs of epsilon, before a copy's power, and the schedule in rows of each version; and the lanes of rows."""
+    """By version of the weights, the pairs of base epsilon and schedule in the rows; and the rows' lanes."""
     by_version: dict[int, set[tuple[float, float]]] = defaultdict(set)
     with saved_replay(run_dir, policy) as replay:
         batch = replay.sampler(20_000, n_step=1, seed=0, min_size=1).sample()
@@ -83,7 +83,7 @@ def test_all_copies_explore_as_the_runs_steps_say(tmp_path: Path, mode: str) -> 
 
 @MODES
 def test_rows_have_the_version_that_acted_also_out_of_step(tmp_path: Path, mode: str) -> None:
-    """The copies' games differ in length, so that new weights come between the turns of some and of others."""
+    """The copies' games differ in length, so new weights arrive at different turns of each copy."""
     pytest.importorskip("pygame", reason="the game needs it")
     result = train(
         tmp_path, "pettingzoo:classic.tictactoe_v3", noting(mc.DQN, "heat")(), mode=mode, total_steps=1_000,
@@ -98,7 +98,7 @@ def test_rows_have_the_version_that_acted_also_out_of_step(tmp_path: Path, mode:
 
 @MODES
 def test_actors_draw_uniformly_before_the_first_update(tmp_path: Path, mode: str) -> None:
-    """Afterwards they add noise to what the network says."""
+    """Afterwards they add noise to the network's action."""
     result = train(tmp_path, Naming, noting(mc.TD3, "noise")(noise=0.25), mode=mode, total_steps=800)
     by_version, _ = numbers_by_version(result.run_dir, "noise")
     assert by_version.pop(1) == {(1.0, 0.25)}, "the first version's learner has made no update"

@@ -82,7 +82,7 @@ def test_a_workers_end_ends_the_run(tmp_path: Path, error: Any, says: str, reaso
 
 
 def test_a_serial_run_that_fails_keeps_its_updates(tmp_path: Path) -> None:
-    """And its error tells an environment's failure from bad input."""
+    """Its error distinguishes an environment's failure from bad input."""
     caught = failure(lambda: train(tmp_path, partial(Corridor, 300, collapse), total_steps=1_000), "the floor gave way")
     assert isinstance(caught.__cause__, mc.EnvironmentFailed)
     assert isinstance(caught.__cause__.__cause__, RuntimeError)
@@ -142,8 +142,6 @@ def never_act(action: mc.Action) -> mc.Action:
 
 
 class Faulty(mc.DQN):
-    """Does this to the actions that it returns."""
-
     def __init__(self, to_action: Any) -> None:
         super().__init__()
         vars(self).update(to_action=to_action)
@@ -185,7 +183,7 @@ def test_an_actor_that_raises_in_its_first_step_is_not_restarted(tmp_path: Path)
 
 
 class FailsInWorkers:
-    """Makes one environment, in the parent, and then no more: a pickled one has made it already."""
+    """Makes one environment in the parent, and fails in every worker."""
 
     made = False
 

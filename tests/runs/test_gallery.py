@@ -87,14 +87,17 @@ def test_an_example_runs(
 @pytest.mark.usefixtures("shared_fork_server")
 def test_a_curve_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.syspath_prepend(ROOT)
+    figures, pictures = tmp_path / "figures", tmp_path / "gallery"
     for module in ("bench.figures", "bench.runs.gallery"):
-        monkeypatch.setattr(f"{module}.FOLDER", tmp_path)
-    (tmp_path / "gallery.json").write_text("{}")
-    arguments = f"ppo_async --seeds 0 1 --store --folder {tmp_path} --total-timesteps 512 --batch-size 256"
+        monkeypatch.setattr(f"{module}.FOLDER", figures)
+    figures.mkdir()
+    pictures.mkdir()
+    (figures / "gallery.json").write_text("{}")
+    arguments = "ppo_async --seeds 0 1 --store --total-timesteps 512 --batch-size 256"
     assert importlib.import_module("bench.__main__").main(["gallery", *arguments.split()]) == 0
     assert re.findall(r"^seed (\d): [\d.]+ in the last tenth; ", capsys.readouterr().out, re.M) == ["0", "1"]
-    assert (tmp_path / "ppo_async.png").read_bytes().startswith(b"\x89PNG")
-    assert [*json.loads((tmp_path / "gallery.json").read_text())["ppo_async"]["seeds"]] == ["0", "1"]
+    assert (pictures / "ppo_async.png").read_bytes().startswith(b"\x89PNG")
+    assert [*json.loads((figures / "gallery.json").read_text())["ppo_async"]["seeds"]] == ["0", "1"]
 
 
 @pytest.mark.long

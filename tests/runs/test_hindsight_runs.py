@@ -42,7 +42,7 @@ TELLING = updating(mc.DQN, tell)(hidden=(16,))
 
 
 class Tagged(gymnasium.Wrapper):
-    """Tags its episodes even and odd in turn, for the parts of a replay; goals are judged as inside."""
+    """Tags episodes even and odd in turn, for the parts of a replay."""
 
     episodes = 0
 
@@ -66,7 +66,7 @@ class Tagged(gymnasium.Wrapper):
     ],
 )
 def test_a_run_relabels_by_the_environments_functions(tmp_path, mode, replay):
-    """Also rows whose episodes ended at their goals: their final observations are stored. No reward is wrong."""
+    """Every reward is right, also in rows whose episode ended at its goal."""
     env_fn = partial(Tagged, bit_flip.BitFlip) if "mixture" in replay else bit_flip.BitFlip
     result = runs.train(tmp_path, env_fn, TELLING, mode=mode, replay=replay)
     relabelled, reached, wrong = (values_of(result.run_dir, n) for n in ("relabelled", "reached", "wrong"))
@@ -94,7 +94,7 @@ def one(achieved: Any, desired: Any, info: Any) -> float:
 
 
 def test_a_wrappers_goal_function_comes_first(tmp_path):
-    """One of single goals is left out. The ends that were stored stay: two bits match often."""
+    """Stored ends stay: two bits match often."""
     env_fn = partial(Goals, 2, sevens)
     result = runs.train(tmp_path, env_fn, TELLING)
     assert set(values_of(result.run_dir, "reward")) == {7.0}

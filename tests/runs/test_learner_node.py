@@ -12,7 +12,6 @@ from processes import until
 
 import marlcore as mc
 from marlcore.cluster.nodes import learners
-from marlcore.cluster.nodes.learners import LearnerNode, LearnerOrders, LearnerStatus
 from marlcore.config import AssignedPolicy, source_of
 from marlcore.envs import vectorize
 from marlcore.record import Hold, load_checkpoint
@@ -42,13 +41,12 @@ class Scene:
         self.placed.append(memory.transitions["agent_0"])
         return {"agent_0": len(self.placed)}
 
-    def begin(self, version: int) -> LearnerNode:
-        """The next machine, with rows in its replay."""
+    def begin(self, version: int) -> learners.LearnerNode:
         self.hold = replace(self.hold, epoch=self.hold.epoch + 1)
         self.hold.take()
-        node = LearnerNode(
-            self._stack, LearnerOrders(0, [0]), spec=RunSpec(ENV, (self.policy,), CONFIG), share=1.0, hold=self.hold,
-            version=version, elapsed=0.0, namespace="",
+        node = learners.LearnerNode(
+            self._stack, learners.LearnerOrders(0, [0]), spec=RunSpec(ENV, (self.policy,), CONFIG), share=1.0,
+            hold=self.hold, version=version, elapsed=0.0, namespace="",
         )  # fmt: skip
         with attach_transitions(self.placed[-1]) as replay, replay.writer(lane=0) as writer:
             for i in range(100):
@@ -66,22 +64,22 @@ def scene(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Scene]:
         yield Scene(stack, monkeypatch, tmp_path)
 
 
-def status(node: LearnerNode, **orders: Any) -> LearnerStatus:
-    told = node.beat(LearnerOrders(10, [0], **orders))
+def status(node: learners.LearnerNode, **orders: Any) -> learners.LearnerStatus:
+    told = node.beat(learners.LearnerOrders(10, [0], **orders))
     assert told.failed is None, told.failed
     return told
 
 
 @pytest.mark.long
 def test_a_learner_continues_its_predecessor_of_another_machine(scene: Scene) -> None:
-    """From the last checkpoint, with versions above all others, while the earlier one, which lives, saves no more."""
+    """The successor starts from the last checkpoint with higher versions; the earlier learner stops saving."""
     first = scene.begin(0)
     until(lambda: status(first).updates > 20 and scene.saved > 20)
     before = scene.saved
     second = scene.begin(10**6)
     begun = until(lambda: (told := status(second)).ready and told)
     assert begun.updates >= before and begun.version > 10**6 and begun.address == 2
-    failed = until(lambda: first.beat(LearnerOrders(10, [0])).failed)
+    failed = until(lambda: first.beat(learners.LearnerOrders(10, [0])).failed)
     assert "another learner has taken this policy over" in failed.traceback
     until(lambda: status(second).updates > begun.updates + 20)
     last = until(lambda: (told := status(second, stopping=True, finishing=True)).done and told)

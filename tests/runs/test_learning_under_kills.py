@@ -62,7 +62,7 @@ def test_a_run_under_kills_learns(tmp_path: Path) -> None:
 
 
 def main(seconds: float, updates: int) -> int:
-    """Prints what a run under kills and one that is left alone come to, at equal updates; 0 when both reach the bar."""
+    """Compares a run under kills with an undisturbed run at equal updates; returns 0 if both reach the bar."""
     low, good = bar(), True
     for what, pause in ((f"a SIGKILL every {PAUSE_S:g} s", PAUSE_S), ("no kills", math.inf)):
         began = time.monotonic()

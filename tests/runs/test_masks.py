@@ -21,7 +21,7 @@ import torch
 from whole_runs import LONG, Runs, values_of
 
 import marlcore as mc
-from marlcore.algos.dqn import DQNTrainer
+from marlcore.algos import dqn
 from marlcore.loops import ActingPolicy
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
@@ -36,7 +36,7 @@ SHARED = {"player_0": "player", "player_1": "player"}
 
 
 class Referee:
-    """Connect Four that counts moves, and those that its mask forbids; the game ends it at such a move."""
+    """Connect Four that counts all moves and the moves that the mask forbids, which end the game."""
 
     def __init__(self, folder: Path) -> None:
         self._env = mc.NamedEnvironment("pettingzoo:classic.connect_four_v3")()
@@ -65,7 +65,7 @@ class Watched(mc.DQN):
         return WatchedTrainer(self, model)
 
 
-class WatchedTrainer(DQNTrainer):
+class WatchedTrainer(dqn.DQNTrainer):
     def update(self, batch: Any) -> mc.Update:
         update = super().update(batch)
         return replace(update, metrics={**update.metrics, "illegal_targets": self.illegal})
@@ -109,7 +109,7 @@ def play(folder: Path, algorithm: mc.Algorithm, **changes: Any) -> Counts:
 
 
 def play_blindly(folder: Path, steps: int) -> Counts:
-    """The counts of a run that ignores masks, where marlcore lets it."""
+    """The counts of a run that ignores masks, with marlcore's own check off."""
     with patch.object(ActingPolicy, "_check_allowed"):
         return play(folder, Blind(), total_steps=steps)
 

@@ -20,8 +20,6 @@ runs = Runs(total_steps=400)
 
 
 class Own(nn.Module):
-    """A torso of CartPole's four numbers."""
-
     def __init__(self, spaces: mc.Spaces) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 6)

@@ -12,8 +12,7 @@ from processes import generations, until
 
 import marlcore as mc
 from marlcore.cluster import Bookings, DirectLink, Ingest, Leases, Porter
-from marlcore.cluster.nodes import program
-from marlcore.cluster.nodes.actors import ActorNode, ActorOrders
+from marlcore.cluster.nodes import actors, program
 from marlcore.config import AssignedPolicy, crews, source_of
 from marlcore.envs import vectorize
 from marlcore.errors import Fenced
@@ -51,9 +50,9 @@ class Scene:
         self.epoch = self.leases.grant(0)
         self.descriptions, self._stack = {policy.name: store.description}, stack
 
-    def node(self, share: int, taken: int = 0) -> ActorNode:
-        orders: Any = ActorOrders(share, 0, {self.policy.name: self.address})
-        return ActorNode(
+    def node(self, share: int, taken: int = 0) -> actors.ActorNode:
+        orders: Any = actors.ActorOrders(share, 0, {self.policy.name: self.address})
+        return actors.ActorNode(
             self._stack, orders, spec=RunSpec(ENV, (self.policy,), self.config), seat=0, epoch=self.epoch, taken=taken,
             elapsed=0.0, descriptions=self.descriptions,
         )  # fmt: skip
@@ -65,9 +64,7 @@ def stack() -> Iterator[ExitStack]:
         yield held
 
 
-def finished(node: ActorNode, orders: ActorOrders) -> Any:
-    """The status once the node has done what the orders say."""
-
+def finished(node: actors.ActorNode, orders: actors.ActorOrders) -> Any:
     def look() -> Any:
         status = node.beat(orders)
         assert status.failed is None, status.failed
@@ -78,60 +75,60 @@ def finished(node: ActorNode, orders: ActorOrders) -> Any:
 
 @pytest.mark.long
 def test_a_nodes_rows_arrive_and_wait_for_a_due_evaluation(stack: ExitStack) -> None:
-    """In the lanes of its seat. Two actors with two copies each take a round more at most."""
+    """Rows arrive in the lanes of the node's seat; its actors take at most one round too many."""
     scene = Scene(stack, evaluation=mc.EvaluationConfig(interval=60, wait=True))
     node = scene.node(100)
     for steps in until(
-        lambda: held if min(held := [node.beat(ActorOrders(100, 0)).steps for _ in range(50)]) >= 60 else None
+        lambda: held if min(held := [node.beat(actors.ActorOrders(100, 0)).steps for _ in range(50)]) >= 60 else None
     ):
         assert steps < 64
-    status = finished(node, ActorOrders(100, 5, evaluated=60))
+    status = finished(node, actors.ActorOrders(100, 5, evaluated=60))
     assert 100 <= status.steps < 104 and status.restarts == 0 and status.versions == {scene.policy.name: 1}
     written = [scene.replay._mapped.native.written(lane) for lane in range(scene.config.lanes)]
     assert written[:2] == [0, 0] and min(written[2:]) >= 20  # of 25 steps a copy, the last has no outcome yet
     batch = scene.replay.sampler(32, min_size=1).sample()
     assert (batch.policy_version == scene.version).all()
-    status = finished(node, ActorOrders(160, 5, evaluated=120))  # its share has grown
+    status = finished(node, actors.ActorOrders(160, 5, evaluated=120))  # its share has grown
     assert 160 <= status.steps < 164
 
 
 @pytest.mark.long
 def test_a_successor_takes_the_steps_that_are_left(stack: ExitStack) -> None:
     scene = Scene(stack)
-    assert 60 <= finished(scene.node(60, taken=40), ActorOrders(60, 0)).steps < 64
+    assert 60 <= finished(scene.node(60, taken=40), actors.ActorOrders(60, 0)).steps < 64
 
 
 @pytest.mark.long
 def test_a_fenced_node_learns_of_it_and_its_rows_are_refused(stack: ExitStack) -> None:
     scene = Scene(stack)
     node = scene.node(10**6)
-    until(lambda: node.beat(ActorOrders(10**6, 0)).figures["rows"] > 50)
+    until(lambda: node.beat(actors.ActorOrders(10**6, 0)).figures["rows"] > 50)
     scene.leases.fence(0)
     until(lambda: node.error is not None)
     before = len(scene.replay)
     with pytest.raises(Fenced):
-        node.beat(ActorOrders(10**6, 0))
+        node.beat(actors.ActorOrders(10**6, 0))
     assert len(scene.replay) == before
 
 
 @pytest.mark.long
-def test_without_a_fence_its_rows_would_be_taken(stack: ExitStack) -> None:
+def test_without_fences_a_nodes_late_rows_are_taken(stack: ExitStack) -> None:
     """The control of the test above: what it sees is the fence."""
     scene = Scene(stack, fences=False)
     node = scene.node(10**6)
-    until(lambda: node.beat(ActorOrders(10**6, 0)).figures["rows"] > 50)
+    until(lambda: node.beat(actors.ActorOrders(10**6, 0)).figures["rows"] > 50)
     scene.leases.fence(0)
     before = len(scene.replay)
-    until(lambda: node.beat(ActorOrders(10**6, 0)) and len(scene.replay) > before + 50)
+    until(lambda: node.beat(actors.ActorOrders(10**6, 0)) and len(scene.replay) > before + 50)
 
 
 @pytest.mark.long
 def test_a_dead_program_is_reported_and_takes_its_actors_along(stack: ExitStack) -> None:
     node = Scene(stack).node(10**6)
-    until(lambda: node.beat(ActorOrders(10**6, 0)).steps > 0)
+    until(lambda: node.beat(actors.ActorOrders(10**6, 0)).steps > 0)
     family = [pid for generation in generations(node._program._process.pid) for pid in generation]
     os.kill(node._program._process.pid, signal.SIGKILL)
-    failed = until(lambda: node.beat(ActorOrders(10**6, 0)).failed)
+    failed = until(lambda: node.beat(actors.ActorOrders(10**6, 0)).failed)
     assert (failed.worker, failed.reason) == ("supervisor", "death")
     until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in family))
 

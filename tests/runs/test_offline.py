@@ -25,7 +25,6 @@ SMALL = mc.Config(mode="serial", learner=mc.LearnerConfig(batch_size=16, n_step=
 
 
 def random_episodes(spaces, count=6, steps=30, seed=0):
-    """Episodes of random observations and actions, which are cut off."""
     rng = np.random.default_rng(seed)
     field, actions = spaces.obs, spaces.action
     for _ in range(count):
@@ -241,12 +240,6 @@ def test_settings_of_acting_are_told_and_change_nothing(tmp_path, caplog):
     own = ["learners.agent_0.warmup", "replays.agent_0.capacity"]
     assert sorted(told) == sorted(["total_steps", "stages", "stage_names", "self_play", *sections.split(), *own])
     assert mc.Config.from_dict(config_of(result.run_dir)).replays == {"agent_0": mc.ReplayConfig()}
-
-
-def test_the_example_draws_demonstrations_beside_live_rows(tmp_path):
-    assert example.draw_beside_live_rows(32).obs.shape == (32, 4)
-    assert example.clone(20, run_dir=str(tmp_path / "run")).updates == {"agent_0": 20}
-    assert example.surpass(mc.CQL(), 20, run_dir=str(tmp_path / "cql")).updates == {"agent_0": 20}
 
 
 @LONG

@@ -14,7 +14,6 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 def trained(run_dir, **changes):
-    """The networks after a run in one process, and its result."""
     config = phase2.settings(mode="serial", run_dir=str(run_dir), **changes)
     result = mc.train(phase2.Room, phase2.Phase2(), config, progress=False)
     model = phase2.Networks()
@@ -27,7 +26,7 @@ def errors(model):
 
 
 def test_parts_are_trained_from_their_stages_on(tmp_path):
-    """The table fills, and each row that was drawn is counted."""
+    """The table of counts grows by each row that is drawn."""
     options = {"stages": (150, 300, 450, 600), "updates_per_step": 0.1}
     learner = mc.LearnerConfig(batch_size=16, n_step=1, warmup=50, log_interval=1, device="cpu")
     model, result = trained(tmp_path / "run", total_steps=500, learner=learner, **options)
@@ -44,8 +43,8 @@ def test_parts_are_trained_from_their_stages_on(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.usefixtures("shared_fork_server")
-def test_it_comes_close_to_the_exact_solution(tmp_path, monkeypatch, capsys):
-    """In processes. The control misses each threshold: the networks of a run that ends before the first update."""
+def test_phase_2_comes_close_to_the_exact_solution(tmp_path, monkeypatch, capsys):
+    """The control, untrained networks, misses each threshold."""
     thresholds = {"V": 0.05, "pi": 0.06, "W": 0.5}
     monkeypatch.chdir(tmp_path)
     runpy.run_path(phase2.__file__, run_name="__main__")

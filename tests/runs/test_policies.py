@@ -40,7 +40,6 @@ def due(config: mc.Config, agents: int, sharing: int = 1) -> float:
 @MODES
 def test_a_shared_policys_replay_has_the_rows_of_all_its_agents(tmp_path: Path, mode: str) -> None:
     records = tmp_path / "records"
-    records.mkdir()
     policies = dict.fromkeys("abc", "relay")
     result = runs.train(
         tmp_path, lambda: recorded(Relay(), records), mode=mode, policies=policies, replay=mc.ReplayConfig(save=True)
@@ -141,7 +140,7 @@ def test_a_policy_is_found_by_its_own_name_first(tmp_path: Path) -> None:
 
 
 def test_workers_beat_for_each_policy_that_they_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else those of a thousand policies would be killed as hung before their first step."""
+    """Otherwise a worker of a thousand policies would be killed as hung while it builds them."""
     beats = {}
     for kind in (ActorRole, LearnerRole):
 

@@ -22,8 +22,9 @@ from refused import Refused, refusals, refused
 from whole_runs import LONG, SMALL, changed, config_of
 
 import marlcore as mc
+from marlcore.meta import Population
 from marlcore.meta.against import Against
-from marlcore.meta.result import Population, add_policies, read_into, write_result
+from marlcore.meta.result import add_policies, read_into, write_result
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 

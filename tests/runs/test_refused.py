@@ -20,7 +20,6 @@ from whole_runs import Runs
 
 import marlcore as mc
 from marlcore.__main__ import main
-from marlcore.testing import check_env
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -64,8 +63,6 @@ class Locked(mc.PPO):
 
 
 class Half(mc.Algorithm):
-    """It forgot its trainer and its actions."""
-
     def make_model(self, spaces: Any) -> Any: ...
 
 
@@ -91,9 +88,6 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
         "env_fn": partial(space_of, None, gym.Tuple([gym.Discrete(2)]))
     },
     "DQN: expected a Discrete, MultiDiscrete or MultiBinary": lambda: {"env_fn": "gymnasium:Pendulum-v1"},
-    "joint observations: expected a PettingZoo Parallel environment": lambda: {
-        "env_fn": CARTPOLE, "algorithm": "mappo"
-    },
     "got an environment, Corridor": lambda: {"env_fn": Corridor()},
     "got an environment, Relay": lambda: {"env_fn": Relay()},
     "got an environment, TreasureHunt": lambda: {"env_fn": mc.TreasureHunt()},
@@ -137,14 +131,8 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
     "transition of agent_0: 'discounted_return' is the extra of learner.reward_norm": lambda: {
         "algorithm": Taken(), "learner": {"reward_norm": "running"}
     },
-    "QMIX: expected an agent that is a team (see Config.teams), got": lambda: {
-        "algorithm": "qmix", "teams": {"agent_0": "a"}
-    },
     "policies: expected the team 'team' in place of its member, got": lambda: {
         "algorithm": "vdn", "policies": {"agent_0": "a"}
-    },
-    "teams: expected an environment of PettingZoo whose agents act at once": lambda: {
-        "env_fn": CARTPOLE, "algorithm": "vdn"
     },
     "exploration.script: expected None, since rows of R2D2, the algorithm of 'agent_0', hold its ": lambda: {
         "env_fn": "recall", "algorithm": "r2d2", "exploration": {"script": "arena:weak"}
@@ -273,13 +261,6 @@ OF_PAGES: dict[str, Refused] = {  # what the pages say is refused, and no other 
         with_vmas(lambda: mc.train("vmas:balance", "vdn")), ValueError,
         "teams: expected an environment of PettingZoo whose agents act at once",
     ),
-    **{
-        f"guides/action-masks.md, {space}": (
-            partial(check_env, partial(Counting, space, "info")), mc.EnvironmentFailed,
-            f"agent_0: action_mask: expected none for the action space {space}, got ",
-        )
-        for space in (gym.Box(-1, 1), gym.MultiBinary(5))
-    },
 }  # fmt: skip
 test_what_the_pages_say_is_refused = refusals(OF_PAGES)
 

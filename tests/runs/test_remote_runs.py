@@ -67,7 +67,7 @@ def test_a_directory_is_an_address_too(memory: Any, tmp_path: Path) -> None:
 
 
 def test_what_changes_is_copied_and_what_goes_is_removed(memory: Any, tmp_path: Path) -> None:
-    """What a killed process has half written is not; the progress is never newer than the metrics that it seals."""
+    """Half-written files are not copied, and the progress is never newer than its metrics."""
     run = tmp_path / "run"
     (run / "checkpoints").mkdir(parents=True)
     names = "metrics.csv", "checkpoints/run.json", "checkpoints/a.pt", "checkpoints/a.replay", "checkpoints/.a.pt.1.new"
@@ -91,7 +91,7 @@ def test_what_changes_is_copied_and_what_goes_is_removed(memory: Any, tmp_path: 
 
 
 def test_a_checkpoint_there_is_never_newer_than_its_replay(memory: Any, tmp_path: Path) -> None:
-    """Else, a run that was killed between the two could not go on: its priorities would be those of other rows."""
+    """Otherwise a run killed between the two could not resume: its priorities would belong to other rows."""
     (tmp_path / "a.pt").write_bytes(b"1")
     (tmp_path / "a.replay").write_bytes(b"1")
 
@@ -132,7 +132,7 @@ def test_a_run_that_does_not_go_on_leaves_no_copy(memory: Any) -> None:
 
 @pytest.mark.parametrize("name", ["../outside", "checkpoints/../../outside", "/outside"])
 def test_a_file_of_no_run_is_not_fetched(name: str, memory: Any, tmp_path: Path) -> None:
-    """The files at an address may be anybody's, and their names too."""
+    """The files at an address, and their names, are untrusted."""
     for each in ("config.json", name):
         memory.store[f"/bucket/demo/{each}"] = memory.open("/file", "wb")
     with pytest.raises(ValueError, match=rf"resume: .*expected files of a run, got .*{name}"):

@@ -37,9 +37,9 @@ from mapped import Mapped
 from model import Model, Priorities, add_batch, random_row
 
 from marlcore import Field, LaneBusy, NotEnoughData, Prioritized, ReplayBuffer, Sequence, TransitionSpec
-from marlcore.replay.prioritized import EQUAL
 
 EVERY = 3
+EQUAL = Prioritized(alpha=0.0)
 SPECS = {
     "rows": TransitionSpec(Field((2,)), Field((), "int16"), {"priority": Field(), "done": Field((), "bool")}),
     "states": TransitionSpec(
@@ -146,8 +146,6 @@ class Watched:
 
 
 class ReplayMachine(RuleBasedStateMachine):
-    """A replay and the model, side by side."""
-
     tally: ClassVar[Counter[str]] = Counter()
 
     @initialize(
@@ -231,14 +229,14 @@ class ReplayMachine(RuleBasedStateMachine):
 
     @rule(lane=LANE, who=st.integers(0, 1))
     def kill_the_writer(self, lane, who):
-        """The kernel gives its lane back; it itself does nothing more."""
+        """The kernel releases the lane; the writer itself does nothing more."""
         lane = self.lane(lane)
         self.writer(lane, who)._claim.close()
         del self.writers[lane, who * self.shared]
 
     @rule(lane=LANE, endings=ENDINGS, batched=st.booleans(), who=st.integers(0, 1))
     def kill_the_writer_inside_an_add(self, lane, endings, batched, who):
-        """It has raised `reserved` and written any of its words, and commits none of its rows."""
+        """The writer dies after it raised `reserved` and wrote some words, before it committed any row."""
         lane, endings = self.lane(lane), endings if batched else endings[:1]
         self.writer(lane, who)
         mapped = Mapped(self.replay)
@@ -284,7 +282,6 @@ class ReplayMachine(RuleBasedStateMachine):
         return options
 
     def reads(self, options):
-        """Rows that a lane must have for these options."""
         stack, sequence = options["stack"], options["sequence"]
         more = sequence.length - 1 + sequence.period - 1 if sequence else 0
         return (max(stack, self.spec.state_every) if sequence else stack) + options["n_step"] + more
@@ -303,7 +300,7 @@ class ReplayMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(watched.options["prioritized"] and watched.newest for watched in self.watched))
     @rule(which=st.integers(0, 3), strays=st.integers(0, 3), zeros=st.booleans())
     def update_priorities(self, which, strays, zeros):
-        """Of the newest batch, where rows come twice; and of any rows, drawn or not, held or not, written or not."""
+        """Updates the newest batch, with duplicates, and arbitrary other indices."""
         able = [watched for watched in self.watched if watched.options["prioritized"] and watched.newest]
         watched = able[which % len(able)]
         rows = max(lane.next_ticket for lane in self.model.lanes) * len(self.model.lanes)
@@ -315,7 +312,7 @@ class ReplayMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.watched)
     @rule(which=st.integers(0, 3))
     def hand_a_state_on(self, which):
-        """Both samplers go on with the same draws; the new one stays."""
+        """The sampler and its successor make the same draws; the successor replaces it."""
         watched = self.pick(which)
         after = watched.successor(self.reader, self.model, watched.sampler.state_dict())
         self.compare(watched)

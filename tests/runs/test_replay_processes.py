@@ -11,7 +11,6 @@ samples at least as many as it says, and ends with what was found in them.
 """
 
 import os
-import signal
 import time
 from collections import Counter
 from contextlib import nullcontext
@@ -21,12 +20,12 @@ from typing import Any
 import numpy as np
 import pytest
 import victims
+from filled import filled, torn
 from mapped import Mapped
-from processes import until
+from processes import stop_inside, until
 from seams import trusting
 
 from marlcore import Field, Prioritized, ReplayBuffer, Sequence, TransitionSpec
-from marlcore.testing.rows import filled, torn
 
 LANES, ROWS, EVERY, GAMMA = 2, 96, 4, 0.5  # returns of whole rewards are exact
 FAULTS = ("torn", "boundary", "seam", "head", "wrong")  # frames or rows
@@ -48,6 +47,12 @@ def rewards(ticket):
     return (ticket * 40_503 >> 4) % 16 - 5
 
 
+def returns(ticket, ahead, n):
+    """Of `ahead` rewards from the ticket's on, at most n."""
+    steps = np.arange(n)
+    return (rewards(ticket[..., None] + steps) * GAMMA**steps * (steps < ahead[..., None])).sum(-1)
+
+
 def priorities(ticket):
     return (1 + ticket * 2_654_435 % 61) / 8
 
@@ -64,7 +69,7 @@ def endings(episode):
 
 
 def write_episode(writer, ticket, episode, words):
-    """Row by row in even lanes, at once in odd ones; the rows that it took."""
+    """Writes row by row in even lanes and in one batch in odd lanes; returns the number of rows."""
     length, ending = int(lengths(episode)), int(endings(episode))
     places = np.arange(length + 1)
     tickets = ticket + places
@@ -108,7 +113,7 @@ def spec_of(words: int) -> TransitionSpec:
 
 @dataclass
 class Written:
-    """The ticket behind the last one of each lane's writers; of one that lives, further than it will come."""
+    """The end of each writer's tickets in each lane; for a living writer, a number beyond reach."""
 
     ends: np.ndarray  # int64 [lanes, writers]
 
@@ -130,15 +135,8 @@ class Check:
         self.rows = 0
 
     def batch(self, batch: Any) -> None:
-        many = batch.mask is not None
         ticket, lane = (part[:, None] for part in np.divmod(batch.index, LANES))
-
-        def places(array: np.ndarray, stacked: bool = False) -> np.ndarray:
-            """With the axes [batch, place of the sequence] and, of frames, [stack]."""
-            array = array if many else array[:, None]
-            return array[:, :, None] if stacked and self.stack == 1 else array
-
-        obs, next_obs = places(batch.obs, True), places(batch.next_obs, True)
+        obs, next_obs = self.places(batch.obs, True), self.places(batch.next_obs, True)
         episode, place = (obs[:, 0, -1, word].astype(np.int64)[:, None] for word in (1, 2))
         length = self.written.length(ticket, lane, episode, place)
         ending, n = endings(episode), self.n_step
@@ -149,37 +147,44 @@ class Check:
         self.rows += int(real.sum())
         self.found["seam"] += int((steps == 0).sum())
 
-        taken = np.where(open_end, n, np.minimum(n, length - place - step))
+        ahead = np.where(open_end, n, np.minimum(n, length - place - step))  # rows of the n-step return
         last = real & ~open_end & (place + step + n >= length)
         terminated, truncated = last & (ending < 2), last & (ending == 2)
-        ahead = np.arange(n)
-        gains = rewards((ticket + step)[..., None] + ahead) * GAMMA**ahead * (ahead < taken[..., None])
         back = np.arange(self.stack)[::-1]
-        burn_in = np.where(place > 0, self.sequence.burn_in, 0) if self.sequence else 0
         values = [
-            (batch.reward, gains.sum(-1)),
-            (batch.discount, ~terminated * GAMMA ** np.maximum(taken, 0)),
+            (batch.reward, returns(ticket + step, ahead, n)),
+            (batch.discount, ~terminated * GAMMA ** np.maximum(ahead, 0)),
             (batch.terminated, terminated),
             (batch.truncated, truncated),
             (batch.valid, (place + step)[..., None] >= back),
         ]
-        self.values("wrong", real, [(places(got), expected) for got, expected in values])
+        self.values("wrong", real, [(self.places(got), expected) for got, expected in values])
         fields = [
             (batch.action, ticket + step),
             (batch.extras["episode"], episode),
             (batch.extras["priority"], priorities(ticket + step)),
             (batch.policy_version, episode >> 32 & 0xFFFF),
         ]
-        self.values("torn", real, [(places(got), expected) for got, expected in fields])
+        self.values("torn", real, [(self.places(got), expected) for got, expected in fields])
         self.found["torn"] += int((episode >> 48 != lane).sum())
-        if many:
-            self.found["wrong"] += int((batch.mask != (real & (step >= burn_in))).any(1).sum())
-            self.found["wrong"] += int((place % self.sequence.period != 0).sum())
-            state = filled(obs.shape[-1], ticket[:, 0], episode[:, 0], place[:, 0])[:, ::-1] * (place > 0)
-            self.found["torn"] += int((batch.extras["state"] != state).any(1).sum())
+        if self.sequence:
+            self.sequences(batch, ticket, episode, place, real)
         self.frames(obs, ticket, episode, place, step[:, None] - back, real[..., None])
         known = real & ~(terminated & (ending == 0))  # behind a terminated row nothing need be
-        self.frames(next_obs, ticket, episode, place, (step + taken)[..., None] - back, known[..., None])
+        self.frames(next_obs, ticket, episode, place, (step + ahead)[..., None] - back, known[..., None])
+
+    def places(self, array: np.ndarray, stacked: bool = False) -> np.ndarray:
+        """With the axes [batch, place of the sequence] and, of frames, [stack]."""
+        array = array if self.sequence else array[:, None]
+        return array[:, :, None] if stacked and self.stack == 1 else array
+
+    def sequences(self, batch: Any, ticket, episode, place, real: np.ndarray) -> None:
+        """Counts wrong masks and first steps, and torn states at a sequence's first step."""
+        learned = np.arange(real.shape[1]) >= np.where(place > 0, self.sequence.burn_in, 0)
+        self.found["wrong"] += int((batch.mask != (real & learned)).any(1).sum())
+        self.found["wrong"] += int((place % self.sequence.period != 0).sum())
+        state = filled(batch.obs.shape[-1], ticket[:, 0], episode[:, 0], place[:, 0])[:, ::-1] * (place > 0)
+        self.found["torn"] += int((batch.extras["state"] != state).any(1).sum())
 
     def values(self, fault: str, real: np.ndarray, pairs: list[tuple[np.ndarray, Any]]) -> None:
         """Counts rows where a value is not as expected, or behind the end not zero."""
@@ -214,7 +219,7 @@ class Check:
 
 
 class Masses:
-    """What a prioritized sampler's weights follow from: the actors' priorities until it is given others."""
+    """The priorities that determine a sampler's weights: the actors', until the sampler updates them."""
 
     def __init__(self) -> None:
         self.ticket, self.priority = np.full(LANES * ROWS, -1), np.zeros(LANES * ROWS)
@@ -245,29 +250,17 @@ class Writers:
         self.lives = [self.succeed(lane) for lane in range(LANES)]
 
     def succeed(self, lane: int) -> tuple[int, int]:
-        """The new process, and the ticket at which it begins."""
         began = Mapped(self.replay).committed(lane)
         pid = victims.fork(write, self.replay.handle, lane, self.born[lane], self.words)
         self.born[lane] += 1
         return pid, began
-
-    def stop_inside(self, lane: int) -> None:
-        """Stops the lane's writer between its two counters: tries until it has."""
-        counters, (pid, _) = Mapped(self.replay).counters(lane), self.lives[lane]
-        while True:
-            os.kill(pid, signal.SIGSTOP)
-            os.waitid(os.P_PID, pid, os.WSTOPPED)
-            if counters[1] > counters[0]:
-                return
-            os.kill(pid, signal.SIGCONT)
-            time.sleep(1e-4)  # it goes on a little
 
     def kill(self, lane: int, inside: bool = False) -> None:
         pid, began = self.lives[lane]
         counters = Mapped(self.replay).counters(lane)
         until(lambda: counters[0] > began)
         if inside:
-            self.stop_inside(lane)
+            stop_inside(pid, lambda: counters[None])
         victims.kill(pid)
         committed, reserved = counters
         self.written.ends[lane, self.born[lane] - 1] = committed
@@ -289,7 +282,6 @@ class Samplers:
         self.rng = np.random.default_rng(0)
 
     def sample(self) -> None:
-        """A batch of each."""
         for sampler, check, masses in zip(self.samplers, self.checks, self.masses, strict=True):
             batch = sampler.sample(timeout=600)
             check.batch(batch)

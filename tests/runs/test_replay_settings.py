@@ -45,7 +45,8 @@ def test_the_trainers_priorities_decide_what_is_drawn(tmp_path: Path, mode: str,
     learner = {"prefetch": prefetch}
     result = runs.train(tmp_path, ALONE, FAVOURING, mode=mode, learner=learner)
     ones, weights = values_of(result.run_dir, "ones"), values_of(result.run_dir, "least_weight")
-    assert result.updates["agent_0"] > 350
+    due = 0.2 * (2_000 - 100)
+    assert due * 0.98 <= result.updates["agent_0"] <= due + 1, "batches drawn ahead train as many times"
     assert sum(ones[-5:]) / 5 > 0.7, ones  # new rows come with the highest priority
     assert weights[0] > 0.5 and max(weights[-5:]) < 0.3, weights
     rows = values_of(result.run_dir, "rows")
@@ -76,14 +77,6 @@ def test_uniform_draws_are_half_and_half(tmp_path: Path) -> None:
     run_dir = runs.train(tmp_path, ALONE, FAVOURING, mode="serial", replay=mc.ReplayConfig()).run_dir
     assert 0.4 < sum(values_of(run_dir, "ones")[-5:]) / 5 < 0.6
     assert set(values_of(run_dir, "least_weight")) == {1.0}
-
-
-@LONG
-def test_batches_drawn_ahead_train_as_many_times(tmp_path: Path) -> None:
-    learner = {"prefetch": 2}
-    result = runs.train(tmp_path, ALONE, learner=learner, replay=mc.ReplayConfig(), total_steps=6_000)
-    due = 0.2 * (6_000 - 100)
-    assert due * 0.99 <= result.updates["agent_0"] <= due + 1
 
 
 @pytest.fixture

@@ -23,8 +23,6 @@ ON_POLICY = mc.LearnerConfig(gamma=GAMMA, reward_norm="running", log_interval=4,
 
 
 class Rich(Crowd):
-    """One agent, whose rewards are 500 times as large."""
-
     def __init__(self) -> None:
         super().__init__(1)
 

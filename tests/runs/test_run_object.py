@@ -104,7 +104,7 @@ for door, more in (mc.train, ()), (mc.start, ()), (mc.train_seeds, [[1]]):
 
 
 def test_the_fork_server_starts_before_this_process_imports() -> None:
-    """So that both import at the same time; each import takes seconds."""
+    """Both processes import at the same time, since each import takes seconds."""
     assert subprocess.check_output([sys.executable, "-c", FIRST_OF_ALL], text=True) == 3 * "set()\n"
 
 
@@ -159,7 +159,7 @@ def test_the_interpreters_exit_ends_a_run(tmp_path: Path, mode: str, end: str) -
 
 @pytest.mark.parametrize("pad", ["repeat", pytest.param("zero", marks=LONG)])
 def test_a_loaded_policy_acts_on_stacks_as_in_training(tmp_path: Path, pad: Any) -> None:
-    """Its actions are those of the saved network for the last three observations; before the first stands its pad."""
+    """The policy acts like the saved network on the last three observations, padded at an episode's start."""
     run_dir = trained(tmp_path, HUNT, replay=mc.ReplayConfig(stack=3, pad=pad))
     policy = mc.load_policy(run_dir, "agent_0")
     player, space = policy.player(2), policy.spaces.observation

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from metric_names import unexplained
 from whole_runs import MODES, Runs
 
 import marlcore as mc
@@ -18,8 +19,6 @@ runs = Runs(total_steps=400, stages=STAGES, evaluation={"interval": 200, "episod
 
 
 class Noting(mc.TreasureHunt):
-    """Notes what it reads at each step."""
-
     def __init__(self, folder: Path) -> None:
         super().__init__(horizon=25)
         self._path = folder / f"{id(self)}.jsonl"
@@ -37,10 +36,11 @@ def noted(folder: Path) -> list[list[list[int]]]:
 
 @MODES
 def test_environments_read_the_step_and_the_stage(tmp_path: Path, mode: Any) -> None:
-    """Those of actors and of the evaluator; and those of a resumed run go on from its steps."""
+    """Actors and the evaluator read it, and a resumed run continues the count."""
     (tmp_path / "first").mkdir()
     (tmp_path / "second").mkdir()
-    runs.train(tmp_path, partial(Noting, tmp_path / "first"), mode=mode)
+    result = runs.train(tmp_path, partial(Noting, tmp_path / "first"), mode=mode)
+    assert unexplained(result.run_dir) == [], "metrics of evaluations and stages"
     for read in noted(tmp_path / "first"):
         steps = [step for step, _, _ in read]
         assert steps == sorted(steps) and steps[-1] <= 400

@@ -23,7 +23,7 @@ from processes import await_group, sweep, until
 from whole_runs import LONG, MODES, Runs, checkpoint, config_of, finished, marlcore, metrics_of, values_of
 
 import marlcore as mc
-from marlcore.algos.dqn import DQNTrainer
+from marlcore.algos import dqn
 from marlcore.memory import check_interruption, interrupt_waits_with
 
 runs = Runs(mode="async", total_steps=6_000)
@@ -94,7 +94,7 @@ def test_a_serial_run_starts_no_process_and_others_do(tmp_path: Path, monkeypatc
 
 def test_a_wait_between_actions_gives_learners_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In serial mode. The program's own check is called too, also in waits of other threads, and may end the run."""
-    updates, during, callers, update = [], [], [], DQNTrainer.update
+    updates, during, callers, update = [], [], [], dqn.DQNTrainer.update
 
     class Waiting(HUNT.func):  # type: ignore[misc, name-defined]
         def step(self, action: Any) -> None:
@@ -105,7 +105,7 @@ def test_a_wait_between_actions_gives_learners_turns(tmp_path: Path, monkeypatch
             (other := Thread(target=check_interruption)).start()
             other.join()
 
-    monkeypatch.setattr(DQNTrainer, "update", lambda *args: updates.append(1) or update(*args))
+    monkeypatch.setattr(dqn.DQNTrainer, "update", lambda *args: updates.append(1) or update(*args))
     changes = {"mode": "serial", "total_steps": 60, "learner": {"warmup": 1}, "replay": {"prioritized": True}}
     changes |= {"updates_per_step": 1.0, "updates_tolerance": 1}
     with ExitStack() as stack:

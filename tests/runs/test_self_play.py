@@ -14,6 +14,7 @@ import torch
 from arena import ANCHOR, SIDES, Arena, Counted, Marking, episodes_of, strong, weak
 from arena_games import check_opponents, check_parts, check_table, marks, rows_of, sides_of
 from chances import OneShot
+from metric_names import unexplained
 from refused import check_refused
 from whole_runs import LONG, Runs, change_checkpoint, metrics_of, opponents_of, saved_replay, updating
 
@@ -36,9 +37,7 @@ small = Runs(total_steps=300, learner={"warmup": 50})
 
 def train(tmp_path: Path, algorithm: Any = None, **changes: Any) -> mc.Result:
     """A run of the arena, whose notes lie in `tmp_path`/notes."""
-    folder = tmp_path / "notes"
-    folder.mkdir(parents=True, exist_ok=True)
-    return runs.train(tmp_path, partial(Arena, folder), algorithm or Marking(), **changes)
+    return runs.train(tmp_path, partial(Arena, tmp_path / "notes"), algorithm or Marking(), **changes)
 
 
 def acts_of(tmp_path: Path) -> list[list[float]]:
@@ -61,7 +60,7 @@ def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_opponents_act_with_the_admitted_weights(played: tuple[mc.Result, Path]) -> None:
-    """And with the same ones throughout an episode, whatever was admitted meanwhile."""
+    """An opponent keeps its weights throughout an episode, whatever the pool admits meanwhile."""
     result, folder = played
     check_opponents(result.run_dir, folder)
 
@@ -94,7 +93,7 @@ def test_shares_of_episodes_are_as_configured(run: tuple[mc.Result, Path]) -> No
 
 
 def test_every_row_of_an_episode_lies_in_its_tags_part(played: tuple[mc.Result, Path]) -> None:
-    """And none of a frozen opponent or an anchor lies anywhere."""
+    """No row of a frozen opponent or an anchor is stored."""
     result, folder = played
     check_parts(result.run_dir, folder)
 
@@ -106,7 +105,7 @@ def test_the_payoff_table_counts_every_game(played: tuple[mc.Result, Path]) -> N
 
 @pytest.mark.parametrize("judge", [False, True])
 def test_games_that_end_before_the_learners_first_move_count(tmp_path: Path, judge: bool) -> None:
-    """It sits on "b" and "a" in turn, and wins where chance says so, or where the judge does."""
+    """The learner plays "b" and "a" in turn; chance, or the judge, decides who wins."""
     OneShot.games.clear()
     play = {"pool": 1, "admit_updates": 10_000, "latest": 0.0, "anchors": {"chances:script": 1.0}}
     result = small.train(tmp_path, partial(OneShot, judge), actor={"envs": 1}, self_play=mc.SelfPlayConfig(**play))
@@ -150,7 +149,7 @@ def test_a_slot_that_is_replaced_keeps_playing_its_episode(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_script_acts_until_the_first_update(tmp_path: Path, alone: bool) -> None:
-    """In whole episodes, whose rows are written as the policy's own; in self-play on the learner's side alone."""
+    """The script plays whole episodes, whose rows count as the policy's; in self-play, on the learner's side only."""
     none = {"self_play": mc.SelfPlayConfig(), "policies": dict.fromkeys(SIDES, "main")} if alone else {}
     settings = {"pool": 4, "anchors": {}, "latest": 0.0}
     exploration = {"script": "arena:weak"}
@@ -173,7 +172,7 @@ def test_a_script_acts_until_the_first_update(tmp_path: Path, alone: bool) -> No
 
 
 def test_an_opponent_is_drawn_for_a_block_of_episodes(tmp_path: Path) -> None:
-    """Also where the pool replaces it meanwhile."""
+    """The opponent stays even if the pool replaces it meanwhile."""
     settings = {"pool": 3, "admit_updates": 5, "block": 3, "latest": 0.0}
     result = train(tmp_path, self_play=settings, replay={"mixture": {}}, updates_per_step=0.2, total_steps=1_500)
     kept = max(opponents_of(result.run_dir))
@@ -185,8 +184,8 @@ def test_an_opponent_is_drawn_for_a_block_of_episodes(tmp_path: Path) -> None:
     assert len({block[0] for block in opponents.values()}) > 5 and kept > 20
 
 
-def test_bots_come_first_and_the_learner_goes_back(tmp_path: Path) -> None:
-    """Its weights decide: it beats the anchor from its first update on, and the run is rolled back once it loses."""
+def test_the_pool_opens_late_and_a_losing_learner_rolls_back(tmp_path: Path) -> None:
+    """The learner beats the anchor after its first update; when it starts to lose, the run rolls it back."""
     settings = {"begin_win_rate": 0.9, "window": 20, "latest": 0.0, "anchors": {weak: 0.5}, "rollback": 0.3}
     result = train(
         tmp_path, Falling(), self_play=settings, replay={"mixture": {}}, total_steps=3_000, updates_per_step=0.1
@@ -214,12 +213,12 @@ class Common(Arena):
 
 def test_equal_returns_are_a_draw(tmp_path: Path) -> None:
     """In the payoff table, the ratings and the evaluations."""
-    (tmp_path / "notes").mkdir()
     result = runs.train(
         tmp_path, partial(Common, tmp_path / "notes"), Marking(), total_steps=600, replay={"mixture": {}},
         self_play={"anchors": {strong: 0.5, weak: 0.5}, "latest": 0.0, "rating": "elo"},
         evaluation=mc.EvaluationConfig(interval=300, episodes=12),
     )  # fmt: skip
+    assert unexplained(result.run_dir) == ["drawn"], "but for a metric of the test's own algorithm"
     table, last = json.loads((result.run_dir / "payoff.json").read_text())["opponents"], newest_values(result.run_dir)
     for name in ("anchor:strong", "anchor:weak"):
         assert table[name]["draws"] == table[name]["games"] > 10
@@ -239,7 +238,7 @@ class Falling(Marking):
 
 
 def test_the_learner_may_keep_one_side(tmp_path: Path) -> None:
-    """And its opponents may explore."""
+    """Its opponents may explore, too."""
     settings = {"side": "right", "latest": 0.0, "anchors": {}, "explore": True}
     replay = {"mixture": {}}
     result = train(tmp_path, self_play=settings, replay=replay, total_steps=1_000)

@@ -47,7 +47,6 @@ def test_the_table_counts_every_game_despite_kills(
 ) -> None:
     """A killed actor loses at most the results of its copies, which it had no time to report."""
     notes = tmp_path / "notes"
-    notes.mkdir()
     steps = 6_000 * max(len(roles), 1)
     with runs.start(tmp_path, partial(Arena, notes), algorithm, total_steps=steps, self_play={"roles": roles}) as run:
         for kills in (1, 2):
@@ -72,7 +71,6 @@ runs.train(Path(sys.argv[1]), partial(Arena, Path(sys.argv[2])), Marking())
 
 def test_the_table_and_the_pool_survive_sigkill_of_everything(tmp_path: Path) -> None:
     run_dir, notes = tmp_path / "run", tmp_path / "notes"
-    notes.mkdir()
 
     def enough() -> bool:
         return games(run_dir) > 100 and len(opponents_of(run_dir)) >= 4
@@ -83,7 +81,6 @@ def test_the_table_and_the_pool_survive_sigkill_of_everything(tmp_path: Path) ->
     restored = {float(torch.load(path, weights_only=True)["acting"]["model.mark"][0]) for path in newest}
     assert sum(table(run_dir).values()) <= sum(sum(one) for one in before.values()), "never newer than the checkpoint"
     resumed = tmp_path / "resumed"
-    resumed.mkdir()
     steps = max(steps_of(run_dir), checkpoint(run_dir, "main")["step"]) + 3_000
     runs.train(tmp_path, partial(Arena, resumed), Marking(), total_steps=steps, resume=True)
     after = saved(run_dir)

@@ -12,7 +12,7 @@ import pytest
 import sorrel_double as double
 import torch
 
-from marlcore.compat.sorrel import run_experiment_mp
+from marlcore.compat import sorrel
 
 REASON = "sorrel is not installed: `python -m bench install sorrel` makes an environment in which this test runs"
 with warnings.catch_warnings():
@@ -88,7 +88,7 @@ def test_treasurehunt_runs_unchanged(tmp_path: Path) -> None:
     env = hunt(epochs=14)
     before = env.agents[0].model.qnetwork_local.head1.weight.detach().clone()
     logger = TensorboardLogger(14, tmp_path / "logs")
-    done = run_experiment_mp(env, logger=logger, seed=0, output_dir=tmp_path)
+    done = sorrel.run_experiment_mp(env, logger=logger, seed=0, output_dir=tmp_path)
     assert (done.epochs, done.steps, done.updates, done.restarts) == (15, 15 * TURNS * 2, 30, 0)
     assert len(logger.losses) == len(logger.rewards) == 15 and logger._global_step == 15 * TURNS
     assert list(logger.additional_values) == ["turn_reward_mean", "turn_reward_max"]
@@ -114,7 +114,7 @@ def test_ppo_learns_from_its_rollouts(tmp_path: Path) -> None:
         sizes = agent.observation_spec.input_size, agent.action_spec.n_actions
         agent.model = PyTorchPPO(*sizes, 32, 0.0, "cpu", 0.01, 0.2, 0.9, 3, 1e-3, 1e-3, TURNS)
     before = [agent.model.policy.actor[0].weight.detach().clone() for agent in env.agents]
-    done = run_experiment_mp(env, logger=Logger(10), seed=0, output_dir=tmp_path, actors=2)
+    done = sorrel.run_experiment_mp(env, logger=Logger(10), seed=0, output_dir=tmp_path, actors=2)
     assert (done.epochs, done.updates, done.restarts) == (11, 22, 0) and np.isfinite(done.losses).all()
     for agent, weight in zip(env.agents, before, strict=True):
         assert not torch.equal(agent.model.policy.actor[0].weight, weight)
@@ -149,7 +149,7 @@ def test_the_transformer_learns_from_sequences_of_its_agent(tmp_path: Path) -> N
     for agent in env.agents:
         agent.model = Actor((6, 9, 9), agent.action_spec.n_actions)
     before = env.agents[0].model.state_head.weight.detach().clone()
-    done = run_experiment_mp(env, logger=Logger(30), seed=0, output_dir=tmp_path, copies=2)
+    done = sorrel.run_experiment_mp(env, logger=Logger(30), seed=0, output_dir=tmp_path, copies=2)
     assert (done.epochs, done.updates, done.restarts) == (31, 62, 0)
     assert np.isfinite(done.losses).all() and np.mean(done.losses[-5:]) < np.mean(done.losses[4:9])
     assert not torch.equal(env.agents[0].model.state_head.weight, before)
@@ -160,7 +160,7 @@ def test_the_transformer_learns_from_sequences_of_its_agent(tmp_path: Path) -> N
 def test_threadsafe_models_act_with_the_newest_weights(tmp_path: Path) -> None:
     """They act with a snapshot of the policy, which is renewed where their version changes; all agents share one."""
     env = threadsafe_hunt(epochs=8)
-    done = run_experiment_mp(env, logger=Logger(8), seed=0, output_dir=tmp_path)
+    done = sorrel.run_experiment_mp(env, logger=Logger(8), seed=0, output_dir=tmp_path)
     assert done.updates == 9 * len(env.agents) == 18
     assert env.agents[0].model is env.agents[1].model is env.shared_model
     assert env.agents[0].model._lock.acquire(blocking=False)

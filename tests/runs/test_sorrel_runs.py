@@ -16,7 +16,7 @@ import sorrel_double as double
 import torch
 
 from marlcore import WorkerFailed
-from marlcore.compat.sorrel import run_experiment_mp
+from marlcore.compat import sorrel
 from marlcore.memory import sweep
 
 pytestmark = pytest.mark.long
@@ -69,7 +69,7 @@ class Slow(double.Model):
 @shared
 def test_a_run_does_the_work_of_sorrels_loop() -> None:
     env, logger = double.make(agents=3, epochs=40), double.StepLogger()
-    done = run_experiment_mp(env, logger=logger, seed=0)
+    done = sorrel.run_experiment_mp(env, logger=logger, seed=0)
     assert (done.epochs, done.steps, done.updates, done.restarts) == (41, 41 * 8 * 3, 41 * 3, 0)
     assert [row[0] for row in logger.epochs] == list(range(41))
     assert [row[2] for row in logger.epochs] == done.scores and [row[1] for row in logger.epochs] == done.losses
@@ -89,7 +89,7 @@ def test_in_lock_step_a_seed_repeats_itself() -> None:
     runs = []
     for seed in (3, 3, 4):
         env = double.make(epochs=12)
-        done = run_experiment_mp(env, logging=False, seed=seed, ahead=0)
+        done = sorrel.run_experiment_mp(env, logging=False, seed=seed, ahead=0)
         runs.append((done.scores, done.losses, env.agents[1].model.local.weight.tolist()))
     assert runs[0] == runs[1]
     assert runs[0] != runs[2]
@@ -109,7 +109,7 @@ def test_killed_processes_are_started_again_and_no_work_is_lost(
     env.agents[0].mark = tmp_path / "actor"
     for i, agent in enumerate(env.agents):
         agent.model.mark = tmp_path / f"learner-{i}"
-    done = run_experiment_mp(env, logger=logger, seed=0, **options)
+    done = sorrel.run_experiment_mp(env, logger=logger, seed=0, **options)
     assert (done.epochs, done.updates, done.restarts) == (31, 62, 3)
     assert [row[0] for row in logger.epochs] == list(range(31))
     assert np.isfinite(done.losses).sum() >= 29
@@ -117,9 +117,9 @@ def test_killed_processes_are_started_again_and_no_work_is_lost(
 
 
 @shared
-def test_copies_and_free_running_end_with_every_epoch() -> None:
+def test_free_running_copies_finish_every_epoch() -> None:
     env = double.make(epochs=20)
-    done = run_experiment_mp(env, logging=False, seed=0, copies=4, updates_per_epoch=None, publish_interval=5)
+    done = sorrel.run_experiment_mp(env, logging=False, seed=0, copies=4, updates_per_epoch=None, publish_interval=5)
     assert done.epochs == 21 and done.updates >= 2 * 21
     assert len(done.scores) == 21
 
@@ -137,7 +137,7 @@ def test_a_signal_ends_the_run_and_the_models_are_trained(signum: int) -> None:
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt if signum == signal.SIGINT else SystemExit):
-        run_experiment_mp(env, logger=logger, seed=0)
+        sorrel.run_experiment_mp(env, logger=logger, seed=0)
     thread.join()
     trained = env.agents[0].model
     assert int(trained.updated) >= 10 and trained.epsilon < 0.5 * 0.9**10
@@ -148,7 +148,7 @@ def test_a_signal_ends_the_run_and_the_models_are_trained(signum: int) -> None:
 @shared
 def test_a_train_step_that_raises_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(WorkerFailed, match="this loss is infinite") as caught:
-        run_experiment_mp(double.make(model=Raising), logging=False, log_dir=tmp_path / "logs")
+        sorrel.run_experiment_mp(double.make(model=Raising), logging=False, log_dir=tmp_path / "logs")
     assert caught.value.worker.startswith("learner-") and "in train_step" in caught.value.traceback
     assert "this loss is infinite" in (tmp_path / "logs" / f"{caught.value.worker}.log").read_text()
     assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == [
@@ -162,7 +162,7 @@ def test_a_train_step_that_raises_ends_the_run(tmp_path: Path) -> None:
 def test_weights_are_saved_as_sorrels_loop_saves_them(tmp_path: Path) -> None:
     env = double.make(agents=1, epochs=3, save_weights=True)
     env.config.experiment.record_period = 2
-    run_experiment_mp(env, logging=False, seed=0, output_dir=tmp_path)
+    sorrel.run_experiment_mp(env, logging=False, seed=0, output_dir=tmp_path)
     files = sorted((tmp_path / "checkpoints").iterdir())
     assert files and files[0].name.endswith("-agent-0.pkl")
     assert torch.load(files[-1]).keys() == env.agents[0].model.state_dict().keys()

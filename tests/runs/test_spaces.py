@@ -110,7 +110,6 @@ IN_PROCESSES = {  # each kind of space and of environment once
 def train_and_check(case: Case, folder: Path, **changes: Any) -> dict[str, Any]:
     """Trains on an environment; returns a row of the table."""
     records = folder / "records"
-    records.mkdir()
     replay = {"capacity": COPIES * case.steps, "save": True}  # no row of an agent is overwritten
     algorithm = RandomActing() if case.algorithm == "random" else case.algorithm
     env_fn = partial(case.make, records)

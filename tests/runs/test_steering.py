@@ -56,7 +56,7 @@ ANSWERS: dict[str, tuple[Callable[[], object], str]] = {
 @MODES
 @pytest.mark.parametrize("method", ANSWERS)
 def test_each_method_of_a_callback_can_end_a_run(tmp_path: Path, method: str, mode: str) -> None:
-    """In each way; the last checkpoint is of the last step, and the callback hears of it."""
+    """The last checkpoint is of the last step, and the callback is told of it."""
     answer, reason = ANSWERS[method]
     callback = Once(method, answer)
     steers = callback._called if method == "__call__" else callback
@@ -69,7 +69,7 @@ def test_each_method_of_a_callback_can_end_a_run(tmp_path: Path, method: str, mo
 
 @MODES
 def test_a_last_evaluation_follows_a_stop_but_no_error(tmp_path: Path, mode: str) -> None:
-    """Nor `Run.stop`; the evaluation is of the last checkpoint's weights."""
+    """`Run.stop` triggers none either. The evaluation uses the last checkpoint's weights."""
     rare = {"mode": mode, "evaluation": {"interval": 10**6, "episodes": 2, "envs": 2}}
     stopped = train(tmp_path / "stopped", Once("on_metric", lambda: mc.Stop), **rare)
     assert len(values_of(stopped.run_dir, "eval_return")) == 2
@@ -85,7 +85,7 @@ def test_a_last_evaluation_follows_a_stop_but_no_error(tmp_path: Path, mode: str
 
 @MODES
 def test_a_stop_during_the_warm_up_loses_nothing(tmp_path: Path, mode: str) -> None:
-    """Learners that have no data yet do not wait for it, and the run can be resumed."""
+    """Learners without data do not wait for it, and the run can be resumed."""
     learner = {"warmup": 5000}
     first = train(tmp_path, Once("on_metric", lambda: mc.Stop), mode=mode, learner=learner)
     assert first.stopped and set(first.updates.values()) == {0}

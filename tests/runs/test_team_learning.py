@@ -26,7 +26,6 @@ MOVES = [(mc.MATD3(learning_rate=2e-3, reward_scale=1.0), 4_000), (mc.HAPPO(**ON
 
 
 def returned(env_fn: Any, algorithm: Any, steps: int, run_dir: Path) -> float:
-    """The greedy team's mean return."""
     queued = isinstance(algorithm, (mc.HAPPO, mc.COMA))
     options = {} if queued else {"learner": OFF_POLICY, "updates_per_step": 0.25}
     config = mc.Config(total_steps=steps, mode="serial", run_dir=str(run_dir), actor=mc.ActorConfig(envs=4), **options)
@@ -52,7 +51,7 @@ def test_both_agents_learn_their_parts(env_fn: Any, least: float, algorithm: Any
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("rewards", ["own", "sum"])
 def test_opponents_learn_by_their_own_rewards_alone(rewards: str, tmp_path: Path) -> None:
-    """What one wins the other loses, so that the sum, the control, tells nothing of what is right."""
+    """The control is the sum of the rewards, which is always 0."""
     algorithm = mc.MATD3(learning_rate=2e-3, reward_scale=1.0, rewards=rewards)
     returned(partial(Matching, opposed=True), algorithm, 2_500, tmp_path / "run")
     policy, right = mc.load_policy(tmp_path / "run", "team"), 0

@@ -57,7 +57,7 @@ def test_teams_train_beside_each_other_and_beside_an_agent(tmp_path: Path, mode:
 
 
 def test_a_function_of_an_agents_name_is_saved_as_names(tmp_path: Path) -> None:
-    """So that a run resumes with the same teams, and refuses others."""
+    """A run resumes with the same teams, and refuses other teams."""
 
     def by_number(agent: str) -> str:
         return "even" if int(agent[-1]) % 2 == 0 else "odd"

@@ -55,7 +55,7 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
 
 @pytest.mark.parametrize("kind", SOURCES)
 def test_a_run_starts_from_given_weights(tmp_path: Path, source: Path, kind: str) -> None:
-    """Both policies do, unless one is named: a run has its own weights of each."""
+    """Both policies start from the weights, unless one is named."""
     run_dir = train(tmp_path, init_from=SOURCES[kind](source), **STILL)
     assert equal(network(run_dir), network(source))
     is_file = kind not in ("a state_dict", "weights by policy")
@@ -98,7 +98,7 @@ def test_weights_that_do_not_fit_are_left_out(tmp_path: Path, source: Path, capl
     assert all(name in said for name in before.keys() - set(fitting))
 
 
-def test_a_normalization_is_taken_too(tmp_path: Path) -> None:
+def test_a_warm_start_takes_the_normalization(tmp_path: Path) -> None:
     normalized = {"obs_norm": "running", "reward_norm": "running", "warmup": 50}
     first = train(tmp_path / "first", learner=normalized)
     still = {**STILL, "learner": {**normalized, "warmup": 9_000}}

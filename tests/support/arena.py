@@ -32,6 +32,7 @@ class Arena(Rounds):
     def __init__(self, folder: Path, tags: tuple[str, ...] = (), sides: tuple[str, ...] = SIDES) -> None:
         self.possible_agents = list(sides)
         self.number = os.getpid() % 10_000 + 10_000 * next(_numbers)
+        folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / f"{self.number}.jsonl"
         self._tags = tags
         self._episode = -1
@@ -133,7 +134,6 @@ def weak(obs: Any) -> Any:
 
 
 def strong(obs: Any) -> Any:
-    """An anchor that always wins."""
     return np.float32([STRONG])
 
 

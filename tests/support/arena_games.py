@@ -74,7 +74,6 @@ def check_parts(run_dir: Path, folder: Path) -> None:
 
 
 def check_table(run_dir: Path, folder: Path) -> None:
-    """The payoff table counts every game."""
     number_of = {mark: number for number, mark in marks(run_dir).items()}
     expected: dict[str, Counter[str]] = {}
     episodes = episodes_of(folder)
@@ -94,7 +93,7 @@ def check_table(run_dir: Path, folder: Path) -> None:
 
 
 def played(folder: Path) -> Counter[str]:
-    """Games as the environments saw them end for the learning policy: it explores, so it adds a quarter."""
+    """The learning policy's results, by the environments' notes; since it explores, it adds a quarter."""
     games: Counter[str] = Counter()
     for acted in episodes_of(folder).values():
         (learning,) = (side for side in SIDES if acted[side][0] % 1 == 0.25)

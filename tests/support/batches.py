@@ -10,8 +10,6 @@ import torch
 from gymnasium import spaces as gym
 
 import marlcore as mc
-from marlcore.algos.bases.clipped_policy import ClippedPolicy
-from marlcore.algos.networks.policy_value import PolicyNetwork
 from marlcore.interfaces import PREVIOUS_REWARD, Algorithm, ReplaySource
 from marlcore.loops import ActingPolicy, PolicyModel
 from marlcore.observations import ALONE, by_name, each, in_form, rows_at
@@ -86,7 +84,6 @@ def made_obs(spaces: Spaces, rows: int, rng: np.random.Generator) -> Any:
 
 
 def made_action(spaces: Spaces, rows: int, rng: np.random.Generator) -> torch.Tensor:
-    """Random actions as rows hold them."""
     space = spaces.action
     if isinstance(space, gym.Box):
         return torch.from_numpy(rng.uniform(space.low, space.high, (rows, *space.shape)).astype(space.dtype))
@@ -122,7 +119,7 @@ def made_trainer(hyper: Algorithm, spaces: Spaces | None = None) -> tuple[Any, A
 
 
 def acted(hyper: Algorithm, model: Any, obs: Any, mask: Any = None, seed: int = 0, **request: Any) -> mc.Action:
-    """What the algorithm's model, or the part of it that acts, does; greedily unless it is asked to `explore`."""
+    """The actions of the algorithm's model or of its acting part; greedy unless asked to `explore`."""
     request = {"explore": None, "state": None, **request}
     return hyper.act(getattr(model, "acting", model), obs, mask=mask, generator=np.random.default_rng(seed), **request)
 
@@ -191,9 +188,9 @@ def queue_batch(hyper, spaces, rows=24, seed=0, stale=0.0, **replaced):
     """
     rng = np.random.default_rng(seed)
     batch, model = made_batch(spaces, rows, seed), hyper.make_model(spaces)
-    for part in model.acting.modules():
-        if isinstance(part, PolicyNetwork):
-            torch.nn.init.normal_(part.head.weight)  # else the policy is uniform
+    for name, parameter in model.acting.named_parameters():
+        if name.endswith("head.weight"):
+            torch.nn.init.normal_(parameter)  # else the policy is uniform
     batch.reward /= 10
     batch.continues = torch.from_numpy(rng.random(rows) < 0.8)
     batch.continues[-1] = False
@@ -218,10 +215,10 @@ def queue_batch(hyper, spaces, rows=24, seed=0, stale=0.0, **replaced):
 
 
 def batch_of(hyper, spaces, seed=0, rows=None):
-    """A batch as the algorithm's learner gets it."""
-    if getattr(hyper.source(ReplaySource()), "sequence", None) is not None:
+    source = hyper.source(ReplaySource())
+    if getattr(source, "sequence", None) is not None:
         return made_windows(hyper, spaces, rows or 6, seed).torch()
-    if isinstance(hyper, ClippedPolicy):
+    if isinstance(source, mc.QueueSource) and not isinstance(hyper, mc.COMA):
         return queue_batch(hyper, spaces, rows or 24, seed)[0]
     batch = made_batch(spaces, rows or 6, seed)
     batch.continues = torch.arange(len(batch.reward)) % 3 < 2  # read by COMA alone

@@ -177,7 +177,6 @@ class Told(NamedTuple):
 
 
 def told_by_turns(env: Any, seed: int) -> Iterator[Told]:
-    """Episodes of PettingZoo's AEC loop."""
     env.reset(seed=seed)
     while True:
         told, acted = {agent: [] for agent in env.possible_agents}, Counter(dict.fromkeys(env.possible_agents, 0))

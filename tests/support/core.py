@@ -63,11 +63,13 @@ def report(counts: Mapping[str, float]) -> None:
     print(*(f"{name} {value}" for name, value in counts.items()), flush=True)
 
 
-def counted(done: subprocess.CompletedProcess[str]) -> Counter[str]:
-    """What a program counted, by name; one that broke off is a failure."""
+def counted(done: subprocess.CompletedProcess[str], fault: str = "") -> Counter[str]:
+    """What a program counted, by name; one that broke off is a failure. Its status is 1 if it counted a `fault`."""
     assert done.returncode in (0, 1), done.stdout + done.stderr
     words = done.stdout.split()
-    return Counter({name: int(float(value)) for name, value in zip(words[::2], words[1::2], strict=True)})
+    counts = Counter({name: int(float(value)) for name, value in zip(words[::2], words[1::2], strict=True)})
+    assert not fault or done.returncode == (counts[fault] > 0)
+    return counts
 
 
 def print_counts(columns: Sequence[str], rows: Mapping[str, Mapping[str, int]]) -> None:

@@ -91,7 +91,6 @@ class Publish:
         self.own = self.publisher = None
 
     def pulled(self) -> int:
-        """The version of the weights after a pull, all of them."""
         self.subscriber.pull()
         assert not torn_weights(self.local, self.subscriber), "torn weights"
         return self.subscriber.version
@@ -183,7 +182,7 @@ SCENARIOS = {**OF_REPLAYS, "publish": Publish, "ingesting": Ingesting}
 
 
 def named_at_once() -> None:
-    """A file has its name before it is whole."""
+    """Breaks a rule: a file has its name before it is whole."""
 
     def open_named(target: Path, nbytes: int, name: Path | None = None) -> File:
         file = File(target)
@@ -195,7 +194,7 @@ def named_at_once() -> None:
 
 
 def removed_before_it_is_replaced() -> None:
-    """The earlier save makes room for the new one."""
+    """Breaks a rule: the earlier save is removed before the new one is in place."""
     from marlcore.replay import save
 
     def remove_and_replace(target: Path, *what: Any) -> None:
@@ -206,7 +205,7 @@ def removed_before_it_is_replaced() -> None:
 
 
 def keeps_descriptors() -> None:
-    """What is read of a file leaves it open."""
+    """Breaks a rule: reading a header leaks a descriptor."""
     read = Header.read
     Header.read = lambda fd, path: read(os.dup(fd), path)
 
@@ -215,7 +214,7 @@ SABOTAGE = {rule.__name__: rule for rule in (named_at_once, removed_before_it_is
 
 
 def run_victim(scenario: Any, at: int, error: int) -> tuple[int, str]:
-    """How a victim of point `at` exited, and what it said; the survivor has met it before."""
+    """The exit code and the words of a victim of point `at`."""
     ours, theirs = socket.socketpair()
 
     def victim() -> int:

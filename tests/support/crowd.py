@@ -163,7 +163,6 @@ def collapse() -> None:
 
 
 def interrupt() -> None:
-    """Sends Ctrl-C to its own process."""
     os.kill(os.getpid(), signal.SIGINT)
 
 

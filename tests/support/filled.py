@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from marlcore.testing.rows import filled
+from marlcore.testing.rows import filled as filled
+from marlcore.testing.rows import torn as torn
 
 CYCLE = 4096  # numbers up to it are exact in float32
 
@@ -31,7 +32,6 @@ def words(model: Any) -> list[np.ndarray]:
 
 
 def words_of_row(store: Any, slot: int) -> list[np.ndarray]:
-    """A copy of a slot's arrays, not validated."""
     row = store.slot_array(slot).copy()
     return [part.view(np.float32) for _, part in store.layout.parts(row)]
 
@@ -49,7 +49,6 @@ def value_of(arrays: Iterable[np.ndarray]) -> float:
 
 
 def publish_next(publisher: Any, weights: Any) -> None:
-    """Publishes weights that are all their version's number."""
     fill(weights, publisher.version + 1)
     publisher.publish(version=publisher.version + 1)
 
@@ -60,7 +59,7 @@ def torn_weights(weights: Any, subscriber: Any) -> int:
 
 
 def observations(spec: Any, index: Any, version: Any = 0) -> np.ndarray:
-    """Named by the index and one more, so that memory that was never written holds none."""
+    """Rows named by their index plus one, since memory that was never written is zero."""
     return filled(spec.obs.shape[0], np.asarray(index) + 1, version)
 
 
@@ -72,12 +71,11 @@ def rows(spec: Any, index: Any, lanes: int = 1, version: int = 0) -> dict[str, A
 
 
 def last_of(spec: Any, index: Any, lanes: int = 1) -> dict[str, Any]:
-    """What ends an episode at these rows."""
+    """The arguments that end an episode at these rows."""
     return {"truncated": True, "final_obs": observations(spec, np.asarray(index) + lanes)}
 
 
 def torn_rows(spec: Any, batch: Any, lanes: int = 1) -> int:
-    """How many rows of a batch are not as they were written."""
     torn = (batch.obs != observations(spec, batch.index, batch.policy_version)).any(1)
     torn |= (batch.next_obs != observations(spec, batch.index + lanes, batch.policy_version)).any(1)
     return int((torn | (batch.action != batch.index) | (batch.reward != batch.index % 7)).sum())

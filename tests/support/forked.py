@@ -16,8 +16,6 @@ from marlcore.processes.forkserver import read_status
 
 
 class Child:
-    """What a server forked, and what it reports."""
-
     def __init__(self, server: ForkServer, function: Callable[..., None], *args: Any) -> None:
         self._report, theirs = Pipe(duplex=False)
         with theirs:
@@ -27,7 +25,6 @@ class Child:
         return self._report.recv()
 
     def status(self) -> int | None:
-        """Waits for it."""
         select.select([self.pidfd], [], [])
         return read_status(self._status)
 

@@ -98,7 +98,6 @@ class Induction:
 
 
 def rounded(value):
-    """The value as float16 holds it."""
     return float(np.float16(value))
 
 

@@ -120,7 +120,7 @@ class Numbers:
 
 
 class ConditionBell:
-    """The positive control: what the bells must not be made of."""
+    """The positive control: a bell made of a condition variable."""
 
     def __init__(self) -> None:
         self._changed, self._rung = threading.Condition(), False
@@ -138,8 +138,6 @@ class ConditionBell:
 
 
 class Consumer:
-    """Takes batches while it is interrupted, and counts."""
-
     def __init__(self, counts: Counter[str], hang_s: float) -> None:
         self.counts, self.hang_s, self.last, self.lost = counts, hang_s, 0, 0
         self.batches: Prefetch[Any] = Prefetch(Numbers(), depth=2)
@@ -169,7 +167,7 @@ class Consumer:
         return [self.sample] * 12 + [self.update] * 6 + [self.ask] * 4 + [self.close, self.make]
 
     def attacked(self, interrupted: bool, method: Callable[[], None]) -> bool:
-        """Whether an interrupt came before the method's end; then all works as before."""
+        """Counts the interrupt, if it came in time, and checks that everything works afterwards."""
         self.counts["interrupts"] += interrupted
         self.counts[f"in {method.__name__}"] += interrupted
         if method == self.close:

@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ import numpy as np
 from core import report
 from filled import publish_next, rows, torn_rows, torn_weights, tree
 from mapped import Mapped
-from processes import descriptors, state, sweep, until
+from processes import descriptors, stop_inside, sweep, until
 from seams import trusting
 
 from marlcore import Field, ParameterStore, ReplayBuffer, TransitionSpec
@@ -45,7 +46,7 @@ FAULTS = ("torn", "fell", "ahead", "kept", "failed", "segments", "descriptors")
 
 
 def working(line: np.ndarray) -> Iterator[None]:
-    """As long as the process lives that started this one; with pauses, in which others get on."""
+    """Loops until the parent dies, with pauses for other processes."""
     parent = os.getppid()  # or the fork server, which ends with it
     while os.getppid() == parent:
         yield
@@ -151,7 +152,7 @@ class Victim:
         self.doom = None if self.late else self.began + 1.2 * random.random() * self.startup_s
 
     def is_due(self) -> bool:
-        """Whether its time has come: while it starts, or a little after it began to work."""
+        """Whether it is due to be killed: while it starts, or shortly after it began to work."""
         now = time.monotonic()
         if self.doom is None and self.line[PROGRESS]:
             self.startup_s, self.doom = now - self.began, now + 0.03 * random.random()
@@ -160,24 +161,11 @@ class Victim:
 
     def kill(self) -> None:
         if self.late and self.lanes and random.random() < 0.3:
-            self.stop_inside()
+            self.line[HURRY] = 1
+            stop_inside(self.process.pid, partial(counters, self.shared, self.lanes), tries=50)
         self.process.kill()
 
-    def stop_inside(self) -> None:
-        """Tries to have a writer stand still between its two counters, where a kill at random seldom finds it."""
-        self.line[HURRY] = 1
-        for _ in range(50):
-            os.kill(self.process.pid, signal.SIGSTOP)
-            while state(self.process.pid) not in "TZ":
-                time.sleep(1e-5)
-            committed, reserved = counters(self.shared, self.lanes).T
-            if (reserved > committed).any():
-                return
-            os.kill(self.process.pid, signal.SIGCONT)
-            time.sleep(1e-3 * random.random())
-
     def bury(self) -> Counter[str]:
-        """What the dead one left."""
         self.process.join()
         after = counters(self.shared, self.lanes)
         committed, reserved = after.T
@@ -262,7 +250,6 @@ def left() -> Counter[str]:
 
 
 def main(method: str, cycles: int, trust: bool) -> bool:
-    """Whether there was a fault."""
     began = time.monotonic()
     resource_tracker.ensure_running()  # multiprocessing's own processes stay until the end
     if method == "forkserver":

@@ -11,7 +11,7 @@ from marlcore.transitions import RecordLayout
 
 
 class Mapped:
-    """A mapping of its own, by the handle: uint8 `body`, and where counters, lanes, slots and columns lie in it."""
+    """A second mapping of a segment: uint8 `body`, and the places of its counters, lanes, slots and columns."""
 
     def __init__(self, shared: Any) -> None:
         self.segment = Segment.attach(shared.handle)
@@ -20,7 +20,6 @@ class Mapped:
 
     @property
     def lanes(self) -> NativeLanes:
-        """The lanes of a replay or a queue."""
         return self.geometry.bind(self.body)
 
     def committed(self, lane: int = 0) -> int:
@@ -32,7 +31,6 @@ class Mapped:
         return self.words(self.geometry.counters_offset(lane))[:2]
 
     def words(self, offset: int) -> np.ndarray:
-        """A line of words, int64 [16]."""
         return self.body[offset : offset + 128].view(np.int64)
 
     def column(self, column: int, lane: int = 0) -> np.ndarray:

@@ -1,7 +1,9 @@
 """Processes as a test sees them from outside: their children, their descriptors, their ends."""
 
 import contextlib
+import math
 import os
+import random
 import select
 import signal
 import subprocess
@@ -13,7 +15,7 @@ from typing import Any
 
 from marlcore.memory import SHM_DIR, survey_segments
 from marlcore.memory import sweep as sweep
-from marlcore.testing.victim import living
+from marlcore.testing import victim
 
 PATIENCE_S = 1800.0  # for what hangs; far more than a slow machine needs
 
@@ -45,27 +47,39 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+def stop_inside(pid: int, counters: Callable[[], Any], tries: float = math.inf) -> None:
+    """Stops a writer's process between its two counters, int64 [lanes, 2], where a kill at random seldom finds it."""
+    while (tries := tries - 1) >= 0:
+        os.kill(pid, signal.SIGSTOP)
+        while state(pid) not in "TZ":
+            time.sleep(1e-5)
+        committed, reserved = counters().T
+        if (reserved > committed).any():
+            return
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(1e-3 * random.random())
+
+
 def descriptors() -> list[str]:
     return sorted(os.listdir("/proc/self/fd"))
 
 
 def segments_of(pid: int) -> set[Path]:
-    from marlcore.cli.gc import holders  # which imports the parser of options
+    from marlcore.cli import gc
 
     files = survey_segments()
-    pids = holders(SHM_DIR, {file.inode for file in files})
+    pids = gc.holders(SHM_DIR, {file.inode for file in files})
     return {SHM_DIR / file.name for file in files if pid in pids.get(file.inode, [])}
 
 
 def await_ends(pidfds: Iterable[int]) -> None:
-    """Waits until these processes have ended, and closes their descriptors."""
     for pidfd in pidfds:
         select.select([pidfd], [], [])
         os.close(pidfd)
 
 
 def await_group(group: int) -> None:
-    until(lambda: not living(group))
+    until(lambda: not victim.living(group))
 
 
 def until(reached: Callable[[], Any], lives: Callable[[], bool] = lambda: True) -> Any:

@@ -200,7 +200,6 @@ def parallel(env: Any, seed: int, actions: dict[str, deque[Any]], masked: dict[s
 
 
 def assert_same(ours: list[Any], theirs: list[Any]) -> None:
-    """The same events, or the same turns."""
     for event, expected in zip(ours, theirs, strict=True):
         for value, wanted in zip(event, expected, strict=True):
             if isinstance(wanted, list):

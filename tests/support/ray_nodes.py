@@ -91,11 +91,9 @@ class RayNodes(Closing):
         return answer
 
     def segments(self, node: int) -> list[str]:
-        """The names of a node's segments."""
         return sorted(path.name for path in self.directories[node].glob("marlcore-*"))
 
     def processes(self) -> list[int]:
-        """Every process of the cluster, of its drivers' actors too."""
         return marked(f"{MARK}={self._folder}".encode())
 
     def close(self) -> None:
@@ -126,7 +124,6 @@ def driver(address: str) -> Iterator[None]:
 
 
 def marked(mark: bytes) -> list[int]:
-    """The processes that have this in their environment."""
     pids = []
     for path in Path("/proc").glob("[0-9]*"):
         try:

@@ -39,6 +39,7 @@ class Recorder:
     """The transitions of one environment, by (copy inside it, agent), written to a folder when it closes."""
 
     def __init__(self, folder: Path, space_of: Callable[[str], gymnasium.Space]) -> None:
+        folder.mkdir(exist_ok=True)
         self._path = folder / f"{os.getpid():010}-{next(_numbers):06}.pickle"
         self._space_of = space_of
         self._transitions: dict[tuple[int, str], list[Transition]] = defaultdict(list)
@@ -75,7 +76,6 @@ class Recorder:
 
 
 def _watch_rounds(env: Any, recorder: Recorder, by_agent: Callable[[Any], dict[str, Any]]) -> None:
-    """Of an environment whose agents act at once."""
     reset, step = env.reset, env.step
 
     def watched_reset(**options: Any) -> Any:
@@ -101,7 +101,6 @@ def _watch_rounds(env: Any, recorder: Recorder, by_agent: Callable[[Any], dict[s
 
 
 def _watch_turns(env: Any, recorder: Recorder) -> None:
-    """Of an environment whose agents act one after another."""
     reset, step = env.reset, env.step
 
     def watched_reset(seed: int | None = None, options: Any = None) -> None:
@@ -207,7 +206,6 @@ def read_replay(path: Path, spaces: mc.Spaces, batch: int = 512) -> dict[int, li
 
 
 def _rows(spaces: mc.Spaces, obs: Any, row: int) -> list[np.ndarray]:
-    """The arrays of an observation in the order of its space, a mask last."""
     return [obs[name][row].copy() for name in spaces.obs] if isinstance(obs, dict) else [obs[row].copy()]
 
 

@@ -60,7 +60,6 @@ def heads(lanes, lane: int) -> np.ndarray:
 
 
 def columns_of(lanes, lane: int) -> list[np.ndarray]:
-    """The memory of each of a lane's columns, by rows."""
     geometry, body = lanes._mapped.geometry, lanes._segment.body
     columns = []
     for k in range(len(geometry.columns)):

@@ -68,7 +68,7 @@ class Add:
     # the survivor
 
     def watch(self, replay: ReplayBuffer, seams: tuple[int, ...] = (BEFORE - 1,)) -> None:
-        """What is looked at from now on, also when its name is gone; nothing follows the row before a seam."""
+        """Makes this replay the one that is checked; no row follows the row before a seam."""
         self.replay, self.mapped = replay, Mapped(replay)
         self.other = replay.writer(shared=True) if self.shared else None
         self.seams, self.boundaries = set(seams), set()
@@ -78,7 +78,7 @@ class Add:
         """Attaches to what the victim made."""
 
     def check(self, done: bool) -> None:
-        """What survivors and successors find; `done` says that the operation must have come to its end."""
+        """Checks the state that a survivor and a successor find; `done`: the operation must have ended."""
         committed = self.mapped.committed()
         assert committed - BEFORE in ((self.written,) if done else (0, self.written))
         self.boundaries = {ticket for ticket in self.final if ticket < committed}
@@ -98,7 +98,7 @@ class Add:
             writer.close()
 
     def look(self) -> None:
-        """All that can be drawn is drawn, and every row is what was written."""
+        """Every row that may be drawn is drawn, and holds what was written."""
         committed, reserved = self.mapped.counters().tolist()
         held = range(max(0, reserved - CAPACITY), committed)
         last = {*self.seams, *self.boundaries, committed - 1}
@@ -166,7 +166,7 @@ class AddVector(Add):
         return [self.mapped.committed(lane) for lane in range(self.lanes)]
 
     def check(self, done: bool) -> None:
-        """The lanes before one have their whole rows, those behind it none."""
+        """Lanes are written in order: all before some lane have the whole rows, the rest have none."""
         added = [count - BEFORE for count in self.committed]
         assert added in ([[1, 2, 1]] if done else [[0, 0, 0], [1, 0, 0], [1, 2, 0], [1, 2, 1]])
         self.look()

@@ -13,10 +13,10 @@ import sys
 from functools import partial
 
 import numpy as np
+from filled import filled, torn
 
 from marlcore import Field, ReplayBuffer, TrajectoryQueue, TransitionSpec
 from marlcore.cluster import Bookings, Ingest, RayLink, Relay, start_ingest
-from marlcore.testing.rows import filled, torn
 
 LANES, AT_ONCE, BATCH, WORDS = 4, 100, 2000, 5
 SPEC = TransitionSpec(Field((WORDS,), "uint64"), Field((), "int64"))

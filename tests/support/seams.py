@@ -13,7 +13,6 @@ from marlcore.replay.limiter import SampleGate
 
 
 def holders(room: str, name: str) -> list[Any]:
-    """The modules of marlcore.<room> that have this name."""
     inside = [module for key, module in list(sys.modules.items()) if key.startswith(f"marlcore.{room}.")]
     modules = [module for module in inside if hasattr(module, name)]
     assert modules, f"nothing in marlcore.{room} is called {name}"

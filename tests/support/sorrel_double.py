@@ -103,8 +103,6 @@ class Plain:
 
 
 class Model(nn.Module, Plain):
-    """A Q-network with a target network, and sorrel's hooks."""
-
     def __init__(self, batch_size: int = 4, capacity: int = 64, n_frames: int = 2, epsilon: float = 0.5) -> None:
         super().__init__()
         self.n_frames, self.batch_size, self.epsilon = n_frames, batch_size, epsilon

@@ -33,7 +33,7 @@ def row_of(spec: mc.TransitionSpec) -> dict[str, Any]:
 
 
 def check_batch(batch: Any) -> object:
-    """What must be so of a batch whatever its rows held."""
+    """Checks what holds for any batch, whatever its rows contain."""
     assert (batch.index >= 0).all()
     assert batch.reward.dtype == batch.discount.dtype == np.float32
     assert batch.valid.any()

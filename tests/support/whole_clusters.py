@@ -127,7 +127,6 @@ def result_of(driver: Any) -> Any:
 
 
 def called(nodes: RayNodes, title: str) -> list[int]:
-    """The cluster's processes whose command line contains the title."""
     return [pid for pid in nodes.processes() if title in title_of(pid)]
 
 

@@ -124,7 +124,6 @@ def checkpoint(run_dir: Path, name: str = "agent_0") -> dict[str, Any]:
 
 
 def change_checkpoint(path: Path, **changes: Any) -> None:
-    """Saves it with other values, as a whole file."""
     save_checkpoint(path, {**torch.load(path), **changes})
 
 
@@ -135,7 +134,6 @@ def opponents_of(run_dir: Path, policy: str = "main") -> dict[int, Path]:
 
 
 def steps_of(run_dir: Path) -> int:
-    """How many steps a run has noted that its actors took."""
     path = run_dir / "checkpoints" / "run.json"
     return sum(json.loads(path.read_text())["steps"].values()) if path.exists() else 0
 

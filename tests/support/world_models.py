@@ -8,8 +8,6 @@ MOVES = [(0, 0), (0, 1), (1, 0), (0, -1), (-1, 0)]
 
 
 class World:
-    """What all of them share: agents, actions, and a current state."""
-
     def __init__(self, agents: int, actions: int, start: Any) -> None:
         self.agents = [f"agent_{i}" for i in range(agents)]
         self.action_space = SimpleNamespace(n=actions)
@@ -77,7 +75,7 @@ class Slippery(World):
 
 @dataclass(frozen=True)
 class Cell:
-    """A state that has no order."""
+    """A state without an order."""
 
     depth: int
     place: int

@@ -17,9 +17,7 @@ import pytest
 import marlcore
 from marlcore import errors
 from marlcore.errors import MarlcoreError, suppress_failed_calls
-from marlcore.planning.batches import stays_equal
-from marlcore.planning.exploration import expand
-from marlcore.planning.tabulate import answers
+from marlcore.planning import batches, exploration, tabulate
 from marlcore.processes import check_picklable
 
 
@@ -48,14 +46,14 @@ def limit(request: pytest.FixtureRequest) -> Iterator[Limit]:
 
 
 def expanded(thing: Limit) -> None:
-    expand(lambda state, profile: thing.__reduce__(), [(0,)], [0])
+    exploration.expand(lambda state, profile: thing.__reduce__(), [(0,)], [0])
 
 
 def called(thing: Limit) -> None:
-    answers("callback", [0], (thing.__reduce__() for _ in range(1)))
+    tabulate.answers("callback", [0], (thing.__reduce__() for _ in range(1)))
 
 
-@pytest.mark.parametrize("call", [stays_equal, lambda thing: check_picklable(thing=thing), expanded, called])
+@pytest.mark.parametrize("call", [batches.stays_equal, lambda thing: check_picklable(thing=thing), expanded, called])
 def test_a_signal_handlers_exception_is_no_failure_of_the_users(limit: Limit, call: Callable[[Any], object]) -> None:
     """Of an object's pickling, a world model or a callback."""
     with pytest.raises(TimeoutError, match="own limit"):

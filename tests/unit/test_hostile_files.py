@@ -17,8 +17,7 @@ from refused import Refused, check_refused, refusals
 import marlcore as mc
 from marlcore.__main__ import main
 from marlcore.checks import brief, printable
-from marlcore.compat.cpprb import ReplayBuffer
-from marlcore.compat.sorrel import Buffer
+from marlcore.compat import cpprb, sorrel
 from marlcore.config import read_settings
 from marlcore.declared import hints_of
 from marlcore.notices import say, shown_with
@@ -86,8 +85,8 @@ READERS: dict[str, Callable[[Path], object]] = {
     "settings": read_settings,
     "metrics": read_metrics,
     "episodes": lambda path: mc.ReplayBuffer.from_episodes(path),
-    "sorrel": Buffer.load,
-    "cpprb": lambda path: ReplayBuffer(4, {"a": {}}).load_transitions(path),
+    "sorrel": sorrel.Buffer.load,
+    "cpprb": lambda path: cpprb.ReplayBuffer(4, {"a": {}}).load_transitions(path),
 }
 
 
@@ -250,4 +249,4 @@ ODD = {
 def test_odd_shapes_of_a_saved_buffer_are_refused(tmp_path: Path, case: str) -> None:
     whole = {"states": np.zeros((5, 2)), "actions": np.arange(5), "rewards": np.zeros(5), "dones": np.zeros(5)}
     np.savez(tmp_path / "data.npz", **{**whole, "n_frames": 1, "idx": 0, **ODD[case]})
-    refuse_cheaply(lambda: Buffer.load(tmp_path / "data.npz"), "expected")
+    refuse_cheaply(lambda: sorrel.Buffer.load(tmp_path / "data.npz"), "expected")

@@ -7,7 +7,7 @@ import cloudpickle
 import pytest
 
 import marlcore as mc
-from marlcore.planning.batches import stays_equal
+from marlcore.planning import batches
 from marlcore.unpickling import unpickled
 
 SCRIPT = """
@@ -60,4 +60,4 @@ def test_a_pickles_classes_are_those_of_the_program(script: dict[str, Any]) -> N
     assert [*map(type, here)] == [*map(type, things)] and here[1] is script["Colour"].RED
     assert (script["Game"].size, script["Game"].step) == (5, step)
     assert there[0].size == 10 and type(there[0]) is not script["Game"] and there[1].name == "RED"
-    assert stays_equal(script["State"]()) and script["State"].__eq__.__globals__ is script
+    assert batches.stays_equal(script["State"]()) and script["State"].__eq__.__globals__ is script

@@ -36,11 +36,11 @@ def watched() -> Iterator[Callable[[Any], Any]]:
 
 
 @pytest.mark.parametrize("end", WATCHED)
-def test_who_watches_changes_nothing(watched: Callable[[Any], Any], end: str) -> None:
+def test_a_watcher_changes_nothing(watched: Callable[[Any], Any], end: str) -> None:
     check_refused(lambda: WATCHED[end](watched), MarlcoreError, "got one that only watches it")
 
 
-def test_who_watches_may_wait(watched: Callable[[Any], Any]) -> None:
+def test_a_watcher_may_wait(watched: Callable[[Any], Any]) -> None:
     with pytest.raises(TimedOut):
         watched(mc.ReplayBuffer).sampler(4).sample(timeout=0.01)
     assert not watched(mc.ParameterStore).subscriber({"w": np.zeros(2)}).wait(0, timeout=0.01)

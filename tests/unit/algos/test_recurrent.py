@@ -68,7 +68,7 @@ def test_steps_and_windows_are_what_the_papers_write(kind):
 
 
 @BOTH
-def test_no_gradient_passes_through_the_burn_in_but_where_the_state_is_known(kind):
+def test_burn_in_passes_no_gradient_unless_its_state_is_known(kind):
     layer, x, state = made(kind)
     x.requires_grad_()
     known = torch.tensor([False, True, False, True])

@@ -129,7 +129,7 @@ class Comparing(mc.RecurrentPPO):
 
 @MODES
 @pytest.mark.usefixtures("shared_fork_server")
-def test_the_trainer_finds_the_probabilities_with_which_the_actor_drew(tmp_path, mode):
+def test_the_trainer_recomputes_the_actors_probabilities(tmp_path, mode):
     """With weights that hardly change: in each copy and window, through all ends of episodes."""
     algorithm = Comparing(hidden=(8,), units=6, unroll=5, batch_size=100, minibatch_size=50, learning_rate=1e-12)
     runs = Runs(total_steps=1_000, **ON_POLICY)

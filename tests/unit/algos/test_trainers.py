@@ -164,7 +164,7 @@ def test_a_hard_update_copies_the_network_at_intervals(name):
 
 @pytest.mark.parametrize("most", [1e-3, 1e9])
 @pytest.mark.parametrize("name", [*VALUES, *CONTINUOUS, "bc"])
-def test_a_step_uses_the_gradient_of_its_own_loss_scaled_down_to_max_grad_norm(name, most):
+def test_a_step_uses_the_gradient_clipped_to_max_grad_norm(name, most):
     """By Adam; the loss of a policy, which passes through the critics, leaves no gradient there."""
     hyper, spaces, model, trainer = made(name, max_grad_norm=most)
     learners = model.critics if name in CONTINUOUS else model

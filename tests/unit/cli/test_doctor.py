@@ -17,13 +17,11 @@ from marlcore import Config, TreasureHunt, cgroup
 from marlcore.__main__ import main
 from marlcore.cgroup import MemoryLimit
 from marlcore.cli import doctor, linux_features
-from marlcore.cli.doctor import CHECKS, Finding, examine
-from marlcore.cli.linux_features import FEATURES
 
 GIB = 1 << 30
 
 
-def check_finding(finding: Finding, state: str = "ok", found: str = "", advice: str = "") -> None:
+def check_finding(finding: doctor.Finding, state: str = "ok", found: str = "", advice: str = "") -> None:
     assert finding.state == state and finding.found and found in finding.found
     assert advice in finding.advice and len(finding.advice.splitlines()) == (state != "ok")
 
@@ -214,18 +212,20 @@ def test_the_limit_that_leaves_least_is_found(tmp_path, case):
     assert limit_of(*groups(tmp_path, own, files)) == expected
 
 
-@pytest.mark.parametrize("name", FEATURES)
+@pytest.mark.parametrize("name", linux_features.FEATURES)
 def test_a_feature_that_works_is_fine_and_leaves_nothing(name):
     before = set(os.listdir("/proc/self/fd"))
     check_finding(doctor.check_feature(name))
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.parametrize("name", [name for name in FEATURES if name != "pidfd"])
+@pytest.mark.parametrize("name", [name for name in linux_features.FEATURES if name != "pidfd"])
 def test_a_feature_that_a_file_system_lacks_is_a_problem(name, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: True)  # as root is told
     finding = doctor.check_feature(name, Path("/proc/self"))
-    check_finding(finding, "problem", f"needed: {FEATURES[name].purpose}", FEATURES[name].advice)
+    check_finding(
+        finding, "problem", f"needed: {linux_features.FEATURES[name].purpose}", linux_features.FEATURES[name].advice
+    )
 
 
 BROKEN = {  # a feature, its call, what takes the call's place, and what is found
@@ -251,10 +251,10 @@ def test_a_sleeper_that_nobody_wakes_is_an_error(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("error", [OSError("no"), ImportError(""), ValueError("two\nlines"), PermissionError(13, "no")])
 def test_a_failing_check_is_a_finding_of_one_line(error):
-    def fails() -> Finding:
+    def fails() -> doctor.Finding:
         raise error
 
-    found = examine({"first": fails, "second": lambda: Finding("ok", "good")})
+    found = doctor.examine({"first": fails, "second": lambda: doctor.Finding("ok", "good")})
     check_finding(found["first"], "problem", "could not be checked: ", "fix the problems above")
     assert len(found["first"].found.splitlines()) == 1
     check_finding(found["second"])
@@ -269,14 +269,14 @@ def test_without_the_core_every_check_still_ends(program):
         print(json.dumps({name: finding.state for name, finding in examine(CHECKS).items()}))
     """).finish()
     states = json.loads(out)
-    assert states.keys() == CHECKS.keys()
+    assert states.keys() == doctor.CHECKS.keys()
     assert {"core", "orphans", "OFD locks"} <= {name for name, state in states.items() if state == "problem"}
     assert states["python"] == states["O_TMPFILE"] == "ok"
 
 
 @pytest.mark.parametrize(("state", "code"), [("ok", 0), ("warning", 0), ("problem", 1)])
 def test_the_exit_code_is_1_where_there_is_a_problem(monkeypatch, capsys, state, code):
-    checks = {"a": lambda: Finding("ok", "good"), "b": lambda: Finding(state, "[bold]found", "do this")}
+    checks = {"a": lambda: doctor.Finding("ok", "good"), "b": lambda: doctor.Finding(state, "[bold]found", "do this")}
     monkeypatch.setattr(doctor, "CHECKS", checks)
     monkeypatch.setenv("COLUMNS", "120")
     assert main(["doctor"]) == code
@@ -294,9 +294,9 @@ def test_the_command_finds_this_machine_fit():
     command = [sys.executable, "-W", "error", "-m", "marlcore", "doctor", "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     rows = json.loads(done.stdout)
-    assert [row["name"] for row in rows] == list(CHECKS)
+    assert [row["name"] for row in rows] == list(doctor.CHECKS)
     problems = [row for row in rows if row["state"] == "problem"]
     assert (done.returncode, done.stderr) == (int(bool(problems)), "")
     assert all(bool(row["advice"]) == (row["state"] != "ok") for row in rows)
-    needed = [row["state"] for row in rows if row["name"] in {"python", "packages", "core", *FEATURES}]
+    needed = [row["state"] for row in rows if row["name"] in {"python", "packages", "core", *linux_features.FEATURES}]
     assert needed == ["ok"] * len(needed), "the tests ran on this machine, so it can do all of this"

@@ -6,8 +6,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from marlcore.cli.options import print_table
-from marlcore.cli.top import COLUMNS, _table
+from marlcore.cli import options
+from marlcore.cli import top as command
 from marlcore.processes import Metric
 from marlcore.record import Progress
 from marlcore.tables import FittedTable, print_fitted
@@ -34,7 +34,7 @@ def top(agents: list[str]) -> FittedTable:
     workers = {"actor-0": ACTOR} | {f"learner-{agent}": LEARNER for agent in agents}
     run_dir = "/home/somebody/experiments/2026/runs/2026-01-01_12-00-00-treasure_hunt-iqn"
     counts = {"steps": 10**8, "total_steps": 10**9, "steps_per_s": 1e5}
-    return _table({"run_dir": run_dir, **counts, "workers": workers, "policies": {}, "returns": {}}, {})
+    return command._table({"run_dir": run_dir, **counts, "workers": workers, "policies": {}, "returns": {}}, {})
 
 
 def console(width: int, height: int = 24) -> Console:
@@ -82,7 +82,7 @@ def test_pids_are_shown_where_one_table_has_room_for_them(width, shown):
 
 
 def test_every_column_of_top_is_one_that_a_worker_reports():
-    assert set(COLUMNS) == LEARNER.keys() | ACTOR.keys()
+    assert set(command.COLUMNS) == LEARNER.keys() | ACTOR.keys()
 
 
 @pytest.mark.parametrize("rows", [{"add": ["0.50", "a copy"], "sample": ["1,234.50", ""]}, {}])
@@ -97,5 +97,5 @@ def test_a_table_for_a_pipe_is_plain(rows, capsys):
 def test_a_very_narrow_terminal_gets_findings_without_a_frame(width, plain, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    print_table({"check": "left", "state": "left", "found": "left"}, [["python", "ok", "3.11"]])
+    options.print_table({"check": "left", "state": "left", "found": "left"}, [["python", "ok", "3.11"]])
     assert (capsys.readouterr().out == "python\tok\t3.11\n") == plain

@@ -19,7 +19,7 @@ from marlcore.cli.top import REPORTED, WatchedRun, _find, _table, main
 from marlcore.notices import shown_with
 from marlcore.processes import READY, STEPS, UPDATES, Control, Metric, Telemetry
 from marlcore.record import RunDirectory, has_ended
-from marlcore.testing.victim import parent_of
+from marlcore.testing import victim
 
 MARLCORE = [sys.executable, "-m", "marlcore"]
 
@@ -62,7 +62,7 @@ def test_one_look_at_a_live_run(run):
     assert workers.keys() == {"actor-0", "learner-agent_0", "learner-agent_1", "learner-agent_2"}
     for name, worker in workers.items():
         assert (worker["state"], worker["restarts"]) == ("running", 0)
-        assert parent_of(parent_of(worker["pid"])) == process.pid  # the fork server is between them
+        assert victim.parent_of(victim.parent_of(worker["pid"])) == process.pid  # the fork server is between them
         counted = ("steps",) if name == "actor-0" else ("updates", "replay_ratio")
         assert all(worker[count] > 0 for count in (*counted, f"{counted[0]}_per_s"))
         if name != "actor-0":

@@ -12,7 +12,7 @@ from crowd import Corridor
 from PIL import Image
 from refused import Refused, refusals
 
-from marlcore.cli.eval import check_format, film, write_video
+from marlcore.cli import eval
 from marlcore.loops import ScriptedPlayer
 from marlcore.spaces import Spaces
 
@@ -37,9 +37,9 @@ def run_of(env_fn: Callable[[], Any]) -> Any:
 
 
 def test_an_episode_is_filmed_from_its_first_to_its_last_picture(tmp_path):
-    frames, frames_per_s = film(run_of(Filmed), seed=0)
+    frames, frames_per_s = eval.film(run_of(Filmed), seed=0)
     assert [int(frame[0, 0, 0]) for frame in frames] == [0, 10, 20, 30, 40, 50] and frames_per_s == 15
-    write_video(str(tmp_path / "a.gif"), frames, 20.0)
+    eval.write_video(str(tmp_path / "a.gif"), frames, 20.0)
     with Image.open(tmp_path / "a.gif") as video:
         assert video.n_frames == 6 and video.size == (7, 5) and video.info["duration"] == 50
 
@@ -49,7 +49,7 @@ def raises(at: int) -> Any:
 
 
 def filmed(env_fn: Callable[..., Any]) -> Callable[[], object]:
-    return lambda: film(run_of(env_fn), seed=0)
+    return lambda: eval.film(run_of(env_fn), seed=0)
 
 
 REFUSED: dict[str, Refused] = {
@@ -66,7 +66,7 @@ test_an_environment_that_does_not_render_is_named = refusals(REFUSED)
 
 
 def test_a_format_that_cannot_be_written_is_refused(monkeypatch):
-    check_format("a.GIF")
+    eval.check_format("a.GIF")
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     with pytest.raises(ImportError, match=r"^video: MP4 needs imageio, try: pip install 'imageio\[ffmpeg\]'"):
-        check_format("a.mp4")
+        eval.check_format("a.mp4")

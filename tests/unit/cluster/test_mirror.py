@@ -66,7 +66,7 @@ def test_a_mirror_fetches_the_newest_and_no_backlog(home: ParameterStore) -> Non
 
 
 @pytest.mark.long
-def test_a_mirror_of_every_version_gets_those_that_are_held_in_order(home: ParameterStore) -> None:
+def test_a_mirror_of_every_version_gets_them_in_order(home: ParameterStore) -> None:
     """One that comes late too; two share a copy of what both want next."""
     porter, model = Porter(home, every=True), tree()
     with home.publisher(model) as publisher:

@@ -119,7 +119,7 @@ def test_lapped_rows_are_counted_and_become_a_seam(spec, home, source) -> None:
             np.testing.assert_array_equal(ages, (written["place"] & AGE)[transitions])
 
 
-def test_more_rows_than_a_lane_holds_pass_through_it_without_a_seam(home, source) -> None:
+def test_more_rows_than_a_lane_pass_through_without_a_seam(home, source) -> None:
     here, there = home(capacity=20, seats=(range(1),)), source(lanes=1, capacity=200)
     with here.relay(there) as relay, there.writer() as writer:
         for number in range(100):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cpprb_alike import ENV, assert_equal, sizes, steps
+from filled import torn
 from meanwhile import running
 from refused import Refused, check_refused, each_bad, refusals
 from seams import patch, trusting
@@ -19,7 +20,6 @@ from victims import fork, reap
 from marlcore.compat import ring_lane
 from marlcore.compat.cpprb import MPPrioritizedReplayBuffer, MPReplayBuffer
 from marlcore.memory import SHM_DIR, NativeWriter, add_lock, survey_segments
-from marlcore.testing.rows import torn
 
 COUNTED = {"who": {"dtype": "int64"}, "t": {"dtype": "int64"}}
 BOTH = pytest.mark.parametrize("cls", [MPReplayBuffer, MPPrioritizedReplayBuffer])

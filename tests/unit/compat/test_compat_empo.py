@@ -126,7 +126,7 @@ def test_priors_and_values_are_the_oracles(
         check(model, humans, found, oracle(model, humans, **told, half=half, **options))
 
 
-def test_workers_levels_and_a_generator_of_the_model_change_nothing() -> None:
+def test_workers_levels_and_generators_change_nothing() -> None:
     model = Slippery()
     said: list[tuple[int, int]] = []
     plain = planned(model, [1])

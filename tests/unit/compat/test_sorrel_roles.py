@@ -503,7 +503,7 @@ class Alarming(double.Model):
         signal.raise_signal(signal.SIGALRM)
 
 
-def test_a_signal_while_models_are_handed_back_is_raised_at_the_end() -> None:
+def test_a_signal_during_hand_back_is_raised_at_the_end() -> None:
     """The first one, once every other model and memory was handed back."""
     raised = []
 

@@ -11,7 +11,7 @@ from refused import Refused, check_refused, check_row
 from whole_runs import SMALL, changed
 
 import marlcore as mc
-from marlcore.cli.eval import main
+from marlcore.cli import eval
 from marlcore.config import ReplayConfig, SelfPlayConfig
 from marlcore.envs import factory
 from marlcore.record import RunDirectory, read_metrics
@@ -77,7 +77,7 @@ def test_runs_among_the_policies_of_an_evaluation_are_absolute(tmp_path, monkeyp
     mc.train(HUNT, "dqn", mc.Config(total_steps=20, mode="serial", run_dir="run"), progress=False)
     (tmp_path / "other").mkdir()
     says = f"got {named.replace('RUNS', str(tmp_path))!r}"
-    check_refused(lambda: main(["run", "--policies", "agent_0", policy]), ValueError, says)
+    check_refused(lambda: eval.main(["run", "--policies", "agent_0", policy]), ValueError, says)
 
 
 @pytest.mark.long

@@ -21,8 +21,7 @@ from rooms import WRONG, Room
 
 from marlcore.envs import NamedEnvironment, ParallelEnvironment, Recall, TreasureHunt, vectorize
 from marlcore.errors import EnvironmentFailed
-from marlcore.testing import check_env
-from marlcore.testing.checked import CheckedEnvironment
+from marlcore.testing import check_env, checked
 
 
 class Returning(Relay):
@@ -41,7 +40,7 @@ FINE: dict[str, Any] = {
     "room": Room,
     "treasure hunt": lambda: TreasureHunt(horizon=9),
     "treasure hunts": lambda: TreasureHunt(horizon=9).vectorized(3),
-    "checked": CheckedEnvironment,
+    "checked": checked.CheckedEnvironment,
     "by name": NamedEnvironment("gymnasium:CartPole-v1"),
     "acrobot": lambda: gymnasium.make("Acrobot-v1", max_episode_steps=20),
     **{name: partial(Counting, **options) for name, options in VARIANTS.items()},

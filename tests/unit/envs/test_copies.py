@@ -20,7 +20,7 @@ from rooms import WRONG, Room
 from marlcore.envs import AgentView, ParallelEnvironment, vectorize
 from marlcore.envs.agent_view import numbers as numbers_of
 from marlcore.errors import EnvironmentFailed
-from marlcore.testing.checked import CheckedEnvironment
+from marlcore.testing import checked
 
 FORMS = {"aec": (lambda env: parallel_to_aec(env), aec), "parallel": (lambda env: env, parallel)}
 FORM = pytest.mark.parametrize("form", FORMS)
@@ -320,6 +320,6 @@ def test_actions_of_another_shape_or_dtype_are_the_callers_error(form):
 
 def test_agents_keep_their_environments_order():
     """That of its spaces may be another, and infos that may hold masks are looked at in that order."""
-    env = CheckedEnvironment()
+    env = checked.CheckedEnvironment()
     env.agents = env.agents[::-1]
     assert tuple(vectorize(lambda: env, 1).agents) == ("agent_1", "agent_0")

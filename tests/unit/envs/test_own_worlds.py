@@ -6,10 +6,7 @@ from random_play import assert_same, play, record
 from refused import Refused, refusals
 from tiers import long_but
 
-from marlcore.envs import Copies, Recall, TreasureHunt, adapt, make, vectorize
-from marlcore.envs.lockstep import Draws
-from marlcore.envs.recall import Recalls
-from marlcore.envs.treasure_hunt import TreasureHunts
+from marlcore.envs import Copies, Recall, TreasureHunt, adapt, lockstep, make, recall, treasure_hunt, vectorize
 
 
 def board(env, size):
@@ -141,7 +138,7 @@ WORLDS = [
 def test_the_vector_form_is_what_plain_copies_give(kind, options, copies):
     ours = vectorize(lambda: kind(**options), copies)
     theirs = Copies([adapt(kind(**options)) for _ in range(copies)])
-    assert isinstance(ours, (TreasureHunts, Recalls))
+    assert isinstance(ours, (treasure_hunt.TreasureHunts, recall.Recalls))
     assert ours.agents == theirs.agents
     assert ours.spaces == theirs.spaces
     for seed in (1, 2):
@@ -194,14 +191,14 @@ def test_the_vector_form_refuses_other_actions(action):
 def test_draws_are_splitmix64():
     """Beside the first numbers of the reference implementation for the seed 1234567."""
     reference = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
-    draws = Draws([0])
+    draws = lockstep.Draws([0])
     draws.keys[:] = 1234567
     assert draws.peek([0] * 4, np.arange(1, 5)).tolist() == [(number >> 11) * 2.0**-53 for number in reference]
     assert [draws.take()[0] for _ in range(5)][1:] == draws.peek([0] * 4, np.arange(-4, 0)).tolist()
 
 
 def test_draws_are_uniform_and_seeds_apart():
-    sequences = Draws(range(200))
+    sequences = lockstep.Draws(range(200))
     draws = np.array([sequences.take() for _ in range(200)])
     assert len(np.unique(draws)) == draws.size
     counts = np.histogram(draws, bins=20, range=(0, 1))[0]

@@ -10,7 +10,7 @@ from random_play import assert_same, parallel, play
 
 import marlcore as mc
 from marlcore.envs import PerAgent, vectorize
-from marlcore.envs.team import TeamEnvironment
+from marlcore.envs import team as teams
 
 
 class Levels(gymnasium.Env[Any, Any]):
@@ -59,7 +59,7 @@ def test_vectors_and_teams_take_them_as_they_are() -> None:
         theirs = parallel(PerAgent(Levels(False)), 0, own, dict.fromkeys(env.agents, False))
         for agent in env.agents:
             assert_same(events[copy, agent], theirs[agent])
-    team = TeamEnvironment(Levels(False), {"both": ("agent_0", "agent_1")})
+    team = teams.TeamEnvironment(Levels(False), {"both": ("agent_0", "agent_1")})
     team.reset()
     assert team.step({"both": np.array([1, 2])})[1] == {"both": 13.0}
 

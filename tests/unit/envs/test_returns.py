@@ -20,8 +20,7 @@ from test_real_environments import need
 from tiers import long_but
 
 import marlcore as mc
-from marlcore.envs import NamedEnvironment, vectorize
-from marlcore.envs.team import Teams
+from marlcore.envs import NamedEnvironment, team, vectorize
 from marlcore.loops import Collector, Recorder, ScriptedAtFirst, ScriptedPlayer, act, observe, play
 from marlcore.observations import each
 
@@ -113,7 +112,7 @@ def told_of_team(env: Any, seed: int) -> Iterator[Told]:
 ANY = {
     "turns": (Chances, told_by_turns),
     "rounds": (AtOnce, told_at_once),
-    "a team": (Teams(AtOnce, {"team": ("a", "b")}), told_of_team),
+    "a team": (team.Teams(AtOnce, {"team": ("a", "b")}), told_of_team),
 }
 
 

@@ -13,9 +13,8 @@ from refused import Refused, refusals
 import marlcore as mc
 from marlcore.algos.networks.teams import TeamSpaces
 from marlcore.config import teams_of
-from marlcore.envs import NamedEnvironment, vectorize
-from marlcore.envs.joint import JointEnvironment, JointObservations
-from marlcore.envs.team import TeamEnvironment, Teams
+from marlcore.envs import NamedEnvironment, joint, vectorize
+from marlcore.envs import team as team_envs
 from marlcore.observations import ALONE
 from marlcore.spaces import ALIVE, JOINT, MASK
 
@@ -28,7 +27,7 @@ ALL = (TWO, CHOICE)
 
 def made(spaces, rounds=(), teams=None, **options):
     """The environment, in which all agents are the team "team"."""
-    return TeamEnvironment(Script(spaces, rounds, **options), teams or {"team": tuple(spaces)})
+    return team_envs.TeamEnvironment(Script(spaces, rounds, **options), teams or {"team": tuple(spaces)})
 
 
 def waiting(env):
@@ -59,7 +58,7 @@ def test_members_that_act_alike_but_see_otherwise_are_apart():
 def test_more_than_ten_groups_keep_their_order():
     """By their numbers, not as texts, of which "members_10" comes before "members_2"."""
     agents = {f"agent_{i}": (gym.Box(-99, 999, (1 + i,), np.float32), gym.Discrete(2 + i)) for i in range(12)}
-    vector = vectorize(Teams(partial(Script, agents), {"team": tuple(agents)}), 1)
+    vector = vectorize(team_envs.Teams(partial(Script, agents), {"team": tuple(agents)}), 1)
     team = TeamSpaces("QMIX", vector.spaces["team"])
     vector.close()
     assert [group.spaces.observation.shape[0] for group in team.groups] == [*range(1, 13)]
@@ -74,7 +73,7 @@ def test_masks_are_those_of_the_members_one_after_another():
     assert observed["team"][MASK].tolist() == [1, 1, 1, 0, 1, 1, 0, 1, 1]
     observed, *_ = env.step(waiting(env))
     assert observed["team"][MASK].tolist() == [1, 1, 1, 1, 0, 0, 1, 0, 1]
-    vector = vectorize(Teams(partial(Script, env.spaces), {"team": ("a", "b", "c")}), 2)
+    vector = vectorize(team_envs.Teams(partial(Script, env.spaces), {"team": ("a", "b", "c")}), 2)
     vector.reset(0)
     (turn,) = vector.observe()[1]
     assert vector.spaces["team"].masked and turn.obs[MASK].tolist() == [[True] * 3 + [False, True, True] * 2] * 2
@@ -83,7 +82,7 @@ def test_masks_are_those_of_the_members_one_after_another():
 
 def test_members_die_and_come_later():
     """Those that are not there observe zeros; the team earns what all earn, and lives until its last member ends."""
-    env = TeamEnvironment(Relay(), {"team": ("a", "b", "c")})
+    env = team_envs.TeamEnvironment(Relay(), {"team": ("a", "b", "c")})
     observed, _ = env.reset()
     alive, rewards = [observed["team"][ALIVE].tolist()], []
     for _ in range(5):
@@ -132,7 +131,7 @@ def test_a_team_that_leaves_without_an_end_has_none():
 
 def test_a_runs_rows_are_what_the_environment_told():
     """Two copies of `Relay`, whose actions begin at -1, by the vector environment that actors use."""
-    vector = vectorize(Teams(Relay, {"team": ("a", "b", "c")}), 2)
+    vector = vectorize(team_envs.Teams(Relay, {"team": ("a", "b", "c")}), 2)
     vector.reset(0)
     earned, by_member = np.zeros(2), np.zeros((2, 3))
     for step in range(10):
@@ -173,7 +172,9 @@ def test_images_stay_and_other_spaces_are_flattened():
 def test_a_state_passes_to_the_joint_observation(monkeypatch):
     monkeypatch.setattr(Script, "state_space", gym.Box(0, 9, (1,), np.float32), raising=False)
     spaces = {"a": (MASKED, CHOICE), "b": ALL}
-    vector = vectorize(JointObservations(Teams(partial(Script, spaces), {"team": ("a", "b")}), ("team",)), 1)
+    vector = vectorize(
+        joint.JointObservations(team_envs.Teams(partial(Script, spaces), {"team": ("a", "b")}), ("team",)), 1
+    )
     vector.reset(0)
     for step in range(3):
         (turn,) = vector.observe()[1]
@@ -198,7 +199,9 @@ def test_agents_outside_of_teams_stay_as_they_are():
 @pytest.mark.parametrize("kind", ["pettingzoo", "pettingzoo-parallel"])
 def test_a_real_environment_plays_on(kind):
     """One of turns, too, if its agents could act at once."""
-    make = Teams(NamedEnvironment(f"{kind}:mpe2.simple_spread_v3"), {"team": ("agent_0", "agent_1", "agent_2")})
+    make = team_envs.Teams(
+        NamedEnvironment(f"{kind}:mpe2.simple_spread_v3"), {"team": ("agent_0", "agent_1", "agent_2")}
+    )
     vector = vectorize(pickle.loads(pickle.dumps(make)), 2)
     vector.reset(0)
     for _ in range(60):
@@ -224,7 +227,7 @@ def kept(**told: Any) -> Any:
 
 
 def values_of_moves() -> None:
-    team = vectorize(Teams(partial(Script, {"a": BOX}), {"t": ("a",)}), 1).spaces["t"]
+    team = vectorize(team_envs.Teams(partial(Script, {"a": BOX}), {"t": ("a",)}), 1).spaces["t"]
     mc.VDN().transition(team)
 
 
@@ -241,7 +244,7 @@ REFUSED: dict[str, Refused] = {
     "another shape": (lambda: kept(observations=LONG), "obs of a: expected float32 (2,), got shape (3,)"),
     "no number": (lambda: kept(rewards={"a": "1"}), TypeError, "reward: expected a number, got '1'"),
     "another mask": (lambda: made({"a": TWICE}).reset(), "action_mask of a: expected int8 (3,), got shape (2,)"),
-    "turns": (Teams(NamedEnvironment("pettingzoo:classic.tictactoe_v3"), {"team": ("player_1",)}), AT_ONCE),
+    "turns": (team_envs.Teams(NamedEnvironment("pettingzoo:classic.tictactoe_v3"), {"team": ("player_1",)}), AT_ONCE),
     "unknown": (lambda: teams_of(["ant", "bee"], {"aint": "x"}), "of the environment, ['ant', 'bee'], got 'aint'"),
     "another's name": (lambda: teams_of(["a", "b"], {"a": "b"}), "teams: expected names that no other agent has, got"),
     "no name": (lambda: teams_of(["a"], {"a": None}), TypeError, "teams: expected the name of a team for a, got None"),
@@ -270,33 +273,33 @@ class Stated(Script):
 
 
 def test_the_joint_observation_is_all_agents_one_after_another():
-    env = JointEnvironment(Pair(), ("a", "b"))
+    env = joint.JointEnvironment(Pair(), ("a", "b"))
     observations, _ = env.reset()
     size = env.observation_space("a")[JOINT].shape[0]
     assert size == 2 + 3 + 2, "two numbers, one of three places, a mask of two"
     np.testing.assert_array_equal(observations["a"][JOINT][:2], observations["a"][ALONE])
     for step in range(1, 5):
         observations, *_ = env.step(dict.fromkeys(env.agents, 0))
-        joint = observations["a"][JOINT]
-        assert joint.dtype == np.float32 and env.observation_space("a").contains(observations["a"])
+        joined = observations["a"][JOINT]
+        assert joined.dtype == np.float32 and env.observation_space("a").contains(observations["a"])
         of_b = [*np.eye(3)[(1 + step) % 3], step % 2, 1 - step % 2] if step <= 2 else [0] * 5
-        assert sorted(joint.tolist()) == sorted([step, step, *of_b])
+        assert sorted(joined.tolist()) == sorted([step, step, *of_b])
 
 
 def test_masks_stay_where_they_are():
-    env = JointEnvironment(Pair(), ("b",))
+    env = joint.JointEnvironment(Pair(), ("b",))
     assert env.observation_space("a") == TWO, "only those agents that were named get one"
     observations, _ = env.reset()
     assert observations["b"].keys() == {ALONE, MASK} and observations["b"][ALONE].keys() == {ALONE, JOINT}
     assert env.observation_space("b").contains(observations["b"])
-    vector = vectorize(pickle.loads(pickle.dumps(JointObservations(Pair, ("b",)))), 2)
+    vector = vectorize(pickle.loads(pickle.dumps(joint.JointObservations(Pair, ("b",)))), 2)
     parts = [part.name for part in vector.spaces["b"].parts]
     assert vector.spaces["b"].masked and parts == ["joint_observation", "observation__place"]
     vector.close()
 
 
 def test_an_environments_state_is_its_joint_observation(monkeypatch):
-    env = JointEnvironment(Stated(BOTH), ("a",))
+    env = joint.JointEnvironment(Stated(BOTH), ("a",))
     for step in range(2):
         observations = env.step({"a": 0, "b": 0})[0] if step else env.reset()[0]
         np.testing.assert_array_equal(observations["a"][JOINT], np.full(3, step, np.float32))

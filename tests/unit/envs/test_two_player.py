@@ -9,8 +9,7 @@ from gymnasium import spaces as gym
 from puck import chaser, idle, two_player_puck
 from refused import Refused, refusals
 
-from marlcore.envs import TwoPlayer
-from marlcore.envs.two_player import PLAYERS
+from marlcore.envs import TwoPlayer, two_player
 
 
 class Table(gymnasium.Env):
@@ -47,12 +46,12 @@ def test_both_players_see_their_own_side():
     """The engine computes with float64, and the space says float32."""
     env = TwoPlayer(Table())
     obs, infos = env.reset(seed=3)
-    assert [obs[agent].tolist() for agent in PLAYERS] == [[0, 1], [0, 2]]
+    assert [obs[agent].tolist() for agent in two_player.PLAYERS] == [[0, 1], [0, 2]]
     assert {seen.dtype for seen in obs.values()} == {np.dtype(np.float32)}
     assert infos == {"player_1": {"winner": 0}, "player_2": {"second": 2.0, "winner": 0}}
     obs, *_, infos = env.step(BOTH)
-    assert [obs[agent].tolist() for agent in PLAYERS] == [[1, 1], [1, 2]]
-    assert all(env.observation_space(agent).contains(obs[agent]) for agent in PLAYERS)
+    assert [obs[agent].tolist() for agent in two_player.PLAYERS] == [[1, 1], [1, 2]]
+    assert all(env.observation_space(agent).contains(obs[agent]) for agent in two_player.PLAYERS)
     assert infos["player_1"]["first"] == 1.0 and infos["player_2"]["second"] == 2.0
 
 
@@ -144,7 +143,7 @@ def test_puck_is_the_same_game_from_both_sides():
         obs, _ = env.reset(seed=0)
         for _ in range(8):
             while env.agents:
-                first, second = (player(obs[agent]) for player, agent in zip(players, PLAYERS, strict=True))
+                first, second = (player(obs[agent]) for player, agent in zip(players, two_player.PLAYERS, strict=True))
                 obs, rewards, *_, infos = env.step({"player_1": first, "player_2": second})
             results.append(infos["player_1"]["winner"])
             assert infos["player_2"]["winner"] == -results[-1] and -1.0 <= rewards["player_2"] <= 1.02

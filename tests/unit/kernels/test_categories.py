@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rounding import rounding
 
-from marlcore.kernels.policies import draw_category
+from marlcore.kernels import policies
 
 NEVER = -np.inf  # the output of a value of probability 0
 LAST = np.nextafter(1.0, 0.0)
@@ -14,7 +14,7 @@ LAST = np.nextafter(1.0, 0.0)
 
 def drawn(output, place, first=0, end=None):
     action, log_prob = np.full(len(place), -1), np.full(len(place), 0.25, np.float32)
-    draw_category(output, first, output.shape[1] if end is None else end, np.asarray(place), action, log_prob)
+    policies.draw_category(output, first, output.shape[1] if end is None else end, np.asarray(place), action, log_prob)
     return action, log_prob - 0.25
 
 

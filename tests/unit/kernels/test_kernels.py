@@ -11,9 +11,7 @@ from model import SPECS, Model, chi_square_limit, fill, random_row
 
 import marlcore
 from marlcore import ReplayBuffer
-from marlcore.kernels import uniform
-from marlcore.kernels.powers import raise_all
-from marlcore.kernels.random import below, next_random
+from marlcore.kernels import powers, random, uniform
 
 
 @pytest.fixture
@@ -91,7 +89,7 @@ def test_the_generator_is_xoshiro256plusplus(seed):
     """The first numbers are those that other implementations' tests list of the published code."""
     state, reference = np.array(seed, np.uint64), list(seed)
     expected = [xoshiro256plusplus(reference) for _ in range(1000)]
-    assert [int(next_random(state)) for _ in range(1000)] == expected
+    assert [int(random.next_random(state)) for _ in range(1000)] == expected
     assert state.tolist() == reference
     assert seed[0] != 1 or expected[:4] == [41943041, 58720359, 3588806011781223, 3591011842654386]
 
@@ -100,7 +98,7 @@ def test_the_generator_is_xoshiro256plusplus(seed):
 def test_below_is_uniform(bound):
     """For 3 * 2^30 a quarter of all draws is thrown away: without that, one number in three comes twice as often."""
     state = np.array([1, 2, 3, 4], np.uint64)
-    draws = np.array([below(state, bound) for _ in range(30_000)])
+    draws = np.array([random.below(state, bound) for _ in range(30_000)])
     assert draws.min() >= 0 and draws.max() < bound
     bins = min(bound, 100)
     for numbers, count in [(draws * bins // bound, bins)] + [(draws % 3, 3)] * (bound % 3 == 0):
@@ -119,7 +117,7 @@ def test_powers_are_those_of_the_c_library(exponent, rng):
         values = np.concatenate([[1.0, 2.0, 0.5], numbers])
         with np.errstate(over="ignore"):
             expected = values**exponent
-        raise_all(values, exponent, len(values))
+        powers.raise_all(values, exponent, len(values))
         np.testing.assert_allclose(values, expected, rtol=1e-13)
         assert values[0] == 1.0
 
@@ -127,9 +125,9 @@ def test_powers_are_those_of_the_c_library(exponent, rng):
 def test_the_power_of_1_is_exact_and_only_so_many_are_raised(rng):
     numbers = rng.random(1000)
     values = numbers.copy()
-    raise_all(values, 1.0, len(values))
+    powers.raise_all(values, 1.0, len(values))
     assert (values == numbers).all()
-    raise_all(values, 2.0, 5)
+    powers.raise_all(values, 2.0, 5)
     np.testing.assert_allclose(values[:5], numbers[:5] ** 2, rtol=1e-13)
     assert (values[5:] == numbers[5:]).all()
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from marlcore.kernels.sumtree import empty_tree, find, level_offsets, repair, repair_range
+from marlcore.kernels import sumtree
 
 FANOUT = 16
 SIZES = [1, 2, 16, 17, 255, 257, 4096, 4097, 20_000]
@@ -18,16 +18,16 @@ def rng() -> np.random.Generator:
 
 def planted(masses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(tree, offsets) with every sum made."""
-    offsets = level_offsets(len(masses))
+    offsets = sumtree.level_offsets(len(masses))
     tree = np.zeros(offsets[-1])
     tree[: len(masses)] = masses
-    repair_range(tree, offsets, 0, 0, len(masses))
+    sumtree.repair_range(tree, offsets, 0, 0, len(masses))
     return tree, offsets
 
 
 def found(tree: np.ndarray, offsets: np.ndarray, points: np.ndarray) -> np.ndarray:
     leaves = np.full(len(points), -1)
-    find(tree, offsets, points.astype(float), leaves, len(points))
+    sumtree.find(tree, offsets, points.astype(float), leaves, len(points))
     return leaves
 
 
@@ -41,7 +41,7 @@ def sparse(rng: np.random.Generator, size: int) -> np.ndarray:
 def test_each_node_of_a_level_has_16_below():
     powers = [FANOUT**k + d for k in range(2, 7) for d in (-1, 0, 1)]
     for leaves in [*range(1, 5_001), *powers]:
-        widths = np.diff(level_offsets(leaves)).tolist()
+        widths = np.diff(sumtree.level_offsets(leaves)).tolist()
         nodes = leaves
         for width in widths[:-1]:
             assert nodes > 1
@@ -59,7 +59,7 @@ def test_a_repaired_tree_equals_one_built_anew(size, count, rng):
     tree[leaves] = masses[leaves] = rng.random(count) * (rng.random(count) < 0.8)
     # With duplicates NumPy's last assignment stands in both.
     masses[leaves] = tree[leaves]
-    repair(tree, offsets, leaves, count)
+    sumtree.repair(tree, offsets, leaves, count)
     assert (tree == planted(masses)[0]).all()
 
 
@@ -76,12 +76,12 @@ def test_repairing_a_range_touches_only_what_is_above(size, rng):
                 low, high = low // FANOUT, -(-high // FANOUT)
                 above[offsets[number] + low : offsets[number] + high] = True
             damaged[above] = -1.0
-            repair_range(damaged, offsets, bottom, first, last)
+            sumtree.repair_range(damaged, offsets, bottom, first, last)
             assert (damaged == tree).all()
             elsewhere = tree.copy()
             elsewhere[offsets[bottom + 1] :][~above[offsets[bottom + 1] :]] += 1.0
             before = elsewhere.copy()
-            repair_range(elsewhere, offsets, bottom, first, last)
+            sumtree.repair_range(elsewhere, offsets, bottom, first, last)
             assert (elsewhere[~above] == before[~above]).all()
 
 
@@ -126,7 +126,7 @@ def test_real_points_fall_right_but_for_rounding(size, rng):
 
 @pytest.mark.parametrize("leaves", [1, 2, 17, 1000])
 def test_an_empty_tree_begins_with_a_cache_line(leaves):
-    offsets = level_offsets(leaves)
+    offsets = sumtree.level_offsets(leaves)
     for _ in range(20):
-        tree = empty_tree(offsets)
+        tree = sumtree.empty_tree(offsets)
         assert tree.ctypes.data % 64 == 0 and len(tree) == offsets[-1] and not tree.any()

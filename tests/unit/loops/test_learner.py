@@ -19,10 +19,8 @@ from whole_runs import MODES, Runs, updating
 import marlcore as mc
 from marlcore.algos.fast import passes
 from marlcore.algos.fast.passes import AutogradPass
-from marlcore.loops import FiniteCheck, Learner, PolicyModel, choose_device
+from marlcore.loops import FiniteCheck, Learner, Normalizer, PolicyModel, choose_device, learn, learn_while
 from marlcore.loops import learner as loop
-from marlcore.loops.learner import learn, learn_while
-from marlcore.loops.model import Normalizer
 from marlcore.run.roles.learner import compile_model
 from marlcore.spaces import MASK
 
@@ -338,7 +336,7 @@ def test_only_float_parts_are_normalized_and_stacks_count_as_rows() -> None:
     assert all(made[name] is obs[name] for name in ("cell", "frame", MASK))
 
 
-def test_without_an_update_observations_stay_and_far_ones_are_clipped() -> None:
+def test_observations_are_unchanged_before_an_update() -> None:
     norm = Normalizer(mc.Spaces(Box(-1, 1, (1,)), Discrete(2)))
     some = torch.tensor([[4.0]])
     assert norm(some) is some
@@ -360,7 +358,7 @@ def learnt_from(batches: list[Any], spaces: mc.Spaces, mode: str, updates: int =
     return norm
 
 
-def test_frozen_statistics_are_of_batches_whatever_their_gradient_steps() -> None:
+def test_frozen_statistics_count_batches_not_gradient_steps() -> None:
     batch = SimpleNamespace(obs=torch.zeros(4, 1), next_obs=torch.zeros(4, 1), mask=None, policy_version=torch.zeros(1))
     norm = learnt_from([batch] * 150, mc.Spaces(Box(-1, 1, (1,)), Discrete(2)), "frozen", updates=40)
     assert int(norm.count) == 400

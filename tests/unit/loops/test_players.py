@@ -205,7 +205,7 @@ def test_a_batch_is_acted_on_as_each_of_it_alone(case: str) -> None:
     assert len(different) > 1
 
 
-def test_the_size_of_a_batch_with_memory_may_change_at_a_reset_only() -> None:
+def test_a_batch_with_memory_changes_size_only_at_a_reset() -> None:
     algorithm, spaces = BATCHES["memory"]
     policy = LoadedPolicy(algorithm, PolicyModel(algorithm.make_model(spaces)), spaces, "repeat", {})
     policy.act(np.zeros((2, 2), np.float32))

@@ -24,11 +24,9 @@ from tiers import long_but
 from world_models import Diamonds, Doors, Slippery, Table, World
 
 from marlcore import NotEnoughMemory, WorkerFailed, WorldModelFailed, cgroup
-from marlcore.planning import build_graph
+from marlcore.planning import build_graph, expansion, exploration
+from marlcore.planning import model as models
 from marlcore.planning.building import Watch
-from marlcore.planning.expansion import Expansion
-from marlcore.planning.exploration import expand
-from marlcore.planning.model import Profiles
 
 MODELS = {
     "doors": Doors(2, 5, 2, 6),
@@ -268,8 +266,8 @@ def test_what_is_no_list_of_pairs_is_the_models_failure() -> None:
 
 
 def test_profiles_beyond_those_that_are_kept_are_the_same() -> None:
-    assert len(Profiles(31, 2)) == 2**31
-    every = Profiles(9, 4)
+    assert len(models.Profiles(31, 2)) == 2**31
+    every = models.Profiles(9, 4)
     assert [next(iter(every)), every[1], every[4**8]] == [(0,) * 9, (1,) + (0,) * 8, (0,) * 8 + (1,)]
     assert [profile for profile, _ in zip(every, range(300), strict=False)] == [every[i] for i in range(300)]
 
@@ -304,8 +302,8 @@ def test_a_model_that_answers_differently_is_refused(later: Any, said: str, work
     with pytest.raises(ValueError, match=line + r"\(1,\)$"):
         if workers:
             built(model, workers=workers)
-        profiles, whole = Profiles(len(model.agents), model.action_space.n), Expansion(0)
-        whole.extend(expand(model.transition_probabilities, profiles, [0]).result)
+        profiles, whole = models.Profiles(len(model.agents), model.action_space.n), expansion.Expansion(0)
+        whole.extend(exploration.expand(model.transition_probabilities, profiles, [0]).result)
         whole.check_repeats(model.transition_probabilities, profiles)
 
 

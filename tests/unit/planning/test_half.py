@@ -5,25 +5,25 @@ import math
 import numpy as np
 import pytest
 
-from marlcore.kernels.jit import jit
+from marlcore.kernels import jit as jit_kernels
 from marlcore.planning.kernels.expectations import narrow, wide
 
 FINITE = np.arange(0x7C00, dtype=np.uint16)  # the bits of all numbers of at least 0
 
 
-@jit
+@jit_kernels.jit
 def _widen(stored, out):
     for i in range(len(stored)):
         out[i] = wide(stored[i])
 
 
-@jit
+@jit_kernels.jit
 def _narrow(numbers, out):
     for i in range(len(numbers)):
         out[i] = narrow(out, numbers[i])
 
 
-@jit
+@jit_kernels.jit
 def _exp_and_log(numbers, exponentials, logarithms):
     for i in range(len(numbers)):
         exponentials[i] = math.exp(-50.0 * numbers[i])

@@ -15,7 +15,6 @@ from world_models import Slippery
 
 from marlcore import CallbackFailed
 from marlcore.planning import Graph, Policies, backward_induction, batches, build_graph
-from marlcore.planning.batches import stays_equal
 
 
 @pytest.fixture(scope="module")
@@ -196,4 +195,4 @@ def test_goals_of_a_generator_stay_the_callers(graph: Graph, tmp_path: Path, kin
         assert found[0].goals == alone[0].goals and {*found[0].goals} == {*goals}
         assert found[0].weight.tobytes() == alone[0].weight.tobytes()
     others = {*generate.log.pids} - {os.getpid()}
-    assert bool(others) == (kind is At) == stays_equal(goals[0])
+    assert bool(others) == (kind is At) == batches.stays_equal(goals[0])

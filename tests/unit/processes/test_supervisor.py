@@ -24,7 +24,8 @@ from marlcore.envs import TreasureHunt
 from marlcore.memory import SegmentHandle
 from marlcore.processes import BEATS, EPISODES, PID, READY, RESTARTS, STEPS, Children, Control, setup_worker
 from marlcore.processes import supervisor as supervision
-from marlcore.run.async_run import start_all, supervisor_of
+from marlcore.run import supervisor_of
+from marlcore.run.async_run import start_all
 
 TIMEOUT = 10.0
 CONFIG = SupervisionConfig(max_restarts=3, window=100.0, backoff=1.0)

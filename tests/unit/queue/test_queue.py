@@ -10,17 +10,18 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from delivery import InOrder
+from filled import torn
 from mapped import Mapped
 from meanwhile import Rang, ring, soon
-from model import InOrder, Model, columns
+from model import Model, columns
 from refused import check_refused, stale_in_a_fork
 from seams import trusting
 
 import marlcore as mc
-from marlcore.kernels.inorder import PASSED
+from marlcore.kernels import inorder
 from marlcore.memory import Event, Segment, Words
 from marlcore.queue.cursor import LOOKS, CursorLines, ReadCursor
-from marlcore.testing.rows import torn
 from marlcore.transitions import ReadPlan
 
 SPEC = mc.TransitionSpec(mc.Field((), "int64"), mc.Field((), "int64"))
@@ -55,7 +56,7 @@ def lines(queue) -> CursorLines:
 def held(queue) -> np.ndarray:
     """Transitions of each lane that are there to be read, int64 [lanes]."""
     native, lanes = Mapped(queue).lanes, range(queue.lanes)
-    behind = np.array([native.written(lane) for lane in lanes]) - lines(queue).load()[PASSED]
+    behind = np.array([native.written(lane) for lane in lanes]) - lines(queue).load()[inorder.PASSED]
     return np.minimum(behind, [native.transitions(lane) for lane in lanes])
 
 

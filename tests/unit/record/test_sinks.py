@@ -29,9 +29,9 @@ import marlcore
 import marlcore as mc
 from marlcore.config import SINKS, MetricsConfig
 from marlcore.processes import EPISODES, PID, STEPS, Control, Metric, Telemetry
-from marlcore.record import Monitor, Progress, RunDirectory, read_metrics
+from marlcore.record import Monitor, Progress, RunDirectory, open_sinks, read_metrics
 from marlcore.record import monitor as monitors
-from marlcore.record.sinks import Background, CsvSink, Sinks, TensorBoardSink, open_sinks
+from marlcore.record.sinks import Background, CsvSink, Sinks, TensorBoardSink
 from marlcore.record.sinks.wandb import WandbSink, check_wandb
 from marlcore.run.roles import Role
 from marlcore.run.session import Session

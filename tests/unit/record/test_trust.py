@@ -27,8 +27,8 @@ from marlcore.algos import name_of
 from marlcore.config import AssignedPolicy, ExplorationConfig, MetricsConfig, SelfPlayConfig
 from marlcore.evaluation import SavedRun, save_policies
 from marlcore.loops import build_model
+from marlcore.record import open_run
 from marlcore.record.descriptions import POLICIES, hyperparameters
-from marlcore.record.trust import open_run
 from marlcore.spaces import Spaces
 
 SPACES = Spaces(gym.Box(-np.inf, 1, (3,)), gym.Discrete(2, start=4))

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from filled import filled
 from mapped import Mapped
 from refused import check_refused
 from seams import patch, trusting
@@ -22,7 +23,6 @@ from tiers import long_but
 
 import marlcore as mc
 from marlcore.memory import Segment
-from marlcore.testing.rows import filled
 from marlcore.transitions import RecordLayout
 
 WORDS = {"in the record": 4, "in a column of its own": 64}
@@ -171,7 +171,7 @@ def test_a_wholly_lapped_lane_is_saved_empty(tmp_path, monkeypatch):
         assert len(copy) == 1
 
 
-def test_a_loaded_copy_leaves_the_save_alone_and_is_not_kept(tmp_path):
+def test_a_loaded_copy_is_independent_of_its_save(tmp_path):
     with mc.ReplayBuffer.create(spec_of(4), 20) as replay, replay.writer() as writer:
         add_rows(writer, 4, 0, 5)
         replay.save(tmp_path / "save")

@@ -6,7 +6,7 @@ import pytest
 from model import Model, fill
 
 from marlcore import Field, NotEnoughData, Prioritized, ReplayBuffer, Sequence, TransitionSpec
-from marlcore.kernels.rows import TICKET
+from marlcore.kernels import rows as row_kernels
 from marlcore.transitions import ReadPlan
 
 EVERY = 4
@@ -136,7 +136,7 @@ def test_a_state_that_is_overwritten_while_copied_is_redrawn(prioritized, monkey
 
         def overwrite_and_validate(read_plan: ReadPlan, filled: int):
             if not first:
-                first.extend(read_plan.chosen[TICKET, :filled].tolist())
+                first.extend(read_plan.chosen[row_kernels.TICKET, :filled].tolist())
                 write(replay, 2)  # 3 and 4, and with 4 the state of 7
             return validate(read_plan, filled)
 

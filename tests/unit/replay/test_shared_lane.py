@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from filled import filled
 from mapped import Mapped
 from seams import patch
 
 from marlcore import Field, LaneBusy, ReplayBuffer, TransitionSpec
 from marlcore.memory import add_lock
-from marlcore.testing.rows import filled
 
 WORDS = 40  # of an observation, which lies in a column of its own
 SPEC = TransitionSpec(Field((WORDS,), "uint64"), Field((), "int64"), next_obs=True)

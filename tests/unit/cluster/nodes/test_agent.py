@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 from processes import until
 
-from marlcore.cluster.nodes import agent
-from marlcore.cluster.nodes.program import SUPERVISOR
-from marlcore.cluster.nodes.ray_cluster import AgentHandle, RayCluster, _connect
-from marlcore.cluster.nodes.uplink import Uplink
+from marlcore.cluster.nodes import agent, program, ray_cluster
+from marlcore.cluster.nodes import uplink as uplinks
 from marlcore.errors import Fenced
 
 
@@ -70,7 +68,7 @@ def test_a_part_that_another_agent_may_make_counts_as_lost(work: Work) -> None:
     made, work.failure = agent.Agent(), Fenced("another learner has taken this policy over")
     work.may.set()
     made.begin(b"", None, 2.0)
-    assert until(lambda: made.beat(None)).failed.worker == SUPERVISOR
+    assert until(lambda: made.beat(None)).failed.worker == program.SUPERVISOR
     made.end()
 
 
@@ -84,7 +82,7 @@ def test_an_agent_that_is_given_up_ends(work: Work, monkeypatch: pytest.MonkeyPa
 
 
 def test_an_uplink_moves_once_to_a_new_address() -> None:
-    uplink, moves = Uplink.__new__(Uplink), list[str]()
+    uplink, moves = uplinks.Uplink.__new__(uplinks.Uplink), list[str]()
     uplink.address, uplink.policy = None, SimpleNamespace(name="a")
     uplink.mirror = uplink.relay = SimpleNamespace(move=moves.append)
     address = SimpleNamespace(rows=lambda name: f"rows of {name}", weights=lambda name: f"weights of {name}")
@@ -96,11 +94,11 @@ def test_an_uplink_moves_once_to_a_new_address() -> None:
 def test_unreachable_addresses_never_reach_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=bool, wait=lambda _, timeout: [not timeout]))
     with pytest.raises(ValueError, match="expected a Ray cluster at"):
-        _connect("127.0.0.1:1")
+        ray_cluster._connect("127.0.0.1:1")
     assert Idle().has_answered(), "by default it looks once"
 
 
-class Idle(AgentHandle):
+class Idle(ray_cluster.AgentHandle):
     """Answers nothing, such as while its machine still checks whether it can do the work."""
 
     has_begun = killed = False
@@ -120,7 +118,7 @@ def test_a_process_is_told_from_a_later_one_by_its_beginning() -> None:
 
 
 def test_an_agent_that_has_not_begun_is_killed_at_once() -> None:
-    cluster, idle = RayCluster.__new__(RayCluster), Idle()
+    cluster, idle = ray_cluster.RayCluster.__new__(ray_cluster.RayCluster), Idle()
     cluster.agents, cluster._cleanups = [idle], []
     cluster.end_agents()
     assert idle.killed and not cluster.agents

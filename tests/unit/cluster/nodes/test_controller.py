@@ -12,11 +12,7 @@ import cloudpickle
 import pytest
 
 import marlcore as mc
-from marlcore.cluster.nodes import controller
-from marlcore.cluster.nodes.actors import Status
-from marlcore.cluster.nodes.learners import LearnerStatus
-from marlcore.cluster.nodes.program import SUPERVISOR
-from marlcore.cluster.nodes.ray_cluster import START_S, AgentLost
+from marlcore.cluster.nodes import actors, controller, learners, program, ray_cluster
 from marlcore.cluster.nodes.uplink import Address
 from marlcore.processes import DONE, RESTARTS, SHARE, STEPS, UPDATES, Control, Telemetry
 from marlcore.record import Hold
@@ -32,7 +28,7 @@ class Agent:
 
     def __init__(self, name: str, role: str = "acting") -> None:
         self.machine, self.role = SimpleNamespace(id=name, host=name), role
-        self.status: Any = Status() if role == "acting" else LearnerStatus()
+        self.status: Any = actors.Status() if role == "acting" else learners.LearnerStatus()
         self.silent = self.is_awaited = False
         self.asked: list[Any] = []
 
@@ -111,10 +107,10 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
 
 def test_reports_are_counted_and_the_end_is_seen(scene: Scene) -> None:
     assert scene.shares() == [100, 100, 100] and not scene.controller.done
-    scene.agents[0].status, scene.agents[1].status = Status(100, done=True), Status(99)
+    scene.agents[0].status, scene.agents[1].status = actors.Status(100, done=True), actors.Status(99)
     scene.tick(times=4)
     assert [scene.control.workers[name].load(STEPS) for name in NODES] == [100, 99]
-    scene.agents[1].status = Status(100, done=True)
+    scene.agents[1].status = actors.Status(100, done=True)
     scene.tick(times=4)
     assert not scene.controller.done  # this machine's actor has steps to take
     scene.control.workers["actor-0"].store(STEPS, 100)
@@ -123,7 +119,10 @@ def test_reports_are_counted_and_the_end_is_seen(scene: Scene) -> None:
 
 def test_each_game_is_told_to_the_learner_once(scene: Scene) -> None:
     """Also those of a program that has died since; those of an agent that lost its lease never are."""
-    for won, status in ((1, Status(40)), (-1, Status(failed=mc.WorkerFailed(SUPERVISOR, "death", "killed")))):
+    for won, status in (
+        (1, actors.Status(40)),
+        (-1, actors.Status(failed=mc.WorkerFailed(program.SUPERVISOR, "death", "killed"))),
+    ):
         scene.agents[0].status = replace(status, results=[(3, won), (-1, 0)])
         games: list[tuple[int, int]] = []
         for _ in range(8):
@@ -131,23 +130,23 @@ def test_each_game_is_told_to_the_learner_once(scene: Scene) -> None:
             if games := results_in(scene.games):
                 break
         assert sorted(games) == [(-1, 0), (3, won)]
-        scene.agents[0].status = Status(40)
+        scene.agents[0].status = actors.Status(40)
         scene.tick(times=4)
         assert not results_in(scene.games)
     assert scene.fenced == [0]
-    scene.agents[1].status, scene.leases.renew = Status(results=[(3, 1)]), lambda seat, epoch: False
+    scene.agents[1].status, scene.leases.renew = actors.Status(results=[(3, 1)]), lambda seat, epoch: False
     scene.tick(times=8)
     assert scene.fenced[-1] == 1 and not results_in(scene.games)
 
 
 @pytest.mark.parametrize("how", ["silence", "its death", "its machine"])
 def test_a_lost_agent_is_fenced_and_replaced(how: str, scene: Scene) -> None:
-    scene.agents[0].status = Status(40)
+    scene.agents[0].status = actors.Status(40)
     scene.tick(times=8)
     if how == "silence":
         scene.silent = [0]
     else:
-        scene.agents[0].status = AgentLost("gone") if how == "its death" else ValueError("another version")
+        scene.agents[0].status = ray_cluster.AgentLost("gone") if how == "its death" else ValueError("another version")
     scene.tick(times=2)
     scene.silent = []
     assert scene.fenced == [0] and scene.control.notes["node-0"].load(RESTARTS) == 1
@@ -168,15 +167,15 @@ def test_a_driver_that_was_held_up_gives_nobody_up(scene: Scene) -> None:
 def test_an_agent_that_never_starts_is_given_up(scene: Scene) -> None:
     late = scene.spare[0]
     late.silent = True
-    scene.agents[0].status = AgentLost("gone")
+    scene.agents[0].status = ray_cluster.AgentLost("gone")
     scene.tick(times=8)
     assert scene.controller.actors[0].agent is late
-    scene.tick(START_S)
+    scene.tick(ray_cluster.START_S)
     assert scene.controller.actors[0].agent is None and scene.fenced == [0, 0]
 
 
 def test_a_failure_on_a_node_ends_the_run(scene: Scene) -> None:
-    scene.agents[1].status = Status(failed=mc.WorkerFailed("actor-2", "environment", "Traceback: no screen"))
+    scene.agents[1].status = actors.Status(failed=mc.WorkerFailed("actor-2", "environment", "Traceback: no screen"))
     with pytest.raises(mc.WorkerFailed, match="actor-2 on node-1, b's environment failed: Traceback: no screen"):
         scene.tick(times=8)
 
@@ -198,7 +197,7 @@ class Apart(Scene):
 
     def nodes_report(self, home: Address | None, *versions: int) -> None:
         for agent, version in zip(self.agents, versions, strict=False):
-            agent.status = Status(1, addresses={"a": home}, versions={"a": version})
+            agent.status = actors.Status(1, addresses={"a": home}, versions={"a": version})
         self.tick(times=4)
 
 
@@ -209,13 +208,13 @@ def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Apart]:
 
 
 def test_a_successor_waits_until_no_machine_takes_old_weights(apart: Apart) -> None:
-    apart.learner.status = LearnerStatus(ready=True, updates=70, version=7, address=HOME)
+    apart.learner.status = learners.LearnerStatus(ready=True, updates=70, version=7, address=HOME)
     apart.nodes_report(HOME, 7, 9)
     orders = apart.agents[0].asked[-1][1]
     assert orders.addresses == {"a": HOME} and apart.moved[-1] == HOME
     assert apart.control.tallies["a"].load(UPDATES) == 70
     successor = apart.spare[0]
-    apart.learner.status = AgentLost("gone")
+    apart.learner.status = ray_cluster.AgentLost("gone")
     apart.tick(times=12)
     assert apart.fenced == [2] and apart.control.notes["learner-a"].load(RESTARTS) == 1
     assert apart.agents[0].asked[-1][1].addresses == {"a": None} and apart.moved[-1] is None
@@ -223,14 +222,14 @@ def test_a_successor_waits_until_no_machine_takes_old_weights(apart: Apart) -> N
     apart.nodes_report(None, 7, 9)
     (_, work, orders, _) = successor.asked[1]
     assert cloudpickle.loads(work).keywords["version"] == 9 and orders.ended == [3, 3]
-    successor.status = LearnerStatus(ready=True, restarts=1)
+    successor.status = learners.LearnerStatus(ready=True, restarts=1)
     apart.tick(times=4)
     assert apart.control.notes["learner-a"].load(RESTARTS) == 2
 
 
 def test_a_run_ends_when_a_learners_last_weights_have_come(apart: Apart) -> None:
     apart.control.finish()
-    apart.learner.status = LearnerStatus(ready=True, done=True, version=7, address=HOME)
+    apart.learner.status = learners.LearnerStatus(ready=True, done=True, version=7, address=HOME)
     apart.tick(times=4)
     assert apart.controller.unfinished == ["learner-a"]  # of version 6 are those here
     apart.mirror.version = 7
@@ -241,7 +240,7 @@ def test_a_run_ends_when_a_learners_last_weights_have_come(apart: Apart) -> None
 def test_a_learner_lost_before_its_last_weights_is_replaced(apart: Apart) -> None:
     """Unless the run is stopped."""
     apart.control.finish()
-    apart.learner.status = AgentLost("gone")
+    apart.learner.status = ray_cluster.AgentLost("gone")
     apart.nodes_report(None, 0, 0)
     apart.tick(times=8)
     assert apart.controller.unfinished == ["learner-a"] and apart.controller.learners[0].agent is not None
