@@ -200,6 +200,7 @@ def test_a_single_step_is_the_step_of_minibatches():
     twin = copy.deepcopy(model)
     SINGLE.make_trainer(model).update(batch)
     trainer = SINGLE.make_trainer(twin)
+    assert trainer.optimizer.defaults["eps"] == ADAM_EPS == 1e-5
     trainer.optimizer.set_learning_rate(NUMBERS["learning_rate"])
     now = Evaluated(*(one.detach() for one in trainer.evaluate(batch)))
     assert len(list(trainer._steps(trainer._prepare(batch, now)[0], NUMBERS["entropy_coefficient"]))) == 1

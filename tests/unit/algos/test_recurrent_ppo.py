@@ -25,7 +25,8 @@ SMALL = mc.RecurrentPPO(hidden=(8,), units=6, unroll=4, batch_size=24, minibatch
 WIDE = gym.Box(-10, 10, (3,), np.float32)
 # A window's four steps through sums of 8 + 6 + 4 + 3 numbers, with three exponentials each; all stay under 100.
 CLOSE = rounding(4 * (8 + 6 + 4 + 3 + 3 * 4) + 6, 100.0)
-KINDS = {"discrete": gym.Discrete(4), "multi": gym.MultiDiscrete([2, 3]), "box": gym.Box(-2, 3, (2,), np.float32)}
+KINDS = {"discrete": gym.Discrete(4, start=2), "multi": gym.MultiDiscrete([2, 3]), "binary": gym.MultiBinary(3)}
+KINDS["box"] = gym.Box(-2, 3, (2,), np.float32)
 
 
 def windows_in(rows):
@@ -73,7 +74,7 @@ def test_windows_are_seen_as_their_actor_saw_them(kind, cell):
 
 
 def test_the_next_observation_is_valued_in_the_state_after_the_action():
-    spaces = Spaces(WIDE, gym.Discrete(4))
+    spaces = Spaces(WIDE, KINDS["discrete"])
     batch, model = queue_batch(SMALL, spaces)
     trainer = SMALL.make_trainer(model)
     which = torch.tensor([3, 17])
