@@ -14,14 +14,13 @@ from ...checks import check_type, check_whole, names_error
 from ...errors import NotEnoughData
 from ...npz import read_npz
 from ...spec import Field, as_field
-from ...transitions import setter
 from ..ring import SIZE, Held, Ints, Ring
+from .adder import SCALARS, Adder
 
 Array = NDArray[Any]
 Batch = tuple[Array, Array, Array, Array, Array, Array]
 Sequences = tuple[Array, Array, Array, Array, Array, Array, Array | None]
 
-SCALARS = ("action", "reward", "done")
 _SORREL_NAMES = {"obs": "states", "action": "actions", "reward": "rewards", "done": "dones"}
 
 
@@ -55,8 +54,8 @@ class Buffer(Ring):
     Raises: ValueError, TypeError: an argument is out of range. SharedMemoryFull: no room for the buffer.
     """
 
-    _OWN: Mapping[str, Any] = {**Ring._OWN, "_puts": {}}
-    _puts: Mapping[str, Any]  # setters of the next row's fields
+    _OWN: Mapping[str, Any] = {**Ring._OWN, "_adder": None}
+    _adder: Adder | None
 
     def __init__(self, capacity: int, obs_shape: Sequence[int], n_frames: int = 1, **extra_fields: Any) -> None:
         n_frames = SIZE("n_frames", n_frames)
@@ -88,24 +87,15 @@ class Buffer(Ring):
             ValueError, TypeError: a field is unknown, or of another shape or kind; nothing was added.
             LaneBusy: another process adds to this buffer and has not released it.
         """
-        puts = self._puts
-        if not puts:
-            row = self.writer.row
-            puts = self._puts = {name: setter(name, field, row[name]) for name, field in self.fields.items()}
+        adder = self._adder
+        if adder is None:
+            adder = self._adder = Adder(self)
         if self._extras or kwargs:
             if not kwargs.keys() <= self._extras.keys():
                 raise names_error("extra fields", self._extras, kwargs)
             for name, nothing in self._extras.items():
-                puts[name](kwargs.get(name, nothing))
-        obs = np.asarray(obs)
-        while obs.ndim > len(self.fields["obs"].shape) and len(obs) == 1:
-            obs = obs[0]
-        puts["obs"](obs)
-        puts["action"](action)
-        puts["reward"](reward)
-        puts["done"](done)
-        self._count[0] += 1  # first: a count too high, of a process killed in between, is cut to the rows that exist
-        self.writer.append()
+                adder.put(name, kwargs.get(name, nothing))
+        adder.add(obs, action, reward, done)
 
     def add_empty(self) -> None:
         """Adds n_frames - 1 rows of zeros, which keep one episode's frames out of the next one's states."""
@@ -192,12 +182,11 @@ class Buffer(Ring):
 
     def gather(self, tickets: Ints, *names: str) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_] | None]:
         """See `Ring`; by NumPy, since to load a kernel of Numba takes 0.4 s, a tenth of a short experiment."""
-        lane, columns = self.lane, self.columns  # the one process that adds knows that its rows are whole
-        rows = {}
+        lane, rows = self.lane, {}
         for name in names or self._names:
-            column = columns[name] if columns else lane.column(lane.places[name])[0]
+            column = lane.column(lane.places[name])[0]
             rows[name] = column[tickets % len(column)]
-        return rows, None if columns else lane.whole(np.ascontiguousarray(tickets, np.int64))
+        return rows, lane.whole(np.ascontiguousarray(tickets, np.int64))
 
     def put_rows(self, columns: Mapping[str, Any], rows: int, count: int) -> None:
         """Appends the first `rows` rows of arrays, zeros of other fields; `count` is sorrel's count of rows then."""
@@ -205,7 +194,7 @@ class Buffer(Ring):
         for name, array in columns.items():
             field = self.fields[name]
             fitted[name] = as_field(name, Field((rows, *field.shape), field.dtype), array[:rows])
-        self._count[0] = count  # first: see `add`
+        self._count[0] = count  # first: see Adder.add
         self.append(fitted, rows)
 
     def fill(self, columns: Mapping[str, Any], idx: int, size: int) -> None:
@@ -236,6 +225,8 @@ class Buffer(Ring):
 
     def last_transition(self, offset: int = 0) -> tuple[int, float, bool] | None:
         """The (action, reward, done) of the row `offset` rows before the newest; None if there is no such row."""
+        if self._adder is not None:
+            return self._adder.transition(offset)
         window = self.window()
         ticket = window.hi - 1 - offset
         if self._size(window) <= offset or ticket < window.lo:
@@ -251,6 +242,9 @@ class Buffer(Ring):
 
         If fewer were added since the ring was cleared, zeros take their places.
         """
+        newest = None if self._adder is None else self._adder.observations(self.n_frames - 1)
+        if newest is not None:
+            return newest
         window = self.window()
         held = min(self.n_frames - 1, window.hi - window.lo)
         state = np.zeros((self.n_frames - 1, *self.obs_shape), np.float32)

@@ -1,0 +1,86 @@
+"""For the one process that adds to a buffer: the next row, staged, and the newest rows in place."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...spec import as_field
+from ...transitions import MEMORYVIEW_ITEMS, setter
+from ..ring import Ring
+
+SCALARS = ("action", "reward", "done")
+_NUMBERS = "?bBhHiIlLqQefd"  # dtypes that NumPy casts to float32 without surprise
+
+
+class Adder:
+    """Raises LaneBusy: another process holds the right to append."""
+
+    def __init__(self, ring: Ring) -> None:
+        self._writer = ring.writer
+        self._base, self._count = ring.lane.base, ring.lane.mark
+        self._capacity = ring.capacity
+        row = self._writer.row
+        self._puts = {name: setter(name, field, row[name]) for name, field in ring.fields.items()}
+        self._items = {
+            name: row[name][0].data
+            for name, field in ring.fields.items()
+            if len(field.shape) == 1 and row[name].dtype.char in MEMORYVIEW_ITEMS
+        }
+        self._field = ring.fields["obs"]
+        self._shapes = (self._field.shape, (1, *self._field.shape))
+        self._obs = row["obs"][0, ...]
+        self._action, self._reward, self._done = (row[name].data for name in SCALARS)
+        self._observations = ring.columns["obs"]
+        self._columns = tuple(ring.columns[name].data for name in SCALARS)
+
+    def put(self, name: str, value: Any) -> None:
+        """Stages a field of the next row. Raises: ValueError, TypeError: see `Buffer.add`."""
+        items = self._items.get(name)
+        if items is not None and value.__class__ is tuple and len(value) == len(items):
+            try:
+                for i, item in enumerate(value):  # a location: a tenth of the time of an array made of it
+                    items[i] = item
+                return
+            except (TypeError, ValueError):
+                pass
+        self._puts[name](value)
+
+    def add(self, obs: Any, action: Any, reward: Any, done: Any) -> None:
+        """Appends a row; see `Buffer.add`."""
+        if obs.__class__ is np.ndarray and obs.shape in self._shapes and obs.dtype.char in _NUMBERS:
+            self._obs[...] = obs
+        else:
+            array = np.asarray(obs)
+            while array.ndim > len(self._field.shape) and len(array) == 1:
+                array = array[0]
+            self._obs[...] = as_field("obs", self._field, array)
+        try:
+            self._action[0] = action
+            self._reward[0] = reward
+            self._done[0] = done
+        except (TypeError, ValueError):  # values of another kind, which NumPy may convert
+            for name, value in (("action", action), ("reward", reward), ("done", done)):
+                self._puts[name](value)
+        self._count[0] += 1  # first: a count too high, of a process killed in between, is cut to the rows that exist
+        self._writer.append()
+
+    def transition(self, offset: int) -> tuple[int, float, bool] | None:
+        """See `Buffer.last_transition`."""
+        ticket = self._writer.next - 1 - offset
+        if offset >= min(self._count[0], self._capacity) or ticket < max(self._writer.first, self._base[0]):
+            return None
+        action, reward, done = self._columns
+        at = ticket % self._capacity
+        return action[at], reward[at], done[at] != 0
+
+    def observations(self, count: int) -> NDArray[np.float32] | None:
+        """A copy of the last `count` observations, oldest first; None if the ring lacks some of them."""
+        first = self._writer.next - count
+        if first < self._writer.first or first < self._base[0]:
+            return None
+        begin = first % self._capacity
+        end = begin + count
+        if end <= self._capacity:
+            return self._observations[begin:end].copy()
+        return np.concatenate([self._observations[begin:], self._observations[: end - self._capacity]])
