@@ -8,6 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from marlcore.memory import Shared
+
 ROOT = Path(__file__).parents[1]
 ROOMS = {  # a page each: its title, and its modules
     "core": ("The core", ["marlcore"]),
@@ -75,6 +77,8 @@ def entry(module: str, name: str, thing: object) -> list[str]:
     lines = ["```{eval-rst}", f".. {kind}:: {module}.{name}"]
     if kind == "autoclass" and not algorithm:
         lines.append("   :members:")
+        if isinstance(thing, type) and issubclass(thing, Shared):
+            lines.append("   :inherited-members:")  # such as `attach` and `close`
     lines += ["```", ""]
     return [*lines, f"Parameters and an example: [{name}](../algorithms/{name.lower()}.md)", ""] if algorithm else lines
 

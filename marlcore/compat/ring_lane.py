@@ -93,7 +93,7 @@ class RingLane(ViewedReplay):
 
     def writer(self, shared: bool) -> RingWriter:  # type: ignore[override]
         """The writing end, for this process alone or shared. Raises LaneBusy: a living writer excludes this one."""
-        return self._opened(partial(RingWriter, self, shared=shared), [0], PATIENCE_S, shared)
+        return self._opened(lambda lock: RingWriter(self, lock, shared, PATIENCE_S), [0], PATIENCE_S, shared)
 
     def lock_words(self) -> File:
         """An open file that holds the right to write BASE, until it is closed or its process dies."""

@@ -35,18 +35,18 @@ def count_workers(workers: int | None) -> int:
     return workers
 
 
-class Part(NamedTuple):
+class BatchResult(NamedTuple):
     """The result for a batch of states, and the error that ended it early."""
 
     result: Any
     failure: Exception | None
 
 
-def packed(part: Part) -> bytes:
+def packed(batch: BatchResult) -> bytes:
     """A worker's reply, whose failure names this process."""
-    if isinstance(part.failure, (CallbackFailed, WorldModelFailed)):
-        part = part._replace(failure=part.failure.of(multiprocessing.current_process().name))
-    reply: bytes = cloudpickle.dumps(part)
+    if isinstance(batch.failure, (CallbackFailed, WorldModelFailed)):
+        batch = batch._replace(failure=batch.failure.of(multiprocessing.current_process().name))
+    reply: bytes = cloudpickle.dumps(batch)
     return reply
 
 
@@ -65,7 +65,7 @@ class Batches:
     """The batches of a list of states, which may grow meanwhile."""
 
     states: Sequence[Any]
-    evaluate: Callable[[Sequence[Any]], Part]  # in this process
+    evaluate: Callable[[Sequence[Any]], BatchResult]  # in this process
     workers: int  # processes that evaluate, this one included
     size: int | None = None  # states that a worker gets; then all start at once. None: as many as take 50 ms
     pool: Pool | None = None  # answers a pickled batch by a `packed` part, an empty one by anything; None: all is here
@@ -77,7 +77,7 @@ class Batches:
     _sent_batches: int = 0
     _sent_states: int = 0
     _ends: dict[int, int] = field(default_factory=dict)  # by a batch's first state: the state after it
-    _parts: dict[int, Part] = field(default_factory=dict)  # by a batch's first state; each waits for earlier ones
+    _results: dict[int, BatchResult] = field(default_factory=dict)  # by a batch's first state; each waits its turn
 
     @property
     def pending(self) -> int:
@@ -106,7 +106,7 @@ class Batches:
         first, began, sending = self.handed, perf_counter(), self._sending
         size = min(self.pending, max(1, int(OWN_S / self.cost)) if self.cost else 1, MOST)
         self._ends[first] = self.handed = first + size
-        self._parts[first] = self.evaluate(self.states[first : first + size])
+        self._results[first] = self.evaluate(self.states[first : first + size])
         self.took(size, perf_counter() - began - (self._sending - sending))
 
     def took(self, states: int, seconds: float) -> None:
@@ -116,11 +116,11 @@ class Batches:
 
     def results(self) -> Iterator[Any]:
         """The results whose turn has come. Raises: the failure of such a batch."""
-        while (part := self._parts.pop(self.merged, None)) is not None:
-            if part.failure is not None:
-                raise part.failure
+        while (batch := self._results.pop(self.merged, None)) is not None:
+            if batch.failure is not None:
+                raise batch.failure
             self.merged, began = self._ends.pop(self.merged), perf_counter()
-            yield part.result
+            yield batch.result
             self._sending += perf_counter() - began  # until the caller has merged it
 
     def _take(self, pool: Pool, seconds: float) -> None:
@@ -129,7 +129,7 @@ class Batches:
         for first, reply in pool.replies(seconds):
             began = perf_counter()
             if first >= 0:
-                self._parts[first] = unpickled(reply)
+                self._results[first] = unpickled(reply)
             self._sending += perf_counter() - began
 
     def _next_size(self) -> int:

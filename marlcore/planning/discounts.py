@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..checks import brief
 from ..declared import Declared, Number
 from .graph import Graph
-from .kernels.expectations import Rows
+from .kernels.expectations import GraphArrays
 from .model import Profiles
 from .tabulate import Numbers, Tabulate, answers
 
@@ -38,7 +38,7 @@ class Discount(Declared):
         return 1.0 if self.gamma is None else math.pow(self.gamma, duration)
 
 
-def discounted_rows(tabulate: Tabulate, durations: Durations | None, *discounts: Discount) -> list[Rows]:
+def discounted_rows(tabulate: Tabulate, durations: Durations | None, *discounts: Discount) -> list[GraphArrays]:
     """The graph as kernels see it, with each of these discounts; durations are evaluated if one depends on them."""
     graph = tabulate.graph
     if graph.probability is None:
@@ -49,7 +49,7 @@ def discounted_rows(tabulate: Tabulate, durations: Durations | None, *discounts:
     arrays = graph.row_start, graph.profile, graph.start, graph.successor, graph.probability
     # `math` computes the factors: NumPy's powers may differ from it in the last bit.
     factors = [np.array([discount.over(duration) for duration in lasting]) for discount in discounts]
-    return [Rows(*arrays, discount, int(len(discount) > 1), graph.profiles) for discount in factors]
+    return [GraphArrays(*arrays, discount, int(len(discount) > 1), graph.profiles) for discount in factors]
 
 
 def _durations(durations: Durations, graph: Graph, numbers: Numbers) -> NDArray[np.float64]:

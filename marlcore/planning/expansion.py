@@ -35,7 +35,7 @@ class Expansion:
         """Raises WorldModelFailed: the model raised, or returned no pairs. TypeError: a successor is not hashable."""
         numbers, successor, probability = self._numbers, self.successor.append, self.probability.append
         number = numbers.setdefault
-        before = len(self.profile)
+        rows = len(self.profile)
         pairs: Any = None
         try:
             for index, actions in enumerate(profiles):
@@ -50,7 +50,7 @@ class Expansion:
         except Exception as error:
             pass_on_from_handler(error)
             raise _explained(error, state, actions, pairs) from error
-        self.rows.append(len(self.profile) - before)
+        self.rows.append(len(self.profile) - rows)
         self._list_new_states()
 
     def extend(self, other: Expansion) -> None:

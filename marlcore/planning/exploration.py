@@ -14,7 +14,7 @@ from ..checks import brief
 from ..errors import pass_on_from_handler
 from ..processes import Pool, check_picklable
 from ..unpickling import unpickled
-from .batches import WAIT_S, Batches, Part, packed, stays_equal
+from .batches import WAIT_S, Batches, BatchResult, packed, stays_equal
 from .expansion import Expansion
 from .model import Profiles, Transition, WorldModel
 
@@ -88,7 +88,7 @@ class Exploration:
         return self._transition(state, profile)
 
 
-def expand(transition: Transition, profiles: Profiles, states: Sequence[Any]) -> Part:
+def expand(transition: Transition, profiles: Profiles, states: Sequence[Any]) -> BatchResult:
     """Expands states one by one. The first failure in the order of the states counts."""
     expansion, failure = Expansion(), None
     try:
@@ -101,7 +101,7 @@ def expand(transition: Transition, profiles: Profiles, states: Sequence[Any]) ->
         expansion.check(states, profiles)
     except ValueError as error:
         failure = error
-    return Part(expansion, failure)
+    return BatchResult(expansion, failure)
 
 
 def _make_pool(model: WorldModel, profiles: Profiles, root: Hashable, size: int, fork: bool | None) -> Pool:
@@ -117,17 +117,17 @@ def _make_pool(model: WorldModel, profiles: Profiles, root: Hashable, size: int,
 
 def _answer_with(model: WorldModel, profiles: Profiles) -> Callable[[bytes], bytes]:
     def answer(request: bytes) -> bytes:
-        part = expand(model.transition_probabilities, profiles, unpickled(request))
+        batch = expand(model.transition_probabilities, profiles, unpickled(request))
         try:
-            reply = packed(part)
+            reply = packed(batch)
             copies = unpickled(reply).result.states
         except Exception as error:  # a class's own pickling may raise anything
             reason = f"{type(error).__name__}: {error}"
             text = f"state: expected successors that can be pickled ({reason}); workers=1 needs no pickling"
-            return packed(Part(None, TypeError(text)))
-        for state, copy in zip(part.result.states, copies, strict=True):
+            return packed(BatchResult(None, TypeError(text)))
+        for state, copy in zip(batch.result.states, copies, strict=True):
             if copy != state:  # such as one with a nan; each copy would become a state of its own
-                return packed(Part(None, _changed(state)))
+                return packed(BatchResult(None, _changed(state)))
         return reply
 
     return answer

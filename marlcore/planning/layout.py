@@ -22,10 +22,10 @@ def bind(shapes: Shapes, body: NDArray[np.uint8]) -> dict[Any, NDArray[Any]]:
     """The arrays by name. Raises ValueError: the body is too short for them."""
     if nbytes_of(shapes) > len(body):
         raise ValueError(f"body: expected {nbytes_of(shapes)} bytes, got {len(body)}")
-    arrays, at = {}, 0
+    arrays, offset = {}, 0
     for name, (dtype, shape) in shapes.items():
-        arrays[name] = np.ndarray(shape, dtype, body, at)
-        at += _nbytes(dtype, shape)
+        arrays[name] = np.ndarray(shape, dtype, body, offset)
+        offset += _nbytes(dtype, shape)
     return arrays
 
 

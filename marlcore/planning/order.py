@@ -91,12 +91,12 @@ def _cycle(edges: Edges, order: list[int]) -> list[int]:
     left[order] = False
     source = edges.source
     inside = left[source] & left[edges.target]
-    before = dict(zip(edges.target[inside].tolist(), source[inside].tolist(), strict=True))
+    predecessor = dict(zip(edges.target[inside].tolist(), source[inside].tolist(), strict=True))
     path: dict[int, None] = {}
-    number = min(before)
+    number = min(predecessor)
     while number not in path:  # each state that is left has a predecessor that is left
         path[number] = None
-        number = before[number]
+        number = predecessor[number]
     cycle = [*path][[*path].index(number) :][::-1]
     first = cycle.index(min(cycle))
     return cycle[first:] + cycle[:first]
@@ -119,13 +119,11 @@ def given_levels(states: Sequence[Any], edges: Edges, level_fct: Callable[[Any],
     level = np.array(levels, np.int64)
     change = level[edges.target] - level[edges.source]
     wrong = change >= 0 if len(change) and change[0] < 0 else change <= 0
-    if wrong.any():
-        edge = int(np.argmax(wrong))
-        before, after = (int(numbers[edge]) for numbers in (edges.source, edges.target))
+    for edge in np.flatnonzero(wrong):
+        source, target = edges.source[edge], edges.target[edge]
         raise ValueError(
-            "level_fct: expected levels that every transition lowers, or that every one raises, got "
-            f"{level[before]} in state {brief(states[before])} "
-            f"and {level[after]} in its successor {brief(states[after])}"
+            f"level_fct: expected levels that every transition lowers, or that every one raises, got {level[source]} "
+            f"in state {brief(states[source])} and {level[target]} in its successor {brief(states[target])}"
         )
     return level
 

@@ -12,7 +12,7 @@ from .batches import count_workers
 from .discounts import Discount, Durations, discounted_rows
 from .graph import Graph
 from .induction import BETA
-from .kernels.expectations import OFFERED, Rows
+from .kernels.expectations import OFFERED, GraphArrays
 from .kernels.robot_policies import People, attain, choose, mix
 from .policies import AgentPolicies, Policies
 from .sweep import Numbers, Progress, sweep, work_of
@@ -110,8 +110,8 @@ class _RobotInduction:
     """The step of the sweep: in some states the robots' policy, and what people can attain under it."""
 
     graph: Graph
-    rows: Rows
-    people_rows: Rows  # with the people's discount
+    rows: GraphArrays
+    people_rows: GraphArrays  # with the people's discount
     people: People
     policies: Mapping[int, AgentPolicies]  # the people's
     result: RobotPolicy

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from ..errors import CallbackFailed, pass_on_from_handler
 from ..processes import Pool
 from ..unpickling import unpickled
-from .batches import WAIT_S, Batches, Part, packed
+from .batches import WAIT_S, Batches, BatchResult, packed
 from .graph import Graph
 
 T = TypeVar("T")
@@ -34,11 +34,11 @@ class Tabulate:
         worth_s = WORTH_S + WORTH_A_STATE_S * len(self.graph)
         may_start = self.workers > 1
         results: list[T] = []
-        with ExitStack() as held:
+        with ExitStack() as pools:
             while batches.merged < len(numbers):
                 if may_start and batches.pending * batches.cost > worth_s:
                     may_start, batches.pool = False, self._make_pool(job)
-                    held.enter_context(batches.pool or nullcontext())
+                    pools.enter_context(batches.pool or nullcontext())
                 batches.attend(0.0 if batches.pending else WAIT_S)
                 if batches.pending:
                     batches.evaluate_here()
@@ -66,11 +66,11 @@ def answers(what: str, states: Sequence[Any], calls: Iterable[T]) -> list[T]:
     return returned
 
 
-def _evaluate(job: Job[Any], graph: Graph, numbers: Numbers) -> Part:
+def _evaluate(job: Job[Any], graph: Graph, numbers: Numbers) -> BatchResult:
     try:
-        return Part(job(graph, numbers), None)
+        return BatchResult(job(graph, numbers), None)
     except (CallbackFailed, ValueError) as error:
-        return Part(None, error)
+        return BatchResult(None, error)
 
 
 def _answer_with(job: Job[Any], graph: Graph) -> Callable[[bytes], bytes]:

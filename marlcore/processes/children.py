@@ -234,8 +234,8 @@ def short_traceback(error: BaseException) -> str | None:
 def _chain(part: TracebackException | None) -> Iterator[TracebackException]:
     if part is not None:
         yield part
-        for before in (part.__cause__, part.__context__, *(getattr(part, "exceptions", None) or ())):
-            yield from _chain(before)
+        for earlier in (part.__cause__, part.__context__, *(getattr(part, "exceptions", None) or ())):
+            yield from _chain(earlier)
 
 
 def _foreign(stack: StackSummary) -> list[FrameSummary]:

@@ -10,7 +10,7 @@ from .signals import write_stacks_when_asked
 
 
 def opener(path: str, flags: int) -> int:
-    """For `open`: all may read a new file, and this user write it, whatever the umask; links and pipes are refused."""
+    """For `open`: makes a file that all may read and this user may write, and refuses links and pipes."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
 
 
@@ -43,7 +43,7 @@ def setup_worker(path: str | Path | None) -> None:
 
 
 class _LogFile(logging.FileHandler):
-    """A log file; what a full disk does not take is lost without a word, since the parent shows failures."""
+    """A log file that ignores a full disk: the parent shows failures anyway."""
 
     def _open(self) -> TextIOWrapper:
         return open(self.baseFilename, "a", encoding="utf-8", opener=opener)

@@ -115,7 +115,7 @@ class Pool(Closing):
         self._cut = child
         reply = child.receive()
         if reply is None:
-            self._bury(child)
+            self._remove_dead(child)
             return
         key = self._asked[child]
         if isinstance(reply, WorkerFailed):
@@ -127,7 +127,7 @@ class Pool(Closing):
         if isinstance(reply, WorkerFailed):
             raise reply
 
-    def _bury(self, child: Child) -> None:
+    def _remove_dead(self, child: Child) -> None:
         """Removes a dead process. Raises WorkerFailed: so many processes died of its request."""
         child.kill()  # its connection may have ended first
         ending, key = child.ending(), self._asked.get(child)

@@ -58,7 +58,7 @@ def show_title(name: str) -> None:
 
 
 def readable(seconds: float | None, *fds: int) -> set[int]:
-    """Those that are readable, or whose other end is closed; waits for the first so long, None for ever."""
+    """The descriptors that can be read or whose other end is closed; waits for the first one, None for ever."""
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)
@@ -120,21 +120,21 @@ class _Server:
 
     def _start(self, task: int, report: int, status: int, tracker: int) -> None:
         """Forks. Raises OSError: the system starts no process, or has no descriptor for its pidfd."""
-        server, kept = os.getpid(), os.dup(status)
+        server, status_copy = os.getpid(), os.dup(status)
         try:
             pid = fork()
             if pid == 0:
                 try:
                     end_with_parent(server)
-                    self._forget(status, kept)
+                    self._forget(status, status_copy)
                     _run(task, report, tracker)
                 finally:
                     os._exit(1)  # the child must never continue as a second server
             pidfd = open_child(pid)
         except OSError:
-            os.close(kept)
+            os.close(status_copy)
             raise
-        self._children[pidfd] = pid, kept
+        self._children[pidfd] = pid, status_copy
         self._answer(pid, pidfd)
 
     def _forget(self, *fds: int) -> None:

@@ -12,11 +12,11 @@ from ..kernels.inorder import DROPPED, PASSED, SKIPPED
 from ..memory import Segment
 from ..observations import Pad
 from ..spec import TransitionSpec
-from ..transitions import Gate, RowsGate, RowsReader, TransitionLanes, VectorGate, VectorWriter, Writer
+from ..transitions import Gate, RowsGate, RowsReader, TransitionLanes, VectorGate, Writer
 from .cursor import CursorLines
 from .gates import QueueGate, QueueGates, RowsRoom, UnreadLimit
+from .raw_rows import QueueRowsReader
 from .reader import TrajectoryReader, checked_window
-from .rows import QueueRows
 
 WHEN_FULL = ("wait", "drop_oldest", "drop_newest")
 LEAST_ROWS = 3  # a transition with its final_obs, plus the newest row
@@ -121,20 +121,6 @@ class TrajectoryQueue(TransitionLanes):
         """
         return self._open_writer(lane, timeout)
 
-    def vector_writer(self, lanes: Iterable[int] | None = None, *, timeout: float | None = None) -> VectorWriter:
-        """The writing ends of several lanes, for one call that adds a row to each; see `ReplayBuffer.vector_writer`.
-
-        With "wait", a call waits until every one of its lanes has room, and only then writes. With "drop_newest", it
-        leaves out the rows whose lanes have none: their tickets are -1, and their lanes' next rows begin episodes.
-
-        Args:
-            lanes: different lane numbers, in the order of the rows; None: every lane of the queue.
-            timeout: see `writer`.
-
-        Raises: LaneBusy, ValueError: as `ReplayBuffer.vector_writer`.
-        """
-        return self._open_vector_writer(lanes, timeout)
-
     def reader(
         self,
         batch_size: int,
@@ -185,7 +171,7 @@ class TrajectoryQueue(TransitionLanes):
         self._segment.check_open()
         if self.when_full != "wait":
             raise ValueError(f"when_full: expected 'wait' for a queue whose rows are sent, got {self.when_full!r}")
-        reader = QueueRows(self._mapped)
+        reader = QueueRowsReader(self._mapped)
         self._ends.add(reader)
         return reader
 

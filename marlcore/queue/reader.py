@@ -45,8 +45,8 @@ def lane_rows_for(
     All rows of a writer's share of a batch fit into one of its lanes, with as many boundary rows. `state_every` is the
     interval at which the spec stores recurrent states.
     """
-    kept = max(stack, state_every if length is not None else 1) - 1
-    return 2 + kept + (length or 1) + (batch_size - 1) * ((length or 1) + 1) * together // lanes
+    still_needed = max(stack, state_every if length is not None else 1) - 1
+    return 2 + still_needed + (length or 1) + (batch_size - 1) * ((length or 1) + 1) * together // lanes
 
 
 def checked_window(
@@ -82,8 +82,8 @@ def _longest_add(lanes: LaneView, window: Window) -> int:
     Then it holds the rows of a transition or unroll that is not whole yet, and those that a stack of frames or a stored
     state still needs.
     """
-    kept = max(window.stack, window.period) - 1
-    return lanes.geometry.capacity + 1 - kept - (window.length or 1) - window.n_step
+    still_needed = max(window.stack, window.period) - 1
+    return lanes.geometry.capacity + 1 - still_needed - (window.length or 1) - window.n_step
 
 
 class TrajectoryReader(Closing):

@@ -12,8 +12,8 @@ from ..checks import as_path, brief, check_type
 from ..memory import Segment
 from ..observations import Pad
 from ..spec import Sequence, TransitionSpec
-from ..transitions import Gate, LaneView, RowsGate, TransitionLanes, VectorGate, VectorWriter, Window, Writer
-from .episodes import Recorded, rows_taken
+from ..transitions import Gate, LaneView, RowsGate, TransitionLanes, VectorGate, Window, Writer
+from .episodes import RecordedEpisodes, rows_taken
 from .hindsight import Hindsight
 from .limiter import SLOTS, RateLimiter, SampleGate, WriteGate
 from .prioritized import Prioritized
@@ -146,7 +146,7 @@ class ReplayBuffer(TransitionLanes):
                 in one line with the episode's number; there is none, or they exceed the capacity. SharedMemoryFull: no
                 room for the replay. After any of these there is no replay, and no file of one.
         """
-        recorded = Recorded(episodes, spec, action_space)
+        recorded = RecordedEpisodes(episodes, spec, action_space)
         read = iter(recorded)
         batches = [*(read if capacity is None else islice(read, 1))]
         if not batches or recorded.spec is None:
@@ -227,21 +227,6 @@ class ReplayBuffer(TransitionLanes):
         if shared and not self.spec.next_obs:
             raise ValueError("shared: expected False, since this spec's rows follow one another; use next_obs=True")
         return self._open_writer(lane, timeout, shared)
-
-    def vector_writer(self, lanes: Iterable[int] | None = None, *, timeout: float | None = None) -> VectorWriter:
-        """The writing ends of several lanes, for one call that adds a row to each: for vectorised environments.
-
-        Each lane is this writer's alone, as with `writer`; a lane may not be a shared one.
-
-        Args:
-            lanes: different lane numbers, in the order of the rows; None: every lane of the replay.
-            timeout: see `writer`.
-
-        Raises:
-            LaneBusy: one of the lanes has a living writer; then none is taken.
-            ValueError: a lane does not exist or comes twice, or the timeout is negative.
-        """
-        return self._open_vector_writer(lanes, timeout)
 
     def sampler(
         self,

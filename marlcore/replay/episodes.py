@@ -35,7 +35,7 @@ _REWARD, _FLAG = Field((), "float32"), Field((), "bool")
 
 
 @dataclass
-class Recorded:
+class RecordedEpisodes:
     """Iterates over episodes as the arguments of `Writer.add_batch`; see `ReplayBuffer.from_episodes`.
 
     Attributes:
@@ -49,9 +49,9 @@ class Recorded:
     def __post_init__(self) -> None:
         if self.spec is not None and self.spec.next_obs:
             raise ValueError("spec: expected one without next_obs, since the rows of an episode follow one another")
-        own = getattr(self.source, "action_space", None)
-        if self.action_space is None and hasattr(own, "start"):  # a Minari dataset's Discrete or MultiDiscrete
-            self.action_space = own
+        space = getattr(self.source, "action_space", None)
+        if self.action_space is None and hasattr(space, "start"):  # a Minari dataset's Discrete or MultiDiscrete
+            self.action_space = space
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for index, episode in enumerate(_episodes_of(self.source, self._declared)):
@@ -75,8 +75,7 @@ class Recorded:
         if not action.ndim or not len(action):
             raise ValueError(f"action: expected an array [T, ...] with T of at least 1, got {brief(fields['action'])}")
         steps, final = len(action), _final_obs(fields, obs, len(action))
-        if (seams := _seams(fields, steps)).any():
-            row = int(np.argmax(seams))
+        for row in np.flatnonzero(_seams(fields, steps)):
             raise ValueError(f"next_obs: expected the observation of row {row + 1} in row {row}, got another one")
         obs = each(lambda array: array[:steps], obs)
         spec = self.spec or TransitionSpec(each(_field_of, obs), _field_of(action))
@@ -108,20 +107,16 @@ class Recorded:
         """The actions as rows hold them: those of a Discrete or MultiDiscrete counted from 0."""
         if self.action_space is not None:
             low, high, start = _bounds(self.action_space)
-            wrong = ~((action >= low) & (action <= high))
-            if wrong.any():
-                at = np.argwhere(wrong)[0]
-                raise ValueError(
-                    f"action: expected values within {self.action_space}, got {action[tuple(at)]} at step {at[0]}"
-                )
+            for place in np.argwhere(~((action >= low) & (action <= high))):
+                got = f"{action[tuple(place)]} at step {place[0]}"
+                raise ValueError(f"action: expected values within {self.action_space}, got {got}")
             action = action - start
         action = rows_of("action", spec.action, action, len(action))
         if action.dtype.kind in "fc":
             check_finite("action", action)
         if mask is not None and action.ndim == 1:
-            allowed = (action[:, None] == np.arange(mask.shape[1])) & (mask != 0)
-            if not (allowed := allowed.any(1)).all():
-                step = int(np.argmin(allowed))
+            allowed = ((action[:, None] == np.arange(mask.shape[1])) & (mask != 0)).any(1)
+            for step in np.flatnonzero(~allowed):
                 raise ValueError(f"action: expected one that {MASK} allows, got {action[step]} at step {step}")
         return action
 
@@ -188,15 +183,15 @@ def _seams(fields: Mapping[str, Any], steps: int) -> NDArray[np.bool_]:
     seams = np.zeros(steps - 1, np.bool_)
     following = by_name(fields.get("next_obs", {}))
     for name, array in by_name(fields["obs"]).items():
-        after = np.asarray(following.get(name, ()))[: steps - 1]
-        if after.shape == (before := array[1:steps]).shape:
-            differs = (after != before) & ~((after != after) & (before != before))  # two NaN are the same
+        stored, obs = np.asarray(following.get(name, ()))[: steps - 1], array[1:steps]
+        if stored.shape == obs.shape:
+            differs = (stored != obs) & ~((stored != stored) & (obs != obs))  # two NaN are the same
             seams |= differs.any(axis=(*range(1, differs.ndim),))
     return seams
 
 
 def _fields_of(episode: Any, declared: Collection[str] | None) -> dict[str, Any]:
-    """An episode's fields by our names. Raises ValueError, TypeError: it has none, two for one, or unclear ones."""
+    """An episode's fields by our names. Raises ValueError, TypeError: they are missing, double or ambiguous."""
     if not isinstance(episode, Mapping):
         if not hasattr(episode, "observations"):
             raise TypeError(f"expected a dict of arrays or an episode of Minari, got {brief(episode)}")
@@ -301,10 +296,8 @@ def _ends(name: str, value: Any, steps: int) -> bool:
     if value is None or isinstance(value, (bool, np.bool_)):
         return bool(value)
     flags = rows_of(name, _FLAG, value, steps)
-    if flags[:-1].any():
-        raise ValueError(
-            f"{name}: expected True of the last transition alone, got True at step {int(np.argmax(flags))}"
-        )
+    for step in np.flatnonzero(flags[:-1]):
+        raise ValueError(f"{name}: expected True of the last transition alone, got True at step {step}")
     return bool(flags[-1])
 
 

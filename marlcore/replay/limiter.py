@@ -116,11 +116,8 @@ class _Side:
     def _sampled(self) -> int:
         return self._slots.sum(_SAMPLED, SLOTS, _LINE_WORDS)
 
-    def _slot_lock(self, slot: int) -> int:
-        return slot_lock(self._lanes.count, slot)
-
     def _missing(self, rows: float) -> int:
-        """What the other side must do before `rows` rows may pass here."""
+        """Rows that the other side must insert or draw before `rows` rows may pass here."""
         raise NotImplementedError
 
     def _sleep(self, rows: float, bulk: float, event: Event, deadline: float | None, check: Check) -> bool:
@@ -173,10 +170,8 @@ class WriteGate(_Side):
         """Whether a living sampler has too few rows to draw; the flag of a dead one does not count."""
         if not self._slots.sum(_STARVING, SLOTS, _LINE_WORDS):
             return False
-        return any(
-            self._slots.load(slot * _LINE_WORDS + _STARVING) and self._segment.is_locked(self._slot_lock(slot))
-            for slot in range(SLOTS)
-        )
+        starving = (slot for slot in range(SLOTS) if self._slots.load(slot * _LINE_WORDS + _STARVING))
+        return any(self._segment.is_locked(slot_lock(self._lanes.count, slot)) for slot in starving)
 
 
 class SampleGate(_Side):
@@ -216,9 +211,9 @@ class SampleGate(_Side):
 
     def _take_slot(self) -> tuple[File, int]:
         for slot in range(SLOTS):
-            held = self._segment.lock(self._slot_lock(slot))
-            if held is not None:
-                return held, slot
+            lock = self._segment.lock(slot_lock(self._lanes.count, slot))
+            if lock is not None:
+                return lock, slot
         raise MarlcoreError(f"{self._segment.path}: expected at most {SLOTS} samplers of a replay with a limiter")
 
     def limit_to(self, share: Share) -> None:

@@ -191,14 +191,13 @@ class Mixture:
         if not (abs(owed) < count).all() or abs(owed.sum()) > 1e-6:
             expected = f"owed as float64 ({count},), each between {-count} and {count}, with the sum 0"
             raise ValueError(f"state: expected {expected}")
-        before = [part.state_dict() for part in self._parts]
+        old_states = [part.state_dict() for part in self._parts]
         for i, part in enumerate(self._parts):
             prefix = f"{i}."
-            own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
             try:
-                part.load_state_dict(own)
+                part.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
             except ValueError as error:
-                for loaded, old in zip(self._parts[:i], before, strict=False):
+                for loaded, old in zip(self._parts[:i], old_states, strict=False):
                     loaded.load_state_dict(old)
                 raise ValueError(f"replay {i}: {error}") from None
         self._owed = owed

@@ -43,6 +43,8 @@ class SamplerStats:
 class RowSampler:
     """Draws rows of batches from the lanes of a view, without waiting; a `Sampler` has one, a `Mixture` several.
 
+    `Sampler` documents the methods that it shares with this class.
+
     Attributes:
         stats: rows drawn, lapped and drawn again.
         prioritized: the options of prioritized drawing; None for uniform drawing.
@@ -127,16 +129,13 @@ class RowSampler:
             self._tree.weigh(memory, rows)
 
     def update_priorities(self, index: ArrayLike, priority: ArrayLike) -> None:
-        """See `Sampler.update_priorities`."""
         if self.prioritized is None or self._tree is None:
-            raise TypeError(
-                "update_priorities: expected a sampler with prioritized=Prioritized(...), got a uniform one"
-            )
+            expected = "a sampler with prioritized=Prioritized(...)"
+            raise TypeError(f"update_priorities: expected {expected}, got a uniform one")
         self.check_open()
         self.stats.ignored += self._tree.update(index, priority)
 
     def clear(self) -> None:
-        """See `Sampler.clear`."""
         self.check_open()
         self._plan.read_windows()
         self._plan.set_floor(self._plan.windows[HI])
@@ -144,14 +143,12 @@ class RowSampler:
         self._enough = False
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """See `Sampler.state_dict`."""
         state = {"generator": self._plan.generator.copy()} | self.strategy.state_dict()
         if self._plan.has_floor:
             state |= {"floor": self._plan.floor.copy(), "cleared_at": np.array(self._cleared_at)}
         return state
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """See `Sampler.load_state_dict`."""
         generator = state_array(state, "generator", (4,), np.uint64)
         if not generator.any():
             raise ValueError("state: expected generator as uint64 (4,), not all zero")
@@ -169,15 +166,15 @@ class RowSampler:
 
     def shortage(self) -> str:
         """Why no row can be drawn, beginning with the replay's path."""
-        held, window = self._held, self._window
-        if held < self._least:
-            why = f"expected at least {self._least} transitions, got {held}"
+        count, window = self._held, self._window
+        if count < self._least:
+            why = f"expected at least {self._least} transitions, got {count}"
         elif self.strategy.all_zero:
-            why = f"each of the {held} transitions has a priority of 0, and epsilon is 0"
+            why = f"each of the {count} transitions has a priority of 0, and epsilon is 0"
         elif window.length is not None:
-            why = f"none of the {held} transitions begins a sequence of {window.length} that is held whole"
+            why = f"none of the {count} transitions begins a sequence of {window.length} that is held whole"
         else:
-            why = f"none of the {held} transitions has its stack and its next {window.n_step} steps held whole"
+            why = f"none of the {count} transitions has its stack and its next {window.n_step} steps held whole"
         return f"{self.path}: {why}"
 
     def _too_few(self) -> int:
@@ -192,5 +189,5 @@ class RowSampler:
 
     @property
     def _held(self) -> int:
-        held = self._view.native.all_transitions()
-        return min(held, self._view.native.inserted() - self._cleared_at) if self._plan.has_floor else held
+        count = self._view.native.all_transitions()
+        return min(count, self._view.native.inserted() - self._cleared_at) if self._plan.has_floor else count

@@ -52,12 +52,13 @@ def save_segment(view: LaneView, path: str | os.PathLike[str], state: Mapping[st
         for name, array in arrays.items():
             put(places[name]["offset"], array.reshape(-1).view(np.uint8))
 
-    kept = "the earlier save is kept" if target.exists() else "there is no earlier save"
+    earlier = "the earlier save is kept" if target.exists() else "there is no earlier save"
+    failure = f"the replay was not saved, {earlier}"
     try:
-        with naming(target, f"the replay was not saved, {kept}"):
+        with naming(target, failure):
             replace_file(target, description, end, fill)
     except SharedMemoryFull as error:
-        raise SharedMemoryFull(f"{target}: the replay was not saved, {kept} ({error})") from None
+        raise SharedMemoryFull(f"{target}: {failure} ({error})") from None
 
 
 def copy_segment(view: LaneView, name: str, path: str | os.PathLike[str] | None, limited: bool) -> Segment:

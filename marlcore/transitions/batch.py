@@ -98,10 +98,10 @@ class Batch:
 
     def __init__(self, fields: dict[str, Any], dicts: tuple[str, ...]) -> None:
         """`dicts` names the fields that are dicts; each batch has its own copy of them."""
-        own = self.__dict__
-        own.update(fields)
+        attributes = self.__dict__
+        attributes.update(fields)
         for name in dicts:
-            own[name] = dict(fields[name])
+            attributes[name] = dict(fields[name])
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -223,8 +223,8 @@ class BatchLayout:
         """Adds a block of frames for each slot; obs, and next_obs unless it is stored, are views of it."""
         stack, field, frame = self._stack, place.field, place.field.nbytes
         near = stack - 1 + self.length + (self._next == ONE_MORE)
-        own = self.length * stack if self._next == OWN_STACKS else 0
-        block = self._add(f"block.{place.name}", (self.batch_size, near + own, *field.shape), field.dtype)
+        far = self.length * stack if self._next == OWN_STACKS else 0  # stacks of next_obs alone
+        block = self._add(f"block.{place.name}", (self.batch_size, near + far, *field.shape), field.dtype)
         self._view(f"obs.{place.name}", block, 0, field, frame)
         if self._next == ONE_MORE:
             self._view(f"next_obs.{place.name}", block, 1, field, frame)

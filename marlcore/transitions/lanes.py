@@ -3,7 +3,6 @@
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,18 +10,18 @@ import numpy as np
 from ..checks import brief, check_timeout, check_type, check_whole
 from ..closing import ClosedAfterError, Closing
 from ..errors import LayoutMismatch
-from ..memory import LaneGeometry, Segment, SegmentHandle, Shared, claim
+from ..memory import File, LaneGeometry, Segment, SegmentHandle, Shared, claim
 from ..spec import Field, TransitionSpec
 from .layout import LaneView, RecordLayout
-from .rows import RowsGate, RowsReader, RowsWriter
+from .raw_rows import RowsGate, RowsReader, RowsWriter
 from .vector_writer import VectorWriter
 from .writer import Writer
-from .writer_base import Gate, VectorGate, WriterBase
+from .writer_base import Gate, VectorGate
 
 MAX_ROWS = 2**32 - 1
 
 T = TypeVar("T", bound="TransitionLanes")
-W = TypeVar("W", bound=WriterBase)
+W = TypeVar("W", bound=Closing)
 
 
 class TransitionLanes(Shared):
@@ -91,17 +90,31 @@ class TransitionLanes(Shared):
         self._segment.check_open()
         return RowsReader(self._mapped)
 
+    def vector_writer(self, lanes: Iterable[int] | None = None, *, timeout: float | None = None) -> VectorWriter:
+        """The writing ends of several lanes, for one call that adds a row to each: for vectorised environments.
+
+        Each lane is this writer's alone, as with `writer`; a lane may not be a shared one. In a queue with "wait", a
+        call waits until every one of its lanes has room, and only then writes. With "drop_newest", it leaves out the
+        rows whose lanes have no room: their tickets are -1, and the next rows of their lanes begin episodes.
+
+        Args:
+            lanes: different lane numbers, in the order of the rows; None: every lane.
+            timeout: see `writer`.
+
+        Raises:
+            LaneBusy: one of the lanes has a living writer; then none is taken.
+            ValueError: a lane does not exist or comes twice, or the timeout is negative.
+        """
+        numbers = self._checked_lanes(range(self.lanes) if lanes is None else lanes)
+        gate = self._vector_gate(numbers)
+        return self._opened(lambda lock: VectorWriter(self._mapped, numbers, lock, timeout, gate), numbers, timeout)
+
     def rows_writer(self, lanes: Iterable[int]) -> RowsWriter:
         """Writes rows of other replays or queues of the same spec to these lanes, exclusively until it is closed.
 
         Raises: LaneBusy: one of the lanes has a living writer. ValueError: a lane does not exist or comes twice.
         """
-        numbers = self._checked_lanes(lanes)
-        claimed = claim(self._segment, self._mapped.native, *numbers)
-        with ClosedAfterError(claimed):
-            writer = RowsWriter(self._mapped, claimed, self._rows_gate())
-        self._ends.add(writer)
-        return writer
+        return self._opened(lambda lock: RowsWriter(self._mapped, lock, self._rows_gate()), self._checked_lanes(lanes))
 
     def close(self) -> None:
         """Closes its writers, and a queue's reader, and releases the memory.
@@ -138,20 +151,19 @@ class TransitionLanes(Shared):
         self._segment.check_open()
         if not self._has_lane(lane):
             raise ValueError(f"lane: expected 0 to {self.lanes - 1}, got {lane!r}")
-        lane = int(lane)
-        make = partial(Writer, self._mapped, lane, shared=shared, gate=self._gate(lane))
-        return self._opened(make, [lane], timeout, shared)
+        lane, gate = int(lane), self._gate(int(lane))
+        return self._opened(
+            lambda lock: Writer(self._mapped, lane, lock, shared, timeout, gate), [lane], timeout, shared
+        )
 
-    def _open_vector_writer(self, lanes: Iterable[int] | None, timeout: float | None) -> VectorWriter:
-        numbers = self._checked_lanes(range(self.lanes) if lanes is None else lanes)
-        make = partial(VectorWriter, self._mapped, numbers, gate=self._vector_gate(numbers))
-        return self._opened(make, numbers, timeout)
-
-    def _opened(self, make: Callable[..., W], lanes: list[int], timeout: float | None, shared: bool = False) -> W:
+    def _opened(
+        self, make: Callable[[File], W], lanes: list[int], timeout: float | None = None, shared: bool = False
+    ) -> W:
+        """The writer that `make` returns for a claim on these lanes."""
         check_timeout(timeout)
-        claimed = claim(self._segment, self._mapped.native, *lanes, shared=shared)
-        with ClosedAfterError(claimed):
-            writer = make(claim=claimed, timeout=timeout)
+        lock = claim(self._segment, self._mapped.native, *lanes, shared=shared)
+        with ClosedAfterError(lock):
+            writer = make(lock)
         self._ends.add(writer)
         return writer
 

@@ -115,15 +115,15 @@ class Slots:
     """The places of `count` rows among the staged ones."""
 
     count: int
-    at: slice | NDArray[np.int64]
+    where: slice | NDArray[np.int64]
 
 
 def rows_setter(label: str, field: Field, view: NDArray[Any], slots: Slots) -> Setter:
     """A setter of a field's rows, [count, *shape], at these slots of `view`."""
     rows, dtype, shape = slots.count, field.numpy, (slots.count, *field.shape)
-    at: Any = slots.at
-    if isinstance(at, slice):
-        view, at = view[at], ...
+    where: Any = slots.where
+    if isinstance(where, slice):
+        view, where = view[where], ...
     direct = {dtype}  # of arrays that an assignment converts as `rows_of` does
     wider: frozenset[np.dtype[Any]] = frozenset()  # the same, unless a value is beyond the field's range
     if dtype in _FLOATS:
@@ -135,14 +135,14 @@ def rows_setter(label: str, field: Field, view: NDArray[Any], slots: Slots) -> S
     def put(value: Any) -> None:
         fits = value.__class__ is np.ndarray and value.shape == shape
         if fits and value.dtype in direct:
-            view[at] = value
+            view[where] = value
             return
         if fits and value.dtype in wider:
             try:
-                raising.run(view.__setitem__, at, value)
+                raising.run(view.__setitem__, where, value)
                 return
             except FloatingPointError:
                 pass  # `rows_of` says which value
-        view[at] = rows_of(label, field, value, rows)
+        view[where] = rows_of(label, field, value, rows)
 
     return put

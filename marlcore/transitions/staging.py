@@ -114,9 +114,9 @@ class BatchStaging(_Staging):
         ends = np.zeros((3, self._all), np.bool_)
         self._slots, self._finals = Slots(rows, slice(None)), Slots(0, slice(0))
         if truncated is not None:
-            at = np.arange(rows) + np.cumsum(truncated) - truncated
-            self._slots, self._finals = Slots(rows, at), Slots(self.boundaries, at[truncated] + 1)
-            ends[2, self._finals.at] = True
+            places = np.arange(rows) + np.cumsum(truncated) - truncated
+            self._slots, self._finals = Slots(rows, places), Slots(self.boundaries, places[truncated] + 1)
+            ends[2, self._finals.where] = True
         super().__init__(view, records, self._slots, self._finals, ends, self._slots)
         self._rewards = records.view(np.float32)[:, REWARD_OFFSET // 4]
         self._final_needed = not view.spec.next_obs
@@ -138,8 +138,8 @@ class BatchStaging(_Staging):
         """A large field's rows among those of boundary rows; of fields that these lack, zeros."""
         rows: NDArray[Any] = self.lent[key]
         frames = np.empty((self._all, *rows.shape[1:]), rows.dtype)
-        frames[self._slots.at] = rows
-        frames[self._finals.at] = self.lent.get((key[0], True), 0)
+        frames[self._slots.where] = rows
+        frames[self._finals.where] = self.lent.get((key[0], True), 0)
         return frames
 
 

@@ -3,6 +3,7 @@
 import errno
 import math
 import time
+from collections.abc import Callable
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..checks import brief
+from ..errors import TimedOut
 from ..memory import (
     BOUNDARY,
     TERMINATED,
@@ -19,6 +21,7 @@ from ..memory import (
     File,
     NativeWriter,
     add_lock,
+    check_interruption,
     invalidate_after_fork,
     one_thread,
     refuse_second,
@@ -182,8 +185,21 @@ class Writer(WriterBase):
     def __repr__(self) -> str:
         return f"<Writer of lane {self.lane}>"
 
+    def _again(self, code: int, append: Callable[[], int], began: float | None, label: str) -> int:
+        """Repeats an append, which returned `code`, while others are in the shared lane; `began`: the wait for room."""
+        began = time.monotonic() - self._slice_s if began is None else began
+        while code in (-errno.EAGAIN, -errno.EINTR):
+            if self._timeout is not None and time.monotonic() >= began + self._timeout:
+                waited = f"another writer was inside an add when this one had waited {self._timeout} seconds"
+                raise TimedOut(f"{label}: {waited}")
+            check_interruption()
+            code = append()
+        if code < 0:
+            raise self._error_of(code)
+        return code
+
     def _check_row(self) -> None:
-        """Raises what the append would raise: no add waits, and none is left out, that is refused anyway."""
+        """Raises what the append would raise, so that an invalid row neither waits for room nor counts as dropped."""
         self.check_open()
         if not math.isfinite(self._reward[0]):
             raise self._error_of(-errno.EDOM)

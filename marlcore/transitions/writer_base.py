@@ -1,7 +1,6 @@
 """The base of all writers: a claim on lanes, which ends when the writer is closed and which a fork does not inherit."""
 
 import errno
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,17 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..closing import Closing
-from ..errors import StaleHandle, TimedOut
-from ..memory import (
-    WAIT_SLICE_S,
-    Check,
-    File,
-    NativeVector,
-    NativeWriter,
-    check_interruption,
-    close_when_alone,
-    error_of,
-)
+from ..errors import StaleHandle
+from ..memory import Check, File, NativeVector, NativeWriter, close_when_alone, error_of
 
 Flags = NDArray[np.bool_]
 # The wait of a limiter or a queue before an add of so many transitions and boundary rows; False: the writer must drop
@@ -65,19 +55,6 @@ class WriterBase(Closing):
 
     def __reduce__(self) -> Any:
         raise TypeError(f"a {type(self).__name__} belongs to one process: pass the replay and make one there")
-
-    def _again(self, code: int, append: Callable[[], int], began: float | None, label: str) -> int:
-        """Repeats an append, which returned `code`, while others are in the shared lane; `began`: the wait for room."""
-        timeout = self._timeout
-        began = time.monotonic() - min(WAIT_SLICE_S, timeout or WAIT_SLICE_S) if began is None else began
-        while code in (-errno.EAGAIN, -errno.EINTR):
-            if timeout is not None and time.monotonic() >= began + timeout:
-                raise TimedOut(f"{label}: another writer was inside an add when this one had waited {timeout} seconds")
-            check_interruption()
-            code = append()
-        if code < 0:
-            raise self._error_of(code)
-        return code
 
     def _error_of(self, code: int) -> Exception:
         if self._forked:

@@ -26,7 +26,7 @@ LEAST_NORMAL = 2.0**-14
 SUBNORMAL = 2.0**28  # added to a smaller number, it leaves the float16's bits in the low bits
 
 
-class Rows(NamedTuple):
+class GraphArrays(NamedTuple):
     """A graph in arrays."""
 
     first: Any  # int64 [states + 1], the first row of each state; a terminal state has no rows

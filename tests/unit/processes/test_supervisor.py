@@ -14,19 +14,16 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-import torch
 from hunt import HUNT
 from tiers import long_but
+from whole_runs import Runs, checkpoint, metrics_of, updating
 
 import marlcore as mc
-from marlcore.algos import DQN
-from marlcore.algos.dqn import DQNTrainer
-from marlcore.config import ActorConfig, ExplorationConfig, LearnerConfig, SupervisionConfig
+from marlcore.config import LearnerConfig, SupervisionConfig
 from marlcore.envs import TreasureHunt
 from marlcore.memory import SegmentHandle
 from marlcore.processes import BEATS, EPISODES, PID, READY, RESTARTS, STEPS, Children, Control, setup_worker
 from marlcore.processes import supervisor as supervision
-from marlcore.record import read_metrics
 from marlcore.run.async_run import start_all, supervisor_of
 
 TIMEOUT = 10.0
@@ -320,13 +317,10 @@ def test_a_worker_that_hangs_leaves_its_stacks_in_its_log(
     assert "test_supervisor.py" in path.read_text() and " in hang\n" in path.read_text()
 
 
-RUN = mc.Config(
-    total_steps=8_000,
-    actor=ActorConfig(envs=2, sync_interval=10),
-    learner=LearnerConfig(batch_size=16, warmup=50, log_interval=10, checkpoint_interval=50, device="cpu"),
-    exploration=ExplorationConfig(epsilon="exponential(1, 0.02, rate=0.95, every=20, of=updates)"),
-    supervision=SupervisionConfig(backoff=0.01),
-)
+runs = Runs(
+    total_steps=8_000, mode="async", learner={"checkpoint_interval": 50}, supervision={"backoff": 0.01},
+    exploration={"epsilon": "exponential(1, 0.02, rate=0.95, every=20, of=updates)"},
+)  # fmt: skip
 
 
 def fall(trap: Path, how: str) -> None:
@@ -345,33 +339,13 @@ class TrappedHunt(TreasureHunt):
 
     def __init__(self, trap: Path, how: str, **options: Any) -> None:
         super().__init__(**options)
-        self._trap, self._how, self._steps = trap, how, 0
+        self._fall, self._steps = partial(fall, trap, how), 0
 
     def step(self, action: int | None) -> None:
         self._steps += 1
         if self._steps == 300:
-            fall(self._trap, self._how)
+            self._fall()
         super().step(action)
-
-
-class TrappedTrainer(DQNTrainer):
-    trap: Path
-
-    def update(self, batch: Any) -> Any:
-        if self.updates == 130:
-            fall(self.trap, "SIGKILL")
-        return super().update(batch)
-
-
-class TrappedDQN(DQN):
-    """Its first learner dies at its 131st update, which is the 31st after its second checkpoint."""
-
-    trap: Path
-
-    def make_trainer(self, model: torch.nn.Module) -> Any:
-        trainer = TrappedTrainer(self, model)
-        trainer.trap = self.trap
-        return trainer
 
 
 @pytest.fixture
@@ -388,31 +362,33 @@ SHARED = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 @pytest.mark.parametrize(("how", "limit"), [("SIGKILL", 60.0), ("raise", 60.0), ("SIGSTOP", 12.0)])
 def test_a_run_continues_when_an_actor_dies_fails_or_hangs(tmp_path: Path, trap: Path, how: str, limit: float) -> None:
     hunt = partial(TrappedHunt, trap, how, **HUNT.keywords)
-    config = replace(RUN, run_dir=str(tmp_path / "run"), supervision=replace(RUN.supervision, actor_timeout=limit))
-    result = mc.train(hunt, "dqn", config, progress=False)
+    result = runs.train(tmp_path, hunt, supervision={"actor_timeout": limit})
     assert result.restarts == {"actor-0": 1, "learner-agent_0": 0, "learner-agent_1": 0}
-    assert config.total_steps <= result.steps < config.total_steps + config.actor.envs
-    steps = [metric.step for metric in read_metrics(result.run_dir / "metrics.csv")]
-    assert max(steps) >= config.total_steps - 100
+    assert 8_000 <= result.steps < 8_000 + runs.config.actor.envs
+    assert max(metric.step for metric in metrics_of(result.run_dir)) >= 8_000 - 100
 
 
 @pytest.mark.long
 @SHARED
 def test_a_learner_continues_from_its_last_checkpoint(tmp_path: Path, trap: Path) -> None:
-    algorithm = TrappedDQN()
-    object.__setattr__(algorithm, "trap", trap)
-    config = replace(RUN, run_dir=str(tmp_path / "run"))
-    result = mc.train(HUNT, algorithm, config, progress=False)
+    """The first learner dies at its 131st update, which is the 31st after its second checkpoint."""
+
+    def update(theirs: Any, batch: Any) -> mc.Update:
+        if theirs.__self__.updates == 130:
+            fall(trap, "SIGKILL")
+        return theirs(batch)
+
+    result = runs.train(tmp_path, HUNT, updating(mc.DQN, update)())
     assert sum(result.restarts.values()) == 1
     (agent,) = (name.removeprefix("learner-") for name, count in result.restarts.items() if count)
-    metrics = read_metrics(result.run_dir / "metrics.csv")
+    metrics = metrics_of(result.run_dir)
     epsilons = [metric.value for metric in metrics if (metric.agent, metric.name) == (agent, "epsilon")]
     assert epsilons == sorted(epsilons, reverse=True) and epsilons[-1] < epsilons[0]
-    state = torch.load(result.run_dir / "checkpoints" / f"{agent}.pt")
+    state = checkpoint(result.run_dir, agent)
     assert state["updates"] == result.updates[agent] > 131
     # 130 updates were counted when it died, and its trainer continues from the checkpoint of 100.
     assert state["trainer"]["updates"] == result.updates[agent] - 30
-    assert state["version"] > result.updates[agent] // config.learner.publish_interval
+    assert state["version"] > result.updates[agent] // runs.config.learner.publish_interval
 
 
 @SHARED
@@ -428,10 +404,9 @@ def test_work_is_done_in_turn_where_no_process_starts(
         return start(self, *arguments)
 
     monkeypatch.setattr(Children, "start", start_one)
-    config = replace(RUN, run_dir=str(tmp_path / "run"), total_steps=1000)
-    result = mc.train(HUNT, "dqn", config, progress=False)
+    result = runs.train(tmp_path, HUNT, total_steps=1000)
     assert "no processes can be started here" in caplog.text and "Resource temporarily unavailable" in caplog.text
-    assert result.steps >= config.total_steps and all(count > 0 for count in result.updates.values())
+    assert result.steps >= 1000 and all(count > 0 for count in result.updates.values())
 
 
 DIED = "process that forks workers died 4 times, the last time: it ended with exit code 1"
@@ -454,7 +429,5 @@ def test_a_start_that_cannot_be_mended_ends_the_run(
 ) -> None:
     python_is(python)
     monkeypatch.setattr("marlcore.processes.forkserver.BACKOFF_S", 0.0)
-    policy = SupervisionConfig(serial_fallback=fallback, max_restarts=0)
-    config = replace(RUN, run_dir=str(tmp_path / "run"), supervision=policy)
     with pytest.raises(mc.MarlcoreError, match=says):
-        mc.train(HUNT, "dqn", config, progress=False)
+        runs.train(tmp_path, HUNT, supervision={"serial_fallback": fallback, "max_restarts": 0})

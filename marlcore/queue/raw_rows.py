@@ -12,7 +12,7 @@ from .cursor import Ints, ReadCursor
 _BOUNDARY_SHIFT, _BOUNDARY = 24, 4  # see csrc/api.h
 
 
-class QueueRows(RowsReader):
+class QueueRowsReader(RowsReader):
     """Reads committed rows in a reader's place; made by `TrajectoryQueue.rows_reader`."""
 
     once = True

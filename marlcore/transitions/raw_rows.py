@@ -91,14 +91,14 @@ class RowsWriter(Closing):
         Returns: the rows written of each, int64 [n].
         """
         self._view.segment.check_open()
-        taken = np.zeros(len(parts), np.int64)
+        written = np.zeros(len(parts), np.int64)
         left, deadline = parts.copy(), time.monotonic() + timeout
         while True:
-            taken += self._append_some(left, source)
+            written += self._append_some(left, source)
             if not left[:, TAKE].any():
-                return taken
+                return written
             if not sleep_until(lambda: int(not self._allowed(left).any()), self._room, deadline, self.check_open):
-                return taken
+                return written
 
     def check_open(self) -> None:
         """Raises ClosedError after the target's `close`, StaleHandle in a forked child."""
