@@ -25,10 +25,6 @@ def planted(masses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return tree, offsets
 
 
-def level(tree: np.ndarray, offsets: np.ndarray, number: int) -> np.ndarray:
-    return tree[offsets[number] : offsets[number + 1]]
-
-
 def found(tree: np.ndarray, offsets: np.ndarray, points: np.ndarray) -> np.ndarray:
     leaves = np.full(len(points), -1)
     find(tree, offsets, points.astype(float), leaves, len(points))
@@ -52,16 +48,6 @@ def test_each_node_of_a_level_has_16_below():
             assert width == math.ceil(nodes / FANOUT) * FANOUT, f"{leaves} leaves"
             nodes = math.ceil(nodes / FANOUT)
         assert (nodes, widths[-1]) == (1, 1), f"{leaves} leaves"
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_every_sum_is_its_childrens(size, rng):
-    tree, offsets = planted(sparse(rng, size))
-    for number in range(1, len(offsets) - 1):
-        below = level(tree, offsets, number - 1).reshape(-1, FANOUT).sum(1)
-        above = level(tree, offsets, number)
-        assert (above[: len(below)] == below).all()
-        assert not above[len(below) :].any(), "what pads a level has no mass"
 
 
 @pytest.mark.parametrize("size", SIZES)

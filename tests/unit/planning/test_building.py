@@ -229,14 +229,15 @@ def test_rounding_is_not_taken_for_a_wrong_sum() -> None:
 
 
 class Fails(World):
-    """A line of states, of which one makes the model fail."""
+    """A line of states, of which one makes the model fail, or every one in a worker."""
 
-    def __init__(self, length: int, bad: int) -> None:
+    def __init__(self, length: int, bad: int, in_workers: bool = False) -> None:
         super().__init__(1, 2, 0)
-        self.length, self.bad = length, bad
+        self.length, self.bad, self.in_workers = length, bad, in_workers
 
     def transition_probabilities(self, state: Any, profile: Any) -> Any:
-        if state == self.bad and profile == (1,):
+        in_worker = multiprocessing.current_process().name.startswith("planner")
+        if (state, profile) == (self.bad, (1,)) or (self.in_workers and in_worker):
             raise RuntimeError("the model is on fire")
         after = 2 * state + 1 + profile[0]
         return [(1.0, after)] if after < self.length else None
@@ -253,19 +254,10 @@ def test_a_model_that_raises_in_one_state_ends_the_call(workers: int) -> None:
     assert (caught.value.worker == "this process") == isinstance(caught.value.__cause__, RuntimeError)
 
 
-class FailsInWorkers(Fails):
-    """The same line, of which every state makes the model fail in a worker."""
-
-    def transition_probabilities(self, state: Any, profile: Any) -> Any:
-        if multiprocessing.current_process().name.startswith("planner"):
-            raise RuntimeError("the model is on fire")
-        return super().transition_probabilities(state, profile)
-
-
 @pytest.mark.usefixtures("shared_fork_server")
 def test_a_failure_in_a_worker_names_it() -> None:
     with pytest.raises(WorldModelFailed, match=r"in state .*, in planner-0:") as caught:
-        build_graph(FailsInWorkers(10_000, -1), workers=2, batch=50)
+        build_graph(Fails(10_000, -1, in_workers=True), workers=2, batch=50)
     assert caught.value.worker == "planner-0"
 
 

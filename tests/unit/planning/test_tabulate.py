@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from world_models import Slippery
 
-from marlcore import CallbackFailed, WorkerFailed
+from marlcore import CallbackFailed
 from marlcore.planning import Graph, Policies, backward_induction, batches, build_graph
 from marlcore.planning.batches import stays_equal
 
@@ -49,8 +49,7 @@ class Slow:
     log: Log
     fails: tuple[Any, ...] = ()  # states that it raises for,
     elsewhere: bool = False  # only in another process than the owner
-    kills: tuple[Any, ...] = ()  # states in which it kills its process, once, never the owner,
-    always: bool = False  # more than once
+    kills: tuple[Any, ...] = ()  # states in which it kills its process, once, never the owner
 
     def __call__(self, state: Any) -> bool:
         is_owner = os.getpid() == self.log.owner
@@ -58,7 +57,7 @@ class Slow:
         if state in self.fails and not (self.elsewhere and is_owner):
             raise RuntimeError(f"cannot judge {state}")
         mark = self.log.path.with_suffix(".killed")
-        if state in self.kills and not is_owner and (self.always or not mark.exists()):
+        if state in self.kills and not is_owner and not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return at_2(state)
@@ -132,13 +131,6 @@ def test_what_cannot_be_pickled_is_evaluated_here(graph: Graph) -> None:
         for workers, seconds in ((1, 0.0), (2, 0.004))
     ]
     assert bytes_of(policies[0]) == bytes_of(policies[1])
-
-
-@pytest.mark.long
-def test_a_state_that_kills_each_worker_ends_it(graph: Graph, tmp_path: Path) -> None:
-    goal = slow(tmp_path, kills=tuple(graph.states[20:]), always=True)
-    with pytest.raises(WorkerFailed, match="SIGKILL"):
-        planned(graph, goal, workers=2)
 
 
 @pytest.mark.usefixtures("shared_fork_server")

@@ -103,16 +103,6 @@ def test_rows_without_room_are_left_out_and_counted():
         assert len(queue) + queue.dropped.sum() + queue.skipped.sum() + 2 == 3 * 4 + 4 + 4
 
 
-def test_values_are_checked_before_rows_are_left_out():
-    with TrajectoryQueue.create(SPEC, 6, lanes=2, when_full="drop_newest") as queue, queue.vector_writer() as vector:
-        for _ in range(3):
-            vector.add(**rows(2))
-        with pytest.raises(ValueError, match="reward: expected a finite number"):
-            vector.add(**rows(2) | {"reward": [0.0, np.nan]})
-        assert queue.dropped.tolist() == [0, 0]
-        assert vector.add(**rows(2)).tolist() == [-1, -1]
-
-
 def test_a_lane_whose_writer_waits_begins_the_batch(no_slices):
     """All of 18 rows go to lane 0 of 4, which holds 6, as if every other agent had died; none is lost, nor doubled."""
     with (

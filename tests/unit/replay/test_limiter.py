@@ -3,7 +3,6 @@
 import time
 from fractions import Fraction
 
-import numpy as np
 import pytest
 from mapped import Mapped
 from meanwhile import soon
@@ -64,13 +63,6 @@ def test_sampler_and_writer_stay_in_the_band(ratio):
         assert inserted < min_size or -tolerance <= balance <= tolerance
         todo += [(inserted, sampled + batch)] * may_sample + [(inserted + rows, sampled)] * may_insert
     assert max(inserted for inserted, _ in seen) >= 40
-
-
-def test_every_process_of_a_replay_finds_its_limiter():
-    with make(1.5, 3, 4) as replay, ReplayBuffer.attach(replay.handle) as again:
-        assert replay.limiter == again.limiter == RateLimiter(1.5, 3, 4.0)
-    with ReplayBuffer.create(SPEC, 8) as replay:
-        assert replay.limiter is None
 
 
 @pytest.mark.parametrize("mixed", [False, True])
@@ -165,14 +157,6 @@ def test_a_sampler_of_long_windows_gets_its_rows(needs):
         fill(writer, 12)
         sampler.sample()
         assert rows_until_full(writer) == 0
-
-
-def test_an_add_without_room_writes_nothing():
-    with make() as replay, replay.writer(timeout=0.0) as writer:
-        fill(writer, 8)
-        with pytest.raises(TimeoutError, match="no sampler made room for 2 more rows"):
-            writer.add_batch(np.zeros(2), np.zeros(2), np.zeros(2))
-        assert len(replay) == 8
 
 
 def test_boundary_rows_are_not_counted():

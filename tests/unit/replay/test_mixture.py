@@ -199,19 +199,6 @@ def test_a_refused_share_limits_no_replay(replays):
             assert len(mixture.sample()) == Mapped(wide).sampled - before == 8
 
 
-def test_rows_that_are_not_returned_are_not_counted(replays):
-    """One replay's limiter allows a batch; the other replay is empty, so that two rounds fill it."""
-    with limited() as replay:
-        mixture = mc.Mixture([replay, replays[1]], [0.5, 0.5], 8, seed=0)
-        write(replay, 0, 8)
-        assert mixture.can_sample() and counts(mixture.sample()) == [8, 0]
-        assert not mixture.can_sample()
-        for _ in range(3):
-            with pytest.raises(mc.NotEnoughData, match="the limiter expects"):
-                mixture.sample()
-        assert mixture.samplers[0].stats.drawn == Mapped(replay).sampled == 8
-
-
 def test_a_batch_that_fails_leaves_no_trace(replays, monkeypatch):
     def fails(*args):
         raise mc.MarlcoreError("writers overwrote every draw")
