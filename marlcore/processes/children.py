@@ -205,7 +205,7 @@ def failure_of(name: str, error: BaseException, short: bool = False) -> WorkerFa
     if isinstance(error, OSError) and error.errno in DISK_FULL and error.filename is not None:
         return WorkerFailed(name, "worker", str(error))
     users = short_traceback(error) if short else None
-    if users == "" and isinstance(error, EnvironmentFailed):  # it did not raise: what it gave was refused
+    if users == "" and isinstance(error, EnvironmentFailed):  # it did not raise: its result was refused
         return WorkerFailed(name, "environment", str(error))
     said = f"(without marlcore's own frames)\n{users}" if users else traceback.format_exc()
     if "__main__" in str(error) and re.search("pickle|get attribute", str(error)):
@@ -260,7 +260,7 @@ def check_picklable(**things: Any) -> None:
 
 
 def enter(surroundings: dict[str, Any]) -> None:
-    """Gives this process its surroundings, and its name in `ps`."""
+    """Applies the surroundings to this process, and names it in `ps`."""
     spawn.prepare(surroundings)
     show_title(surroundings["name"])
 

@@ -72,7 +72,7 @@ class Pool(Closing):
     def replies(self, seconds: float | None) -> list[tuple[int, memoryview]]:
         """The replies that came, each with its key; waits for the first at most so long, None for ever.
 
-        An exception of a signal handler passes through; the next call returns what came before it.
+        An exception of a signal handler passes through; the next call returns the replies before it.
 
         Raises: WorkerFailed: an answer raised, or each process that got a request died. OSError: see `ask`.
         """

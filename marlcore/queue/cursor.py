@@ -16,8 +16,8 @@ The reader writes the next cursor of all lanes into the invalid half; then one s
 batch is consumed whole or not at all, wherever the reader dies. Only then does the reader release rows.
 
 On its lane's counters line, a writer counts in `refused` the transitions that found no room, and writes in `asked` the
-rows of an add that waits for room, or 0. A reader that waits for more rows takes what is whole in such a lane at once:
-neither side ever waits for the other, however unequally the lanes are filled.
+rows of an add that waits for room, or 0. A reader that waits for more rows takes all whole rows of such a lane at once:
+the two sides never wait for each other, however unequally the lanes are filled.
 """
 
 from itertools import pairwise
@@ -66,7 +66,7 @@ class CursorLines:
         return np.array(words, np.int64)
 
     def word(self, word: int) -> int:
-        """One of the words of slot 0; that of a reader that ended stays until its successor opens the queue."""
+        """A word of slot 0. After the reader's end it stays until its successor opens the queue."""
         return self._words.load(word)
 
     def released(self, lane: int) -> int:
@@ -101,7 +101,7 @@ class ReadCursor(CursorLines):
     def __init__(self, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, longest: int) -> None:
         super().__init__(segment, geometry)
         counters = segment.body[geometry.counters_offset(0) : geometry.counters_offset(geometry.lanes)]
-        # Plain loads of whole words. The event's fences make a reader that would sleep see what was asked before.
+        # Plain loads of whole words. The event's fences make a reader see earlier requests before it sleeps.
         self._asked: Ints = counters.view(np.int64)[_ASKED::_LINE_WORDS]
         self._capacity, self._longest = geometry.capacity, longest
         self._room = Event(segment.body, ROOM_OFFSET)

@@ -1,6 +1,6 @@
 """The gates that a trajectory queue's writers pass before each add: they wait for room, or drop rows without it."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 
 import numpy as np
@@ -8,13 +8,14 @@ from numpy.typing import NDArray
 
 from ..checks import deadline_of
 from ..errors import Deadlocked, SegmentCorrupt, TimedOut
-from ..memory import ROOM_OFFSET, Event, sleep_until
+from ..memory import ROOM_OFFSET, Check, Event, sleep_until
 from ..transitions import LaneView, share_of
 from .cursor import LONGEST, LOOKS, PASSED, WANTED, CursorLines
 
 _UNLIMITED = 1 << 62  # rows
 
 Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 
 class UnreadLimit:
@@ -26,7 +27,7 @@ class UnreadLimit:
         self._most = most
         self._room = Event(view.segment.body, ROOM_OFFSET)
 
-    def wait(self, timeout: float | None, check_open: Callable[[], None]) -> float | None:
+    def wait(self, timeout: float | None, check_open: Check) -> float | None:
         """The deadline of the add, if it waited. Raises TimeoutError: the reader took too few in `timeout` seconds."""
         if not self._missing():
             return None
@@ -69,7 +70,7 @@ class QueueGate:
         transitions: int,
         boundaries: int,
         timeout: float | None,
-        check_open: Callable[[], None],
+        check_open: Check,
         deadline: float | None = None,
     ) -> bool:
         """Waits until the rows may be added, from now or until the deadline; False if they are dropped, and counted.
@@ -122,7 +123,7 @@ class QueueGate:
         return max(0, rows - left)
 
     def _ask(self, rows: int, looks: int) -> None:
-        """Asks the reader for room for so many rows; 0: has what it asked for."""
+        """Asks the reader for room for so many rows; 0: there is room."""
         if self._lines.ask(self._lane, rows):
             self._looks = self._lines.word(LOOKS)  # a look that had begun by now does not count
         elif rows and looks - self._looks > 1:
@@ -141,9 +142,7 @@ class QueueGates:
         self._unread = unread
         self._left = np.array([gate.left for gate in self._gates], np.int64)
 
-    def wait_each(
-        self, which: Ints, boundaries: NDArray[np.bool_], timeout: float | None, check_open: Callable[[], None]
-    ) -> NDArray[np.bool_] | bool:
+    def wait_each(self, which: Ints, boundaries: Flags, timeout: float | None, check_open: Check) -> Flags | bool:
         """Waits for room in one lane after another; a lane keeps its room meanwhile, since only this writer fills it.
 
         If the wait for a lane fails, the gates before it have counted rows that were not added as added. That is

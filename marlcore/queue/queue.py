@@ -87,8 +87,7 @@ class TrajectoryQueue(TransitionLanes):
             max_unread: with "wait", writers also wait while this many transitions are unread in all lanes together, so
                 that they are never much ahead; while the reader waits for more, until two batches more are unread. An
                 add that begins with one fewer unread is made whole.
-            name: part of the segment's name in /dev/shm: letters, digits, "_" and ".".
-            path: an ordinary file for the queue; it stays until `unlink`.
+            name, path: as for `ReplayBuffer.create`.
 
         Raises:
             ValueError, TypeError: an argument is out of range. SharedMemoryFull: no room for the queue.
@@ -147,10 +146,7 @@ class TrajectoryQueue(TransitionLanes):
             length: transitions of an unroll: obs becomes [B, T, ...], and so on; see Batch. Each unroll begins where
                 its lane's last one stopped, and ends with its episode if that comes first; `batch.mask` is False after
                 it. A multiple of the interval at which the spec stores recurrent states. None: single transitions.
-            stack: frames in each obs and next_obs; 1 leaves the stack axis out.
-            n_step: rewards in each return, and steps to next_obs.
-            gamma: discount of one step, from 0 to 1.
-            pad: the padding before an episode's first frame: "repeat" repeats that frame, "zero" uses zeros.
+            stack, n_step, gamma, pad: as for `ReplayBuffer.sampler`.
 
         Raises:
             LaneBusy: the queue has a living reader.
@@ -164,7 +160,7 @@ class TrajectoryQueue(TransitionLanes):
         return reader
 
     def rows_reader(self) -> RowsReader:
-        """Reads committed rows as they are, in the place of the queue's reader; what it releases makes room.
+        """Reads committed rows as they are, in the place of the queue's reader; rows that it releases make room.
 
         Raises: LaneBusy: the queue has a living reader. ValueError: its writers do not wait.
         """
@@ -191,9 +187,8 @@ class TrajectoryQueue(TransitionLanes):
     def skipped(self) -> NDArray[np.int64]:
         """Transitions of each lane that no batch could hold, int64 [lanes].
 
-        Either their episode does not continue after them: their writer died, began another episode or dropped the next
-        row. Or an unroll would have to begin with them, where no recurrent state is stored, because the rows before
-        them were overwritten or read with another length.
+        Either their episode does not continue: their writer died, began another episode or dropped the next row. Or an
+        unroll would have to begin with them, but no recurrent state is stored there.
         """
         self._segment.check_open()
         skipped: NDArray[np.int64] = self._lines.load()[SKIPPED]

@@ -77,10 +77,9 @@ def checked_window(
 
 
 def _longest_add(lanes: LaneView, window: Window) -> int:
-    """The largest add, in rows, for which a lane has room when the reader has taken what is whole in it.
+    """The largest add, in rows, for which a lane has room once the reader has taken all whole transitions or unrolls.
 
-    Then it holds the rows of a transition or unroll that is not whole yet, and those that a stack of frames or a stored
-    state still needs.
+    The lane then holds an unfinished transition or unroll, and the rows that a stack or a stored state still needs.
     """
     still_needed = max(window.stack, window.period) - 1
     return lanes.geometry.capacity + 1 - still_needed - (window.length or 1) - window.n_step
@@ -117,7 +116,7 @@ class TrajectoryReader(Closing):
         self._memory: BatchMemory | None = None  # of a batch that crowded lanes began
         self._filled = 0  # its transitions or unrolls so far
         self._enough = 0  # rows committed to all lanes without which there is no next batch
-        self._stuck = False  # whether a look that took what is whole left a lane crowded, as only damaged counters can
+        self._stuck = False  # whether a lane stayed crowded after a look, which only damaged counters cause
         self._claim = claim_reader(lanes.segment, lanes.geometry)
         with ClosedAfterError(self._claim):
             longest = _longest_add(lanes, window)
@@ -131,9 +130,9 @@ class TrajectoryReader(Closing):
         """Consumes the next batch and returns it.
 
         One store, after everything else, consumes the batch. If the reader dies before the store, the next reader gets
-        the batch. If the reader dies after the store, or a signal interrupts it just then, the batch is lost. What it
-        takes early, of a full lane whose writer waits while the batch is not whole, is consumed then. So each
-        transition is delivered at most once, and is lost only with the reader that took it.
+        the batch. If the reader dies after the store, or a signal interrupts it just then, the batch is lost. Rows
+        taken early, from a full lane whose writer waits, are consumed at once. So each transition is delivered at most
+        once, and is lost only with the reader that took it.
 
         Args:
             timeout: seconds to wait for data; None does not wait.
@@ -199,7 +198,7 @@ class TrajectoryReader(Closing):
         return copied
 
     def _copy_whole(self, memory: BatchMemory) -> tuple[int, int, int]:
-        """`_copy`, repeated until no row that it looked at was overwritten."""
+        """Repeats `_copy` until writers overwrote none of the rows meanwhile."""
         lapped_since = None
         self._margin[:] = 0
         while True:

@@ -44,9 +44,9 @@ class Hindsight(Declared):
         k: relabelled transitions for each one that keeps its goal, from 1 to 2^31 - 1.
         strategy: the achieved goal is that of a random later observation of the episode ("future"), of its last
             one ("final"), or of any one after an action in it ("episode").
-        compute_reward: in a run, None takes the environment's; a sampler of one's own needs it.
-        compute_terminated: whether an episode ends there; None keeps what was stored, which is right where the goal
-            does not end episodes. In a run, None takes the environment's if that computes a value for each row.
+        compute_reward: the function of rewards. None takes the environment's in a run; other samplers need a function.
+        compute_terminated: whether the episode ends there. None keeps the stored ends, which is right unless reaching
+            the goal ends episodes. In a run, None takes the environment's if that computes a value for each row.
     """
 
     k: Annotated[int, Whole(1, 2**31 - 1)] = 4

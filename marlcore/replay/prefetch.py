@@ -1,9 +1,7 @@
 """Prefetching: a thread draws the next batches while the caller uses the last one; the kernels release the GIL.
 
-    with marlcore.Prefetch(replay.sampler(256), depth=2) as batches:
-        batch = batches.sample()
-
-The thread draws whenever fewer than `depth` batches are ready; the caller gets them in the order of the draws.
+with marlcore.Prefetch(replay.sampler(256), depth=2) as batches:
+    batch = batches.sample()
 """
 
 import threading
@@ -36,7 +34,8 @@ class _Sampler(Protocol[Drawn]):
 class Prefetch(Generic[B], Closing):
     """A sampler whose batches are drawn ahead of time, for one consumer thread; it takes over the sampler.
 
-    A batch may lag behind the newest transitions and priorities by the `depth` batches drawn before them.
+    The thread draws whenever fewer than `depth` batches are ready, so a batch may lag behind the newest transitions and
+    priorities by `depth` batches.
 
     If a signal handler raises in any method, as for KeyboardInterrupt, the object stays usable. In `sample` this may
     lose the one batch about to be returned; no batch is repeated or out of order.

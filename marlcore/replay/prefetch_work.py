@@ -1,4 +1,4 @@
-"""What a Prefetch shares with its thread: the sampler, the batches that are ready, and their way to a GPU."""
+"""The state that a Prefetch shares with its thread, and the copies of batches to a GPU."""
 
 import _thread
 import threading

@@ -79,12 +79,12 @@ class Sampler:
         """From now on draws only a share of the limiter's samples per insert: a row counts as 1 / share rows.
 
         Args:
-            share: above 0 and at most 1. If it changes, a function of the transitions inserted from now on (negative:
-                before now), in the thread that samples. Each insert then makes so many samples due as its share says,
-                however late they are drawn; the function is called once for each insert, and for each sample.
+            share: above 0 and at most 1. A share that changes is a function of the transitions inserted from now on
+                (negative: before now). Each insert then makes samples due at its own share, however late they are
+                drawn. The thread that samples calls the function once for each insert and each sample.
 
-        Raises ValueError: there is no limiter, or the share is out of range, or so small that both sides would wait;
-            what a function returns is checked when sampling.
+        Raises ValueError: there is no limiter, the share is out of range, or it is so small that both sides would wait.
+            The results of a function are checked when sampling.
         """
         limit_all([self._gate], share)
 

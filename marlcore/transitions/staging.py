@@ -11,6 +11,9 @@ from ..spec import Field, rows_of
 from .layout import REWARD_OFFSET, LaneView, Place
 from .setters import FieldSetters, Setter, Slots, put_all, rows_setter
 
+Bytes = NDArray[np.uint8]
+Flags = NDArray[np.bool_]
+
 _REWARD = Field((), "float32")
 _FLAG = Field((), "bool")
 
@@ -24,15 +27,7 @@ class _Staging:
 
     _vector: NativeVector | None = None  # whose next call takes the rows that are lent
 
-    def __init__(
-        self,
-        view: LaneView,
-        records: NDArray[np.uint8],
-        rows: Slots,
-        finals: Slots,
-        ends: NDArray[np.bool_],
-        ended: Slots,
-    ) -> None:
+    def __init__(self, view: LaneView, records: Bytes, rows: Slots, finals: Slots, ends: Flags, ended: Slots) -> None:
         def put_of(place: Place, label: str, final: bool) -> Setter:
             slots = finals if final else rows
             if place.column:
@@ -49,18 +44,8 @@ class _Staging:
         ]
         self._fields = FieldSetters(view.spec, view.layout, put_of)
 
-    def put(
-        self,
-        obs: Any,
-        action: Any,
-        reward: Any,
-        terminated: Any,
-        truncated: Any,
-        final_obs: Any,
-        extras: dict[str, Any],
-    ) -> None:
-        """Checks and stages every field, each with a leading axis of its rows."""
-        self.put_outcomes(reward, terminated, truncated, final_obs)
+    def put(self, obs: Any, action: Any, extras: dict[str, Any]) -> None:
+        """Checks and stages these fields, each with a leading axis of its rows; `put_outcomes` the other ones."""
         fields = self._fields
         fields.obs(obs)
         fields.action(action)
@@ -101,7 +86,7 @@ class BatchStaging(_Staging):
     """
 
     def __init__(
-        self, native: NativeWriter, view: LaneView, rows: int, spare: int, truncated: NDArray[np.bool_] | None = None
+        self, native: NativeWriter, view: LaneView, rows: int, spare: int, truncated: Flags | None = None
     ) -> None:
         self.boundaries = 0 if truncated is None else int(np.count_nonzero(truncated))
         self._all = rows + self.boundaries
@@ -149,7 +134,7 @@ class VectorStaging(_Staging):
     `which` holds the index of each row's writer; `left_out` marks rows that a queue has no room for.
     """
 
-    def __init__(self, native: NativeVector, view: LaneView, records: NDArray[np.uint8]) -> None:
+    def __init__(self, native: NativeVector, view: LaneView, records: Bytes) -> None:
         self.records, rows = records, len(records) // 2
         self.which, self.tickets = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
         ends = np.zeros((3, rows), np.bool_)
@@ -164,6 +149,6 @@ class VectorStaging(_Staging):
         assert self._vector is not None
         self.lent[column, False] = self._vector.set_frame(column, np.ascontiguousarray(rows))
 
-    def ended(self) -> NDArray[np.bool_]:
-        ended: NDArray[np.bool_] = self._ends[0] | self._ends[1]
+    def ended(self) -> Flags:
+        ended: Flags = self._ends[0] | self._ends[1]
         return ended

@@ -92,7 +92,8 @@ class VectorWriter(WriterBase):
             raise ValueError("final_obs: expected None, since this spec stores next_obs")
         staging = self._every_lane if lanes is None else self._staging_of(lanes)
         try:
-            staging.put(obs, action, reward, terminated, truncated, final_obs, extras)
+            staging.put_outcomes(reward, terminated, truncated, final_obs)
+            staging.put(obs, action, extras)
             return self._append(staging, finals, lanes)
         finally:
             staging.lent.clear()
@@ -150,7 +151,7 @@ class VectorWriter(WriterBase):
 
 
 class HeldRows:
-    """The transitions of several copies: assign what is known when an action is taken, and `append` with its outcome.
+    """The transitions of several copies: assign observations and actions, then `append` them with their outcomes.
 
     Attributes:
         writer: of the rows.

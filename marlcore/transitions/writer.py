@@ -167,7 +167,8 @@ class Writer(WriterBase):
         staging = self._staging_of(rows, truncated, final_obs)
         began = None
         try:
-            staging.put(obs, action, reward, terminated, truncated, final_obs, extras)
+            staging.put_outcomes(reward, terminated, truncated, final_obs)
+            staging.put(obs, action, extras)
             if self._gate is not None:
                 began = time.monotonic()
                 check = partial(self._check_rows, staging)

@@ -13,7 +13,7 @@ from ..memory import Check, File, NativeVector, NativeWriter, close_when_alone, 
 
 Flags = NDArray[np.bool_]
 # The wait of a limiter or a queue before an add of so many transitions and boundary rows; False: the writer must drop
-# them. Raises TimeoutError; ValueError, if no wait would ever be enough; and what the check raises in a closed writer.
+# them. Raises TimeoutError; ValueError: no wait would ever be enough; and the errors of the check in a closed writer.
 Gate = Callable[[int, int, float | None, Check], bool]
 # The same for a row in each of k lanes, indices of the writer's, int64 [k]; the rows to drop, bool [k], or False.
 VectorGate = Callable[[NDArray[np.int64], Flags, float | None, Check], Flags | bool]
