@@ -68,7 +68,7 @@ class Batches:
     evaluate: Callable[[Sequence[Any]], BatchResult]  # in this process
     workers: int  # processes that evaluate, this one included
     size: int | None = None  # states that a worker gets; then all start at once. None: as many as take 50 ms
-    pool: Pool | None = None  # answers a pickled batch by a `packed` part, an empty one by anything; None: all is here
+    pool: Pool | None = None  # answers a pickled batch by a `packed` result, an empty one by anything; None: no workers
     started: bool = False  # whether the pool's workers were
     handed: int = 0  # the states before this one are evaluated, or are being evaluated
     merged: int = 0  # the results of the states before this one were returned
@@ -115,7 +115,7 @@ class Batches:
         self.cost = 0.75 * self.cost + 0.25 * cost if self.cost else cost
 
     def results(self) -> Iterator[Any]:
-        """The results whose turn has come. Raises: the failure of such a batch."""
+        """The results that are next in the order of the states. Raises: the failure of such a batch."""
         while (batch := self._results.pop(self.merged, None)) is not None:
             if batch.failure is not None:
                 raise batch.failure

@@ -16,7 +16,7 @@ from .tabulate import Numbers, Tabulate, answers
 
 # (state, agent, action) -> (probability, profile) pairs; a profile's actions of the agent and of robots do not matter
 Believed = Callable[[Any, int, int], Iterable[tuple[float, Sequence[int]]]]
-TOLERANCE = 1e-6  # of the sum of what is believed
+TOLERANCE = 1e-6  # of a sum of believed probabilities
 
 
 def tabulate_belief(

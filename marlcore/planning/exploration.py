@@ -1,4 +1,4 @@
-"""Enumerating a world model's states, in this process and in workers; the result does not depend on who did what.
+"""Enumerating a world model's states in this process and in workers; the result does not depend on their shares.
 
 A state's number is the order of its discovery, breadth first: states are expanded in any order, but their expansions
 are merged in the order of their numbers. Errors are raised in that order too.

@@ -1,4 +1,4 @@
-"""Goals of an agent in arrays: which are on offer in which state, with which weight, and where each is achieved."""
+"""An agent's goals in arrays: the states that offer each goal, its weights, and the states that achieve it."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

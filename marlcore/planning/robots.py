@@ -58,7 +58,7 @@ def robot_induction(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> RobotPolicy:
-    """Computes the policy of all agents that are no people: what they do so that people can attain their goals.
+    """Computes the policy by which robots, all agents that are not people, help people attain their goals.
 
         Q(r) = expectation of e^(-rho D) V(successor)
         pi = softmax(beta Q)

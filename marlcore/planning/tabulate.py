@@ -46,7 +46,7 @@ class Tabulate:
         return results
 
     def _make_pool(self, job: Job[Any]) -> Pool | None:
-        """None if the job cannot be pickled: how long it takes must not decide whether it fails."""
+        """The workers, or None if the job cannot be pickled: a slow job must not fail where a quick one succeeds."""
         try:
             make = partial(_answer_with, job, self.graph)
             return Pool(make, self.workers - 1, name="planner", preload=("marlcore.planning.induction",))

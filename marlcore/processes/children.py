@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 class Children(Closing):
     """The child processes of one user, forked by a server that has imported `preload`.
 
-    `interrupts` notes signals that end the wait for a starting server; None: those within `uninterrupted`. A `server`
+    `interrupts` notes signals that end the wait for a starting server; None: signals within `uninterrupted`. A `server`
     of other children is used but not closed. `fork`: see `ForkServer`.
     """
 
@@ -133,7 +133,7 @@ class Child:
         return False
 
     def send(self, request: bytes) -> None:
-        """Sends a request; a dead process loses it, which its pidfd tells."""
+        """Sends a request. A dead process loses it; its pidfd shows the death."""
         with suppress_failed_calls(*CLOSED):
             self.connection.send_bytes(request)
 
@@ -169,7 +169,7 @@ class Child:
         self._signal(signal.SIGKILL)
 
     def ask_for_stacks(self) -> None:
-        """Has it write its stacks, see `write_stacks_when_asked`; one that never called that ends."""
+        """Makes the process write its stacks. It ends instead if it never called `write_stacks_when_asked`."""
         self._signal(STACKS)
 
     def _signal(self, signum: int) -> None:

@@ -1,4 +1,4 @@
-"""The parent's side of the fork server, which has imported the workers' modules and starts one in milliseconds.
+"""The parent's side of the fork server, which has imported the workers' modules and starts a worker in milliseconds.
 
 The server is a new program, or, if asked for, a fork of the parent, which is ready at once.
 

@@ -1,7 +1,7 @@
 """The fork server's own process, and how its forks begin and end.
 
-It runs no user code before a fork, has no Python threads and never initialises a GPU, so a fork starts clean. A server
-that is a fork of the parent itself starts where the parent is, see `is_safe_to_fork`.
+It runs no user code before a fork, has no Python threads and never initialises a GPU, so a fork starts clean. If the
+server is a fork of the parent, it has the parent's state instead; see `is_safe_to_fork`.
 """
 
 import ctypes

@@ -34,7 +34,7 @@ class RestartPolicy:
 
 
 class Supervisor:
-    """The workers of a run, which `start` starts among the children; `timeouts` are their longest silences, by name."""
+    """Watches the workers of a run, whose processes `start` makes; `timeouts`: the longest silences in seconds."""
 
     def __init__(
         self, children: Children, control: Control, start: Start, timeouts: Mapping[str, float], policy: RestartPolicy
@@ -88,7 +88,7 @@ class Supervised:
     def start(self) -> None:
         """Starts the worker's next process. If the fork server keeps dying, counts that as a death of the worker.
 
-        Raises: OSError: the system does not start the first one. WorkerFailed: it was tried as often as the run allows.
+        Raises: OSError: the first process does not start. WorkerFailed: there were as many tries as the run allows.
         """
         self.attempts += 1
         self.due, self._hang, self._kill_at = None, "", None
@@ -104,7 +104,7 @@ class Supervised:
         self._beats, self._looked, self._silent = self._counters.load(BEATS), time.monotonic(), 0.0
 
     def resume(self) -> None:
-        """After it ended well: it has more to do, and starts again at the next look."""
+        """Starts the worker again at the next look, since it has more to do after it ended well."""
         if not self.stands_down:
             self.done, self.due = False, time.monotonic()
 

@@ -190,7 +190,7 @@ class ReplayBuffer(TransitionLanes):
         self._segment.check_open()
         if sampler is not None and not callable(getattr(sampler, "state_dict", None)):
             raise TypeError(f"sampler: expected one with a state_dict, got {brief(sampler)}")
-        # The sampler first: its state must not miss rows that the cut of the lanes has.
+        # The lanes are cut after this, so that the save has every row that the state knows.
         state = None if sampler is None else sampler.state_dict()
         save_segment(self._mapped, path, state)
 

@@ -96,7 +96,7 @@ class RecordedEpisodes:
         for name, field in spec.extras.items():
             if name not in fields and field.every == 1:
                 raise ValueError(f"{name}: expected {field.describe()} for each transition, got none")
-            # Recurrent states of other policies are of no use: windows begin with zeros, and burn in.
+            # Windows begin with zeros and burn in, since recurrent states of other policies are useless.
             arguments[name] = rows_of(name, field, fields.get(name, field.zeros(steps)), steps)
             if field.numpy.kind in "fc" and field.every == 1 and name != PRIORITY:
                 check_finite(name, arguments[name])

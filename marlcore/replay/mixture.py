@@ -70,7 +70,7 @@ class Mixture:
     ) -> None:
         _check_replays(replays)
         count = len(replays)
-        check_whole("min_size", min_size)  # None, which a sampler takes for its batch size, means nothing here
+        check_whole("min_size", min_size)  # a sampler's default, None for its batch size, means nothing here
         self._fractions = _checked_fractions(fractions, count)
         several = isinstance(prioritized, (list, tuple))
         preferred = _for_each("prioritized", "one", prioritized if several else [prioritized] * count, count)

@@ -49,13 +49,13 @@ class RowsReader(Closing):
     def first_to_send(self, lane: int, ticket: int) -> int:
         """The first ticket from this one on that may follow lost rows, or the end of the lane's rows.
 
-        Where a spec stores recurrent states, they stay in step with the rows of whole episodes alone.
+        With stored recurrent states it begins an episode, since states stay in step with whole episodes alone.
         """
         if self._view.spec.state_every == 1 or ticket >= self.hi[lane]:
             return ticket
         records = np.zeros((int(self.hi[lane]) - ticket, self._view.layout.record_bytes), np.uint8)
         if self._view.native.read(lane, ticket, len(records), records):
-            return ticket  # it was lapped, and so will be the span
+            return ticket  # the writer has lapped it, and will lap the span
         place = np.ascontiguousarray(records[:, PLACE_OFFSET : PLACE_OFFSET + 4]).view(np.uint32)[:, 0]
         return ticket + int(np.argmax(np.append(place & AGE, 0) == 0))
 

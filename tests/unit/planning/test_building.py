@@ -49,6 +49,7 @@ def check_random(model: Any, **options: Any) -> None:
     with build_graph(model, **options) as graph:
         assert graph.to_lists() == expected
         assert graph.level.tolist() == longest_paths(expected.successors)
+        assert [graph.successors_of(i).tolist() for i in range(len(graph))] == expected.successors
 
 
 NAMINGS = {
@@ -90,7 +91,7 @@ def test_random_models_give_what_the_oracle_says(model: Table) -> None:
 def test_blocks_of_any_size_give_the_same(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large graphs are sorted and written in blocks; a state with more outcomes than a block is one of its own."""
     monkeypatch.setattr("marlcore.planning.order.BLOCK", block)
-    for model in (Slippery(), Doors(), Table(1, 1, {})):
+    for model in (Slippery(), Doors(), Diamonds(), Diamonds(named=True), Table(1, 1, {})):
         check_random(model, workers=1)
 
 

@@ -74,11 +74,6 @@ def test_values_and_policies_are_the_oracles(graph: Graph, beta: float) -> None:
     check(graph, {0: GOALS, 1: [is_third]}, beta=beta, gamma=0.9)
 
 
-@pytest.mark.parametrize("dtype", STORED)
-def test_values_are_stored_as_asked_for(graph: Graph, dtype: str) -> None:
-    check(graph, {1: GOALS}, dtype)
-
-
 @pytest.mark.parametrize("optimistic", [False, True])
 @pytest.mark.parametrize("robot", [0, 1])
 def test_of_robots_the_worst_or_the_best_is_expected(graph: Graph, robot: int, optimistic: bool) -> None:

@@ -164,7 +164,7 @@ def test_parts_are_named_and_left_out_as_those_of_spaces():
         assert replay.spec.obs == mc.Spaces(space, gym.Discrete(2)).obs
 
 
-def test_observations_of_several_parts_come_from_arrays_and_from_files(tmp_path):
+def test_observations_of_several_parts_come_from_arrays_or_files(tmp_path):
     episodes = list(recorded(("place", "speed"), [True] * 5))
     parts = {
         f"obs.{name}": np.concatenate([episode["obs"][name][:-1] for episode in episodes])

@@ -171,7 +171,7 @@ def test_a_wholly_lapped_lane_is_saved_empty(tmp_path, monkeypatch):
         assert len(copy) == 1
 
 
-def test_a_loaded_copy_is_apart_from_the_save_and_ends_with_it_closed(tmp_path):
+def test_a_loaded_copy_leaves_the_save_alone_and_is_not_kept(tmp_path):
     with mc.ReplayBuffer.create(spec_of(4), 20) as replay, replay.writer() as writer:
         add_rows(writer, 4, 0, 5)
         replay.save(tmp_path / "save")

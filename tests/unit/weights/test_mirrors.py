@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 from filled import MODELS, fill, tree, value_of, words
-from mapped import Mapped
 from meanwhile import soon
 from refused import check_refused, refused
 
@@ -127,22 +126,6 @@ def test_a_copy_that_the_publisher_overwrites_is_made_again(home: ParameterStore
         with pytest.raises(TimeoutError, match="was lapped: the publisher overwrites"):
             left.append(2)
             home.copy_newest(copy, timeout=0.0)
-
-
-def test_a_writer_killed_in_a_copy_leaves_the_last_version(home: ParameterStore, mirror: ParameterStore) -> None:
-    """As one that has reserved a row and written a part of it; its successor goes on."""
-    model, local = tree(), tree()
-    subscriber = mirror.subscriber(local)
-    with home.publisher(model) as publisher:
-        with mirror.mirror_writer() as writer:
-            publisher.publish(fill(model, 1), epsilon=0.0)
-            writer.put(row_of(home)[1])
-        Mapped(mirror).counters()[1] = 2
-        mirror.slot_array(1)[:] = 255
-        assert mirror.version == 1 and subscriber.pull() and value_of(words(local)) == 1
-        publisher.publish(fill(model, 2), epsilon=0.0)
-        with mirror.mirror_writer() as successor:
-            assert successor.put(row_of(home)[1]) and subscriber.pull() and value_of(words(local)) == 2
 
 
 def test_a_mirror_has_one_writer_and_no_publisher(home: ParameterStore, mirror: ParameterStore) -> None:
