@@ -20,6 +20,11 @@ def unpickled(data: Any, apart: bool = False) -> Any:
     return _Unpickler(data, apart).load()
 
 
+# Run directories written before these moved know them by other names.
+_MOVED = "marlcore.training.config"
+_RENAMED = {("marlcore.spaces", "Part"): "SpacePart"}
+
+
 class _Unpickler(pickle.Unpickler):
     def __init__(self, data: Any, apart: bool) -> None:
         super().__init__(BytesIO(data))
@@ -27,7 +32,9 @@ class _Unpickler(pickle.Unpickler):
         self._known: list[type] = []
 
     def find_class(self, module: str, name: str) -> Any:
-        found = super().find_class(module, name)
+        if module.startswith(_MOVED):
+            module = f"marlcore.config{module.removeprefix(_MOVED)}"
+        found = super().find_class(module, _RENAMED.get((module, name), name))
         if found in (cloudpickle._make_skeleton_class, cloudpickle._make_skeleton_enum):
             return partial(self._skeleton, found)
         return self._fill if found is cloudpickle._class_setstate else found

@@ -1,5 +1,6 @@
 """What pickles hold leaves the classes of the program as they are."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +62,17 @@ def test_a_pickles_classes_are_those_of_the_program(script: dict[str, Any]) -> N
     assert (script["Game"].size, script["Game"].step) == (5, step)
     assert there[0].size == 10 and type(there[0]) is not script["Game"] and there[1].name == "RED"
     assert batches.stays_equal(script["State"]()) and script["State"].__eq__.__globals__ is script
+
+
+def test_names_of_earlier_run_directories_are_found() -> None:
+    """Settings and spaces have moved since; protocol 2 writes a module and a class as one line."""
+    gymnasium = pytest.importorskip("gymnasium")
+    from marlcore.spaces import parts_of
+
+    space = gymnasium.spaces.Dict({"a": gymnasium.spaces.Box(0, 1, (2,))})
+    for thing, now, before in (
+        (mc.Config(), b"cmarlcore.config.config\nConfig\n", b"cmarlcore.training.config.config\nConfig\n"),
+        (parts_of("observation", space), b"cmarlcore.spaces\nSpacePart\n", b"cmarlcore.spaces\nPart\n"),
+    ):
+        data = pickle.dumps(thing, 2)
+        assert now in data and unpickled(data.replace(now, before)) == thing

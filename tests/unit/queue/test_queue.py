@@ -575,26 +575,13 @@ def test_a_half_written_add_is_never_seen():
             assert (queue.dropped.tolist(), queue.skipped.tolist(), len(queue)) == ([3], [1], 1)
 
 
-def test_a_queue_is_attached_by_handle_path_and_pickle():
-    with make(12, 2, "drop_newest") as queue:
-        for again in (
-            mc.TrajectoryQueue.attach(queue.handle),
-            mc.TrajectoryQueue.attach(queue.handle.path, SPEC),
-            pickle.loads(pickle.dumps(queue)),
-        ):
-            with again:
-                assert (again.spec, again.capacity, again.lanes, again.when_full) == (SPEC, 12, 2, "drop_newest")
-                assert again.nbytes == queue.nbytes
-        assert "capacity=12 lanes=2" in repr(queue)
-
-
 def test_a_queue_in_a_file_goes_on_where_it_stopped(tmp_path):
     path = tmp_path / "queue"
     with mc.TrajectoryQueue.create(SPEC, 16, path=path) as queue, queue.writer() as writer, queue.reader(2) as reader:
         fill(writer, range(7))
         assert reader.read().action.tolist() == [0, 1]
-    with mc.TrajectoryQueue.attach(path) as queue, queue.reader(2) as reader:
-        assert drain(reader) == [2, 3, 4, 5]
+    with mc.TrajectoryQueue.attach(path, SPEC) as queue, pickle.loads(pickle.dumps(queue)).reader(2) as reader:
+        assert "capacity=16 lanes=1" in repr(queue) and drain(reader) == [2, 3, 4, 5]
         queue.unlink()
 
 
