@@ -37,9 +37,10 @@ from mapped import Mapped
 from model import Model, Priorities, add_batch, random_row
 
 from marlcore import Field, LaneBusy, NotEnoughData, Prioritized, ReplayBuffer, Sequence, TransitionSpec
+from marlcore.replay import prioritized
 
 EVERY = 3
-EQUAL = Prioritized(alpha=0.0)
+EQUAL = prioritized.EQUAL
 SPECS = {
     "rows": TransitionSpec(Field((2,)), Field((), "int16"), {"priority": Field(), "done": Field((), "bool")}),
     "states": TransitionSpec(
