@@ -19,8 +19,7 @@ from whole_runs import LONG, Runs, change_checkpoint, checkpoint, history, kill,
 import marlcore as mc
 from marlcore.__main__ import main
 from marlcore.config import EVALUATOR
-from marlcore.run import async_run
-from marlcore.run.roles import EvaluatorRole
+from marlcore.run import async_run, roles
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -297,9 +296,11 @@ def test_each_evaluation_that_falls_due_is_made_or_counted(
 
 def test_a_restarted_evaluator_goes_on_counting_what_it_skips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each evaluation starts a new evaluator, and two evaluations fall due in a round."""
-    evaluate = EvaluatorRole.finish
+    evaluate = roles.EvaluatorRole.finish
     monkeypatch.setattr(
-        EvaluatorRole, "finish", lambda worker, *args, **final: (evaluate(worker, *args, **final), worker.build())[0]
+        roles.EvaluatorRole,
+        "finish",
+        lambda worker, *args, **final: (evaluate(worker, *args, **final), worker.build())[0],
     )
     changes = {"evaluation": {"interval": 1, "episodes": 1}, "learner": {"warmup": 1, "publish_interval": 1}}
     path = train(tmp_path, Corridor, DQN, total_steps=24, updates_per_step=1.0, **changes).run_dir

@@ -15,7 +15,7 @@ import marlcore as mc
 from marlcore.__main__ import main
 from marlcore.envs import TreasureHunt
 from marlcore.processes import BEATS
-from marlcore.run.roles import ActorRole, LearnerRole
+from marlcore.run import roles
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -142,7 +142,7 @@ def test_a_policy_is_found_by_its_own_name_first(tmp_path: Path) -> None:
 def test_workers_beat_for_each_policy_that_they_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a worker of a thousand policies would be killed as hung while it builds them."""
     beats = {}
-    for kind in (ActorRole, LearnerRole):
+    for kind in (roles.ActorRole, roles.LearnerRole):
 
         def build(worker: Any, original: Any = kind.build) -> None:
             before = worker.counters.load(BEATS)

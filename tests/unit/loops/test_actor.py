@@ -27,7 +27,7 @@ from marlcore.declared import changed, hints_of
 from marlcore.envs import TreasureHunt, checked, vectorize
 from marlcore.loops import FollowedWeights, act, build_model
 from marlcore.processes import BEATS, BEGUN, STEPS, Control, Telemetry
-from marlcore.run.roles import ActorRole, Role
+from marlcore.run import roles
 
 AGENT = "agent_0"
 HUNT = partial(TreasureHunt, agents=1, size=6, horizon=25, gems=3, food=1, bones=3)
@@ -63,7 +63,7 @@ def test_an_actor_waits_for_whole_weights(ends: str, monkeypatch: pytest.MonkeyP
             _number=0, _steps=0, _device=torch.device("cpu"), spec=SimpleNamespace(policies=[policy]),
             memory=SimpleNamespace(weights={AGENT: store.handle}),
         )  # fmt: skip
-        assert ActorRole._policy(host, policy)[1].version == versions[-1] and next(beats) > 5
+        assert roles.ActorRole._policy(host, policy)[1].version == versions[-1] and next(beats) > 5
 
 
 @pytest.mark.parametrize(
@@ -168,16 +168,16 @@ def telemetry() -> Iterator[Telemetry]:
 
 
 @pytest.fixture
-def worker(telemetry: Telemetry) -> Iterator[Role]:
+def worker(telemetry: Telemetry) -> Iterator[roles.Role]:
     with closing(Control.create(["actor-0", "evaluator"])) as control:
         memory: Any = SimpleNamespace(control=control.handle, telemetry=telemetry.handle, began=0.0)
         spec: Any = SimpleNamespace(config=None)
-        with closing(Role("actor-0", spec, memory)) as made:
+        with closing(roles.Role("actor-0", spec, memory)) as made:
             yield made
 
 
-@pytest.mark.parametrize("next_call", [Role.beat, Role.close, lambda worker: worker.hold(worker)])
-def test_a_workers_fork_leaves_at_its_next_call(worker: Role, next_call: Callable[[Role], Any]) -> None:
+@pytest.mark.parametrize("next_call", [roles.Role.beat, roles.Role.close, lambda worker: worker.hold(worker)])
+def test_a_workers_fork_leaves_at_its_next_call(worker: roles.Role, next_call: Callable[[roles.Role], Any]) -> None:
     """A fork that the worker's environment made does nothing in its name."""
     ended, end = os.pipe()
     worker.hold(SimpleNamespace(close=lambda: os.write(end, b"closed")))
@@ -197,7 +197,7 @@ def test_a_workers_fork_leaves_at_its_next_call(worker: Role, next_call: Callabl
 
 
 @pytest.mark.parametrize("ends", [lambda control: control.workers["evaluator"].store(BEGUN, 23), Control.stop])
-def test_a_worker_waits_until_a_due_evaluation_has_begun(worker: Role, ends: Callable[[Control], None]) -> None:
+def test_a_worker_waits_until_a_due_evaluation_has_begun(worker: roles.Role, ends: Callable[[Control], None]) -> None:
     worker.config = mc.Config(total_steps=29, evaluation=mc.EvaluationConfig(interval=10, wait=True))
     counters = worker.control.workers["actor-0"]
     worker.control.workers["evaluator"].store(BEGUN, 10)
@@ -212,7 +212,7 @@ def test_a_worker_waits_until_a_due_evaluation_has_begun(worker: Role, ends: Cal
     assert not waits.is_alive()
 
 
-def test_a_metrics_name_is_cut_by_its_bytes(worker: Role, telemetry: Telemetry) -> None:
+def test_a_metrics_name_is_cut_by_its_bytes(worker: roles.Role, telemetry: Telemetry) -> None:
     worker.report("agent_0", "win_rate/" + "\xfc" * 60, 0.5)
     assert [metric.name for metric in telemetry.tail()] == ["win_rate/" + "\xfc" * 27]
 

@@ -33,7 +33,7 @@ from marlcore.record import Monitor, Progress, RunDirectory, open_sinks, read_me
 from marlcore.record import monitor as monitors
 from marlcore.record.sinks import Background, CsvSink, Sinks, TensorBoardSink
 from marlcore.record.sinks.wandb import WandbSink, check_wandb
-from marlcore.run.roles import Role
+from marlcore.run import roles
 from marlcore.run.session import Session
 
 STREAM = [
@@ -214,7 +214,7 @@ def test_a_worker_reports_its_gpu_at_intervals(monkeypatch):
     monkeypatch.setattr("torch.cuda.utilization", lambda device: 85)
     monkeypatch.setattr("marlcore.run.roles.role.find_spec", lambda name: name == "pynvml" or None)
     for device in ("cpu", "cuda:0", "cuda:0"):
-        Role.report_gpu(worker, torch.device(device))
+        roles.Role.report_gpu(worker, torch.device(device))
     assert reports == [("", "gpu_mib/actor-0", 1.5), ("", "gpu_percent/actor-0", 85)]
 
 
