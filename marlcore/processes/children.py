@@ -26,7 +26,7 @@ from ..checks import brief
 from ..closing import ClosedAfterError, Closing
 from ..errors import Deadlocked, Diverged, EnvironmentFailed, WorkerFailed, pass_on_from_handler, suppress_failed_calls
 from ..memory import too_many_files
-from .forkserver import CLOSED, KILL_S, STATUS_S, ForkServer, cause_of, read_status
+from .fork_server import CLOSED, KILL_S, STATUS_S, ForkServer, cause_of, read_status
 from .logs import has_log_file
 from .serve import leave, readable, show_title
 from .signals import STACKS, Interrupts

@@ -8,10 +8,10 @@ asked for a limiter.
 from ..spec import Sequence
 from .buffer import ReplayBuffer
 from .hindsight import Hindsight
-from .limiter import RateLimiter
 from .mixture import Mixture
 from .prefetch import Prefetch
 from .prioritized import Prioritized
+from .rate_limiter import RateLimiter
 from .sampler import Sampler
-from .save import Stateful
+from .saving import Stateful
 from .uniform import Uniform

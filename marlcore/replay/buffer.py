@@ -15,11 +15,11 @@ from ..spec import Sequence, TransitionSpec
 from ..transitions import Gate, LaneView, RowsGate, TransitionLanes, VectorGate, Window, Writer
 from .episodes import RecordedEpisodes, rows_taken
 from .hindsight import Hindsight
-from .limiter import SLOTS, RateLimiter, SampleGate, WriteGate
 from .prioritized import Prioritized
+from .rate_limiter import SLOTS, RateLimiter, SampleGate, WriteGate
 from .row_sampler import RowSampler
 from .sampler import Sampler
-from .save import UNLIMITED, Stateful, copy_segment, read_state, save_segment
+from .saving import UNLIMITED, Stateful, copy_segment, read_state, save_segment
 
 
 class ReplayBuffer(TransitionLanes):

@@ -17,8 +17,8 @@ from ..spec import Sequence
 from ..transitions import Batch, BatchMemory, Window, spec_difference
 from .buffer import ReplayBuffer
 from .hindsight import Hindsight
-from .limiter import SampleGate, Share, limit_all
 from .prioritized import Prioritized, checked_priorities
+from .rate_limiter import SampleGate, Share, limit_all
 from .row_sampler import Ints, RowSampler, SamplerStats
 from .sampler import Sampler
 

@@ -11,7 +11,7 @@ from ..checks import deadline_of
 from ..errors import NotEnoughData, TimedOut
 from ..memory import one_thread, sleep_until
 from ..transitions import Batch
-from .limiter import SampleGate, Share, limit_all
+from .rate_limiter import SampleGate, Share, limit_all
 from .row_sampler import RowSampler
 
 

@@ -16,10 +16,10 @@ from ..processes import PID, Children, Control, Telemetry
 from ..record import CallbackSink, Monitor, Progress, StopConditions, Table, open_sinks
 from ..self_play import create_self_play
 from .async_run import run_async, start_all, supervisor_of
-from .beginning import NewRun, ResumedRun
 from .launch import Launch
 from .machines import Cluster, OneMachine
 from .memory import Memory, create_weights, deal_steps
+from .resumption import NewRun, ResumedRun
 from .serial import run_serial
 from .spec import share_of
 

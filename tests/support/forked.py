@@ -12,7 +12,7 @@ from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
 from marlcore.processes import ForkServer
-from marlcore.processes.forkserver import read_status
+from marlcore.processes.fork_server import read_status
 
 
 class Child:

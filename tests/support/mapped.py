@@ -6,7 +6,7 @@ import numpy as np
 
 from marlcore import ReplayBuffer, TrajectoryQueue
 from marlcore.memory import LaneGeometry, NativeLanes, Segment
-from marlcore.replay.limiter import SLOTS
+from marlcore.replay.rate_limiter import SLOTS
 from marlcore.transitions import RecordLayout
 
 

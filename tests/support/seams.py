@@ -9,7 +9,7 @@ from unittest import mock
 
 import marlcore.queue.queue  # noqa: F401
 from marlcore.memory import NativeLanes
-from marlcore.replay.limiter import SampleGate
+from marlcore.replay.rate_limiter import SampleGate
 
 
 def holders(room: str, name: str) -> list[Any]:

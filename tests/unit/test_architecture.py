@@ -37,7 +37,7 @@ RUN = {
     "spec": [], "memory": [], "presets": [], "warmup": [], "launch": ["spec", "warmup"],
     "roles": ["spec", "memory"], "serial": ["roles"], "async_run": ["roles"],
     "nodes": ["async_run"], "machines": ["nodes"],
-    "beginning": ["launch", "machines"], "session": ["serial", "beginning"], "run": ["session"], "doors": ["run"],
+    "resumption": ["launch", "machines"], "session": ["serial", "resumption"], "run": ["session"], "doors": ["run"],
 }  # fmt: skip
 
 

@@ -429,6 +429,6 @@ def test_a_start_that_cannot_be_mended_ends_the_run(
     tmp_path: Path, python_is: Any, monkeypatch: pytest.MonkeyPatch, fallback: bool, python: str, says: str
 ) -> None:
     python_is(python)
-    monkeypatch.setattr("marlcore.processes.forkserver.BACKOFF_S", 0.0)
+    monkeypatch.setattr("marlcore.processes.fork_server.BACKOFF_S", 0.0)
     with pytest.raises(mc.MarlcoreError, match=says):
         runs.train(tmp_path, HUNT, supervision={"serial_fallback": fallback, "max_restarts": 0})

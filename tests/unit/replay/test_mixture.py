@@ -14,7 +14,7 @@ from refused import check_refused
 
 import marlcore as mc
 from marlcore.errors import TimedOut, UsedByTwoThreads
-from marlcore.replay.limiter import SampleGate
+from marlcore.replay.rate_limiter import SampleGate
 
 SPEC = mc.TransitionSpec(mc.Field((2,)), mc.Field((), "int64"), extras={"frame": mc.Field((64,), "uint8")})
 PARTS = [range(1), range(1, 4), range(4, 6)]

@@ -173,7 +173,7 @@ def test_a_server_that_cannot_start_is_an_error(
     python: str, error: type[Exception], says: str, server: ForkServer, python_is: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python_is(python)
-    monkeypatch.setattr("marlcore.processes.forkserver.BACKOFF_S", 0.0)
+    monkeypatch.setattr("marlcore.processes.fork_server.BACKOFF_S", 0.0)
     with pytest.raises(error, match=says):
         Child(server, tell, "environment")
     assert server.pid is None
@@ -251,10 +251,10 @@ def test_a_process_is_forked_only_where_that_is_safe(program: Any) -> None:
     """Threads of NumPy's library, which every program here has, do not count."""
     asked = program("""
         import ctypes, sys, threading, types
-        from marlcore.processes import forkserver
+        from marlcore.processes import fork_server
 
         def ask(what):
-            print(what, forkserver.is_safe_to_fork(), flush=True)
+            print(what, fork_server.is_safe_to_fork(), flush=True)
 
         def wait():
             ctypes.CDLL(None).prctl(15, b"xla", 0, 0, 0)
@@ -266,7 +266,7 @@ def test_a_process_is_forked_only_where_that_is_safe(program: Any) -> None:
         ask("numba")
         del sys.modules["numba.np.ufunc.parallel"]
         with open("/dev/zero") as file:
-            forkserver._GPUS = ("/dev/zero",)
+            fork_server._GPUS = ("/dev/zero",)
             ask("gpu")
         named, over = threading.Event(), threading.Event()
 
@@ -299,7 +299,7 @@ def test_a_killed_parent_takes_server_and_children_along(program: Any, thread: s
         """
         import os, signal, sys, threading
         from forked import Child, end, linger
-        from marlcore.processes.forkserver import ForkServer
+        from marlcore.processes.fork_server import ForkServer
 
         server = ForkServer(fork=sys.argv[2] == "fork")
         if sys.argv[1] == "main thread":

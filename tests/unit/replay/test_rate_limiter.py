@@ -17,7 +17,7 @@ from marlcore import (
     SegmentCorrupt,
     TransitionSpec,
 )
-from marlcore.replay.limiter import SLOTS
+from marlcore.replay.rate_limiter import SLOTS
 
 SPEC = TransitionSpec(Field(), Field())
 SHARED = TransitionSpec(Field(), Field(), next_obs=True)
@@ -234,7 +234,7 @@ def test_a_waiting_sampler_wakes_when_a_writer_adds(no_slices):
 
 def test_a_waiting_writer_is_woken_once_for_many_batches(no_slices, monkeypatch):
     """It waits for a quarter of the span between the bounds, 32 of 128 rows, or for a moment."""
-    monkeypatch.setattr("marlcore.replay.limiter.BULK_S", 600.0)
+    monkeypatch.setattr("marlcore.replay.rate_limiter.BULK_S", 600.0)
     with make(1.0, 4, 64.0) as replay, replay.writer() as writer:
         fill(writer, 68)
         sampler = replay.sampler(4)
