@@ -195,13 +195,13 @@ def named_at_once() -> None:
 
 def removed_before_it_is_replaced() -> None:
     """Breaks a rule: the earlier save is removed before the new one is in place."""
-    from marlcore.replay import save
+    from marlcore.replay import saving
 
     def remove_and_replace(target: Path, *what: Any) -> None:
         target.unlink(missing_ok=True)
         replace_file(target, *what)
 
-    save.replace_file = remove_and_replace
+    saving.replace_file = remove_and_replace
 
 
 def keeps_descriptors() -> None:
