@@ -201,12 +201,16 @@ def test_obs_and_next_obs_share_frames():
 
 def test_rows_that_count_too_many_transitions_are_told():
     with ReplayBuffer.create(TransitionSpec(Field(), Field()), 8) as replay, replay.writer() as writer:
+        writer.add(0.0, 0.0, 0.0)
+        cleared = replay.sampler(8)
+        cleared.clear()
         for _ in range(3):
             writer.add(0.0, 0.0, 0.0)
-        assert len(replay) == 3
-        Mapped(replay).column(0)[0].view(np.uint32)[0] = 7  # the oldest one's ordinal
-        with pytest.raises(SegmentCorrupt, match="contradict one another"):
-            len(replay)
+        assert len(replay) == 4 and not cleared.can_sample()
+        Mapped(replay).column(0)[:2].view(np.uint32)[:, 0] = 7  # the ordinals of the oldest one and of the one after
+        for count in (replay.__len__, cleared.can_sample):
+            with pytest.raises(SegmentCorrupt, match="contradict one another"):
+                count()
 
 
 def test_the_ends_of_one_batch_are_not_those_of_the_next():
