@@ -1,5 +1,6 @@
 """Rows of batches, drawn from one replay: chosen, copied, validated, and drawn again where a writer overwrote them."""
 
+import errno
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..checks import check_type, check_whole, state_array
 from ..errors import MarlcoreError
-from ..kernels.rows import HI
+from ..kernels.rows import HI, LO, ORDINAL, PLACE
+from ..memory import BOUNDARY, error_of
 from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, LaneView, ReadPlan, Window
 from .hindsight import Hindsight, Relabelling
 from .prioritized import EQUAL, Prioritized, PriorityTree
@@ -78,7 +80,6 @@ class RowSampler:
         self.batch_size, self._least = int(batch_size), int(min_size)
         self._view, self._window, self.path = view, window, view.segment.path
         self._enough = False  # whether there were min_size transitions at the last look
-        self._cleared_at = 0  # the transitions inserted before
         self._plan = plan = ReadPlan(view, window, self.batch_size, hindsight is not None)
         self.memory, self.event, self.check_open = plan.memory, plan.event, view.segment.check_open
         plan.generator[:] = np.random.SeedSequence(seed).generate_state(4, np.uint64)
@@ -139,30 +140,28 @@ class RowSampler:
         self.check_open()
         self._plan.read_windows()
         self._plan.set_floor(self._plan.windows[HI])
-        self._cleared_at = self._view.native.inserted()
         self._enough = False
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         state = {"generator": self._plan.generator.copy()} | self.strategy.state_dict()
         if self._plan.has_floor:
-            state |= {"floor": self._plan.floor.copy(), "cleared_at": np.array(self._cleared_at)}
+            state["floor"] = self._plan.floor.copy()
         return state
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         generator = state_array(state, "generator", (4,), np.uint64)
         if not generator.any():
             raise ValueError("state: expected generator as uint64 (4,), not all zero")
-        floor, cleared_at = np.zeros_like(self._plan.floor), 0
+        floor = np.zeros_like(self._plan.floor)
         if "floor" in state:
             floor = state_array(state, "floor", floor.shape, np.int64)
-            cleared_at = int(state_array(state, "cleared_at", (), np.int64))
             self._plan.read_windows()
-            if not ((floor >= 0) & (floor <= self._plan.windows[HI])).all() or cleared_at < 0:
+            if not ((floor >= 0) & (floor <= self._plan.windows[HI])).all():
                 raise ValueError("state: expected floor as tickets of this replay, got others")
         self.strategy.load_state_dict(state)
         self._plan.generator[:] = generator
         self._plan.set_floor(floor)
-        self._cleared_at, self._enough = cleared_at, False
+        self._enough = False
 
     def shortage(self) -> str:
         """Why no row can be drawn, beginning with the replay's path."""
@@ -189,5 +188,32 @@ class RowSampler:
 
     @property
     def _held(self) -> int:
-        count = self._view.native.all_transitions()
-        return min(count, self._view.native.inserted() - self._cleared_at) if self._plan.has_floor else count
+        """The transitions that the lanes hold, without those from before `clear`."""
+        native, plan = self._view.native, self._plan
+        if not plan.has_floor:
+            return native.all_transitions()
+        held, lanes, until = 0, np.arange(native.count), time.monotonic() + LAP_LIMIT_S
+        while len(lanes):
+            if time.monotonic() > until:
+                raise MarlcoreError(f"{self.path}: writers overwrote every row that was counted; use a larger capacity")
+            plan.read_windows()
+            lanes = lanes[plan.windows[LO, lanes] < plan.windows[HI, lanes]]
+            low, high, whole = plan.windows[LO, lanes], plan.windows[HI, lanes], np.ones(len(lanes), bool)
+            counts = self._count(lanes, low, high)
+            native.validator(lanes, low, whole.view(np.uint8))(len(lanes))
+            if (counts > high - low)[whole].any():
+                raise error_of(-errno.EUCLEAN)
+            held += int(counts[whole].sum())
+            lanes = lanes[~whole]
+        return held
+
+    def _count(self, lanes: Ints, low: Ints, high: Ints) -> Ints:
+        """The transitions in the tickets [low, high) of each lane: rows hold how many their lane had before them."""
+        geometry, body = self._view.geometry, self._view.segment.body
+        rows, stride = geometry.capacity, geometry.stride(0)
+        shape, strides = (geometry.lanes, rows, 2), (rows * stride, stride, 4)
+        heads = np.ndarray(shape, np.uint32, body, geometry.column_offset(0), strides)
+        first, newest = heads[lanes, low % rows], heads[lanes, (high - 1) % rows]
+        after = newest[:, ORDINAL] + (newest[:, PLACE] >> 24 & BOUNDARY == 0)
+        count: NDArray[np.uint32] = after - first[:, ORDINAL]
+        return count.astype(np.int64)

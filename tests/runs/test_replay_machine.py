@@ -367,7 +367,7 @@ class ReplayMachine(RuleBasedStateMachine):
             self.folder.cleanup()
 
 
-QUIET = settings(database=None, suppress_health_check=list(HealthCheck), stateful_step_count=50)
+QUIET = settings(database=None, deadline=None, suppress_health_check=list(HealthCheck), stateful_step_count=50)
 TestReplayMachine = ReplayMachine.TestCase
 TestReplayMachine.settings = settings(QUIET, derandomize=True, max_examples=12)
 

@@ -1,14 +1,18 @@
 """The replay through its public face: what goes in comes out, and what is wrong does not go in."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from mapped import Mapped
 from model import SPECS, Model, chi_square_limit, fill
+from seams import trusting
 
 from marlcore import Field, NotEnoughData, RateLimiter, ReplayBuffer, SegmentCorrupt, TransitionSpec
 from marlcore.errors import TimedOut
 from marlcore.lazy import is_installed
 from marlcore.observations import each
+from marlcore.transitions import ReadPlan
 
 SCALAR = TransitionSpec(Field(), Field((), "int64"))
 VECTOR = SPECS["vector"]
@@ -197,12 +201,16 @@ def test_obs_and_next_obs_share_frames():
 
 def test_rows_that_count_too_many_transitions_are_told():
     with ReplayBuffer.create(TransitionSpec(Field(), Field()), 8) as replay, replay.writer() as writer:
+        writer.add(0.0, 0.0, 0.0)
+        cleared = replay.sampler(8)
+        cleared.clear()
         for _ in range(3):
             writer.add(0.0, 0.0, 0.0)
-        assert len(replay) == 3
-        Mapped(replay).column(0)[0].view(np.uint32)[0] = 7  # the oldest one's ordinal
-        with pytest.raises(SegmentCorrupt, match="contradict one another"):
-            len(replay)
+        assert len(replay) == 4 and not cleared.can_sample()
+        Mapped(replay).column(0)[:2].view(np.uint32)[:, 0] = 7  # the ordinals of the oldest one and of the one after
+        for count in (replay.__len__, cleared.can_sample):
+            with pytest.raises(SegmentCorrupt, match="contradict one another"):
+                count()
 
 
 def test_the_ends_of_one_batch_are_not_those_of_the_next():
@@ -247,3 +255,44 @@ def test_min_size_counts_from_the_clearing(limiter):
         sampler.clear()
         with pytest.raises(ValueError, match="state: expected floor as tickets of this replay"):
             sampler.load_state_dict(sampler.state_dict() | {"floor": np.array([30, 1000])})
+
+
+def test_a_cleared_sampler_bears_a_lane_torn_whole():
+    """A writer dies inside an append of as many rows as the lane has; the next one counts on from a torn row."""
+    with ReplayBuffer.create(SCALAR, 16, lanes=2) as replay:
+        write(replay, 3)
+        sampler = replay.sampler(64, min_size=4)
+        sampler.clear()
+        committed, records = Mapped(replay).counters()[:1], Mapped(replay).column(0)
+        write(replay, 8)
+        committed[:], records[:] = 3, 0xA5
+        assert not sampler.can_sample()
+        sampler.clear()
+        with replay.writer() as writer:
+            for value, truncated in enumerate([False, True, False, True]):
+                assert not sampler.can_sample()
+                writer.add(value, 0, 0.0, truncated=truncated, final_obs=-1.0 if truncated else None)
+        other = replay.sampler(64, min_size=5)
+        other.load_state_dict(sampler.state_dict() | {"cleared_at": np.array(3)})  # as former versions wrote it
+        with pytest.raises(NotEnoughData, match="expected at least 5 transitions, got 4"):
+            other.sample()
+        assert set(sampler.sample().obs.tolist()) == {0.0, 1.0, 2.0, 3.0}
+
+
+@pytest.mark.parametrize("trusted", [False, True], ids=["", "control"])
+def test_a_lane_lapped_while_it_is_counted_is_counted_again(monkeypatch, trusted):
+    """The control trusts the overwritten rows, and counts 3 transitions instead of 8."""
+    read_windows, rows = ReadPlan.read_windows, [8]
+
+    def read_and_write(plan):
+        read_windows(plan)
+        if rows:
+            write(replay, rows.pop())
+
+    with ReplayBuffer.create(SCALAR, 8) as replay, trusting() if trusted else nullcontext():
+        write(replay, 1)
+        sampler = replay.sampler(8, min_size=5)
+        sampler.clear()
+        write(replay, 3)
+        monkeypatch.setattr(ReadPlan, "read_windows", read_and_write)
+        assert sampler.can_sample() == (not trusted) and not rows
