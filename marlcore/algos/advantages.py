@@ -13,7 +13,7 @@ import torch
 
 from ..kernels.policies import trace
 
-DECAY = 0.99  # of what earlier batches count for in a ValueNormalizer
+DECAY = 0.99  # weight of earlier batches in a ValueNormalizer
 LEAST = 1e-2  # standard deviation, so that equal targets stay finite
 
 

@@ -21,7 +21,7 @@ from ..unpickling import unpickled
 
 BATCH_S = 0.05  # of work in a worker's batch
 OWN_S = 0.005  # of work in a batch of this process
-LEAST_S = 0.001  # a batch with less work than this is not worth its way
+LEAST_S = 0.001  # a batch with less work than this is not worth sending
 MOST = 4096  # states of a batch
 WAIT_S = 0.1  # for workers, between two looks for signals
 TRIED = 4  # batches before the cost of sending is judged
@@ -67,9 +67,9 @@ class Batches:
     states: Sequence[Any]
     evaluate: Callable[[Sequence[Any]], BatchResult]  # in this process
     workers: int  # processes that evaluate, this one included
-    size: int | None = None  # states that a worker gets; then all start at once. None: as many as take 50 ms
+    size: int | None = None  # states that a worker gets; if given, all start at once. None: as many as take 50 ms
     pool: Pool | None = None  # answers a pickled batch by a `packed` result, an empty one by anything; None: no workers
-    started: bool = False  # whether the pool's workers were
+    started: bool = False  # whether the pool's workers were started
     handed: int = 0  # the states before this one are evaluated, or are being evaluated
     merged: int = 0  # the results of the states before this one were returned
     cost: float = 0.0  # seconds that a state takes here

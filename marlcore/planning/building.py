@@ -39,12 +39,12 @@ def build_graph(
 ) -> Graph:
     """Builds the graph of all states that the model can reach from its initial state.
 
-    The graph is the same, to the last bit, for any number of workers, whatever worker is killed meanwhile, if the model
-    is deterministic: at the end this process expands a sample of 32 states again. Afterwards the model is in its
-    initial state.
+    The graph is the same, to the last bit, for any number of workers, even if a worker is killed, provided that the
+    model is deterministic; to check that, this process expands a sample of 32 states again at the end. Afterwards
+    the model is in its initial state.
 
     Args:
-        model: see WorldModel. Workers have copies, pickled by value where another process cannot import them.
+        model: see WorldModel. Workers get copies; code that another process cannot import is pickled by value.
         workers: processes that expand states, this one included; None: as many as this process may use processors.
             The others start after 0.05 s, if the graph is not complete by then, and get states only where that saves
             time. With 1, nothing is pickled but the states.

@@ -137,7 +137,7 @@ def _starts(counts: array[int]) -> NDArray[np.int64]:
 
 
 def _explained(error: Exception, state: Any, profile: tuple[int, ...], pairs: Any) -> Exception:
-    with suppress(TypeError, ValueError):  # of an item that is no pair
+    with suppress(TypeError, ValueError):  # an item may be no pair
         for _, successor in pairs if isinstance(error, TypeError) else ():
             try:
                 hash(successor)

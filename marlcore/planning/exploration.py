@@ -81,7 +81,7 @@ class Exploration:
         if perf_counter() >= self._next_look:
             try:
                 self._attend(0.0)
-            except Exception as error:  # `expand` would take it for the model's, and keep it for a later turn
+            except Exception as error:  # `expand` would take it for the model's error and raise it later
                 self._lost = error
                 raise
             self._next_look = perf_counter() + LOOK_S

@@ -34,7 +34,7 @@ def tabulate_goals(tabulate: Tabulate, goals: Goals, agent: int, acting: NDArray
     offered: NDArray[Any]
     if callable(goals):
         job, numbers = partial(_offers, goals, agent), np.flatnonzero(acting).tolist()
-        # A goal that another process would return as a different one must come from here.
+        # If a pickled goal would differ from the goal, this process alone generates goals.
         stay_equal = all(map(stays_equal, job(tabulate.graph, numbers[:1]).goals))
         offers = (tabulate if stay_equal else Tabulate(tabulate.graph, 1))(job, numbers)
         goals_of_agent, offered, weight = _join([job(tabulate.graph, []), *offers], len(acting))

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ..checks import check_whole
 
 MOST_PROFILES = 2**31
-_KEPT = 2**16  # profiles that are made once; with more, each state makes them again
+_KEPT = 2**16  # profiles that are listed once; if there are more, each state makes them again
 
 Outcomes = Sequence[tuple[float, Hashable]]
 Transition = Callable[[Any, tuple[int, ...]], Outcomes | None]  # a model's transition_probabilities

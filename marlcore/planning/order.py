@@ -55,12 +55,12 @@ class Edges:
 def topological_order(states: Sequence[Any], edges: Edges) -> list[int]:
     """Orders the states' numbers so that every successor comes later. Raises ValueError: there is a cycle.
 
-    Of the states whose predecessors all came, the smallest state comes next; if any two states do not compare, the
+    Of the states whose predecessors all came, the smallest state comes next, or if any two states do not compare, the
     state with the smallest number.
     """
     try:
         order = _smallest_first(states, edges)
-    except TypeError:  # a comparison is all that can raise it
+    except TypeError:  # only a comparison can raise it
         order = _smallest_first(range(len(states)), edges)
     if len(order) < len(states):
         cycle = [brief(states[number]) for number in _cycle(edges, order)]

@@ -69,7 +69,7 @@ def robot_induction(
     Args:
         graph: the graph for which `people` were computed.
         people: the people's policies, from `backward_induction`.
-        aggregate: the robots' reward in each of n states, by what people can attain there and by the goals' weights:
+        aggregate: returns the robots' rewards in n states, given what people can attain there and the goals' weights:
             dicts from agent to float64 [n, goals], zero for goals that are not on offer. It is called once for each
             level, and returns finite numbers.
         beta: as in `backward_induction`.

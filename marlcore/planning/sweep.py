@@ -65,7 +65,7 @@ def _stretches(levels: Sequence[Numbers], work: NDArray[np.float64], together: b
 
 
 def _chunks(numbers: Numbers, work: NDArray[np.float64], threads: int) -> list[Numbers]:
-    """Splits states into parts of about equal work: at least one for each thread, none of them above CHUNK."""
+    """Splits states into parts of about equal work: at least one for each thread, none with more work than CHUNK."""
     ends = np.cumsum(work[numbers])
     parts = threads * max(1, -(-int(ends[-1]) // (CHUNK * threads)))
     cuts = np.searchsorted(ends, ends[-1] * np.arange(1, parts) / parts)
@@ -74,7 +74,7 @@ def _chunks(numbers: Numbers, work: NDArray[np.float64], threads: int) -> list[N
 
 def _share(pool: ThreadPoolExecutor, step: Step, chunks: list[Numbers]) -> None:
     futures: list[Future[None]] = []
-    ended: SimpleQueue[None] = SimpleQueue()  # `wait` takes locks that an interrupt may leave
+    ended: SimpleQueue[None] = SimpleQueue()  # `wait` takes locks that an interrupt may leave locked
 
     def work(chunk: Numbers) -> None:
         try:

@@ -17,7 +17,7 @@ T = TypeVar("T")
 Numbers = Sequence[int]  # of states
 Job = Callable[[Graph, Numbers], T]
 
-WORTH_S = 1.0  # of work that is left, from which on workers are started; their server starts in 0.3 s
+WORTH_S = 1.0  # least work left for which workers start; their server starts in 0.3 s
 WORTH_A_STATE_S = 5e-6  # more for each state, since every worker unpickles all of them
 
 

@@ -104,7 +104,7 @@ class TargetTrainer(AdamTrainer):
 
 def independent_copy(network: N) -> N:
     """Returns a copy without gradients, whose tensors share no memory with the network's."""
-    with torch.no_grad():  # else those of a TorchScript module would be results of its parameters
+    with torch.no_grad():  # else a TorchScript module's copies would be results of its parameters
         twin = copy.deepcopy(network)
     twin.requires_grad_(False)
     # A deep copy preserves shared storage, and a published network is views of one flat tensor.

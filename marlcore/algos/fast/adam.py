@@ -64,7 +64,7 @@ class ClippedAdam(torch.optim.Adam):
         self._means, self._squares = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
         self._step: torch.Tensor = states[0]["step"].clone()  # of all tensors, so that one call advances it
         self._steps = [self._step] * len(states)
-        self._one = torch.ones_like(self._step)  # torch makes a tensor of each number that meets one
+        self._one = torch.ones_like(self._step)  # torch makes a tensor of each number that meets a tensor
 
     def set_learning_rate(self, lr: float) -> None:
         for group in self.param_groups:

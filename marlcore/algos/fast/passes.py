@@ -17,7 +17,7 @@ Outputs: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
 TRAINING = attrgetter("requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks")
 TRAINED_ALONE = (True, None, None)  # without hooks
 
-_threshold_backward = torch.ops.aten.threshold_backward.default  # once: finding it takes longer than running it
+_threshold_backward = torch.ops.aten.threshold_backward.default  # looked up once: that takes longer than running it
 
 
 def passes(network: nn.Module) -> "LayersPass | AutogradPass":

@@ -63,7 +63,7 @@ class Plan:
 
     def __init__(self, module: nn.Module) -> None:
         self.owner = module
-        self.kept: Any = None  # by its user
+        self.kept: Any = None  # set by the plan's user
         parts: list[nn.Module] = []
         self.stand_in = self._form(module, parts)
         self._children = [part._modules for part in parts if part._modules]
@@ -74,7 +74,7 @@ class Plan:
         self._forwards = list(map(FORWARD, self._each_kind))
         self._own = list(map(vars, self._parts))
         self._hooks = [own[name] for own in self._own for name in HOOKS]
-        self._sizes = list(map(len, self._own))  # an attribute that hides one of the class is one more
+        self._sizes = list(map(len, self._own))  # they grow if an attribute hides one of the class
 
     def _form(self, part: nn.Module, parts: list[nn.Module]) -> Any:
         """Returns the part's form in the stand-in: the part itself if calling it may do more than its `forward`."""

@@ -145,7 +145,7 @@ class CustomTorso(nn.Module):
             raise ValueError(f"{label}: expected float32 {expected} for {TRIED} observations, got {form_of(result)}")
         of_one = tried(label, call, each(lambda part: part[:1], zeros), *(part[:1] for part in beside))
         check_form(f"{label}, called with one observation", of_one, result[:, :1] if beside else result[:1])
-        for name, parameter in self.network.named_parameters():  # which lazy layers have by now
+        for name, parameter in self.network.named_parameters():  # lazy layers have theirs by now
             if (parameter.dtype, parameter.device.type) != (torch.float32, "cpu"):
                 got = f"{parameter.dtype} on {parameter.device} in {name}"
                 raise ValueError(f"{label}: expected parameters of torch.float32 on the cpu, got {got}")
@@ -179,7 +179,7 @@ def custom_function(label: str, given: Any, expected: str = "a function of mc.Sp
     if isinstance(given, str):
         return given
     reference = reference_to(function)
-    with suppress(ValueError):  # of a function of a script, or one that another one has replaced
+    with suppress(ValueError):  # it may be a script's function, or replaced by another
         if reference and is_importable(reference) and resolve("network", reference) is function:
             return reference
     return function

@@ -116,7 +116,7 @@ class Gaussian(nn.Module):
         self._low, self._high = space.low.reshape(-1), space.high.reshape(-1)
         bounded = np.isfinite(self._low) & np.isfinite(self._high)
         low, high = np.where(bounded, self._low, -1.0), np.where(bounded, self._high, 1.0)
-        self._centre, self._half = low / 2 + high / 2, high / 2 - low / 2  # whose sum may exceed a float32
+        self._centre, self._half = low / 2 + high / 2, high / 2 - low / 2  # the bounds' sum may exceed a float32
         self.outputs = math.prod(space.shape)
         self.extras = {DRAWN: Field(self._shape, "float32")}
         self.log_std = nn.Parameter(torch.zeros(self.outputs))
@@ -126,7 +126,7 @@ class Gaussian(nn.Module):
         noise = generator.standard_normal(mean.shape, np.float32)
         drawn = mean + np.exp(log_std) * noise
         log_prob = -(0.5 * noise * noise + log_std + 0.5 * math.log(2 * math.pi)).sum(1)
-        with np.errstate(over="ignore"):  # of a draw beyond such bounds
+        with np.errstate(over="ignore"):  # a draw may lie beyond such bounds
             action = np.clip(self._centre + self._half * drawn, self._low, self._high).astype(self._dtype)
         return action.reshape(-1, *self._shape), log_prob, {DRAWN: drawn.reshape(-1, *self._shape)}
 
