@@ -27,7 +27,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {kind.__name__.lower(): kind for kind i
 
 
 def find(name: str) -> type[Algorithm]:
-    """The class of an algorithm: one of ALGORITHMS by its name, such as "dqn", or "module:Class" for your own.
+    """Returns an algorithm's class: one of ALGORITHMS by name, such as "dqn", or your own by "module:Class".
 
     Raises: ValueError: no algorithm has this name, or the import fails.
     """
@@ -44,12 +44,12 @@ def find(name: str) -> type[Algorithm]:
 
 
 def make(name: str, /, **hyperparameters: Any) -> Algorithm:
-    """The algorithm of that name (see `find`), with these hyperparameters and defaults for the rest."""
+    """Returns the algorithm of that name (see `find`) with these hyperparameters, and defaults for the rest."""
     return find(name)(**hyperparameters)
 
 
 def name_of(algorithm: Algorithm) -> str:
-    """The name that `find` takes for the algorithm's class, provided that the class can be imported."""
+    """Returns the name by which `find` finds the algorithm's class, provided that the class can be imported."""
     kind = type(algorithm)
     known = ALGORITHMS.get(kind.__name__.lower()) is kind
     return kind.__name__ if known else str(reference_to(kind))

@@ -19,7 +19,7 @@ from .networks.policy_value import PolicyNetwork
 
 @dataclass(frozen=True)
 class BC(Hyperparameters):
-    """Hyperparameters of BC. It uses observations and actions alone; rewards and ends do not matter."""
+    """Hyperparameters of BC, which uses observations and actions alone, neither rewards nor the ends of episodes."""
 
     imitates: ClassVar[bool] = True  # so that rows of its own actors teach it nothing
 
@@ -31,7 +31,7 @@ class BC(Hyperparameters):
     """Larger gradients are scaled down to this norm; above 0."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
-        """A row without extras. Raises ValueError: see `distribution_of`."""
+        """Returns a row's fields, without extras. Raises ValueError: see `distribution_of`."""
         distribution_of(self.owner, spaces.action)
         return super().transition(spaces)
 
@@ -39,7 +39,7 @@ class BC(Hyperparameters):
         return PolicyNetwork(self, spaces, torso_of(self, spaces, self.hidden))
 
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
-        """Actions drawn from the policy."""
+        """Draws actions from the policy."""
         return Action(model.distribution.sample(faster(model)(obs), request.mask, request.generator)[0])
 
     def make_trainer(self, model: Any) -> "BCTrainer":
@@ -57,9 +57,9 @@ class BCTrainer(AdamTrainer):
         self.optimizer = self.adam(network.parameters())
 
     def update(self, batch: Any) -> Update:
-        """One step on a batch of B transitions: the mean of minus the log-probability of their actions.
+        """Makes one step on a batch of B transitions; the loss is their actions' mean negative log-probability.
 
-        Only allowed actions have a probability. Rows are weighted by `weight`; a row's priority is its loss above 0.
+        Only allowed actions have a probability. `weight` weighs the rows; a row's priority is its loss, at least 0.
         """
         self.follow_schedules(batch)
         network = self.network

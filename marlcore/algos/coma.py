@@ -1,4 +1,4 @@
-"""COMA: each member of a team learns by what its action adds to the value of what the others did.
+"""COMA: each member of a team learns from what its own action adds to the team's value, given the others' actions.
 
 Foerster et al. 2018, "Counterfactual multi-agent policy gradients" (arXiv:1705.08926).
 """
@@ -52,12 +52,12 @@ class COMA(ActorCriticHyperparameters):
     """Weight of the policies' entropy in their loss, at least 0."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
-        """A row without extras. Raises ValueError: see `discrete_team`."""
+        """Returns a row's fields, without extras. Raises ValueError: see `discrete_team`."""
         discrete_team(self.owner, spaces, self.shared)
         return super().transition(spaces)
 
     def source(self, chosen: ReplaySource) -> QueueSource:
-        """Each transition once, in batches of batch_size."""
+        """Returns a queue that delivers each transition once, in batches of batch_size."""
         return QueueSource(self.batch_size)
 
     def make_model(self, spaces: Spaces) -> ActorCritic:
@@ -65,7 +65,7 @@ class COMA(ActorCriticHyperparameters):
         return ActorCritic(self, policy, CounterfactualCritic(self, policy))
 
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
-        """Actions drawn from each member's policy."""
+        """Draws actions from each member's policy."""
         scores = faster(model)(obs).cpu().numpy()
         return Action(model.actions.decode(scores + request.generator.gumbel(size=scores.shape)))
 
@@ -74,7 +74,7 @@ class COMA(ActorCriticHyperparameters):
 
 
 class CounterfactualCritic(nn.Module):
-    """The team's value of each member's actions, beside what the others did (Foerster et al. 2018, figure 1c)."""
+    """Values each action of a member for the team, given the others' actions (Foerster et al. 2018, figure 1c)."""
 
     def __init__(self, hyper: COMA, policy: TeamPolicy) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class CounterfactualCritic(nn.Module):
         initialize(hyper, self.layers[-1], 1.0)
 
     def forward(self, obs: Any, action: torch.Tensor) -> torch.Tensor:
-        """The values [B, members, most] for all members' one-hot actions [B, size]; each member's own are unseen."""
+        """Returns values [B, members, most] of each member's actions, given the others' one-hot ones in [B, size]."""
         count, number = self.team.count, torch.eye(self.team.count, device=action.device)
         acted = action.reshape(len(action), 1, count, -1) * self.team.alive(obs)[:, None, :, None]
         others = (acted * (1 - number)[..., None]).flatten(2)
@@ -99,10 +99,10 @@ class CounterfactualCritic(nn.Module):
 
 
 class COMATrainer(ActorCriticTrainer):
-    """The critic's passes over each batch, and the policies' step by counterfactual advantages."""
+    """Makes the critic's passes over each batch, then a step of the policies by counterfactual advantages."""
 
     def update(self, batch: Any) -> Update:
-        """Steps on one batch (Foerster et al. 2018, Algorithm 1). `loss` and `grad_norm` are of the critic's last."""
+        """Trains on one batch (Foerster et al. 2018, Algorithm 1); the critic's last step sets `loss`, `grad_norm`."""
         self.follow_schedules(batch)
         action = self.policy.actions.encode(batch.action)
         targets, steps = self.targets(batch, action), 0
@@ -119,13 +119,13 @@ class COMATrainer(ActorCriticTrainer):
         return Update(metrics, updates=steps + 1)
 
     def taken(self, critics: Any, obs: Any, action: torch.Tensor) -> torch.Tensor:
-        """The values [B, members] of what was done, one-hot [B, size], as each member's outputs tell them."""
+        """Returns the values [B, members] of the actions taken, one-hot [B, size], by each member's outputs."""
         values: torch.Tensor = faster(critics)(obs, action)
         return (values * action.view_as(values)).sum(-1)
 
     @torch.no_grad()
     def targets(self, batch: Any, action: torch.Tensor) -> torch.Tensor:
-        """The returns [B, members] of TD(lambda) that the target critic completes.
+        """Returns TD(lambda) returns [B, members], which the target critic completes.
 
         Where the run of rows is cut, next actions are drawn from today's policies.
         """
@@ -141,7 +141,7 @@ class COMATrainer(ActorCriticTrainer):
         return torch.stack([gae(Steps(*fixed, *pair, batch.continues), self.hyper.td_lambda)[1] for pair in pairs], 1)
 
     def _improve_policies(self, batch: Any, action: torch.Tensor) -> dict[str, torch.Tensor]:
-        """One step of all members that act, by what their actions add to their mean value (equation 4)."""
+        """Makes one step of all acting members; advantages are values minus the policy's mean value (equation 4)."""
         with torch.no_grad():
             values = faster(self.critics)(batch.obs, action)
         log_probs = functional.log_softmax(faster(self.policy)(batch.obs).view_as(values), -1)

@@ -28,12 +28,12 @@ class CQL(FeedforwardQLearning):
 
 
 class CQLTrainer(QNetworkTrainer):
-    """Q-learning whose loss has a penalty for values of actions that the data do not have."""
+    """Trains by Q-learning, with a penalty in the loss for high values of actions that the data do not have."""
 
     def penalize(
         self, batch: Any, values: torch.Tensor, action: torch.Tensor, gradient: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """alpha times the mean of the log of the sum of exp(values), minus the taken action's value (equation 4)."""
+        """Adds a penalty: alpha times the mean of log sum exp(values) less the taken action's value (equation 4)."""
         among = masked(values, self.network.allowed(batch.obs))
         weight = self.hyper.alpha * batch.weight[:, None] / len(values)
         gradient += weight * among.softmax(1)

@@ -1,4 +1,4 @@
-"""Deep Q-learning with a double target and a dueling head. Its update stands in bases/q_learning.py.
+"""Deep Q-learning with a double target and a dueling head; bases/q_learning.py has its update.
 
 Mnih et al. 2015, "Human-level control through deep reinforcement learning", Nature 518, pp. 529-533;
 van Hasselt et al. 2016, "Deep reinforcement learning with double Q-learning" (arXiv:1509.06461);
@@ -20,4 +20,4 @@ class DQN(FeedforwardQLearning):
 
 
 class DQNTrainer(QNetworkTrainer):
-    """Q-learning towards a target network, with the Huber loss."""
+    """Trains by Q-learning towards a target network, with the Huber loss."""

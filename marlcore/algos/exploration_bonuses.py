@@ -1,4 +1,4 @@
-"""Bonuses for rare states, for algorithms of one's own: by counts and by random network distillation; lookup tables."""
+"""For your own algorithms: bonuses for rare states, by counts or random network distillation, and tables by state."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ CLIP = 5.0  # of normalized inputs: Burda et al. 2018, section 2.4
 
 
 class StateTable(nn.Module):
-    """Rows of a parameter by state, for up to `most` states, which `add` enters.
+    """A table that gives each of up to `most` states a row of a parameter; `add` enters states.
 
     A state is a number, a text, bytes, None, or a tuple or frozenset of states. In an array or tensor [B, ...], each
-    row is a state: a number, or the tuple of its numbers in order. The module holds a digest of 64 bits of each state,
-    the same in every process: a table that is part of a published model serves actors too.
+    row is a state: a number, or the tuple of its numbers in order. The module holds a digest of 64 bits of each state.
+    Digests are the same in every process, so actors can use a table that is part of a published model.
 
-    Row 0 stands for states that are not in the table; also for new ones, once it is full. Adam also moves rows whose
+    Row 0 stands for states that are not in the table, and for new states once it is full. Adam also moves rows whose
     states are not in the batch; torch.optim.SGD does not.
 
     Attributes:
         values: the parameter [most + 1, *shape], `initial` at first.
-        digests: int64 [most + 1], by row.
-        states: int64, how many it has.
+        digests: int64 [most + 1], the digest of each row's state.
+        states: int64, the number of states entered.
     """
 
     digests: torch.Tensor
@@ -56,16 +56,16 @@ class StateTable(nn.Module):
         return int(self.states)
 
     def forward(self, states: Any) -> torch.Tensor:
-        """The values [B, *shape] of B states."""
+        """Returns the values [B, *shape] of B states."""
         return self.values[self.rows(states)]
 
     def rows(self, states: Any) -> torch.Tensor:
-        """The rows of B states, int64 [B]. Raises TypeError: it is no batch of states."""
+        """Returns the rows of B states, int64 [B]. Raises TypeError: `states` is no batch of states."""
         return self._rows(states, enter=False)
 
     @torch.no_grad()
     def add(self, states: Any) -> torch.Tensor:
-        """Enters those of B states that are new, in place; returns the rows of all, int64 [B]."""
+        """Enters the states that are new, in place; returns the rows of all B states, int64 [B]."""
         return self._rows(states, enter=True)
 
     def _rows(self, states: Any, enter: bool) -> torch.Tensor:
@@ -104,7 +104,7 @@ def _digest(state: Hashable) -> int:
 
 
 def _text(state: Any) -> str:
-    """A text that equal states share in every process, and no others."""
+    """Returns a text that is the same for equal states in every process, and differs between other states."""
     if isinstance(state, np.generic):
         state = state.item()
     if isinstance(state, tuple):
@@ -120,16 +120,16 @@ def _text(state: Any) -> str:
 
 
 class CountBonus(nn.Module):
-    """scale / sqrt(n + offset) of a state that was counted n times.
+    """The bonus scale / sqrt(n + offset) for a state that was counted n times.
 
     Strehl & Littman 2008, "An analysis of model-based interval estimation for Markov decision processes" (MBIE-EB,
     whose offset is 0); Bellemare et al. 2016, "Unifying count-based exploration and intrinsic motivation"
     (arXiv:1606.01868).
-    To count actions too, let a state be a tuple with the action.
+    To count actions too, pass tuples of a state and an action as states.
     """
 
     def __init__(self, most: int, scale: float = 1.0, offset: float = 0.01) -> None:
-        """A `StateTable` of `most` states; further ones are counted together. Raises ValueError: one is too small."""
+        """Counts `most` states in a `StateTable`, and the rest together. Raises ValueError: a number is too small."""
         super().__init__()
         self.scale = Number(0)("CountBonus scale", scale)
         self.offset = Number(above=0)("CountBonus offset", offset)
@@ -141,26 +141,26 @@ class CountBonus(nn.Module):
         self.table.values.index_add_(0, rows, torch.ones_like(rows, dtype=torch.float64))
 
     def counts(self, states: Any) -> torch.Tensor:
-        """How often each of B states was counted, float64 [B]."""
+        """Returns how often each of B states was counted, float64 [B]."""
         counts: torch.Tensor = self.table(states)
         return counts
 
     def forward(self, states: Any) -> torch.Tensor:
-        """The bonuses of B states, float32 [B]."""
+        """Returns the bonuses of B states, float32 [B]."""
         bonus: torch.Tensor = self.scale * (self.counts(states) + self.offset).rsqrt()
         return bonus.float()
 
 
 class RNDBonus(nn.Module):
-    """The error of a network that learns the outputs of a random one: random network distillation.
+    """The bonus of random network distillation: the error of a network that learns the outputs of a random network.
 
     Burda et al. 2018, "Exploration by random network distillation" (arXiv:1810.12894). Inputs are normalized by their
-    running moments and clipped to [-5, 5] (section 2.4). Bonuses are divided by the running deviation of errors; the
-    paper divides by that of their discounted sums.
+    running moments and clipped to [-5, 5] (section 2.4). Bonuses are errors divided by their running deviation; the
+    paper divides by that of the errors' discounted sums.
     """
 
     def __init__(self, shape: tuple[int, ...], network: Callable[[], nn.Module] | None = None) -> None:
-        """`network` makes a network from float32 [B, *shape] to [B, n], and is called twice; by default two layers."""
+        """`network()`, called twice, makes a network from float32 [B, *shape] to [B, n]; None: one of two layers."""
         super().__init__()
         if not shape:
             raise ValueError("RNDBonus shape: expected at least one dimension, got ()")
@@ -173,12 +173,12 @@ class RNDBonus(nn.Module):
         self.inputs, self.errors = RunningMoments({ALONE: shape}), RunningMoments({ALONE: ()})
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        """The bonuses of B observations [B, *shape], float32 [B], without a gradient."""
+        """Returns the bonuses of B observations [B, *shape], float32 [B], without a gradient."""
         with torch.no_grad():
             return self._error(obs) / self.errors.deviation(ALONE).float()
 
     def loss(self, obs: torch.Tensor) -> torch.Tensor:
-        """The mean error, whose gradient trains `predictor`; takes the observations [B, *shape] into the moments."""
+        """Returns the mean error, whose gradient trains `predictor`; adds observations [B, *shape] to the moments."""
         self.inputs.update(obs)
         error = self._error(obs)
         self.errors.update(error.detach())

@@ -1,4 +1,4 @@
-"""HAPPO: the members of a team improve their policies one after another, each given what the earlier ones changed.
+"""HAPPO: team members improve their policies one after another, each accounting for the earlier members' changes.
 
 Kuba et al. 2022, "Trust region policy optimisation in multi-agent reinforcement learning" (arXiv:2109.11251).
 """
@@ -28,15 +28,15 @@ from .networks.teams import MemberNetworks, TeamSpaces
 class HAPPO(ClippedPolicy):
     """Hyperparameters of HAPPO: those of PPO; the agent is a team, see Config.teams.
 
-    Each member has its own policy network, as the proof of improvement demands, and the critic sees what all of them
-    see, and the environment's state where it has a `state_space`.
+    Each member has its own policy network, as the proof of improvement demands. The critic sees what all members see,
+    and the environment's state where it has a `state_space`.
     """
 
     wants_team = True
     wants_joint = True
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
-        """A row with the log-probability of all members' actions. Raises ValueError: see TeamSpaces."""
+        """Returns a row's fields, with all members' joint log-probability. Raises ValueError: see TeamSpaces."""
         TeamSpaces(self.owner, spaces, shared=False)
         return super().transition(spaces)
 
@@ -44,7 +44,7 @@ class HAPPO(ClippedPolicy):
         return TeamPolicyValue(self, spaces)
 
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
-        """Actions drawn from each member's policy."""
+        """Draws actions from each member's policy."""
         drawn = [
             distribution.sample(output, allowed, request.generator)
             for distribution, output, allowed in model.each(obs, request.mask)
@@ -59,7 +59,7 @@ class HAPPO(ClippedPolicy):
 
 
 class TeamPolicies(nn.Module):
-    """The members' policies, each a network of its own."""
+    """The members' policies; each member has its own network."""
 
     def __init__(self, hyper: HAPPO, spaces: Spaces) -> None:
         super().__init__()
@@ -69,15 +69,15 @@ class TeamPolicies(nn.Module):
         )
 
     def forward(self, obs: Any) -> Any:
-        """The outputs of each member's policy, [k, members, outputs]."""
+        """Returns the outputs of each member's policy, [k, members, outputs]."""
         return self.members(obs)
 
     def greedy(self, obs: Any, mask: torch.Tensor | None) -> torch.Tensor:
-        """The most probable actions [k, members, ...]."""
+        """Returns the most probable actions [k, members, ...]."""
         return torch.stack([distribution.mode(*outputs) for distribution, *outputs in self.each(obs, mask)], 1)
 
     def each(self, obs: Any, mask: torch.Tensor | None) -> Iterator[tuple[Any, torch.Tensor, torch.Tensor | None]]:
-        """Each member's distribution, its outputs [k, outputs], and which choices are allowed."""
+        """Yields each member's distribution, its outputs [k, outputs], and its allowed choices."""
         outputs = self(obs)
         allowed = self.team.allowed(mask, outputs) if self.team.choices else None
         for member, network in enumerate(self.members.networks):
@@ -85,7 +85,7 @@ class TeamPolicies(nn.Module):
 
 
 class TeamPolicyValue(nn.Module):
-    """The members' policies, which are all that actors need, and a critic of all that the team sees."""
+    """Holds the members' policies, which are all that actors need, and a critic that sees all that the team sees."""
 
     def __init__(self, hyper: HAPPO, spaces: Spaces) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class TeamPolicyValue(nn.Module):
 
 
 class HAPPOTrainer(ClippedPolicyTrainer):
-    """Each member's passes over a batch, in a new order of members for each batch, and the critic's."""
+    """Makes each member's passes over a batch, members in a new order for each batch, then the critic's passes."""
 
     saved: ClassVar[tuple[str, ...]] = (*ClippedPolicyTrainer.saved, "members")
 
@@ -104,9 +104,9 @@ class HAPPOTrainer(ClippedPolicyTrainer):
         self.members = [self.adam(network.parameters()) for network in model.acting.members.networks]
 
     def update(self, batch: Any) -> Update:
-        """Steps on the minibatches of one batch, of each member and then of the critic (Kuba et al. 2022, Algorithm 4).
+        """Makes steps on one batch's minibatches: each member's, then the critic's (Kuba et al. 2022, Algorithm 4).
 
-        A member's advantages are the batch's times the ratios of the members that learned before it. Returns: see
+        A member's advantages are the batch's, times the ratios of the members that learned before it. Returns: see
         ClippedPolicyTrainer.update.
         """
         self.follow_schedules(batch)
@@ -130,7 +130,7 @@ class HAPPOTrainer(ClippedPolicyTrainer):
         return Update({**means, "explained_variance": explained}, updates=len(steps) + len(of_critic))
 
     def judged(self, member: int, rows: Any) -> Any:
-        """The log-probabilities [B] of a member's actions, and the entropies of its policy."""
+        """Returns the log-probabilities [B] of a member's actions, and the entropies of its policy."""
         policies = self.model.acting
         network, group = policies.members.networks[member], self.team.groups[member]
         output = faster(network)(policies.members.seen(group, rows.obs))
@@ -140,7 +140,7 @@ class HAPPOTrainer(ClippedPolicyTrainer):
         return network.distribution(output, None if allowed is None else allowed[:, member], of_member)
 
     def _member_step(self, member: int, rows: Minibatch, bonus: float) -> torch.Tensor:
-        """One gradient step of a member; returns policy_loss, entropy, approx_kl, clip_fraction and grad_norm."""
+        """Makes one gradient step of a member; returns policy_loss, entropy, approx_kl, clip_fraction and grad_norm."""
         alive = self.team.alive(rows.obs)[:, member]
         share = alive / alive.sum().clamp(min=1.0)
         log_prob, entropy = self.judged(member, rows)
@@ -151,7 +151,7 @@ class HAPPOTrainer(ClippedPolicyTrainer):
             return torch.stack([loss, mean_entropy, kl, beyond, grad_norm])
 
     def _critic_step(self, rows: Minibatch) -> torch.Tensor:
-        """One gradient step of the critic; returns its loss."""
+        """Makes one gradient step of the critic; returns its loss."""
         loss = self._value_loss(faster(self.model.critic)(rows.obs), rows)
         self.descend(self.optimizer, self.hyper.value_coefficient * loss)
         return loss.detach()

@@ -46,7 +46,7 @@ class IQN(FeedforwardQLearning):
     """Factor on rewards, above 0; keep returns at a few times kappa."""
 
     def priority_of(self, error: NDArray[Any]) -> NDArray[Any]:
-        """The errors' losses in the unit of the trainer's priorities, as if all quantiles were their mean.
+        """Returns these errors' losses in the unit of the trainer's priorities, as if all quantiles were their mean.
 
         Fractions drawn from [0, 1] weigh the error by one half on average. Actors do not compute the quantiles' spread.
         """
@@ -76,10 +76,10 @@ class IQNNetwork(QNetwork):
         self.register_buffer("frequencies", math.pi * torch.arange(hyper.n_cos), persistent=False)
 
     def forward(self, obs: Any, taus: torch.Tensor | None = None) -> torch.Tensor:
-        """The mean [B, actions] of n_policy quantiles; with fractions `taus` [B, N] or [1, N], these [B, N, ...].
+        """Returns the mean [B, actions] of n_policy quantiles; with `taus` [B, N] or [1, N], quantiles [B, N, actions].
 
-        Without `taus` the fractions are the midpoints of equal strips of [0, 1], which approximate the mean best
-        (Dabney et al. 2018, arXiv:1710.10044, Lemma 2); the paper draws them (section 3). A fraction's embedding
+        The fractions `taus` are by default midpoints of equal strips of [0, 1], which approximate the mean best
+        (Dabney et al. 2018, arXiv:1710.10044, Lemma 2); the paper draws fractions (section 3). A fraction's embedding
         multiplies the observation's features (equation 4).
         """
         fractions = self.midpoints if taus is None else taus
@@ -89,7 +89,7 @@ class IQNNetwork(QNetwork):
 
 
 class IQNTrainer(QTrainer):
-    """Quantile regression towards a target network."""
+    """Trains a network by quantile regression towards a target network."""
 
     saved = (*QTrainer.saved, "generator")
 
@@ -98,10 +98,10 @@ class IQNTrainer(QTrainer):
         self.generator = seeded_generator(self.device)
 
     def update(self, batch: Any) -> Update:
-        """One step on a batch of B transitions (Dabney et al. 2018, equation 3), rows weighted by `weight`.
+        """Makes one step on a batch of B transitions (Dabney et al. 2018, equation 3); `weight` weighs the rows.
 
-        A row's priority is its loss, without the weight: what the algorithm minimizes, as Hessel et al. 2018, "Rainbow"
-        (arXiv:1710.02298, "The integrated agent") choose it for a distribution of returns.
+        A row's priority is its loss without the weight, which the algorithm minimizes; Hessel et al. 2018, "Rainbow"
+        (arXiv:1710.02298, "The integrated agent"), choose it likewise for a distribution of returns.
         """
         self.follow_schedules(batch)
         taus = self._fractions(len(batch.action), self.hyper.n_tau)
@@ -115,10 +115,10 @@ class IQNTrainer(QTrainer):
 
     @torch.no_grad()
     def targets(self, batch: Any, chooser: torch.Tensor | None = None) -> torch.Tensor:
-        """The scaled reward plus the discounted quantiles of the next observation, float32 [B, n_tau_prime].
+        """Returns the scaled reward plus the discounted quantiles of the next observation, float32 [B, n_tau_prime].
 
-        The action is the target network's best (Dabney et al. 2018, equation 2), or the network's with `double`; among
-        allowed actions only.
+        The next action is the target network's best (Dabney et al. 2018, equation 2), with `double` the network's best;
+        only allowed actions count.
         """
         target = faster(self.target)
         if chooser is None:
@@ -135,7 +135,7 @@ class IQNTrainer(QTrainer):
 def quantile_huber_loss(
     predicted: torch.Tensor, target: torch.Tensor, taus: torch.Tensor, kappa: float
 ) -> torch.Tensor:
-    """Loss [B] of the quantiles [B, N] at the fractions `taus` [B, N], given samples [B, N'] of the target.
+    """Returns the loss [B] of quantiles [B, N] at the fractions `taus` [B, N], given samples [B, N'] of the target.
 
     A pair's Huber loss is weighted by tau if the target lies above the prediction, by 1 - tau if below; the loss is the
     sum over N of the mean over N' (Dabney et al. 2018, equation 3).
@@ -148,6 +148,6 @@ def quantile_huber_loss(
 
 
 def _of_action(quantiles: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
-    """The quantiles [B, N] of each row's action [B], out of [B, N, actions]."""
+    """Picks the quantiles [B, N] of each row's action [B] out of [B, N, actions]."""
     index = action[:, None, None].expand(-1, quantiles.shape[1], 1)
     return quantiles.gather(2, index).squeeze(2)

@@ -1,7 +1,7 @@
-"""MADDPG: as MATD3, with one critic, whose targets' actions have no noise, and policies that learn at each update.
+"""MADDPG: like MATD3, but with one critic, no noise on target actions, and policies that learn at each update.
 
 Lowe et al. 2017, "Multi-agent actor-critic for mixed cooperative-competitive environments" (arXiv:1706.02275).
-What it shares with MATD3 stands in bases/actor_critic.py.
+The code that it shares with MATD3 is in bases/actor_critic.py.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""MATD3: members of a team act by what each sees, and learn by pairs of critics that see what all of them saw and did.
+"""MATD3: team members act on their own observations; pairs of critics see all observations and actions.
 
 Ackermann et al. 2019, "Reducing overestimation bias in multi-agent domains using double centralized critics"
-(arXiv:1910.01465). What it shares with MADDPG stands in bases/actor_critic.py.
+(arXiv:1910.01465). The code that it shares with MADDPG is in bases/actor_critic.py.
 """
 
 from dataclasses import dataclass

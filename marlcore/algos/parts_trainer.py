@@ -1,4 +1,4 @@
-"""A trainer of models of several parts, for algorithms of one's own: each part has its loss and optimizer."""
+"""For your own algorithms: a trainer of models of several parts, each with its own loss and optimizer."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Part(Declared):
     """A part of a model that a `PartsTrainer` trains.
 
     Attributes:
-        loss: of a batch, a scalar.
-        optimizer: of the part's parameters.
-        max_norm: the greatest norm of the gradient, to which a longer one is scaled; above 0.
-        stage: the first stage of the run, of `Config.stages`, in which the part is trained.
+        loss: computes a batch's loss, a scalar.
+        optimizer: moves the part's parameters.
+        max_norm: a gradient of a larger norm is scaled down to this norm; above 0.
+        stage: the first stage of `Config.stages` in which the part is trained.
     """
 
     loss: Callable[[Any], torch.Tensor]
@@ -31,7 +31,7 @@ class Part(Declared):
     stage: Annotated[int, Whole(0)] = 0
 
     def update(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """One step; returns the loss and the gradient's norm before clipping, detached."""
+        """Makes one step; returns the loss and the gradient's norm before clipping, detached."""
         loss = self.loss(batch)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -42,10 +42,10 @@ class Part(Declared):
 
 
 class PartsTrainer:
-    """Trains the parts whose stage has begun, in their order: each loss sees the parts before it already updated.
+    """Trains the parts whose stage has begun, in their order: each loss sees the earlier parts already updated.
 
-    Metrics are the sum of the losses, loss_<part> and grad_norm_<part>. Its state is that of the optimizers, and of
-    `kept`: what else has a state_dict, such as target networks. Raises ValueError: no part begins in stage 0.
+    Metrics are the sum of the losses, loss_<part> and grad_norm_<part>. Its state is that of the optimizers and `kept`:
+    further objects with a state_dict, such as target networks. Raises ValueError: no part begins in stage 0.
     """
 
     def __init__(self, parts: Mapping[str, Part], **kept: Any) -> None:
@@ -55,7 +55,7 @@ class PartsTrainer:
         self._stateful = {name: part.optimizer for name, part in parts.items()} | kept
 
     def update(self, batch: Any) -> Update:
-        """See the class; `batch.numbers` has the stage, as a run's learner tells it."""
+        """Trains each part whose stage has begun; a run's learner gives the stage in `batch.numbers`."""
         metrics = {"loss": torch.zeros(())}
         for name, part in self.parts.items():
             if batch.numbers["stage"] >= part.stage:

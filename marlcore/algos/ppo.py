@@ -1,7 +1,7 @@
 """Proximal policy optimization, of one agent or of many (IPPO, MAPPO), from a queue of transitions.
 
-Schulman et al. 2017, "Proximal policy optimization algorithms" (arXiv:1707.06347). Its hyperparameters, its update and
-the clipped objective stand in bases/clipped_policy.py, since RecurrentPPO and HAPPO have them too.
+Schulman et al. 2017, "Proximal policy optimization algorithms" (arXiv:1707.06347). bases/clipped_policy.py has the
+hyperparameters, the update and the clipped objective, which RecurrentPPO and HAPPO share.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class PPO(ClippedPolicy):
         return PolicyValue(self, spaces)
 
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
-        """Actions drawn from the policy."""
+        """Draws actions from the policy."""
         return self.sampled(model, faster(model)(obs), request)
 
     def make_trainer(self, model: Any) -> ClippedPolicyTrainer:
@@ -35,7 +35,7 @@ class MAPPO(PPO):
     """Hyperparameters of MAPPO: those of PPO. Its critic sees the agent's own observation and the joint one.
 
     Yu et al. 2022, "The surprising effectiveness of PPO in cooperative multi-agent games" (arXiv:2103.01955).
-    Environments are PettingZoo's Parallel ones; agents that are alike learn faster with one policy (`policies=`).
+    Environments are PettingZoo's Parallel ones; agents of one kind learn faster with one policy (`policies=`).
     """
 
     wants_joint = True

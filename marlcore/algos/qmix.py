@@ -1,4 +1,4 @@
-"""QMIX: the team's value is a network of its members', which grows with each of them and knows the state.
+"""QMIX: a network mixes members' values into the team's, which grows with each of them and depends on the state.
 
 Rashid et al. 2018, "QMIX: Monotonic value function factorisation for deep multi-agent reinforcement learning"
 (arXiv:1803.11485).
@@ -38,9 +38,9 @@ class QMIX(TeamQLearning):
 
 
 class Mixer(nn.Module):
-    """The members' values, mixed by two layers, whose weights networks compute from the state.
+    """Mixes the members' values by two layers, whose weights other networks compute from the state.
 
-    Absolute values keep these weights from being negative; biases may be (Rashid et al. 2018, section 4.1, figure 2).
+    Absolute values keep these weights from being negative, but not biases (Rashid et al. 2018, section 4.1, figure 2).
     """
 
     def __init__(self, team: TeamSpaces, hyper: QMIX) -> None:
@@ -53,7 +53,7 @@ class Mixer(nn.Module):
         self.last_bias = _two_layers(size, self.units, 1)
 
     def forward(self, values: torch.Tensor, obs: Any) -> torch.Tensor:
-        """The team's values [...] for the members' [..., members] and the team's observations [..., ]."""
+        """Returns the team's values [...], given members' values [..., members] and the team's observations."""
         state = self.team.state(obs)
         weights, last_weights = self.weights(state).unflatten(-1, (-1, self.units)), self.last_weights(state)
         if self.softmax:  # over the members of each unit, and over the units

@@ -1,4 +1,4 @@
-"""R2D2: Q-learning with memory, on windows of episodes whose recurrent state was stored and is burnt in.
+"""R2D2: Q-learning with memory, on windows of episodes; rows store the recurrent state, and windows burn it in.
 
 Kapturowski et al. 2019, "Recurrent experience replay in distributed reinforcement learning", ICLR 2019
 (openreview.net/forum?id=r1lyTjAqYX).
@@ -35,7 +35,7 @@ class R2D2(WindowedQLearning):
     """Factor on rewards, above 0; errors beyond 1 count linearly."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
-        """A row, and the recurrent state in each `period`-th row of an episode. Raises ValueError: see JointActions."""
+        """Returns a row's fields; each `period`-th row has the recurrent state. Raises ValueError: see JointActions."""
         state = state_fields(self, spaces, self.period)
         return replace(super().transition(spaces), extras=state)
 
@@ -43,7 +43,7 @@ class R2D2(WindowedQLearning):
         return RecurrentQNetwork(self, spaces)
 
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
-        """Epsilon-greedy actions; `explore` holds "epsilon"."""
+        """Returns epsilon-greedy actions; `explore` holds "epsilon"."""
         values, after = faster(model)(obs, request.state)
         allowed = model.actions.allowed(request.mask)
         random = random_actions(len(values), model.actions.count, allowed, request)
@@ -60,7 +60,7 @@ class R2D2(WindowedQLearning):
 
 
 class R2D2Trainer(WindowTrainer):
-    """Q-learning on windows, whose values are rescaled."""
+    """Trains by Q-learning on windows, with rescaled values."""
 
     def scaled(self, values: torch.Tensor) -> torch.Tensor:
         return rescaled(values) if self.hyper.rescale else values

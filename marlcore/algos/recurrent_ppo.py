@@ -1,7 +1,7 @@
-"""PPO with memory: a policy and its critic on one recurrent layer, trained on windows of consecutive transitions.
+"""PPO with memory: policy and critic share a recurrent layer and train on windows of consecutive transitions.
 
-See bases/clipped_policy.py. Each row stores the state that its actor had, with which windows begin (Kapturowski et al.
-2019, section 3).
+See bases/clipped_policy.py. Each row stores its actor's recurrent state, from which a window can begin (Kapturowski et
+al. 2019, section 3).
 """
 
 import copy
@@ -29,7 +29,7 @@ FIRST = "first"  # among a batch's extras, bool [B]: the rows with which windows
 
 @dataclass(frozen=True)
 class RecurrentPPO(ClippedPolicy):
-    """Hyperparameters of PPO, and of the recurrent layer after the layers `hidden`, which policy and critic share."""
+    """Hyperparameters of PPO, and of the recurrent layer, which policy and critic share, after the layers `hidden`."""
 
     cell: Cell = "lstm"
     """The recurrent layer: an lstm, a gru, which on a CPU takes twice the time, or your own, a function of inputs and
@@ -41,7 +41,7 @@ class RecurrentPPO(ClippedPolicy):
     least one, so that one of a longer window has more rows than `minibatch_size`."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
-        """PPO's row, with the recurrent state. Raises ValueError: see `distribution_of`."""
+        """Returns PPO's row with the recurrent state. Raises ValueError: see `distribution_of`."""
         spec, state = super().transition(spaces), state_fields(self, spaces, 1)
         for name in spec.extras.keys() & state.keys():
             raise ValueError(
@@ -53,7 +53,7 @@ class RecurrentPPO(ClippedPolicy):
         return RecurrentPolicyValue(self, spaces)
 
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
-        """Actions drawn from the policy, with the state after them."""
+        """Draws actions from the policy; also returns the state after them."""
         output, _, after = faster(model)(obs, request.state)
         action = self.sampled(model, output, request)
         return action._replace(state=model.torso.acted(after, action.action))
@@ -73,13 +73,13 @@ class RecurrentPolicy(PolicyNetwork):
     def forward(  # type: ignore[override]
         self, obs: Any, state: State | None, unroll: Unroll | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        """The outputs, the features, and the state after them; see RecurrentTorso."""
+        """Returns the outputs, the features, and the state after them; see RecurrentTorso."""
         features, after = self.torso(obs, state, unroll)
         return self.head(features), features, after
 
 
 class RecurrentPolicyValue(nn.Module):
-    """A policy with memory, which is the part that acts, and beside its head that of the critic."""
+    """Holds a policy with memory, which is the part that acts, and the critic's head on the same layers."""
 
     def __init__(self, hyper: RecurrentPPO, spaces: Spaces) -> None:
         super().__init__()
@@ -90,9 +90,9 @@ class RecurrentPolicyValue(nn.Module):
         initialize(hyper, self.critic, 1.0)
 
     def forward(self, obs: Any, state: State, first: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The policy's outputs [B, outputs] and the values [B] for windows of observations, one after another.
+        """Returns the policy's outputs [B, outputs] and the values [B], for windows laid end to end.
 
-        Windows begin with the observations `first`, bool [B], and with the state [B, ...] before these.
+        Windows begin at the observations where `first`, bool [B], is True, each from the state [B, ...] of its row.
         """
         rows, filled = windows_of(first)
         begins = rows[:, 0]
@@ -106,10 +106,10 @@ class RecurrentPolicyValue(nn.Module):
 
 
 class RecurrentPPOTrainer(ClippedPolicyTrainer):
-    """PPO's passes over each batch, in minibatches of windows."""
+    """Makes PPO's passes over each batch, in minibatches of windows."""
 
     def update(self, batch: Any) -> Update:
-        """See ClippedPolicyTrainer; the batch's extras hold the state too."""
+        """Makes ClippedPolicyTrainer's steps; the batch's extras also hold the recurrent state."""
         windowed = copy.copy(batch)
         windowed.extras = {**batch.extras, FIRST: first_rows(batch.continues, self.hyper.unroll)}
         return super().update(windowed)
@@ -118,7 +118,7 @@ class RecurrentPPOTrainer(ClippedPolicyTrainer):
         return faster(self.model)(rows.obs, rows.extras, rows.extras[FIRST])
 
     def values_after(self, batch: Any, which: torch.Tensor) -> Any:
-        """The values of the next observations of these rows, in the state after their actions."""
+        """Returns the values of these rows' next observations, from the state after the rows' actions."""
         torso = faster(self.model.acting.torso)
         _, after = torso(rows_at(batch.obs, which), rows_at(batch.extras, which))
         state = {**torso.acted(after, batch.action[which]), PREVIOUS_REWARD: raw_reward(batch)[which]}
@@ -126,7 +126,7 @@ class RecurrentPPOTrainer(ClippedPolicyTrainer):
         return self.model.critic(features).squeeze(1)
 
     def minibatches(self, rows: Minibatch) -> Iterator[Minibatch]:
-        """Windows in a new order, in minibatches of about minibatch_size rows."""
+        """Yields windows in a new order, in minibatches of about minibatch_size rows."""
         index, filled = windows_of(rows.extras[FIRST])
         order = torch.randperm(len(index), generator=self.generator).to(index.device)
         index, filled = index[order], filled[order]
@@ -138,7 +138,7 @@ class RecurrentPPOTrainer(ClippedPolicyTrainer):
 
 
 def first_rows(continues: torch.Tensor, unroll: int) -> torch.Tensor:
-    """The rows, bool [B], with which windows begin: the first of each run, and each `unroll`-th from there."""
+    """Returns where windows begin, bool [B]: at the first row of each run, and at each `unroll`-th row from there."""
     place = torch.arange(len(continues), device=continues.device)
     begins = torch.ones_like(continues)
     begins[1:] = ~continues[:-1]
@@ -147,9 +147,9 @@ def first_rows(continues: torch.Tensor, unroll: int) -> torch.Tensor:
 
 
 def windows_of(first: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows int64 [W, L] of the windows that begin with the rows `first`, and which of these places they fill.
+    """Returns the rows int64 [W, L] of the windows that begin where `first` is True, and which places they fill.
 
-    Other places hold a window's first row.
+    Unfilled places hold the window's first row.
     """
     starts = first.nonzero().squeeze(1)
     lengths = torch.diff(starts, append=starts.new_tensor([len(first)]))

@@ -1,8 +1,8 @@
 """Soft actor-critic (SAC) with a learned temperature, for continuous actions.
 
 Haarnoja et al. 2018, "Soft actor-critic algorithms and applications" (arXiv:1812.05905).
-A random policy climbs the value of its actions plus its entropy, times a temperature, which is learned so that the
-entropy stays near a target. Entropies are those of actions scaled to [-1, 1].
+A random policy climbs the value of its actions plus a temperature times its entropy. The temperature is learned so that
+the entropy stays near a target. Entropies are those of actions scaled to [-1, 1].
 """
 
 import math
@@ -44,7 +44,7 @@ class SAC(NoisyPolicy):
 
 
 class GaussianPolicy(ContinuousPolicy):
-    """Observations to a normal distribution for each component, squashed by tanh into [-1, 1].
+    """Maps observations to a normal distribution for each component, squashed by tanh into [-1, 1].
 
     A call returns the means [B, size] and the logarithms of the standard deviations [B, size] before tanh.
     """
@@ -63,9 +63,9 @@ class GaussianPolicy(ContinuousPolicy):
         return (mean + log_std.exp() * noise).tanh_()
 
     def sample(self, distribution: Normal, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Actions [B, size] of standard normal noise [B, size], and the logarithms [B] of their densities.
+        """Turns standard normal noise [B, size] into actions [B, size]; returns these and their log-densities [B].
 
-        The logarithm of tanh's derivative 1 - tanh(x)^2 is 2 (log 2 - x - softplus(-2 x)), without a cancellation
+        The logarithm of tanh's derivative 1 - tanh(x)^2 is 2 (log 2 - x - softplus(-2 x)), which avoids cancellation
         (Haarnoja et al. 2018, appendix C, equation 21).
         """
         mean, log_std = distribution
@@ -76,7 +76,7 @@ class GaussianPolicy(ContinuousPolicy):
 
 
 class SACTrainer(ActorCriticTrainer):
-    """Critics, policy and temperature that learn at each update; targets of the critics."""
+    """Trains critics, policy and temperature at each update; only the critics have targets."""
 
     saved = (*ActorCriticTrainer.saved, "log_temperature", "temperature_optimizer")
 
@@ -89,7 +89,7 @@ class SACTrainer(ActorCriticTrainer):
         self.temperature_optimizer = self.adam([self.log_temperature])
 
     def update(self, batch: Any) -> Update:
-        """One step on a batch of B transitions (Haarnoja et al. 2018, Algorithm 1); see `improve_critics`."""
+        """Makes one step on a batch of B transitions (Haarnoja et al. 2018, Algorithm 1); see `improve_critics`."""
         self.follow_schedules(batch)
         temperature = self.log_temperature.detach().exp()
         metrics, priority = self.improve_critics(batch, self.targets(batch))
@@ -107,7 +107,7 @@ class SACTrainer(ActorCriticTrainer):
 
     @torch.no_grad()
     def targets(self, batch: Any) -> torch.Tensor:
-        """The scaled reward plus the discounted soft value of the next observation, float32 [B] (equations 2, 3, 5)."""
+        """Returns scaled rewards plus discounted soft values of next observations, float32 [B] (equations 2, 3, 5)."""
         noise = self.normal(len(batch.reward), self.policy.actions.size)
         action, log_prob = self.policy.sample(faster(self.policy)(batch.next_obs), noise)
         future = faster(self.target)(batch.next_obs, action).amin(0)

@@ -27,10 +27,10 @@ class TD3BC(DelayedPolicy):
 
 
 class TD3BCTrainer(DelayedPolicyTrainer):
-    """TD3 with another loss of the policy."""
+    """Trains as TD3 does, with a policy loss that also imitates the data's actions."""
 
     def policy_loss(self, batch: Any, action: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """The squared distance from the data's actions, minus lambda times the value (equations 3 and 5).
+        """Returns the squared distance from the data's actions, minus lambda times the value (equations 3 and 5).
 
         lambda is alpha over the mean absolute value of the policy's actions in the batch, as in the authors' code.
         """

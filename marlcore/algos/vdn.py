@@ -1,4 +1,4 @@
-"""Value decomposition networks (VDN): the team's value is the sum of its members'.
+"""Value decomposition networks (VDN): the team's value is the sum of its members' values.
 
 Sunehag et al. 2018, "Value-decomposition networks for cooperative multi-agent learning" (arXiv:1706.05296).
 """
@@ -22,7 +22,7 @@ class VDN(TeamQLearning):
 
 
 class Sum(nn.Module):
-    """The sum of the members' values (Sunehag et al. 2018, equation 4)."""
+    """Sums the members' values (Sunehag et al. 2018, equation 4)."""
 
     def forward(self, values: torch.Tensor, obs: Any) -> torch.Tensor:
         return values.sum(-1)

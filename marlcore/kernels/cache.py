@@ -1,10 +1,10 @@
-"""Where compiled kernels are kept: in a directory for each interpreter, processor, compiler and state of the sources.
+"""Keeps compiled kernels in a directory for each interpreter, processor, compiler and state of the sources.
 
     ~/.cache/marlcore/kernels/cpython-311-znver3-5be1a0f2-90c1d8ab34e7f6d2/
-        package-1f0a33c2    a link to each installation of these sources; the directory's time is that of its last use
+        package-1f0a33c2    a link to each installation of these sources; the directory's time is its last use
         *.nbi, *.nbc        compiled kernels, which Numba writes
 
-They are code: a directory that is a link, belongs to another user, or may be written by others is refused.
+Compiled kernels are code: a directory that is a link, belongs to another user, or lets others write is refused.
 """
 
 import errno
@@ -29,7 +29,7 @@ SOURCES = ("__init__.py", "kernels/*.py", "planning/kernels/*.py")  # the versio
 
 
 def open_directory(machine: str) -> Path | None:
-    """The directory for a processor and compiler, in the first of `roots` that can be used, or None."""
+    """Returns the directory for a processor and compiler, in the first of `roots` that can be used, or None."""
     for root in roots():
         with suppress_failed_calls():
             return prepare(root / f"{sys.implementation.cache_tag}-{machine}-{_digest(PACKAGE)}")
@@ -42,7 +42,7 @@ def open_directory(machine: str) -> Path | None:
 
 
 def prepare(directory: Path) -> Path:
-    """Makes a directory, if there is none. Raises OSError: its disk is full, or others could write there."""
+    """Makes a directory if it does not exist. Raises OSError: its disk is full, or others could write there."""
     for path in (*directory.parents[1::-1], directory):
         path.mkdir(0o700, parents=True, exist_ok=True)
         if not _is_private(path):
@@ -56,7 +56,7 @@ def prepare(directory: Path) -> Path:
 
 
 def roots() -> Iterator[Path]:
-    """The places to try, in order; the last one is among temporary files."""
+    """Yields the places to try, in order; the last is below the directory for temporary files."""
     asked, user = os.environ.get("NUMBA_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME", "")
     for place in (asked and os.path.abspath(asked), user, os.path.expanduser("~/.cache")):
         if place and os.path.isabs(place):  # there may be no home
@@ -65,7 +65,7 @@ def roots() -> Iterator[Path]:
 
 
 def stale_directories() -> list[Path]:
-    """This user's directories whose installations are gone or have changed, or which nothing used for 90 days."""
+    """Returns this user's directories that have been unused for 90 days, or whose installations are gone or changed."""
     known = [root for root in dict.fromkeys(roots()) if _is_private(root.parent) and _is_private(root)]
     return [path for root in known for path in sorted(root.iterdir()) if _is_private(path) and _is_stale(path)]
 
@@ -83,13 +83,13 @@ def _has_sources(link: Path, name: str) -> bool:
 
 
 def _digest(package: Path) -> str:
-    """The digest of an installation's version and of its kernels' sources."""
+    """Returns the digest of an installation's version and of its kernels' sources."""
     sources = [read_regular(file, LONGEST) for pattern in SOURCES for file in sorted(package.glob(pattern))]
     return hashlib.sha256(b"\0".join(sources)).hexdigest()[:16]
 
 
 def _is_private(path: Path) -> bool:
-    """Whether the path is a directory, not a link, that belongs to this user and that nobody else may write."""
+    """Returns whether the path is a directory, not a link, that belongs to this user and only this user may write."""
     with suppress_failed_calls():
         status = path.lstat()
         return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022

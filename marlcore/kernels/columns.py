@@ -1,4 +1,4 @@
-"""Copies fields of the rows of given tickets, without stacks or returns."""
+"""Copies fields of the rows with given tickets, without stacks or returns."""
 
 from .jit import copy_bytes, jit, prefetch
 
@@ -13,7 +13,7 @@ def _prefetch_row(columns, row):
 
 @jit
 def gather(columns, capacity, tickets, out):
-    """Copies each field of the rows of `tickets`, int64 [n], to `out`, uint8, at the offset that the column names."""
+    """Copies each field of the rows with `tickets`, int64 [n], to its column's offset in `out`, uint8."""
     count = len(tickets)
     for i in range(min(AHEAD, count)):
         _prefetch_row(columns, tickets[i] % capacity)

@@ -27,7 +27,7 @@ LINES_ASKED = 8  # cache lines prefetched at the start of a copy; the hardware p
 
 @inlined
 def _copy(to, source, size):
-    """memcpy. Up to 64 bytes, two moves that may overlap cost less than a call."""
+    """Copies like memcpy. Up to 64 bytes, two moves, which may overlap, cost less than a call."""
     if size > 64:
         copy_bytes(to, source, size)
     elif size > 32:
@@ -72,7 +72,7 @@ def _copy_stack(p, column, to, lane, newest, age, count):
 
 @inlined
 def _gather_frames(p, column, out, lane, ticket, rows, age, slot):
-    """Copies one slot's frames: stack - 1 before the ticket, one for each row, then those that next_obs lacks."""
+    """Copies one slot's frames: stack - 1 before the ticket, one for each row, then those that only next_obs needs."""
     size, successors, first = column.size, int64_at(p.successors), slot * p.length
     shared = column.next == ONE_MORE
     near = p.stack - 1 + p.length + shared
@@ -116,7 +116,7 @@ def _gather_state(p, column, out, lane, ticket, slot):
 
 @inlined
 def _sum_rewards(p, lane, first, last):
-    """The discounted sum of the rewards of rows `first` to `last`, and the discount of the value after them."""
+    """Returns the discounted sum of rewards of rows `first` to `last`, and the discount of the value after them."""
     total, discount = 0.0, 1.0
     for ticket in range(first, last + 1):
         floats = float32_at(record_of(p, lane, ticket))
@@ -127,7 +127,7 @@ def _sum_rewards(p, lane, first, last):
 
 @inlined
 def _write_returns(p, out, lane, ticket, rows, at):
-    """Writes the returns of `rows` transitions from `ticket` on; validation tells if a writer laps meanwhile."""
+    """Writes the returns of `rows` transitions from `ticket` on; if a writer laps them, later validation detects it."""
     for i in range(rows):
         _, last, flags = last_of(p, lane, ticket + i)
         _, successor = successor_of(p, lane, last, flags)
@@ -166,7 +166,7 @@ def _write_marks(p, out, lane, ticket, rows, age, slot):
 def take(p, columns, out, lane, ticket, slot):
     """Copies a ticket's transition or sequence into row `slot` of the batch at the address `out`.
 
-    The windows' seams are set. Returns: (whether it can be drawn, lowest, rows), see `check`.
+    The windows' seams must be set. Returns: (whether the ticket can be drawn, lowest, rows), see `check`.
     """
     verdict, age, lowest, rows = check(p, lane, ticket)
     if verdict != SAMPLEABLE:
@@ -195,7 +195,7 @@ def _prefetch_columns(p, columns, lane, ticket):
 
 @inlined
 def _take_whole(p, columns, out, rows, first, count):
-    """`take_chosen` in the general case."""
+    """Does the general case of `take_chosen`."""
     lanes, tickets, lowest = int64_at(p.lane), int64_at(p.ticket), int64_at(p.lowest)
     filled = first
     for slot in range(first, count):
@@ -211,7 +211,7 @@ def _take_whole(p, columns, out, rows, first, count):
 
 @inlined
 def _take_plain(p, columns, out, rows, first, count):
-    """`take_chosen` of single transitions without a stack, of one step: each is its own lowest ticket."""
+    """Does `take_chosen` for single one-step transitions without a stack: each is its own lowest ticket."""
     lanes, tickets = int64_at(p.lane), int64_at(p.ticket)
     rewards, discounts = float32_at(out + p.reward), float32_at(out + p.discount)
     terminated, truncated = uint8_at(out + p.terminated), uint8_at(out + p.truncated)

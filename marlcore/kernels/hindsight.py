@@ -25,7 +25,7 @@ HINDSIGHT = np.dtype(
 
 @inlined
 def _follows(p, lane, ticket, later):
-    """Whether a later row is of the same episode: within one, age - ticket stays; in later ones it is lower."""
+    """Returns whether a later row is of the same episode: age - ticket is equal there, and lower in later episodes."""
     return age_of(place_of(p, lane, later)) - later == age_of(place_of(p, lane, ticket)) - ticket
 
 
@@ -33,9 +33,9 @@ def _follows(p, lane, ticket, later):
 def _find_last(p, h, count):
     """Narrows [last, end) of each slot until `last` is the last row of its episode in the window.
 
-    The search goes in doubling steps, then by halves. All slots take their turns, each of which prefetches the row of
-    the next, so that the cache misses overlap. Rows that a writer overwrites meanwhile lie above the slot's ticket,
-    which is validated.
+    The search goes in doubling steps, then by halves. All slots take turns; each prefetches the row of its next turn,
+    so that the cache misses overlap. Rows that a writer overwrites during the search lie above the slot's ticket, which
+    is validated later.
     """
     lanes, tickets = int64_at(p.lane), int64_at(p.ticket)
     lasts, ends, steps = int64_at(h.last), int64_at(h.end), int64_at(h.step)
@@ -60,7 +60,7 @@ def _find_last(p, h, count):
 
 @inlined
 def _goal(p, h, lane, ticket, last):
-    """A ticket whose row holds the goal: the observation after each action lies in the next row."""
+    """Draws the ticket whose row holds the goal, since the observation after each action lies in the next row."""
     generator = uint64_at(p.generator)
     if h.strategy == FUTURE:
         return ticket + 1 + below(generator, last - ticket)
@@ -72,9 +72,9 @@ def _goal(p, h, lane, ticket, last):
 
 @jit
 def relabel(plan, columns, out, rows, filled, hindsight):
-    """Gives the first `filled` slots, whose output rows are `rows`, other goals in k of k + 1 cases.
+    """Gives the first `filled` slots new goals with probability k / (k + 1); `rows` has the slots' output rows.
 
-    Lowers the slots' lowest tickets to those of their goals. A transition without a later row keeps its goal: it
+    Lowers the slots' lowest tickets to their goals' tickets. A transition without a later row keeps its goal: it
     terminated, and its next observation is not stored.
     """
     p, h = plan[0], hindsight[0]

@@ -1,6 +1,6 @@
-"""Reads transitions, or unrolls of them, in the order of writing, each once.
+"""Reads transitions, or unrolls of transitions, in the order of writing, each once.
 
-A cursor holds the reader's position in each lane; `take` copies the transitions from there on that can be delivered.
+A cursor holds the reader's position in each lane; `read` copies the deliverable transitions after it.
 """
 
 import numpy as np
@@ -41,7 +41,7 @@ def _copy(to, source, lane):
 
 @jit
 def _enter(p, lane, margin, cursor):
-    """Moves the cursor past overwritten rows and `margin` more; the ordinals tell how many transitions it drops."""
+    """Moves the cursor past overwritten rows and `margin` more; counts the dropped transitions by ordinals."""
     lo, hi = int64_at(p.lo)[lane], int64_at(p.hi)[lane]
     oldest = min(lo + margin, hi - 1)
     if oldest < lo or oldest <= cursor[POSITION, lane]:
@@ -61,7 +61,7 @@ def _is_cut(p, lane, ticket):
 
 @jit
 def _settle(p, lane, cursor):
-    """Moves past rows that no batch can hold: (SAMPLEABLE, number of rows to deliver) or (PENDING, unused)."""
+    """Moves past rows that no batch can hold; returns (SAMPLEABLE, rows to deliver) or (PENDING, unused)."""
     # Never read below a window: that memory is of another lane, or of no lane. Writers may lap a lane while its window
     # is read; the window is then empty and begins after the cursor. Damaged counters look the same, but stay so.
     lo, hi = int64_at(p.lo)[lane], int64_at(p.hi)[lane]
@@ -79,7 +79,7 @@ def _settle(p, lane, cursor):
 
 @jit
 def _look(p, lane, cursors, tallies):
-    """Counts a lane's ready transitions or unrolls, up to a batch, and those begun that later rows may complete."""
+    """Counts a lane's ready transitions or unrolls, up to a batch, and unfinished ones that later rows may complete."""
     settled, probe, hi = cursors[SETTLED], cursors[PROBE], int64_at(p.hi)[lane]
     _copy(settled, cursors[NEXT], lane)
     _enter(p, lane, tallies[MARGIN, lane], settled)
@@ -116,14 +116,14 @@ def _share(ready, first, total, share):
 
 @jit
 def read(plan, columns, out, first, filled, cursors, tallies):
-    """Completes a batch of which `filled` slots are: from each lane in turn one run after the cursor.
+    """Adds to a batch with `filled` slots: from each lane in turn, one run of transitions after the cursor.
 
-    If the lanes' shares cannot be equal, the lane `first` gets one more. If too little is ready, it takes only what is
-    ready in crowded lanes. Sets the windows' seams, moves the first of `cursors`, int64 [3, 4, lanes], past what it
-    took, and writes the ready ones, shares and lowest tickets of `tallies`, int64 [5, lanes].
+    If the lanes' shares cannot be equal, the lane `first` gets one more. If too little is ready for a batch, only
+    crowded lanes deliver. Sets the windows' seams, moves the first of `cursors`, int64 [3, 4, lanes], past the rows
+    taken, and writes each lane's ready number, share and lowest ticket to `tallies`, int64 [5, lanes].
 
-    Returns: (slots that are filled now; transitions or unrolls that were filled or ready, counted up to a batch a lane;
-    those begun that later rows may complete).
+    Returns: (slots now filled; transitions or unrolls filled or ready, at most a batch a lane; unfinished ones that
+    later rows may complete).
     """
     p, cursor = plan[0], cursors[NEXT]
     find_seams(p)

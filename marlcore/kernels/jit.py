@@ -1,4 +1,4 @@
-"""How marlcore's kernels are compiled."""
+"""Compiles marlcore's kernels."""
 
 import hashlib
 from collections.abc import Callable
@@ -34,14 +34,14 @@ _OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False, "_nrt":
 def jit(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles a kernel without Python objects or the GIL and with C's division, and caches it on disk.
 
-    Not parallel: Numba's threads do not survive a fork. Without Numba's runtime: no kernel allocates, and its locked
-    reference counts took half of a draw's time.
+    Kernels are not parallel, since Numba's threads do not survive a fork. They do without Numba's runtime, since no
+    kernel allocates, and its locked reference counts took half of a draw's time.
     """
     return _compiled(function)
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`jit` for a part of a kernel that runs for each row: a call would pass each array as seven words."""
+    """Compiles like `jit` and inlines code that runs once a row: a call would pass each array as seven words."""
     return _compiled(function, forceinline=True)
 
 
@@ -54,7 +54,7 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any
 
 @lru_cache
 def cache_directory() -> Path | None:
-    """The directory of cached kernels; None if none can be written."""
+    """Returns the directory of cached kernels; None if there is no place to write one."""
     _, processor, features = cpu_target.target_context.codegen().magic_tuple()
     compiler = hashlib.sha256(f"{numba.__version__} {features}".encode()).hexdigest()[:8]
     return cache.open_directory(f"{processor}-{compiler}")
@@ -88,7 +88,7 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]
 
 
 def announced() -> None:
-    """Makes this process report no compilation, since the caller or its parent does."""
+    """Keeps this process from reporting a compilation, since the caller or its parent reports it."""
     global _announced
     _announced = True
 
@@ -114,7 +114,7 @@ def _pointer(builder: Any, address: Any) -> Any:
 
 @intrinsic
 def copy_bytes(typingctx: Any, to: Any, source: Any, size: Any) -> Any:
-    """copy_bytes(to, source, size): memcpy; a constant size becomes moves. A loop is ten times slower."""
+    """copy_bytes(to, source, size) copies like memcpy; a constant size becomes moves. A loop is ten times slower."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         cgutils.raw_memcpy(builder, _pointer(builder, args[0]), _pointer(builder, args[1]), args[2], 1)
@@ -125,7 +125,7 @@ def copy_bytes(typingctx: Any, to: Any, source: Any, size: Any) -> Any:
 
 @intrinsic
 def zero_bytes(typingctx: Any, to: Any, size: Any) -> Any:
-    """zero_bytes(to, size): memset to zero at an address."""
+    """zero_bytes(to, size) sets bytes at an address to zero, like memset."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         cgutils.memset(builder, _pointer(builder, args[0]), args[1], 0)
@@ -136,7 +136,7 @@ def zero_bytes(typingctx: Any, to: Any, size: Any) -> Any:
 
 @intrinsic
 def prefetch(typingctx: Any, address: Any) -> Any:
-    """prefetch(address): prefetches the address's cache line for a read."""
+    """prefetch(address) prefetches the address's cache line for a read."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word, pointer = ir.IntType(32), _pointer(builder, args[0])
@@ -152,7 +152,7 @@ def prefetch(typingctx: Any, address: Any) -> Any:
 def _items_at(dtype: Any) -> Any:
     @intrinsic
     def items_at(typingctx: Any, address: Any) -> Any:
-        """items_at(address)[i]: item i of the dtype from an address on; a negative index does not wrap around."""
+        """items_at(address)[i] is item i of the dtype from an address on; a negative index does not wrap around."""
         pointer = types.CPointer(dtype)  # type: ignore[attr-defined]
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -170,7 +170,7 @@ int64_at, float32_at, float64_at = _items_at(types.int64), _items_at(types.float
 def _array_at(dtype: Any) -> Any:
     @intrinsic
     def array_at(typingctx: Any, address: Any, length: Any) -> Any:
-        """array_at(address, length): that memory as an array, for a kernel that takes one."""
+        """array_at(address, length) is the memory there as an array, for a kernel that takes an array."""
         kind = types.Array(dtype, 1, "C")
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Plans: a plan describes lanes, window and batch to a kernel, in one argument that is made once.
+"""A plan describes lanes, window and batch to a kernel, in one argument that is made once.
 
-A plan is an array of one record; its columns are a separate array. The plan's maker keeps the memory at its addresses
+A plan is an array of one record; its columns are a separate array. The plan's maker keeps the memory that it points to
 alive. A batch's fields lie at offsets from the batch's address.
 """
 

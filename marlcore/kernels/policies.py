@@ -9,8 +9,8 @@ from .jit import jit
 def draw_category(output, first, end, place, action, log_prob):
     """Draws one of the values `first` to `end` - 1 in each row, never one of probability 0.
 
-    `output`, float32 [k, outputs], has logarithms of the values' probabilities, up to a constant for each row; `place`,
-    float64 [k], multiples of 2^-53 in [0, 1): where each draw lies in the sum of the probabilities. Writes `action`,
+    `output`, float32 [k, outputs], has logarithms of the values' probabilities, up to a constant for each row. `place`,
+    float64 [k], multiples of 2^-53 in [0, 1), tells where each draw falls in the sum of probabilities. Writes `action`,
     int64 [k], counted from `first`, and adds the logarithm of its probability to `log_prob`, float32 [k].
     """
     for row in range(len(place)):
@@ -34,9 +34,9 @@ def trace(reward, discount, value, following, continues, ratio, decay, rho_bar, 
     """Fills in V-trace's targets (Espeholt et al. 2018, arXiv:1802.01561, equation 1), and the advantages beside them.
 
     With a ratio of 1 in each row, the advantages are those of GAE (Schulman et al. 2016, arXiv:1506.02438) with the
-    lambda `decay`. All arrays are float32 [B], but `continues`, bool, tells whether the next row is the episode's next
-    transition. `following` is the value of the next observation, `ratio` the action's probability today by that when it
-    was taken; `rho_bar` clips it in the error of its row, `c_bar` in the weight of later errors.
+    lambda `decay`. All arrays are float32 [B], except `continues`, bool: whether the next row is the episode's next
+    transition. `following` is the value of the next observation. `ratio` is the action's probability today, divided by
+    that when it was taken; `rho_bar` clips it in the error of its row, `c_bar` in the weight of later errors.
     """
     later = 0.0  # the next row's target minus its value
     for i in range(len(reward) - 1, -1, -1):

@@ -1,4 +1,4 @@
-"""Powers of many numbers at once: the compiler vectorises these polynomials, but not calls of `pow`.
+"""Raises many numbers to a power at once: the compiler vectorises these polynomials, but not calls of `pow`.
 
 x = 2^e m with m in [sqrt(1/2), sqrt(2)), and x^a = 2^(a log2 x). The logarithm of m is the series of atanh; the power
 of two is a Taylor series around the nearest integer. Both are as exact as float64.
@@ -50,7 +50,7 @@ def _in_range(values, count):
 
 @inlined
 def raise_all(values, exponent, count):
-    """Raises values[:count], float64 of at least 0, to a power in place; a power of 1 leaves them unchanged."""
+    """Raises values[:count], float64 and at least 0, to a power in place; a power of 1 leaves them unchanged."""
     if exponent == 1.0:
         return
     if abs(exponent) <= STEEPEST and _in_range(values, count):

@@ -73,7 +73,7 @@ def _drop(q, leaf):
 
 @inlined
 def _evict(p, q, lane):
-    """Removes the mass of tickets below the window, and of tickets that need rows below it."""
+    """Removes the mass of tickets that lie below the window or need rows below it."""
     tree, offsets = float64_array(q.tree, q.nodes), int64_array(q.offsets, q.levels + 1)
     lo, floor, caught = int64_at(p.lo)[lane], int64_at(q.floor), int64_at(q.caught)
     first, last = floor[lane], min(lo, caught[lane])
@@ -105,7 +105,7 @@ def _initial(p, q, lane, ticket):
 
 @inlined
 def _take_in(p, q, lane):
-    """Gives mass to a lane's new tickets in order, up to the first pending one."""
+    """Gives mass to a lane's new tickets in order, up to the first that still waits for rows."""
     tree, offsets = float64_array(q.tree, q.nodes), int64_array(q.offsets, q.levels + 1)
     first = ticket = int64_at(q.caught)[lane]
     last, mass = -1.0, 0.0  # without actors' priorities, all new tickets share one
@@ -129,7 +129,7 @@ def _take_in(p, q, lane):
 
 @jit
 def catch_up(plan, priorities):
-    """Gives mass to tickets written since the last call, and takes it from overwritten tickets; sets the seams."""
+    """Gives mass to tickets written since the last call, removes that of overwritten tickets, and sets the seams."""
     p, q = plan[0], priorities[0]
     find_seams(p)
     for lane in range(p.lanes):
@@ -149,9 +149,9 @@ def _ticket_of(p, leaf):
 
 @jit
 def draw(plan, columns, out, rows, priorities):
-    """Draws the output rows `rows` after `catch_up`: one from each of len(rows) equal parts of the total mass.
+    """Draws tickets for the output rows `rows` after `catch_up`: one from each of len(rows) equal parts of the mass.
 
-    Returns: slots filled; fewer than the rows if some were overwritten meanwhile, 0 without any mass.
+    Returns: the number of slots filled: fewer than the rows if writers overwrote some, 0 if there is no mass.
     """
     p, q = plan[0], priorities[0]
     tree, offsets = float64_array(q.tree, q.nodes), int64_array(q.offsets, q.levels + 1)
@@ -198,7 +198,7 @@ def weigh(plan, out, rows, priorities, beta):
 
 @jit
 def first_bad(priority, limit):
-    """Index of the first priority that is negative, above the limit or NaN; -1 without one."""
+    """Returns the index of the first priority that is negative, above the limit or NaN; -1 if there is none."""
     for i in range(len(priority)):
         if not 0.0 <= priority[i] <= limit:
             return i
@@ -209,7 +209,7 @@ def first_bad(priority, limit):
 def update(plan, priorities, index, priority):
     """Gives the transitions or sequences `index`, int64 [n], new priorities, float64 [n], finite and at least 0.
 
-    Returns: how many were ignored because they were overwritten or never drawn.
+    Returns: how many priorities were ignored because their rows were overwritten or never drawn.
     """
     p, q = plan[0], priorities[0]
     tree, offsets = float64_array(q.tree, q.nodes), int64_array(q.offsets, q.levels + 1)

@@ -1,4 +1,4 @@
-"""The random generator of all draws, and its distributions."""
+"""The random generator that makes all draws, and its distributions."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ def _rotl(x, k):
 
 @inlined
 def next_random(state):
-    """xoshiro256++ (Blackman and Vigna 2021, "Scrambled linear pseudorandom number generators", figure 3)."""
+    """Steps xoshiro256++ (Blackman and Vigna 2021, "Scrambled linear pseudorandom number generators", figure 3)."""
     result = _rotl(state[0] + state[3], 23) + state[0]
     t = state[1] << np.uint64(17)
     state[2] ^= state[0]
@@ -26,7 +26,7 @@ def next_random(state):
 
 @inlined
 def below(state, bound):
-    """A number in [0, bound), bound < 2^32, each equally likely (Lemire 2019, arXiv:1805.10941, algorithm 5)."""
+    """Draws a number in [0, bound), bound < 2^32, uniformly (Lemire 2019, arXiv:1805.10941, algorithm 5)."""
     wide = np.uint64(bound)
     product = (next_random(state) >> np.uint64(32)) * wide
     low = product & np.uint64(0xFFFFFFFF)
@@ -40,5 +40,5 @@ def below(state, bound):
 
 @inlined
 def unit(state):
-    """A multiple of 2^-53 in [0, 1), each equally likely."""
+    """Draws a multiple of 2^-53 in [0, 1), uniformly."""
     return np.float64(next_random(state) >> np.uint64(11)) * 2.0**-53

@@ -27,7 +27,7 @@ CACHE_LINE = 64
 
 @inlined
 def row_of(p, lane, ticket):
-    """The row of a ticket in its lane's window, counted over all lanes; a division would cost more than a cache hit."""
+    """Returns a ticket's row, counted over all lanes' windows; a division would cost more than a cache hit."""
     row = ticket - int64_at(p.seam)[lane]
     return (lane + (row < 0)) * p.capacity + row
 
@@ -39,7 +39,7 @@ def record_of(p, lane, ticket):
 
 @inlined
 def place_of(p, lane, ticket):
-    """A row's place in its episode: its age and flags in one word."""
+    """Returns a row's place in its episode: its age and flags in one word."""
     return uint32_at(record_of(p, lane, ticket))[PLACE]
 
 
@@ -55,7 +55,7 @@ def age_of(place):
 
 @inlined
 def prefetch_row(p, lane, ticket):
-    """Prefetches a record and the next one; of large ones, only the first lines and the last."""
+    """Prefetches a record and the next one; of large records, only the first lines and the last."""
     at, both = record_of(p, lane, ticket), 2 * p.record_stride
     for offset in range(0, min(both, 4 * CACHE_LINE), CACHE_LINE):
         prefetch(at + offset)
@@ -74,7 +74,7 @@ def find_seams(p):
 
 @inlined
 def last_of(p, lane, ticket):
-    """The last row of the n-step return from a ticket: the episode's end or the n-th; (verdict, ticket, flags)."""
+    """Finds the last row of a ticket's n-step return, the n-th or the episode's end: (verdict, ticket, flags)."""
     hi, last = int64_at(p.hi)[lane], ticket
     flags = flags_of(place_of(p, lane, ticket))
     for _ in range(p.n_step - 1):
@@ -92,9 +92,9 @@ def last_of(p, lane, ticket):
 
 @inlined
 def successor_of(p, lane, last, flags):
-    """The row whose obs is the next_obs of a return that ends with the row `last`: (verdict, its ticket).
+    """Finds the row whose obs is the next_obs of a return that ends with the row `last`: (verdict, its ticket).
 
-    The successor of a truncated row is its boundary row. A terminated row may lack one, and is then its own successor.
+    A truncated row's successor is its boundary row. A terminated row without a boundary row is its own successor.
     """
     if p.stored_next:
         return SAMPLEABLE, last
@@ -117,12 +117,12 @@ def _check_return(p, lane, ticket):
 
 @inlined
 def check(p, lane, ticket):
-    """Whether a ticket can be drawn: (verdict, its frames before it, the lowest ticket that it needs, its rows).
+    """Checks whether a ticket can be drawn: (verdict, its frames before it, the lowest ticket that it needs, its rows).
 
     A transition can be drawn if it is not a boundary row, its lane holds all frames of its stack, and its n-step return
-    is whole. A sequence begins with such a row, whose age must be a multiple of the period. It ends early with its
-    episode, or where a writer was replaced, and must be whole otherwise. A sequence that ends within its burn-in cannot
-    be drawn: it has no transition to train on.
+    is whole. A sequence begins with such a row, whose age must be a multiple of the period. It may end early with its
+    episode, or where a writer was replaced; otherwise it must be whole. A sequence that ends within its burn-in cannot
+    be drawn, since it has no transition to train on.
     """
     place, hi = place_of(p, lane, ticket), int64_at(p.hi)[lane]
     whole_age = age_of(place)

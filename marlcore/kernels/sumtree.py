@@ -1,8 +1,8 @@
-"""A sum tree, 16 children a node: it finds the leaf that a point of the total mass falls on in a few cache lines.
+"""A sum tree with 16 children a node: it finds the leaf at a point of the total mass with a few cache misses.
 
-Level 0 holds the leaves, each level above it one sum for 16 nodes, the last level the total. A sum is always recomputed
-from its children, never updated by differences, so that rounding errors cannot grow. A tree of minima works in the same
-way: its last level holds the least leaf.
+Level 0 holds the leaves, each higher level one sum for 16 nodes, the last level the total. Each sum is recomputed from
+its children, never updated by differences, so that rounding errors cannot grow. A tree of minima works alike: its last
+level holds the least leaf.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ ZERO, ONE, TWO, THREE, FOUR, EIGHT = (np.uint64(n) for n in (0, 1, 2, 3, 4, 8))
 
 
 def level_offsets(leaves: int) -> NDArray[np.int64]:
-    """Where each level begins in the tree's array, float64; the last entry is the array's length."""
+    """Returns where each level begins in the tree's array, float64; the last entry is the array's length."""
     offsets, nodes = [0], leaves
     while True:
         padded = -(-nodes // FANOUT) * FANOUT if nodes > 1 else 1
@@ -27,7 +27,7 @@ def level_offsets(leaves: int) -> NDArray[np.int64]:
 
 
 def empty_tree(offsets: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Zeros for a tree, aligned so that the children of each node lie in as few cache lines as possible."""
+    """Returns zeros for a tree, aligned so that the children of each node lie in as few cache lines as possible."""
     room = np.zeros(int(offsets[-1]) + LINE_ITEMS)
     first = -(room.ctypes.data // room.itemsize) % LINE_ITEMS
     return room[first : first + int(offsets[-1])]
@@ -40,7 +40,7 @@ def _joined(x, y, least):
 
 @inlined
 def _of_children(tree, first, least):
-    """The sum of 16 children, or the least of them, in four strands that do not wait for each other."""
+    """Returns the sum or the least of 16 children, in four strands that do not wait for each other."""
     a, b, c, d = tree[first], tree[first + 1], tree[first + 2], tree[first + 3]
     for k in range(first + 4, first + FANOUT, 4):
         a = _joined(a, tree[k], least)
@@ -61,7 +61,7 @@ def repair_range(tree, offsets, bottom, first, last, least=False):
 
 @jit
 def repair(tree, offsets, leaves, count, least=False):
-    """Recomputes the sums, or minima, above leaves[:count]; overwrites `leaves`."""
+    """Recomputes the sums, or minima, above the leaves numbered in leaves[:count]; overwrites `leaves`."""
     for level in range(1, len(offsets) - 1):
         width = offsets[level + 1] - offsets[level]
         if width <= count:  # this level and all above are faster to recompute whole
@@ -77,7 +77,7 @@ def repair(tree, offsets, leaves, count, least=False):
 
 @inlined
 def _child_at(tree, first, target):
-    """The child, of 16 from `first` on, that a point falls on, without branches; and the point's place in it."""
+    """Finds without branches which of 16 children a point falls on; returns it and the point's place in the child."""
     a = (tree[first] + tree[first + ONE]) + (tree[first + TWO] + tree[first + THREE])
     second, third = first + FOUR, first + EIGHT
     b = a + ((tree[second] + tree[second + ONE]) + (tree[second + TWO] + tree[second + THREE]))
@@ -116,7 +116,7 @@ def _walk(tree, first, width, targets, nodes, count):
 
 @jit
 def find(tree, offsets, targets, leaves, count):
-    """Finds the leaf, never one without mass, of each of targets[:count], ascending in [0, total); overwrites them."""
+    """Finds the leaf of each of targets[:count], ascending in [0, total), never one without mass; overwrites these."""
     level = len(offsets) - 2
     while level > 0 and offsets[level] - offsets[level - 1] <= 2 * count:
         level -= 1

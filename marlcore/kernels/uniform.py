@@ -1,4 +1,4 @@
-"""Draws transitions or sequences; all that can be drawn are equally likely."""
+"""Draws transitions or sequences, each drawable one with the same probability."""
 
 from .gather import take_chosen
 from .jit import inlined, int64_at, jit, uint64_at
@@ -8,7 +8,7 @@ from .rows import SAMPLEABLE, check, find_seams, prefetch_row
 
 @inlined
 def _choose(p, first, count, total):
-    """Chooses (lane, ticket) for slots [first, count), all before a row is read, so that cache misses overlap."""
+    """Chooses (lane, ticket) for slots [first, count) before any row is read, so that cache misses overlap."""
     generator, lanes, tickets = uint64_at(p.generator), int64_at(p.lane), int64_at(p.ticket)
     lo, hi = int64_at(p.lo), int64_at(p.hi)
     for slot in range(first, count):
@@ -24,7 +24,7 @@ def _choose(p, first, count, total):
 def draw(plan, columns, out, rows):
     """Draws the rows `rows`, int64, of the batch at the address `out`; sets the windows' seams.
 
-    Returns: (slots filled, draws refused); fewer slots than rows if nearly all draws were refused.
+    Returns: (slots filled, draws refused); fills fewer slots than rows only if nearly all draws were refused.
     """
     p = plan[0]
     total = find_seams(p)
@@ -56,7 +56,7 @@ def list_sampleable(plan, sampleable):
 
 @jit
 def draw_listed(plan, columns, out, rows, sampleable, listed):
-    """`draw` from the list of `list_sampleable`, if few tickets can be drawn; returns the number of slots filled."""
+    """Draws from the list of `list_sampleable`, for few drawable tickets; returns the number of slots filled."""
     p = plan[0]
     for slot in range(len(rows)):
         pick = below(uint64_at(p.generator), listed)

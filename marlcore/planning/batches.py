@@ -1,7 +1,7 @@
-"""Batches of states that this process and worker processes evaluate; the results come in the order of the states.
+"""This process and worker processes evaluate batches of states; the results come in the order of the states.
 
-This process evaluates too, so little work needs no worker, and workers get no states that take longer to send than to
-evaluate.
+Little work needs no worker, since this process evaluates too. Workers get states only if evaluating them takes longer
+than sending them.
 """
 
 import multiprocessing
@@ -21,14 +21,14 @@ from ..unpickling import unpickled
 
 BATCH_S = 0.05  # of work in a worker's batch
 OWN_S = 0.005  # of work in a batch of this process
-LEAST_S = 0.001  # a batch with less work than this is not worth its way
+LEAST_S = 0.001  # a batch with less work than this is not worth sending
 MOST = 4096  # states of a batch
 WAIT_S = 0.1  # for workers, between two looks for signals
 TRIED = 4  # batches before the cost of sending is judged
 
 
 def count_workers(workers: int | None) -> int:
-    """By default one for each processor. Raises ValueError: fewer than one."""
+    """Returns the number of workers, by default one for each processor. Raises ValueError: fewer than one."""
     if workers is None:
         return cgroup.processors()
     check_whole("workers", workers)
@@ -43,7 +43,7 @@ class BatchResult(NamedTuple):
 
 
 def packed(batch: BatchResult) -> bytes:
-    """A worker's reply, whose failure names this process."""
+    """Pickles a worker's reply; a failure in it names this process."""
     if isinstance(batch.failure, (CallbackFailed, WorldModelFailed)):
         batch = batch._replace(failure=batch.failure.of(multiprocessing.current_process().name))
     reply: bytes = cloudpickle.dumps(batch)
@@ -51,7 +51,7 @@ def packed(batch: BatchResult) -> bytes:
 
 
 def stays_equal(thing: Any) -> bool:
-    """Whether a pickled copy of something hashable is equal to it, and hashes alike."""
+    """Returns whether a pickled copy of a hashable object is equal to it and has the same hash."""
     try:
         copy = unpickled(cloudpickle.dumps(thing))
         return bool(copy == thing) and hash(copy) == hash(thing)
@@ -62,14 +62,14 @@ def stays_equal(thing: Any) -> bool:
 
 @dataclass
 class Batches:
-    """The batches of a list of states, which may grow meanwhile."""
+    """Splits a list of states, which may grow in the meantime, into batches, and evaluates them."""
 
     states: Sequence[Any]
     evaluate: Callable[[Sequence[Any]], BatchResult]  # in this process
     workers: int  # processes that evaluate, this one included
-    size: int | None = None  # states that a worker gets; then all start at once. None: as many as take 50 ms
+    size: int | None = None  # states that a worker gets; if given, all start at once. None: as many as take 50 ms
     pool: Pool | None = None  # answers a pickled batch by a `packed` result, an empty one by anything; None: no workers
-    started: bool = False  # whether the pool's workers were
+    started: bool = False  # whether the pool's workers were started
     handed: int = 0  # the states before this one are evaluated, or are being evaluated
     merged: int = 0  # the results of the states before this one were returned
     cost: float = 0.0  # seconds that a state takes here
@@ -84,7 +84,7 @@ class Batches:
         return len(self.states) - self.handed
 
     def attend(self, seconds: float = 0.0) -> None:
-        """Takes what workers have finished, waiting at most so long, and gives states to idle ones."""
+        """Collects results from workers, for which it waits at most `seconds`, and gives states to idle workers."""
         if self.pool is None:
             return
         if self.size is not None:
@@ -110,12 +110,12 @@ class Batches:
         self.took(size, perf_counter() - began - (self._sending - sending))
 
     def took(self, states: int, seconds: float) -> None:
-        """Notes how long this process took for some states."""
+        """Notes how long this process took to evaluate some states."""
         cost = seconds / states
         self.cost = 0.75 * self.cost + 0.25 * cost if self.cost else cost
 
     def results(self) -> Iterator[Any]:
-        """The results that are next in the order of the states. Raises: the failure of such a batch."""
+        """Yields finished results in the order of the states, up to a gap. Raises a batch's failure at its turn."""
         while (batch := self._results.pop(self.merged, None)) is not None:
             if batch.failure is not None:
                 raise batch.failure
@@ -142,7 +142,7 @@ class Batches:
         return min(max(1, int(BATCH_S / self.cost)), share, MOST)
 
     def _start(self, pool: Pool) -> None:
-        """Starts the workers, each step as soon as it needs no waiting; with a given size, waits until all can work."""
+        """Starts the workers over several calls that do not wait; with a given `size`, waits until all can work."""
         if self.started:
             return
         pool.begin()

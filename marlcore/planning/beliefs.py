@@ -1,4 +1,4 @@
-"""An agent's beliefs of the others' actions, in arrays: for each of its actions, profiles and probabilities."""
+"""Arrays of an agent's beliefs about the others' actions: for each of its own actions, profiles and probabilities."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +27,7 @@ def tabulate_belief(
     believed: Believed | None,
     acting: NDArray[np.bool_],
 ) -> Belief:
-    """Evaluates what an agent believes for each action in each state where it acts; None: others act at random."""
+    """Tabulates an agent's beliefs for each action in each state where it acts; `believed` None: uniform ones."""
     graph, actions = tabulate.graph, tabulate.graph.actions
     others = tuple(i for i in range(graph.agents) if i != agent and i not in robots)
     free = _profiles_of(robots, actions)
@@ -44,7 +44,7 @@ def tabulate_belief(
 
 
 def _profiles_of(agents: Sequence[int], actions: int) -> NDArray[np.int64]:
-    """The profiles of these agents, everybody else's actions being 0, in ascending order if the agents are."""
+    """Returns all profiles in which only these agents' actions differ from 0, ascending if `agents` are."""
     profiles = np.zeros(1, np.int64)
     for agent in agents:
         steps = np.arange(actions, dtype=np.int64) * actions**agent
@@ -55,7 +55,7 @@ def _profiles_of(agents: Sequence[int], actions: int) -> NDArray[np.int64]:
 def _beliefs(
     believed: Believed, agent: int, others: tuple[int, ...], graph: Graph, numbers: Numbers
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
-    """How many pairs, int64 [numbers, actions]; their probabilities; their profiles' numbers."""
+    """Returns numbers of pairs, int64 [numbers, actions]; the pairs' probabilities; their profiles' numbers."""
 
     def pairs_of(state: Any) -> list[list[tuple[float, tuple[Any, ...]]]]:
         # A profile is copied at once, since the caller's function may reuse its memory.

@@ -1,4 +1,4 @@
-"""Building the graph of a world model: its states are enumerated, then ordered, then written to one segment."""
+"""Builds a world model's graph: enumerates its states, then orders them, then writes them to one segment."""
 
 import sys
 from collections.abc import Callable
@@ -37,33 +37,33 @@ def build_graph(
     min_free_memory_fraction: float = 0.1,
     fork: bool | None = None,
 ) -> Graph:
-    """The graph of all states that the model can reach from its initial state.
+    """Builds the graph of all states that the model can reach from its initial state.
 
-    The graph is the same, to the last bit, for any number of workers, whatever worker is killed meanwhile, if the model
-    is deterministic: at the end this process expands a sample of 32 states again. Afterwards the model is in its
-    initial state.
+    The graph is the same, to the last bit, for any number of workers, even if a worker is killed, provided that the
+    model is deterministic; to check that, this process expands a sample of 32 states again at the end. Afterwards
+    the model is in its initial state.
 
     Args:
-        model: see WorldModel. Workers have copies, pickled by value where another process cannot import them.
+        model: see WorldModel. Workers get copies; code that another process cannot import is pickled by value.
         workers: processes that expand states, this one included; None: as many as this process may use processors.
             The others start after 0.05 s, if the graph is not complete by then, and get states only where that saves
             time. With 1, nothing is pickled but the states.
         probabilities: False leaves them out of the graph; True means "float64".
-        batch: states that a worker gets at a time; then the workers start at once, whatever the graph's size. None: as
+        batch: states that a worker gets at a time; if given, the workers start at once for any graph. None: as
             many as take 50 ms.
         progress: show a line on standard error while it is a terminal.
-        level_fct: the level of a state, an integer that every transition lowers, or that every one raises. None: the
-            transitions of the longest path to an end.
-        min_free_memory_fraction: of the machine's memory, and of this process's limit; 0 checks nothing.
-        fork: workers are forks of this process, which start in 0.03 s with all its imports. False: of a new program,
-            which imports what the model needs. None: forks if this process has no other Python thread, no native thread
-            with a name of its own, no running threads of Numba and no open GPU. True: forks in any case.
+        level_fct: returns a state's level, an integer that every transition lowers, or that every one raises. None:
+            the level is the number of transitions of the longest path to an end.
+        min_free_memory_fraction: the share of the machine's memory, and of this process's limit, to keep free; or 0.
+        fork: True: workers are forks of this process, which start in 0.03 s with all its imports. False: forks of a
+            new program, which imports what the model needs. None: True if this process has no other Python thread, no
+            native thread with a name of its own, no running threads of Numba and no open GPU.
 
     Raises:
         ValueError: the transitions have a cycle, probabilities are negative or do not sum to 1, there are more than
             2^31 profiles, the model answers differently when asked again, `level_fct` contradicts the graph, or an
             argument is out of range.
-        TypeError: a state is not hashable; the model or a state cannot be pickled, or changes when it is.
+        TypeError: a state is not hashable; the model or a state cannot be pickled, or pickling changes it.
         WorldModelFailed: the model raised. WorkerFailed: four workers died of the same states.
         NotEnoughMemory, SharedMemoryFull: no room for the graph.
     """
@@ -100,9 +100,9 @@ def _dtype(probabilities: object) -> str | None:
 
 
 class Watch:
-    """Keeps a share of the memory free, an error in time instead of a kill by the kernel; and shows progress.
+    """Raises an error before the memory is full, rather than let the kernel kill the process, and shows progress.
 
-    The progress is a line on standard error, rewritten in place, if that is a terminal.
+    It rewrites a line of progress on standard error in place, if that is a terminal.
     """
 
     def __init__(self, fraction: float, progress: bool) -> None:
@@ -124,7 +124,7 @@ class Watch:
         self._shown = True
 
     def check_memory(self, states: int, nbytes: int = 0) -> None:
-        """Raises NotEnoughMemory: less than the share is free, or would be after allocating `nbytes` more."""
+        """Checks the free memory, less `nbytes` to allocate. Raises NotEnoughMemory: less than the share is free."""
         if not self._fraction or 0 < nbytes < _SMALL:
             return
         for whose, free, total in _memory():

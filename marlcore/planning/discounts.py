@@ -1,4 +1,4 @@
-"""Discounts of transitions: e^(-rho D) = gamma^D for a transition of the duration D."""
+"""Discounts transitions by e^(-rho D) = gamma^D, where D is the transition's duration."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ Durations = Callable[[Any, tuple[int, ...], list[tuple[float, Any]]], Sequence[f
 
 @dataclass(frozen=True)
 class Discount(Declared):
-    """The factor for a duration of 1, `gamma`, or its rate `rho`, -ln(gamma); neither for no discount."""
+    """A discount: its factor `gamma` for a duration of 1, or its rate `rho` = -ln(gamma); with neither, no discount."""
 
     gamma: Annotated[float | None, Number(above=0, high=1)] = None
     rho: Annotated[float | None, Number(0)] = None
@@ -39,7 +39,7 @@ class Discount(Declared):
 
 
 def discounted_rows(tabulate: Tabulate, durations: Durations | None, *discounts: Discount) -> list[GraphArrays]:
-    """The graph as kernels see it, with each of these discounts; durations are evaluated if one depends on them."""
+    """Returns the graph's arrays for kernels, one set a discount; evaluates durations only if a discount needs them."""
     graph = tabulate.graph
     if graph.probability is None:
         raise ValueError("graph: expected one with probabilities, got one of build_graph(..., probabilities=False)")

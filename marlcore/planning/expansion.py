@@ -1,4 +1,4 @@
-"""Expansions: the possible transitions of states, as arrays that grow while a world model is enumerated."""
+"""Expansions: arrays of the states' possible transitions, which grow while a world model is enumerated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOLERANCE = 1e-6  # of a sum of probabilities
 
 
 class Expansion:
-    """The transitions of some states; their successors are numbered in the order in which they first occur."""
+    """The transitions of some states; successors are numbered in the order in which they first occur."""
 
     def __init__(self, *states: Hashable) -> None:
         self.states = [*states]  # in the order of their numbers
@@ -32,7 +32,7 @@ class Expansion:
         self._checked = (0, 0, 0)  # expanded states, possible profiles and outcomes
 
     def add(self, transition: Transition, profiles: Profiles, state: Any) -> None:
-        """Raises WorldModelFailed: the model raised, or returned no pairs. TypeError: a successor is not hashable."""
+        """Adds a state's transitions. Raises WorldModelFailed: the model failed. TypeError: a successor has no hash."""
         numbers, successor, probability = self._numbers, self.successor.append, self.probability.append
         number = numbers.setdefault
         rows = len(self.profile)
@@ -54,7 +54,7 @@ class Expansion:
         self._list_new_states()
 
     def extend(self, other: Expansion) -> None:
-        """Appends the transitions of another expansion, both checked, and numbers its new states in their order."""
+        """Appends another expansion's transitions and numbers its new states in their order; both must be checked."""
         numbers = self._numbers
         numbered = np.array([numbers.setdefault(state, len(numbers)) for state in other.states], np.int32)
         self.successor.frombytes(numbered[np.asarray(other.successor)].tobytes())
@@ -76,7 +76,7 @@ class Expansion:
         return _starts(self.outcomes)[_starts(self.rows)]
 
     def check(self, expanded: Sequence[Any], profiles: Profiles) -> None:
-        """Checks the probabilities of those of the `expanded` states that the last check did not."""
+        """Checks the probabilities of the `expanded` states that came after the last check."""
         states, rows, outcomes = self._checked
         counts = np.asarray(self.rows)[states:]
         lengths = np.asarray(self.outcomes)[rows : rows + int(counts.sum())]
@@ -95,7 +95,7 @@ class Expansion:
         self._checked = (states + len(counts), rows + len(lengths), outcomes + len(chances))
 
     def check_repeats(self, transition: Transition, profiles: Profiles) -> None:
-        """Expands a bounded sample of the states that have transitions again, wherever they were expanded first."""
+        """Expands a bounded sample of states again, whichever process expanded them first, and compares the results."""
         live = np.flatnonzero(self.rows)
         count = min(SAMPLE, len(live), 1 + len(live) // 16)
         sample = live[np.linspace(0, len(live) - 1, count).astype(int)]
@@ -118,7 +118,7 @@ class Expansion:
                 )
 
     def _answers(self, rows: range, outcome: int) -> dict[int, list[tuple[float, Any]]]:
-        """By possible profile, the probabilities and successors in these rows, whose first outcome has this number."""
+        """Returns each row's (probability, successor) pairs by profile; `outcome` is the number of the first pair."""
         answers = {}
         for row in rows:
             outcomes = range(outcome, outcome := outcome + self.outcomes[row])
@@ -137,7 +137,7 @@ def _starts(counts: array[int]) -> NDArray[np.int64]:
 
 
 def _explained(error: Exception, state: Any, profile: tuple[int, ...], pairs: Any) -> Exception:
-    with suppress(TypeError, ValueError):  # of an item that is no pair
+    with suppress(TypeError, ValueError):  # an item may be no pair
         for _, successor in pairs if isinstance(error, TypeError) else ():
             try:
                 hash(successor)

@@ -1,4 +1,4 @@
-"""Enumerating a world model's states in this process and in workers; the result does not depend on their shares.
+"""Enumerates a world model's states in this process and workers; how these share the work does not change the result.
 
 A state's number is the order of its discovery, breadth first: states are expanded in any order, but their expansions
 are merged in the order of their numbers. Errors are raised in that order too.
@@ -38,7 +38,7 @@ class Exploration:
         self._lost: Exception | None = None  # why workers cannot continue; the model is not to blame for it
 
     def run(self, tick: Callable[[int, int], None]) -> Expansion:
-        """Calls `tick` with the states expanded and found, every few milliseconds unless a state takes longer."""
+        """Explores all states; calls `tick`(expanded, found) every few milliseconds, unless a state takes longer."""
         whole = self._whole
         with closing(self._pool) if self._pool else nullcontext():
             while len(whole.rows) < len(whole.states):
@@ -77,11 +77,11 @@ class Exploration:
             batches.took(batches.merged - first, now - began)
 
     def _watchful(self, state: Any, profile: tuple[int, ...]) -> Any:
-        """The model's transition; attends to the workers before it, since one state may take long."""
+        """Attends to the workers, since one state may take long, then calls the model."""
         if perf_counter() >= self._next_look:
             try:
                 self._attend(0.0)
-            except Exception as error:  # `expand` would take it for the model's, and keep it for a later turn
+            except Exception as error:  # `expand` would take it for the model's error and raise it later
                 self._lost = error
                 raise
             self._next_look = perf_counter() + LOOK_S
@@ -89,7 +89,7 @@ class Exploration:
 
 
 def expand(transition: Transition, profiles: Profiles, states: Sequence[Any]) -> BatchResult:
-    """Expands states one by one. The first failure in the order of the states counts."""
+    """Expands states one by one; the result's failure is the first in the order of the states."""
     expansion, failure = Expansion(), None
     try:
         for state in states:

@@ -1,4 +1,4 @@
-"""An agent's goals in arrays: the states that offer each goal, its weights, and the states that achieve it."""
+"""Arrays of an agent's goals: the states that offer each goal, its weights, and the states that achieve it."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ Goals = Mapping[int, Sequence[Goal]] | GoalGenerator
 
 @dataclass(frozen=True)
 class GoalTable:
-    """One agent's goals."""
+    """The goals of one agent."""
 
     goals: list[Goal]  # in the order in which the states, by their numbers, offer them first
     flags: NDArray[np.uint8]  # [states, goals], OFFERED and ACHIEVED
@@ -30,11 +30,11 @@ class GoalTable:
 
 
 def tabulate_goals(tabulate: Tabulate, goals: Goals, agent: int, acting: NDArray[np.bool_]) -> GoalTable:
-    """Evaluates an agent's goals once in each state, a generator only in the states where agents act."""
+    """Evaluates an agent's goals once in each state, and a goal generator once in each state where agents act."""
     offered: NDArray[Any]
     if callable(goals):
         job, numbers = partial(_offers, goals, agent), np.flatnonzero(acting).tolist()
-        # A goal that another process would return as a different one must come from here.
+        # If a pickled goal would differ from the goal, this process alone generates goals.
         stay_equal = all(map(stays_equal, job(tabulate.graph, numbers[:1]).goals))
         offers = (tabulate if stay_equal else Tabulate(tabulate.graph, 1))(job, numbers)
         goals_of_agent, offered, weight = _join([job(tabulate.graph, []), *offers], len(acting))

@@ -1,4 +1,4 @@
-"""State-space graphs: the states of a world model, and their transitions as arrays in one shared segment."""
+"""State-space graphs: a world model's states, and arrays of their transitions in one shared segment."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ Transition = tuple[tuple[int, ...], list[float], list[int]]
 class Graph(Shared):
     """The states that a world model can reach, in an order in which every successor comes later.
 
-    `build_graph` makes it. Pass it, or its `handle`, to other processes: unpickling a Graph attaches to the same
-    memory. After a fork, attach to the handle. The arrays are read-only. Possible profiles of a state are its rows.
+    `build_graph` makes a graph. Pass it, or its `handle`, to other processes: unpickling a Graph attaches to the same
+    memory. After a fork, attach by the handle. The arrays are read-only. A state has one row for each possible profile.
 
     Attributes:
-        agents: the number of agents. actions: of each agent. profiles: actions ** agents.
+        agents: the number of agents. actions: the number of actions of each agent. profiles: actions ** agents.
         row_start: int64 [states + 1]; the rows of state i are row_start[i] to row_start[i + 1] - 1. A state without
             rows is terminal.
         profile: int32 [rows]; each row's profile, ascending within a state: the sum of action_i * actions^i.
@@ -81,7 +81,7 @@ class Graph(Shared):
         profiles: Profiles,
         probability: str | None,
     ) -> Graph:
-        """A new graph of a complete expansion, whose states' numbers `order` has in the graph's order."""
+        """Makes a graph of a complete expansion; `order` has the states' numbers in the graph's order."""
         states = [expansion.states[number] for number in order]
         content = pickled(states, "states: expected something that can be pickled ({})")
         counts = {
@@ -111,7 +111,7 @@ class Graph(Shared):
 
     @cached_property
     def index(self) -> dict[Hashable, int]:
-        """Each state's number."""
+        """The number of each state."""
         return {state: number for number, state in enumerate(self.states)}
 
     @cached_property
@@ -124,12 +124,12 @@ class Graph(Shared):
         return np.split(order, cuts)[:: -1 if rises else 1]
 
     def successors_of(self, state: int) -> NDArray[np.int32]:
-        """The different successors of the state with this number, ascending, int32 [successors]."""
+        """Returns the distinct successors of the state with this number, ascending, int32 [successors]."""
         low, high = self.start[self.row_start[[state, state + 1]]]
         return np.unique(self.successor[low:high])
 
     def to_lists(self) -> tuple[list[Any], dict[Hashable, int], list[list[int]], list[list[Transition]]]:
-        """The graph as (states, index, successors, transitions) of Python lists.
+        """Returns the graph as Python lists (states, index, successors, transitions).
 
         transitions[i] has (profile, probabilities, successors) for each possible profile; without probabilities in the
         graph, their lists are empty.
@@ -148,11 +148,11 @@ class Graph(Shared):
         return [*self.states], {**self.index}, [after for _, after in edges.of_each(range(len(self)))], transitions
 
     def plot(self, path: str | os.PathLike[str] | None = None, label: Callable[[Any], str] | None = None) -> Figure:
-        """A matplotlib figure of a small graph: states in columns by level, an arrow to each successor.
+        """Draws a small graph as a matplotlib figure: states in columns by level, with an arrow to each successor.
 
         Args:
-            path: an image file to write it to.
-            label: the text of a state; by default its number.
+            path: an image file to write the figure to.
+            label: returns a state's text; by default its number.
 
         Raises: ValueError: the graph has more than 300 states.
         """
@@ -165,7 +165,7 @@ class Graph(Shared):
         return figure
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the graph to a file, which atomically replaces an earlier one; on disk at return.
+        """Writes the graph to a file and atomically replaces an earlier one; it is on disk when the call returns.
 
         Raises: SharedMemoryFull: the file system has no room. ValueError: the path is not that of an ordinary file.
         """
@@ -175,9 +175,9 @@ class Graph(Shared):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Graph:
-        """A new graph with the content of a saved one. Its states are pickled: load only files that you trust.
+        """Loads a saved graph as a new one. Its states are pickled: load only files that you trust.
 
-        Raises: SegmentNotFound, SegmentCorrupt: the file does not exist, or it is no graph. SharedMemoryFull: no room.
+        Raises: SegmentNotFound: there is no such file. SegmentCorrupt: it is no graph. SharedMemoryFull: no room.
         """
         with cls.attach(as_path("path", path).resolve()) as saved:
             segment = saved._segment
@@ -187,7 +187,7 @@ class Graph(Shared):
             )
 
     def __len__(self) -> int:
-        """States."""
+        """Returns the number of states."""
         return int(self._counts["states"])
 
     def __repr__(self) -> str:

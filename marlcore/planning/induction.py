@@ -50,15 +50,15 @@ def backward_induction(
     taken. Results are the same to the last bit for any number of workers.
 
     Args:
-        graph: of `build_graph`, with probabilities.
-        goals: by agent a sequence of goals; or a function (state, agent) -> (goal, weight) pairs, for goals that depend
-            on the state. A goal is a function state -> bool, or has such a method `is_achieved`; it is hashable.
-        agents: whose policies are computed; by default, those that have goals.
-        robots: agents of whom nothing is believed: each expectation is the least over their actions.
-        optimistic: the greatest instead of the least.
+        graph: a graph of `build_graph`, with probabilities.
+        goals: maps agents to sequences of goals; or a function (state, agent) -> (goal, weight) pairs, for goals that
+            depend on the state. A goal is a function state -> bool, or has such a method `is_achieved`; it is hashable.
+        agents: the agents whose policies are computed; by default, those that have goals.
+        robots: agents about whom there are no beliefs: each expectation is the least over the robots' actions.
+        optimistic: takes the greatest expectation instead of the least.
         believed: (state, agent, action) -> (probability, profile) pairs: how the others act. The profile's actions of
-            the agent and of robots do not matter. By default, all others act at random. Profiles that a state does
-            not allow are left out there.
+            the agent and of robots do not matter. By default, all others act at random. In each state, profiles that it
+            does not allow are left out.
         beta: at least 0; infinity takes the best action, or each of the best ones equally often.
         gamma, rho: the discount of a duration of 1, or its rate -ln(gamma); by default none.
         durations: (state, profile, [(probability, successor), ...]) -> the duration of each outcome; by default 1.
@@ -70,8 +70,8 @@ def backward_induction(
         progress: called with (states done, all states).
 
     Raises:
-        ValueError: an argument is out of range, a state has no goals, or what is believed is no probability
-            distribution or not possible; the message names the state.
+        ValueError: an argument is out of range, a state has no goals, or beliefs are no probability distribution or
+            have no possible profile; the message names the state.
         CallbackFailed: a function of the caller raised; the message names the state.
         TypeError: a goal cannot be pickled. SharedMemoryFull: no room for the result.
     """

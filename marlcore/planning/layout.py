@@ -1,4 +1,4 @@
-"""Arrays side by side in one segment, each from a cache line on; and an object that is pickled beside them."""
+"""Lays arrays side by side in one segment, each from a cache line on, and a pickled object after them."""
 
 from collections.abc import Mapping
 from math import prod
@@ -19,7 +19,7 @@ def nbytes_of(shapes: Shapes) -> int:
 
 
 def bind(shapes: Shapes, body: NDArray[np.uint8]) -> dict[Any, NDArray[Any]]:
-    """The arrays by name. Raises ValueError: the body is too short for them."""
+    """Returns the arrays in a segment's body, by name. Raises ValueError: the body is too short for them."""
     if nbytes_of(shapes) > len(body):
         raise ValueError(f"body: expected {nbytes_of(shapes)} bytes, got {len(body)}")
     arrays, offset = {}, 0
@@ -30,7 +30,7 @@ def bind(shapes: Shapes, body: NDArray[np.uint8]) -> dict[Any, NDArray[Any]]:
 
 
 def pickled(thing: Any, refusal: str) -> NDArray[np.uint8]:
-    """The bytes of an object, uint8. Raises TypeError, `refusal` with the reason: it cannot be pickled."""
+    """Pickles an object to an array of uint8. Raises TypeError, `refusal` with the reason: it cannot be pickled."""
     try:
         return np.frombuffer(cloudpickle.dumps(thing), np.uint8)
     except Exception as error:  # a class's own pickling may raise anything

@@ -1,4 +1,4 @@
-"""The interface of world models, and the action profiles of their agents."""
+"""The interface of world models, and their agents' action profiles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ..checks import check_whole
 
 MOST_PROFILES = 2**31
-_KEPT = 2**16  # profiles that are made once; with more, each state makes them again
+_KEPT = 2**16  # profiles that are listed once; if there are more, each state makes them again
 
 Outcomes = Sequence[tuple[float, Hashable]]
 Transition = Callable[[Any, tuple[int, ...]], Outcomes | None]  # a model's transition_probabilities
@@ -38,23 +38,23 @@ class WorldModel(Protocol):
         """Returns to the initial state."""
 
     def get_state(self) -> Hashable:
-        """The current state."""
+        """Returns the current state."""
 
     def set_state(self, state: Any) -> None:
         """Makes `state` the current state."""
 
     def transition_probabilities(self, state: Any, action_profile: tuple[int, ...]) -> Outcomes | None:
-        """The outcomes of a profile, one action for each agent, as pairs (probability, successor).
+        """Returns the outcomes of a profile, one action for each agent, as pairs (probability, successor).
 
-        None: the state is terminal, or the profile is not possible in it.
+        Returns None if the state is terminal, or the profile is not possible in it.
         """
 
 
 class Profiles:
-    """All action profiles in the order of their indices: the sum of action_i * actions^i, agent 0 least significant."""
+    """All action profiles, ordered by index: the sum of action_i * actions^i, so agent 0 is the least significant."""
 
     def __init__(self, agents: int, actions: int) -> None:
-        """Raises ValueError: no agent, no action, or more than 2^31 profiles."""
+        """Checks the numbers. Raises ValueError: no agent, no action, or more than 2^31 profiles."""
         check_whole("agents", agents)
         check_whole("action_space.n", actions)
         if int(actions) ** int(agents) > MOST_PROFILES:

@@ -1,4 +1,4 @@
-"""The order of a graph's states, in which every successor comes later; their levels; and arrays in that order."""
+"""Orders a graph's states so that every successor comes later; computes levels, and writes arrays in that order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Edges:
 
     @classmethod
     def of(cls, first: NDArray[np.int64], successor: NDArray[np.int32]) -> Edges:
-        """The outcomes of state i are first[i] to first[i + 1] - 1."""
+        """Makes the edges from outcomes; those of state i are first[i] to first[i + 1] - 1."""
         states = len(first) - 1
         cuts = np.searchsorted(first, np.arange(0, first[-1], BLOCK))
         bounds = np.unique([0, *cuts, states])
@@ -39,7 +39,7 @@ class Edges:
         return cls(np.cumsum(np.concatenate(counts)), np.concatenate(targets))
 
     def __len__(self) -> int:
-        """States."""
+        """Returns the number of states."""
         return len(self.start) - 1
 
     @property
@@ -53,14 +53,14 @@ class Edges:
 
 
 def topological_order(states: Sequence[Any], edges: Edges) -> list[int]:
-    """The states' numbers in an order in which every successor comes later. Raises ValueError: there is a cycle.
+    """Orders the states' numbers so that every successor comes later. Raises ValueError: there is a cycle.
 
-    Of the states whose predecessors all came, the smallest comes next; if any two do not compare, the one with the
-    smallest number.
+    Of the states whose predecessors all came, the smallest state comes next, or if any two states do not compare, the
+    state with the smallest number.
     """
     try:
         order = _smallest_first(states, edges)
-    except TypeError:  # a comparison is all that can raise it
+    except TypeError:  # only a comparison can raise it
         order = _smallest_first(range(len(states)), edges)
     if len(order) < len(states):
         cycle = [brief(states[number]) for number in _cycle(edges, order)]
@@ -70,7 +70,7 @@ def topological_order(states: Sequence[Any], edges: Edges) -> list[int]:
 
 
 def _smallest_first(keys: Sequence[Any], edges: Edges) -> list[int]:
-    """Kahn's algorithm with a heap; without the states on and behind cycles."""
+    """Orders states by Kahn's algorithm with a heap; leaves out states on cycles and behind them."""
     waiting = np.bincount(edges.target, minlength=len(edges)).tolist()  # predecessors that have not come
     start, target = edges.start.tolist(), edges.target.data
     ready = [(keys[number], number) for number, count in enumerate(waiting) if not count]
@@ -103,7 +103,7 @@ def _cycle(edges: Edges, order: list[int]) -> list[int]:
 
 
 def longest_paths(edges: Edges, order: list[int]) -> NDArray[np.int64]:
-    """By state, the number of transitions of the longest path to a state without successors, int64 [states]."""
+    """Returns each state's longest path to a state without successors, in transitions, int64 [states]."""
     level = [0] * len(edges)
     for number, after in edges.of_each(order[::-1]):
         if after:
@@ -112,7 +112,7 @@ def longest_paths(edges: Edges, order: list[int]) -> NDArray[np.int64]:
 
 
 def given_levels(states: Sequence[Any], edges: Edges, level_fct: Callable[[Any], int]) -> NDArray[np.int64]:
-    """By state, the function's level, int64 [states]. Raises ValueError: it contradicts the edges."""
+    """Returns each state's level by the function, int64 [states]. Raises ValueError: it contradicts the edges."""
     levels = [level_fct(state) for state in states]
     for state, value in zip(states, levels, strict=True):
         check_whole(f"level_fct({brief(state)})", value, -(2**62), 2**62)

@@ -18,7 +18,7 @@ from .layout import Shapes, bind, nbytes_of, pickled
 
 @dataclass(frozen=True)
 class AgentPolicies(GoalTable):
-    """One agent's arrays.
+    """The arrays of one agent.
 
     Attributes:
         goals: the goals, in the order of the second axis.
@@ -34,47 +34,47 @@ class AgentPolicies(GoalTable):
 
     @property
     def offered(self) -> NDArray[np.bool_]:
-        """Whether a goal is on offer: bool [states, goals]."""
+        """Returns whether a goal is on offer: bool [states, goals]."""
         return (self.flags & OFFERED).astype(bool)
 
     @property
     def achieved(self) -> NDArray[np.bool_]:
-        """Whether a state achieves a goal: bool [states, goals]."""
+        """Returns whether a state achieves a goal: bool [states, goals]."""
         return (self.flags & ACHIEVED).astype(bool)
 
     def offers(self, state: int, goal: int) -> bool:
-        """Whether a state offers a goal, both by their numbers."""
+        """Returns whether a state offers a goal; takes the numbers of both."""
         return bool(self.flags[state, goal] & OFFERED)
 
     def achieves(self, states: Any, goal: int) -> NDArray[np.int8]:
-        """Whether states achieve a goal, by their numbers: int8, 0 or 1."""
+        """Returns 1 for each state that achieves a goal, else 0, int8; takes the numbers of states and goal."""
         achieved: NDArray[np.int8] = (self.flags[states, goal] & ACHIEVED).astype(bool).astype(np.int8)
         return achieved
 
     def on_offer(self, state: int) -> list[int]:
-        """The numbers of the goals on offer in a state, by its number."""
+        """Returns the numbers of the goals on offer in the state with this number."""
         goals: list[int] = np.flatnonzero(self.flags[state] & OFFERED).tolist()
         return goals
 
     @property
     def weights(self) -> NDArray[np.float64]:
-        """The weights of all states: float64 [states, goals]."""
+        """Returns the weights of all states: float64 [states, goals]."""
         return np.broadcast_to(self.weight, self.flags.shape)
 
     @property
     def stored(self) -> NDArray[Any]:
-        """The values as kernels see them: float16 as its bits."""
+        """Returns the values in the form that kernels take: float16 as its bits."""
         return self.values.view(np.uint16) if self.values.dtype == np.float16 else self.values
 
 
 class Policies(Shared):
-    """Values and policies of agents; `policies[agent]` has one agent's arrays.
+    """Values and policies of agents; `policies[agent]` returns one agent's arrays.
 
-    Other processes attach by the handle, or by getting the object itself, and see the same memory. The goals travel by
-    cloudpickle.
+    Other processes attach by the handle, or by unpickling this object, and see the same memory. Cloudpickle carries
+    the goals.
 
     Attributes:
-        agents: the agents, in the order asked for.
+        agents: the agents, in the order in which the caller named them.
     """
 
     kind = "planned policies"
@@ -86,7 +86,7 @@ class Policies(Shared):
 
     @classmethod
     def create(cls, tables: Mapping[int, GoalTable], actions: int, dtype: str, policy_dtype: str) -> Policies:
-        """Zeroed values and policies for these agents' goals."""
+        """Makes zeroed values and policies for these agents' goals."""
         goals = {agent: table.goals for agent, table in tables.items()}
         content = pickled(goals, "goals: expected something that can be pickled, got {}")
         about = {
@@ -103,7 +103,7 @@ class Policies(Shared):
         return policies
 
     def __getitem__(self, agent: int) -> AgentPolicies:
-        """Raises ClosedError: the policies were closed. KeyError: they have no such agent."""
+        """Returns an agent's arrays. Raises ClosedError: the policies were closed. KeyError: there is no such agent."""
         self.check_open()
         if self._goals is None:
             self._goals = unpickled(self._arrays["pickled"].tobytes())

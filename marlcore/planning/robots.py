@@ -28,7 +28,7 @@ class RobotPolicy:
     """The robots' policy and value.
 
     Attributes:
-        robots: the agents, ascending. They act as one.
+        robots: the robots' agent numbers, ascending. The robots act as one.
         values: float64 [states].
         policy: float64 [states, profiles]; a profile is the sum of action_i * n^i over the robots in their order. Zero
             in terminal states.
@@ -67,9 +67,9 @@ def robot_induction(
     People act by the mean of their policies over goals.
 
     Args:
-        graph: the one that `people` were computed for.
-        people: their policies, of `backward_induction`.
-        aggregate: the robots' reward in each of n states, by what people can attain there and by the goals' weights:
+        graph: the graph for which `people` were computed.
+        people: the people's policies, from `backward_induction`.
+        aggregate: returns the robots' rewards in n states, given what people can attain there and the goals' weights:
             dicts from agent to float64 [n, goals], zero for goals that are not on offer. It is called once for each
             level, and returns finite numbers.
         beta: as in `backward_induction`.
@@ -107,7 +107,7 @@ def robot_induction(
 
 @dataclass(frozen=True)
 class _RobotInduction:
-    """The step of the sweep: in some states the robots' policy, and what people can attain under it."""
+    """The sweep's step: computes the robots' policy in some states, and what people can attain under it."""
 
     graph: Graph
     rows: GraphArrays

@@ -1,4 +1,4 @@
-"""The sweep over a graph's levels, from the end to the beginning: what every kind of backward induction shares.
+"""Sweeps over a graph's levels from the end to the beginning, the part that every kind of backward induction shares.
 
 A level's states do not depend on one another, so a large level is split over threads: kernels release the GIL and write
 to disjoint rows of the same arrays. Neighbouring small levels are swept by one thread in one call.
@@ -23,7 +23,7 @@ CHUNK = 1 << 20  # work of one call of a kernel: some ten milliseconds, so that 
 
 
 def work_of(graph: Graph, width: int) -> NDArray[np.float64]:
-    """The cost of each state, in multiplications of a probability by a value, with `width` goals: float64 [states]."""
+    """Returns each state's cost for `width` goals, in products of a probability and a value: float64 [states]."""
     return np.diff(graph.start[graph.row_start]) * float(width) + 1.0
 
 
@@ -35,9 +35,9 @@ def sweep(
     after: Step | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Does a step in all states by level, the end first, and `after` with all states of a level, in this thread.
+    """Calls `step` with the states of each level, the end first, then in this thread `after` with the whole level.
 
-    Threads share large levels. Raises what the step raised in the first of the states in which it failed.
+    Threads share large levels. Raises the exception of the first states in which `step` failed.
     """
     done, total = 0, sum(map(len, levels))
     with ThreadPoolExecutor(max(1, threads), "marlcore-sweep") as pool:
@@ -56,7 +56,7 @@ def sweep(
 
 
 def _stretches(levels: Sequence[Numbers], work: NDArray[np.float64], together: bool) -> Iterator[tuple[Numbers, bool]]:
-    """The levels, and whether each is large; neighbouring small ones are one if `together`."""
+    """Yields each level and whether it is large; if `together`, joins neighbouring small levels to one."""
     for large, neighbours in groupby(levels, lambda level: float(work[level].sum()) >= SPLIT):
         if together and not large:
             yield np.concatenate([*neighbours]), large
@@ -65,7 +65,7 @@ def _stretches(levels: Sequence[Numbers], work: NDArray[np.float64], together: b
 
 
 def _chunks(numbers: Numbers, work: NDArray[np.float64], threads: int) -> list[Numbers]:
-    """Splits states into parts of about equal work: at least one for each thread, none of them above CHUNK."""
+    """Splits states into parts of about equal work: at least one for each thread, none with more work than CHUNK."""
     ends = np.cumsum(work[numbers])
     parts = threads * max(1, -(-int(ends[-1]) // (CHUNK * threads)))
     cuts = np.searchsorted(ends, ends[-1] * np.arange(1, parts) / parts)
@@ -74,7 +74,7 @@ def _chunks(numbers: Numbers, work: NDArray[np.float64], threads: int) -> list[N
 
 def _share(pool: ThreadPoolExecutor, step: Step, chunks: list[Numbers]) -> None:
     futures: list[Future[None]] = []
-    ended: SimpleQueue[None] = SimpleQueue()  # `wait` takes locks that an interrupt may leave
+    ended: SimpleQueue[None] = SimpleQueue()  # `wait` takes locks that an interrupt may leave locked
 
     def work(chunk: Numbers) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Evaluating the caller's functions once in each state: in this process, and in workers if they take long."""
+"""Evaluates the caller's functions once in each state: in this process, and in workers if they take long."""
 
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +17,7 @@ T = TypeVar("T")
 Numbers = Sequence[int]  # of states
 Job = Callable[[Graph, Numbers], T]
 
-WORTH_S = 1.0  # of work that is left, from which on workers are started; their server starts in 0.3 s
+WORTH_S = 1.0  # least work left for which workers start; their server starts in 0.3 s
 WORTH_A_STATE_S = 5e-6  # more for each state, since every worker unpickles all of them
 
 
@@ -29,7 +29,7 @@ class Tabulate:
     workers: int
 
     def __call__(self, job: Job[T], numbers: Numbers) -> list[T]:
-        """The results for batches of states, in their order. Raises what the job raised in the first that failed."""
+        """Returns the results for batches of states, in their order. Raises the first failed batch's exception."""
         batches = Batches(numbers, partial(_evaluate, job, self.graph), self.workers)
         worth_s = WORTH_S + WORTH_A_STATE_S * len(self.graph)
         may_start = self.workers > 1
@@ -46,7 +46,7 @@ class Tabulate:
         return results
 
     def _make_pool(self, job: Job[Any]) -> Pool | None:
-        """The workers, or None if the job cannot be pickled: a slow job must not fail where a quick one succeeds."""
+        """Makes the workers; returns None if the job cannot be pickled, since this process can still do it alone."""
         try:
             make = partial(_answer_with, job, self.graph)
             return Pool(make, self.workers - 1, name="planner", preload=("marlcore.planning.induction",))
@@ -56,7 +56,7 @@ class Tabulate:
 
 
 def answers(what: str, states: Sequence[Any], calls: Iterable[T]) -> list[T]:
-    """The results of the caller's function `what` in these states, called by the iteration. Raises CallbackFailed."""
+    """Collects `calls`, results of the caller's function `what` in these states. Raises CallbackFailed: it raised."""
     returned: list[T] = []
     try:
         returned.extend(calls)

@@ -1,4 +1,4 @@
-"""Compiling the kernels of planning in advance, so that no first call waits for the compiler."""
+"""Compiles the kernels of planning in advance, so that no first call waits for the compiler."""
 
 from itertools import product
 from time import monotonic

@@ -1,1 +1,1 @@
-"""The bases of algorithms: hyperparameters, choices of actions, and trainers. Each family has a file."""
+"""Base classes of algorithms: hyperparameters, choice of actions, and trainers; one file for each family."""

@@ -1,9 +1,9 @@
-"""The base of actor-critics whose policies explore by noise, of one agent or of a team, and of their trainers.
+"""Base of actor-critic algorithms whose policies explore by noise, for one agent or a team, and of their trainers.
 
 A deterministic policy climbs the value of its actions, and learns less often than its critics (Fujimoto et al. 2018,
-arXiv:1802.09477). In a team, members act by what each sees, and critics see what all saw and did (Lowe et al. 2017,
-arXiv:1706.02275); Discrete actions are the places of a one-hot vector, drawn with gradients by the Gumbel-softmax (Jang
-et al. 2017, arXiv:1611.01144).
+arXiv:1802.09477). In a team, each member acts on its own observation, and critics see all observations and actions
+(Lowe et al. 2017, arXiv:1706.02275). Discrete actions become one-hot vectors, drawn with gradients by the
+Gumbel-softmax (Jang et al. 2017, arXiv:1611.01144).
 """
 
 import copy
@@ -48,21 +48,21 @@ class ActorCriticHyperparameters(Hyperparameters):
 
 @dataclass(frozen=True)
 class NoisyPolicy(ActorCriticHyperparameters):
-    """Hyperparameters of policies of Box actions, which are uniform until the first update and noisy later."""
+    """Hyperparameters of Box policies. Actions are uniform until the first update, then the policy's plus noise."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
-        """A row without extras. Raises ValueError: see BoxActions."""
+        """Returns a row's fields, without extras. Raises ValueError: see BoxActions."""
         BoxActions(self.owner, spaces.action)
         return super().transition(spaces)
 
     def schedules(self) -> Mapping[str, Any]:
-        """Until the learner's first update actors draw all actions uniformly, as both papers do; later none."""
+        """Makes actors draw all actions uniformly until the learner's first update, as in both papers; none later."""
         return {"epsilon": UNTIL_FIRST_UPDATE, **super().schedules()}
 
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
-        """The policy's actions with its noise, or with probability `explore["epsilon"]` uniform ones of the Box.
+        """Returns the policy's actions with noise, or with probability `explore["epsilon"]` uniform actions of the Box.
 
-        The draws from the generator do not depend on epsilon. The network runs only if some row needs it.
+        Epsilon does not change what the generator draws. The network runs only if some row needs it.
         """
         explore, generator, actions = request.explore, request.generator, model.actions
         rows = rows_in(obs)
@@ -98,7 +98,7 @@ class DelayedPolicy(NoisyPolicy):
 
 @dataclass(frozen=True)
 class TeamDelayedPolicy(DelayedPolicy):
-    """Hyperparameters of a team's policies. All noises are of Box actions: Discrete ones are drawn from the policy."""
+    """Hyperparameters of a team's policies. Only Box actions get noise; Discrete actions are drawn from the policy."""
 
     critics: ClassVar[int]  # networks for each value, of which the smallest value counts
     wants_team = True
@@ -112,14 +112,14 @@ class TeamDelayedPolicy(DelayedPolicy):
     (`learner.n_step`)."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
-        """A row, with what each member earned if it learns from that. Raises ValueError: no team; see BoxActions."""
+        """Returns a row's fields; `rewards` "own" adds members' rewards. Raises ValueError: no team; see BoxActions."""
         team = TeamSpaces(self.owner, spaces, self.shared)
         team_actions(self.owner, team)
         spec = Algorithm.transition(self, spaces)
         return spec if self.rewards == "sum" else replace(spec, extras={MEMBER_REWARDS: Field((team.count,))})
 
     def source(self, chosen: ReplaySource) -> ReplaySource:
-        """The chosen one; with own rewards of one step, since the sampler sums no others than the team's."""
+        """Returns the chosen source, with one-step returns for own rewards: the sampler sums only the team's."""
         return chosen if self.rewards == "sum" else replace(chosen, n_step=1)
 
     def make_model(self, spaces: Spaces) -> ActorCritic:
@@ -127,7 +127,7 @@ class TeamDelayedPolicy(DelayedPolicy):
         return ActorCritic(self, policy, (TeamCritics if self.rewards == "sum" else MemberCritics)(self, policy))
 
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
-        """Box actions as TD3's; Discrete ones drawn from each member's policy, or uniform ones of the allowed."""
+        """Returns Box actions as TD3; draws Discrete ones from members' policies, or uniformly among allowed ones."""
         if not isinstance(model.actions, OneHotActions):
             return super().chosen(model, obs, request)
         rows, size = rows_in(obs), model.actions.size
@@ -142,7 +142,7 @@ class TeamDelayedPolicy(DelayedPolicy):
 
 
 class ActorCriticTrainer(TargetTrainer):
-    """The optimizers of a model's policy and critics, and the target of its part `source`."""
+    """Holds the optimizers of a model's policy and critics, and a target copy of the model's part `source`."""
 
     saved: ClassVar[tuple[str, ...]] = ("target", "policy_optimizer", "critics_optimizer", "updates", "generator")
 
@@ -154,13 +154,13 @@ class ActorCriticTrainer(TargetTrainer):
         self.generator = seeded_generator(self.device)
 
     def descend(self, optimizer: ClippedAdam, loss: torch.Tensor) -> torch.Tensor:
-        """See AdamTrainer; no other parameters get a gradient."""
+        """Makes AdamTrainer's step, but only this optimizer's parameters get a gradient."""
         optimizer.zero_grad()
         torch.autograd.backward(loss, inputs=[tensor for tensor in optimizer.tensors if tensor.requires_grad])
         return optimizer.clip_and_step(self.hyper.max_grad_norm)
 
     def improve_critics(self, batch: Any, targets: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """One step of the critics on their squared errors, towards targets [..., B]; rows weighted by `weight`.
+        """Makes one step of the critics on the squared errors to targets [..., B]; `weight` weighs the rows.
 
         Returns: the metrics, and the rows' priorities [..., B]: the mean of the critics' absolute errors.
         """
@@ -175,13 +175,13 @@ class ActorCriticTrainer(TargetTrainer):
 
 
 class DelayedPolicyTrainer(ActorCriticTrainer):
-    """Critics that learn at each update, and a policy that learns at some; targets of all."""
+    """Trains the critics at each update and the policy at every `policy_delay`-th; all have targets."""
 
     def __init__(self, hyper: DelayedPolicy, model: Any) -> None:
         super().__init__(hyper, model, source=model)
 
     def update(self, batch: Any) -> Update:
-        """One step on a batch of B transitions (Fujimoto et al. 2018, Algorithm 1); see `improve_critics`."""
+        """Makes one step on a batch of B transitions (Fujimoto et al. 2018, Algorithm 1); see `improve_critics`."""
         self.follow_schedules(batch)
         metrics, priority = self.improve_critics(batch, self.targets(batch))
         self.updates += 1
@@ -193,22 +193,22 @@ class DelayedPolicyTrainer(ActorCriticTrainer):
         return Update(metrics, priority)
 
     def policy_actions(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """The policy's actions [B, size] in [-1, 1], and their values [1, B] by the first critic, with gradients."""
+        """Returns the policy's actions [B, size] in [-1, 1] and the first critic's values [1, B], with gradients."""
         action = faster(self.policy)(batch.obs)
         return action, faster(self.critics)(batch.obs, action, count=1)
 
     def policy_loss(self, batch: Any, action: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """The policy's loss, for its actions [B, size] in [-1, 1] and their values [1, B] by the first critic."""
+        """Returns the policy's loss, given its actions [B, size] in [-1, 1] and the first critic's values [1, B]."""
         return -value.mean()
 
     @torch.no_grad()
     def targets(self, batch: Any) -> torch.Tensor:
-        """The scaled reward plus the discounted smallest value of the smoothed action, float32 [..., B]."""
+        """Returns scaled rewards plus the discounted lowest values of the smoothed actions, float32 [..., B]."""
         values = faster(self.target.critics)(batch.next_obs, self.smoothed(batch.next_obs))
         return self.bootstrapped(batch, values.amin(0))
 
     def smoothed(self, obs: Any) -> torch.Tensor:
-        """The target policy's actions with clipped noise, [B, size] in [-1, 1]."""
+        """Returns the target policy's actions with clipped noise, [B, size] in [-1, 1]."""
         action: torch.Tensor = faster(self.target.acting)(obs)
         clip = self.hyper.target_noise_clip
         noise = (self.hyper.target_noise * self.normal(*action.shape)).clamp_(-clip, clip)
@@ -216,10 +216,10 @@ class DelayedPolicyTrainer(ActorCriticTrainer):
 
 
 class TeamDelayedPolicyTrainer(DelayedPolicyTrainer):
-    """TD3's steps, whose policy gradient is that of each member's own action, beside what the others did."""
+    """Makes TD3's steps; each member's policy gradient varies its own action and takes the others' from the batch."""
 
     def update(self, batch: Any) -> Update:
-        """See DelayedPolicyTrainer. With own rewards, a row's priority is the members' mean, 0 for dead ones."""
+        """See DelayedPolicyTrainer. With own rewards, a row's priority is the members' mean; dead members count 0."""
         if self.hyper.rewards == "sum":
             return super().update(batch)
         team, batch = self.policy.team, copy.copy(batch)
@@ -231,9 +231,9 @@ class TeamDelayedPolicyTrainer(DelayedPolicyTrainer):
         return replace(update, priority=(update.priority * alive).mean(0))
 
     def policy_actions(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """All members' actions [B, size], and the values [members, B] of each member's new action.
+        """Returns all members' new actions [B, size], and the values [members, B] of each member's own new action.
 
-        The others' actions are those of the rows (Lowe et al. 2017, equation 6). A dead member gets no gradient.
+        The other members' actions come from the rows (Lowe et al. 2017, equation 6). A dead member gets no gradient.
         """
         action = self.policy.drawn(faster(self.policy)(batch.obs), self.generator)
         in_rows = self.policy.actions.encode(batch.action)
@@ -242,7 +242,7 @@ class TeamDelayedPolicyTrainer(DelayedPolicyTrainer):
         return action, faster(self.critics).of_each(batch.obs, torch.where(acts, anew, others).flatten(2))
 
     def smoothed(self, obs: Any) -> torch.Tensor:
-        """See DelayedPolicyTrainer; Discrete actions are drawn from the target policy."""
+        """See DelayedPolicyTrainer; draws Discrete actions from the target policy."""
         if not self.policy.team.choices:
             return super().smoothed(obs)
         policy = self.target.acting
@@ -250,7 +250,7 @@ class TeamDelayedPolicyTrainer(DelayedPolicyTrainer):
         return drawn
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes the moments of the first critics from checkpoints with more, as MADDPG's earlier ones have."""
+        """Loads a checkpoint; from an older one of MADDPG, with more critics, takes only the first critics' moments."""
         optimizer, parameters = state["critics_optimizer"], self.critics_optimizer.tensors
         moments = {
             number: {name: part[: len(parameters[number])] if part.ndim else part for name, part in of_one.items()}

@@ -1,8 +1,8 @@
 """The base of PPO, MAPPO, RecurrentPPO and HAPPO: advantages, passes over a batch, and the clipped objective.
 
 Schulman et al. 2017, "Proximal policy optimization algorithms" (arXiv:1707.06347); Huang et al. 2022, "The 37
-implementation details of proximal policy optimization" (the ICLR blog track); for transitions of older policies the
-correction of Espeholt et al. 2018 (arXiv:1802.01561), and the ratio to the policy before the update instead of the one
+implementation details of proximal policy optimization" (the ICLR blog track). Transitions of older policies are
+corrected as in Espeholt et al. 2018 (arXiv:1802.01561), and ratios are to the policy before the update, not to the one
 that acted (Hilton et al. 2022, "Batch size-invariance for policy optimization", arXiv:2110.00641, section 3).
 """
 
@@ -92,25 +92,25 @@ class ClippedPolicy(Hyperparameters):
         check_whole(f"{self.owner} minibatch_size", self.minibatch_size, 1, self.batch_size)
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
-        """A row with the action's log-probability. Raises ValueError: see `distribution_of`."""
+        """Returns a row's fields, with the action's log-probability. Raises ValueError: see `distribution_of`."""
         extras = distribution_of(self.owner, spaces.action).extras
         return TransitionSpec(spaces.obs, spaces.action_field, {LOG_PROB: Field((), "float32"), **extras})
 
     def source(self, chosen: ReplaySource) -> QueueSource:
-        """Each transition once, in batches of batch_size."""
+        """Returns a queue that delivers each transition once, in batches of batch_size."""
         return QueueSource(self.batch_size)
 
     def schedules(self) -> Mapping[str, Any]:
         return {RATE: self.learning_rate, BONUS: self.entropy_coefficient}
 
     def sampled(self, policy: PolicyNetwork, output: torch.Tensor, request: ActRequest) -> Action:
-        """The actions for a policy's outputs [k, outputs]."""
+        """Draws actions from a policy's outputs [k, outputs]."""
         action, log_prob, extras = policy.distribution.sample(output, request.mask, request.generator)
         return Action(action, {LOG_PROB: log_prob, **extras})
 
 
 class Evaluated(NamedTuple):
-    """The model's outputs for B transitions, each [B]; values in the critic's units."""
+    """The model's outputs for B transitions, each [B]; values are in the critic's units."""
 
     log_prob: torch.Tensor
     entropy: torch.Tensor
@@ -118,7 +118,7 @@ class Evaluated(NamedTuple):
 
 
 class Minibatch(NamedTuple):
-    """Transitions and numbers that an update leaves fixed, each [B, ...]; value and target in the critic's units."""
+    """Transitions and numbers that stay fixed in an update, each [B, ...]; value and target in the critic's units."""
 
     obs: Any
     action: torch.Tensor
@@ -130,7 +130,7 @@ class Minibatch(NamedTuple):
 
 
 class ClippedPolicyTrainer(AdamTrainer):
-    """Passes over each batch with the clipped objective."""
+    """Makes passes over each batch with the clipped objective."""
 
     saved: ClassVar[tuple[str, ...]] = ("optimizer", "generator", "normalizer")
     epsilon = ADAM_EPS
@@ -144,11 +144,11 @@ class ClippedPolicyTrainer(AdamTrainer):
         self.generator = seeded_generator()
 
     def update(self, batch: Any) -> Update:
-        """Steps on the minibatches of one batch.
+        """Makes a step on each minibatch of one batch, in each pass.
 
-        Returns: means over the steps: loss, policy_loss, value_loss, entropy, approx_kl (Schulman's estimate of the
-            divergence from the policy before), clip_fraction, grad_norm before clipping; and of the batch
-            explained_variance, the part of the targets' variance that the critic explained before.
+        Returns: the steps' means of loss, policy_loss, value_loss, entropy, approx_kl (Schulman's estimate of the
+            divergence from the policy before the update), clip_fraction, and grad_norm before clipping; and the batch's
+            explained_variance, the part of the targets' variance that the critic explained before the update.
         """
         hyper = self.hyper
         self.follow_schedules(batch)
@@ -163,7 +163,7 @@ class ClippedPolicyTrainer(AdamTrainer):
         return Update({**metrics, "explained_variance": explained}, updates=len(steps))
 
     def evaluate(self, rows: Any) -> Evaluated:
-        """The log-probabilities of the rows' actions, the policy's entropies and the values."""
+        """Returns the log-probabilities of the rows' actions, the policy's entropies and the values."""
         output, value = self.outputs(rows)
         policy = self.model.acting
         log_prob, entropy = policy.distribution(output, policy.spaces.mask_in(rows.obs), rows)
@@ -173,12 +173,12 @@ class ClippedPolicyTrainer(AdamTrainer):
         return faster(self.model)(rows.obs)
 
     def values_after(self, batch: Any, which: torch.Tensor) -> Any:
-        """The values of the next observations of these rows, in the critic's units."""
+        """Returns the values of these rows' next observations, in the critic's units."""
         return faster(self.model.critic)(rows_at(batch.next_obs, which))
 
     @torch.no_grad()
     def _prepare(self, batch: Any, now: Evaluated) -> tuple[Minibatch, torch.Tensor]:
-        """The batch with advantages and the values before the steps; and the explained variance."""
+        """Returns the batch with advantages, targets and the values before the steps, and the explained variance."""
         hyper, acted = self.hyper, batch.extras[LOG_PROB]
         corrected = hyper.correction == "vtrace"
         value = self.normalizer.denormalized(now.value)
@@ -204,9 +204,9 @@ class ClippedPolicyTrainer(AdamTrainer):
         return self._passes(rows, lambda part: self._step(self.evaluate(part), part, bonus), KL)
 
     def _passes(self, rows: Minibatch, step: Callable[[Minibatch], torch.Tensor], kl: int) -> list[torch.Tensor]:
-        """The results of `step` for all minibatches, in a new order each pass.
+        """Calls `step` with each minibatch, in a new order each pass, and returns the results.
 
-        Passes end when a pass's mean of the number at place `kl`, the policy's divergence, exceeds `target_kl`.
+        Passes end after one in which item `kl` of the results, the policy's divergence, exceeds `target_kl` on average.
         """
         steps: list[torch.Tensor] = []
         for _ in range(self.hyper.epochs):
@@ -217,7 +217,7 @@ class ClippedPolicyTrainer(AdamTrainer):
         return steps
 
     def minibatches(self, rows: Minibatch) -> Iterator[Minibatch]:
-        """The rows in a new order, in minibatches."""
+        """Yields the rows in a new order, in minibatches."""
         order = torch.randperm(len(rows.value), generator=self.generator).to(rows.value.device)
         shuffled = Minibatch(*(rows_at(values, order) for values in rows))
         for first in range(0, len(order), self.hyper.minibatch_size):
@@ -225,7 +225,7 @@ class ClippedPolicyTrainer(AdamTrainer):
             yield Minibatch(*(rows_at(values, part) for values in shuffled))
 
     def _step(self, now: Evaluated, rows: Minibatch, bonus: float) -> torch.Tensor:
-        """One gradient step; returns METRICS."""
+        """Makes one gradient step; returns METRICS."""
         hyper = self.hyper
         policy_loss, kl, beyond = self._policy_loss(now.log_prob, rows, torch.mean)
         value_loss, entropy = self._value_loss(now.value, rows), now.entropy.mean()
@@ -237,7 +237,7 @@ class ClippedPolicyTrainer(AdamTrainer):
     def _policy_loss(
         self, log_prob: torch.Tensor, rows: Minibatch, mean: Callable[[torch.Tensor], torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The clipped objective's loss, by `mean` over the rows, the divergence and the share clipped."""
+        """Returns the clipped objective's loss, the divergence and the share clipped, each by `mean` over the rows."""
         moved = log_prob - rows.log_prob
         ratio = torch.exp(moved)
         clipped = ratio.clamp(1 - self.hyper.clip, 1 + self.hyper.clip)
@@ -246,7 +246,7 @@ class ClippedPolicyTrainer(AdamTrainer):
             return loss, mean(ratio - 1 - moved), mean((ratio != clipped).float())
 
     def _value_loss(self, value: torch.Tensor, rows: Minibatch) -> torch.Tensor:
-        """Half the mean squared error; with clip_value of the worse of the value and the clipped one (detail 9)."""
+        """Returns half the mean squared error; with clip_value, of the worse of value and clipped value (detail 9)."""
         errors = (value - rows.target).square()
         most = self.hyper.clip_value
         if most is not None:
@@ -256,6 +256,6 @@ class ClippedPolicyTrainer(AdamTrainer):
 
 
 def explained_variance(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """The part of the targets' variance that the values [B] explain; 0 where targets hardly differ."""
+    """Returns the part of the targets' variance that the values [B] explain; 0 where targets hardly differ."""
     spread = target.var(correction=0)
     return torch.where(spread > 1e-8, 1 - (target - value).var(correction=0) / spread, 0.0)

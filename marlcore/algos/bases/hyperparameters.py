@@ -1,4 +1,4 @@
-"""The base of all algorithms: checked hyperparameters, and actions without gradients."""
+"""The base of all algorithms: hyperparameters, checked when made, and `act`, which computes no gradients."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ RATE = "learning_rate"
 
 
 class ActRequest(NamedTuple):
-    """The arguments of `Algorithm.act` beside the model and the observations, where actors explore."""
+    """The arguments of `Algorithm.act` besides the model and the observations, when actors explore."""
 
     explore: Mapping[str, Any]
     state: Mapping[str, torch.Tensor] | None
@@ -40,7 +40,7 @@ class ActRequest(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Hyperparameters(Algorithm):
-    """Base of hyperparameters, whose fields declare their ranges (declared.py). Its own are those of first layers."""
+    """Base of hyperparameters, whose fields declare their ranges (declared.py). Its own fields set up first layers."""
 
     network: Network = None
     """Your own network in place of the first layers, or of all: a function that gets the mc.Spaces and returns a
@@ -70,11 +70,11 @@ class Hyperparameters(Algorithm):
 
     @property
     def owner(self) -> str:
-        """The algorithm's name in messages."""
+        """The algorithm's name in error messages."""
         return type(self).__name__
 
     def act(self, model: nn.Module, obs: Any, **request: Any) -> Action:
-        """See `Algorithm.act`, `chosen` and `greedy`."""
+        """Calls `chosen` if actors explore, otherwise `greedy`; see `Algorithm.act`."""
         with torch.inference_mode():
             if request["explore"] is not None:
                 return self.chosen(model, obs, ActRequest(**request))
@@ -82,14 +82,14 @@ class Hyperparameters(Algorithm):
             return Action(action.numpy(force=True), state=state)
 
     def schedules(self) -> Mapping[str, Any]:
-        """The learning rate, if it is a schedule."""
+        """Returns the learning rate, if it is a schedule."""
         rate = getattr(self, RATE)
         return {RATE: rate} if isinstance(rate, str) else {}
 
     @abstractmethod
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
-        """The actions for k observations, with exploration. `faster(model)` runs the model."""
+        """Returns the actions for k observations, with exploration; run the model as `faster(model)`."""
 
     def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
-        """The actions [k, ...] without exploration, a tensor, and the next state or None; by torch alone."""
+        """Returns a tensor of actions [k, ...] without exploration, and the next state or None; uses torch alone."""
         return faster(model).greedy(obs, mask), None

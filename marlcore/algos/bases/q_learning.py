@@ -1,4 +1,4 @@
-"""The base of algorithms that learn action values: exploration, first priorities, Q-learning of rows and of windows."""
+"""Base of algorithms that learn action values: exploration, first priorities, and updates on rows and on windows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -51,7 +51,7 @@ class QLearning(Hyperparameters):
     """Factor on rewards, above 0; errors beyond 1 count linearly, so aim at rewards near 1."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
-        """A row without extras. Raises ValueError: see JointActions."""
+        """Returns a row's fields, without extras. Raises ValueError: see JointActions."""
         JointActions(self.owner, spaces.action)
         return super().transition(spaces)
 
@@ -61,20 +61,20 @@ class FeedforwardQLearning(QLearning):
     """Base of algorithms whose model is a QNetwork without memory.
 
     Actors may compute the first priorities of transitions, so that new ones need not all count as the most surprising
-    (Horgan et al. 2018, "Distributed prioritized experience replay", arXiv:1803.00933, section 3): here the error of
-    one step, whose values the actor has when it chooses its actions.
+    (Horgan et al. 2018, "Distributed prioritized experience replay", arXiv:1803.00933, section 3). Such a priority is
+    the error of one step, from values that the actor computes anyway to choose its actions.
     """
 
     actor_priorities: bool = False
     """With prioritized replay: actors compute each transition's first priority (Horgan et al. 2018)."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
-        """A row, whose only extra is the first priority if actors compute it. Raises ValueError: see JointActions."""
+        """Returns a row's fields, with the first priority if actors compute it. Raises ValueError: see JointActions."""
         spec = super().transition(spaces)
         return replace(spec, extras={PRIORITY: Field()}) if self.actor_priorities else spec
 
     def source(self, chosen: ReplaySource) -> ReplaySource:
-        """The chosen one, with first priorities if actors compute them."""
+        """Returns the chosen source, with first priorities from actors if they compute them."""
         if not self.actor_priorities or chosen.prioritized is None:
             return chosen
         return replace(chosen, prioritized=replace(chosen.prioritized, initial=PRIORITY))
@@ -83,7 +83,7 @@ class FeedforwardQLearning(QLearning):
         return QNetwork(self, spaces)
 
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
-        """Epsilon-greedy actions. The network runs only if a row is greedy, or if actors compute first priorities."""
+        """Returns epsilon-greedy actions. The network runs only if a row is greedy or first priorities are needed."""
         actions: JointActions = model.actions
         allowed = actions.allowed(request.mask)
         random = random_actions(rows_in(obs), actions.count, allowed, request)
@@ -106,22 +106,22 @@ class FeedforwardQLearning(QLearning):
         discount: float,
         after: Mapping[str, NDArray[Any]],
     ) -> NDArray[np.float32]:
-        """The priority of the error of one step, see `priority_of`; NaN where a value is unknown."""
+        """Returns the priority of the error of one step (see `priority_of`); NaN where a value is unknown."""
         error: NDArray[Any] = np.abs(self.reward_scale * reward + discount * after["best"] - before["taken"])
         return self.priority_of(error).astype(np.float32)
 
     def priority_of(self, error: NDArray[Any]) -> NDArray[Any]:
-        """The priorities of transitions with these absolute errors, in units of reward_scale times the reward."""
+        """Returns transitions' priorities for these absolute errors, in units of reward_scale times the reward."""
         return error
 
 
 @dataclass(frozen=True)
 class WindowedQLearning(QLearning):
-    """Hyperparameters of Q-learning with memory, whose batches are of `learner.batch_size` windows.
+    """Hyperparameters of Q-learning with memory; a batch has `learner.batch_size` windows.
 
-    The recurrent state was stored, and is burnt in (Kapturowski et al. 2019, "Recurrent experience replay in
+    Rows store the recurrent state, and windows burn it in (Kapturowski et al. 2019, "Recurrent experience replay in
     distributed reinforcement learning", ICLR 2019, openreview.net/forum?id=r1lyTjAqYX).
-    So each update reads `length` times as many transitions as DQN's: ask for fewer updates.
+    Each update reads `length` times as many transitions as DQN's, so ask for fewer updates.
     """
 
     units: Units = 64
@@ -145,7 +145,7 @@ class WindowedQLearning(QLearning):
             raise ValueError(f"{self.owner} burn_in: expected less than the length {self.length}, got {self.burn_in}")
 
     def source(self, chosen: ReplaySource) -> ReplaySource:
-        """Windows of single steps, prioritized if that was chosen; the trainer makes the returns."""
+        """Returns a source of windows of single steps, prioritized if `chosen` is; the trainer makes the returns."""
         window = Sequence(self.length, self.burn_in, self.period)
         return replace(chosen, n_step=1, sequence=window)
 
@@ -153,10 +153,10 @@ class WindowedQLearning(QLearning):
 def random_actions(
     rows: int, actions: int, allowed: torch.Tensor | None, request: ActRequest
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Whether each row explores, and a random allowed action of each row.
+    """Returns whether each row explores, and a random allowed action for each row.
 
-    The draws from the generator depend neither on epsilon nor on the mask. Of a row's n allowed actions it is the one
-    numbered floor(place * n), for a place drawn from [0, 1).
+    Neither epsilon nor the mask changes what the generator draws. Each row draws a place from [0, 1), which picks
+    number floor(place * n) of the row's n allowed actions.
     """
     explores, place = request.generator.random((2, rows))
     explores = explores < request.explore["epsilon"]
@@ -168,7 +168,7 @@ def random_actions(
 
 
 class QTrainer(TargetTrainer):
-    """Q-learning of a network towards its target network."""
+    """Trains a network by Q-learning towards its target network."""
 
     saved: ClassVar[tuple[str, ...]] = ("target", "optimizer", "updates")
 
@@ -178,24 +178,24 @@ class QTrainer(TargetTrainer):
         self.optimizer = self.adam(network.parameters())
 
     def action_index(self, batch: Any) -> Any:
-        """The numbers int64 [...] of a batch's actions."""
+        """Returns the numbers int64 [...] of a batch's actions."""
         return self.network.actions.encode(batch.action)
 
     def allowed(self, obs: Any, values: torch.Tensor) -> Any:
-        """The actions that the masks allow, bool [..., actions] as `values`; None without masks."""
+        """Returns the actions that the masks allow, bool [..., actions] like `values`; None without masks."""
         return self.network.allowed(obs)
 
     def value_of(self, network: Any, values: torch.Tensor, action: torch.Tensor, obs: Any) -> torch.Tensor:
-        """The values [...] of the actions [...], out of a network's values [..., actions] of observations."""
+        """Picks the values [...] of the actions [...] out of a network's values [..., actions]."""
         return values.gather(-1, action[..., None]).squeeze(-1)
 
     @torch.no_grad()
     def targets(self, batch: Any, chooser: torch.Tensor | None = None) -> torch.Tensor:
-        """The scaled reward plus the discounted value of the next observation, float32 [B].
+        """Returns the scaled reward plus the discounted value of the next observation, float32 [B].
 
-        Without `double`: the target network's maximum (Mnih et al. 2015, Algorithm 1). With it: the target network's
-        value of the network's best action (van Hasselt et al. 2016, "Double DQN"), by the network's values `chooser`
-        [B, actions] of the next observation if they are known. Both over allowed actions only.
+        Without `double`, that value is the target network's maximum (Mnih et al. 2015, Algorithm 1). With it, it is the
+        target's value of the network's best action (van Hasselt et al. 2016, "Double DQN"); if given, `chooser` has the
+        network's values [B, actions] of the next observation. Only allowed actions count.
         """
         values = faster(self.target)(batch.next_obs)
         if not self.hyper.double:
@@ -206,7 +206,7 @@ class QTrainer(TargetTrainer):
         return self.bootstrapped(batch, self.value_of(self.target, values, action, batch.next_obs))
 
     def move_target(self) -> None:
-        """Counts an update, and moves the target network or copies the network to it when that is due."""
+        """Counts an update; moves the target network by `tau`, or copies the network to it when that is due."""
         self.updates += 1
         interval = self.hyper.target_update_freq
         if not interval:
@@ -216,11 +216,11 @@ class QTrainer(TargetTrainer):
 
 
 class QNetworkTrainer(QTrainer):
-    """Q-learning of a QNetwork towards a target network, with the Huber loss."""
+    """Trains a QNetwork by Q-learning towards a target network, with the Huber loss."""
 
     @torch.no_grad()
     def update(self, batch: Any) -> Update:
-        """One step on a batch of B transitions, weighted by `weight`.
+        """Makes one step on a batch of B transitions, weighted by `weight`.
 
         The Huber loss clips the error in the gradient to [-1, 1] (Mnih et al. 2015, Methods, "Training algorithm for
         deep Q-networks"). A row's priority is its absolute error (Schaul et al. 2016, "Prioritized experience replay",
@@ -248,20 +248,20 @@ class QNetworkTrainer(QTrainer):
     def penalize(
         self, batch: Any, values: torch.Tensor, action: torch.Tensor, gradient: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """Further terms of the loss by name, whose gradient it adds to that of the values [B, actions]; here none."""
+        """Adds gradients of further loss terms to `gradient` [B, actions]; returns the terms by name, here none."""
         return {}
 
 
 class WindowTrainer(QTrainer):
-    """Q-learning with memory on windows of episodes, with the Huber loss.
+    """Trains a network with memory by Q-learning on windows of episodes, with the Huber loss.
 
-    A batch is as for DQN with an axis T after B, and has `mask` bool [B, T], `valid`, and in `extras` the state.
+    A batch is as for DQN, with an axis T after B; it also has `mask` bool [B, T], `valid`, and the state in `extras`.
     """
 
     def update(self, batch: Any) -> Update:
-        """One step on B windows of T transitions, of which those count where `mask` is True.
+        """Makes one step on B windows of T transitions; only transitions whose `mask` is True count.
 
-        The loss is the mean Huber loss over these, each weighted by its window's `weight`. A window's priority is eta
+        The loss is their mean Huber loss, each weighted by its window's `weight`. A window's priority is eta
         times its largest error plus 1 - eta times its mean one (Kapturowski et al. 2019, section 2.3).
         """
         self.follow_schedules(batch)
@@ -284,21 +284,21 @@ class WindowTrainer(QTrainer):
 
     @torch.no_grad()
     def window_targets(self, batch: Any, window: tuple[Any, ...], values: torch.Tensor) -> torch.Tensor:
-        """The returns completed by the target network's values, float32 [B, T]; with `double`, `values` choose."""
+        """Computes n-step returns, float32 [B, T], completed by the target network; with `double`, `values` choose."""
         slow, _ = faster(self.target)(*window)
         action = best(values if self.hyper.double else slow, self.allowed(window[0], slow))
         value = self.value_of(self.target, slow, action, window[0])
         return self.scaled(self.returns(batch, self.unscaled(value)))
 
     def scaled(self, values: torch.Tensor) -> torch.Tensor:
-        """Values in units of reward_scale times the reward, on the network's scale; by default it is the same."""
+        """Converts values in units of reward_scale times the reward to the network's scale; by default the same."""
         return values
 
     def unscaled(self, values: torch.Tensor) -> torch.Tensor:
         return values
 
     def shortened(self, batch: Any) -> tuple[SimpleNamespace, tuple[Any, State, Windows]]:
-        """A batch of windows without the last places that no window fills, and a network's arguments for it."""
+        """Cuts off last steps that no window fills; returns the shorter batch and the network's arguments for it."""
         steps = int(batch.valid[..., -1].any(0).sum())
         fields = {name: each(lambda values: values[:, :steps], getattr(batch, name)) for name in OF_STEPS}
         raw = raw_reward(batch)[:, :steps]
@@ -307,9 +307,9 @@ class WindowTrainer(QTrainer):
         return short, (obs, short.extras, Windows(short.action, raw, self.hyper.burn_in, short.mask[:, 0]))
 
     def returns(self, batch: Any, value: torch.Tensor) -> torch.Tensor:
-        """The n-step returns [B, T] within windows; shorter where the episode or the window ends before.
+        """Returns the n-step returns [B, T] within windows; they are shorter where the episode or window ends earlier.
 
-        `value` [B, T + 1] is of each observation, the last one's after the window's last step.
+        `value` [B, T + 1] has the value of each observation, and last that of the observation after the window.
         """
         reward, after, valid = self.hyper.reward_scale * batch.reward, value[:, 1:], batch.valid[..., -1]
         continues = torch.cat([valid[:, 1:], torch.zeros_like(valid[:, :1])], 1)

@@ -1,6 +1,6 @@
-"""Q-learning of a team: each member's values of its own actions, mixed into one value of all their actions.
+"""Q-learning of a team: a mixer turns the values of the members' own actions into one value of all actions.
 
-The team's reward teaches the mixed value, and members act alone: where the mixed value grows with each member's, their
+The team's reward trains the mixed value, and members act alone: where the mixed value grows with each member's, their
 best actions together are the team's best (Rashid et al. 2018, arXiv:1803.11485, section 4). Members may have memory.
 """
 
@@ -30,7 +30,7 @@ from .q_learning import QTrainer, WindowedQLearning, WindowTrainer, random_actio
 class TeamQLearning(WindowedQLearning):
     """Hyperparameters of all algorithms that decompose a team's value; the agent is a team, see Config.teams.
 
-    Those of windows, `units` to `eta`, apply to members with memory alone; without it, `learner.n_step` does.
+    The fields of windows, `units` to `eta`, apply only to members with memory; others use `learner.n_step`.
     """
 
     wants_team = True
@@ -48,7 +48,7 @@ class TeamQLearning(WindowedQLearning):
     own."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
-        """A row, with the members' recurrent states in each `period`-th row. Raises ValueError: see discrete_team."""
+        """Returns a row's fields; each `period`-th row has recurrent states. Raises ValueError: see discrete_team."""
         spec = Algorithm.transition(self, spaces)
         team = discrete_team(self.owner, spaces, self.shared)
         if self.cell is None:
@@ -58,7 +58,7 @@ class TeamQLearning(WindowedQLearning):
         return replace(spec, extras={**state, PREVIOUS_REWARD: of_one[PREVIOUS_REWARD]})
 
     def source(self, chosen: ReplaySource) -> ReplaySource:
-        """Windows for members with memory, otherwise the chosen one."""
+        """Returns a source of windows for members with memory, otherwise the chosen source."""
         return chosen if self.cell is None else super().source(chosen)
 
     def make_model(self, spaces: Spaces) -> "TeamNetwork":
@@ -66,17 +66,17 @@ class TeamQLearning(WindowedQLearning):
 
     @abstractmethod
     def mixer(self, team: TeamSpaces) -> nn.Module:
-        """A module from the members' values [..., members], 0 where they do not act, and the observations to one value.
+        """Returns a module from values [..., members], 0 where members do not act, and observations to a mixed value.
 
-        That must grow with each member's value.
+        The mixed value must grow with each member's value.
         """
 
     def member_network(self, spaces: Spaces) -> nn.Module:
-        """The network of members with these spaces."""
+        """Returns the network of members with these spaces."""
         return QNetwork(self, spaces) if self.cell is None else RecurrentQNetwork(self, spaces)
 
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
-        """Each member's epsilon-greedy action; `explore` holds "epsilon"."""
+        """Returns each member's epsilon-greedy action; `explore` holds "epsilon"."""
         values, after = member_values(model, obs, request.state)
         allowed = model.team.allowed(request.mask, values)
         rows, members, most = values.shape
@@ -99,20 +99,20 @@ class TeamQLearning(WindowedQLearning):
 def member_values(
     model: MemberNetworks, obs: Any, state: State | None
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor] | None]:
-    """The members' values [k, members, actions], and the state after these observations, of members with memory."""
+    """Returns members' values [k, members, actions], and the state after these observations; None without memory."""
     if isinstance(model.networks[0], RecurrentQNetwork):
         return model.stepped(obs, state)
     return model(obs), None
 
 
 def acted(after: Mapping[str, torch.Tensor], action: torch.Tensor, most: int) -> dict[str, torch.Tensor]:
-    """The state after these actions [k, members], each of `most`."""
+    """Returns the state after these actions [k, members], stored as one-hot vectors of length `most`."""
     encoded = functional.one_hot(action, most).float()
     return {**after, PREVIOUS_ACTION: encoded, PREVIOUS_REWARD: encoded.new_zeros(encoded.shape[0])}
 
 
 class TeamNetwork(nn.Module):
-    """The members' networks, which are all that actors need, and the mixer of their values."""
+    """Holds the members' networks, which are all that actors need, and the mixer of their values."""
 
     def __init__(self, hyper: TeamQLearning, spaces: Spaces) -> None:
         super().__init__()
@@ -122,11 +122,11 @@ class TeamNetwork(nn.Module):
         initialize(hyper, self.mixer)
 
     def forward(self, obs: Any, *window: Any) -> Any:
-        """The members' values [B, members, actions]; of windows these and the state, see `MemberNetworks.stepped`."""
+        """Returns members' values [B, members, actions]; for windows also the state, see `MemberNetworks.stepped`."""
         return self.acting.stepped(obs, *window) if window else self.acting(obs)
 
     def mixed(self, values: torch.Tensor, obs: Any) -> torch.Tensor:
-        """The team's values [...] for its members' [..., members]; members that do not act contribute nothing."""
+        """Mixes members' values [..., members] into the team's [...]; members that do not act contribute nothing."""
         total: torch.Tensor = self.mixer(values * self.team.alive(obs), obs)
         return total
 
@@ -135,12 +135,12 @@ class TeamNetwork(nn.Module):
 
 
 class TeamTrainer(QTrainer):
-    """Q-learning of the mixed value towards a target network, with the Huber loss."""
+    """Trains the mixed value by Q-learning towards a target network, with the Huber loss."""
 
     network: TeamNetwork
 
     def update(self, batch: Any) -> Update:
-        """One step on B transitions of the team, weighted by `weight`; a row's priority is its absolute error."""
+        """Makes one step on B transitions of the team, weighted by `weight`; a row's priority is its absolute error."""
         self.follow_schedules(batch)
         values = faster(self.network)(batch.obs)
         q_taken = self.value_of(self.network, values, self.action_index(batch), batch.obs)
@@ -158,10 +158,10 @@ class TeamTrainer(QTrainer):
         return self.network.allowed(obs, values)
 
     def value_of(self, network: Any, values: torch.Tensor, action: torch.Tensor, obs: Any) -> torch.Tensor:
-        """The mixed values [...] of the members' actions [..., members]."""
+        """Returns the mixed values [...] of the members' actions [..., members]."""
         mixed: torch.Tensor = network.mixed(super().value_of(network, values, action, obs), obs)
         return mixed
 
 
 class TeamWindowTrainer(WindowTrainer, TeamTrainer):
-    """Q-learning of the mixed value on windows of episodes, as R2D2's."""
+    """Trains the mixed value by Q-learning on windows of episodes, as R2D2 does."""

@@ -1,4 +1,4 @@
-"""The bases of trainers: state for resumption, Adam whose learning rate may be a schedule, target networks."""
+"""Base classes of trainers: state for resuming, Adam with a learning rate that may be a schedule, target networks."""
 
 import copy
 from collections.abc import Iterable
@@ -15,10 +15,10 @@ N = TypeVar("N", bound=nn.Module)
 
 
 class AdamTrainer:
-    """Base of trainers, whose learning rate may be a schedule.
+    """Base of trainers. The learning rate may be a schedule.
 
-    Their state is that of the attributes `saved`: each has a state_dict, or is a list of such objects, a generator, a
-    tensor or a value.
+    A trainer's state is that of its attributes `saved`: each has a state_dict, or is a list of such objects, a
+    generator, a tensor or a value.
     """
 
     saved: ClassVar[tuple[str, ...]]
@@ -30,24 +30,24 @@ class AdamTrainer:
         self._optimizers: list[ClippedAdam] = []
 
     def adam(self, parameters: Iterable[torch.Tensor]) -> ClippedAdam:
-        """An optimizer with the learning rate of `hyper`, which `follow_schedules` sets if that is a schedule."""
+        """Makes an optimizer with the learning rate of `hyper`; if it is a schedule, `follow_schedules` sets it."""
         rate = None if self._is_scheduled else self.hyper.learning_rate
         self._optimizers.append(ClippedAdam(list(parameters), rate, self.epsilon))
         return self._optimizers[-1]
 
     def follow_schedules(self, batch: Any) -> None:
-        """Sets the learning rate for a batch, whose `numbers` hold it if it is a schedule."""
+        """Sets the learning rate, if it is a schedule, to the one in the batch's `numbers`."""
         for optimizer in self._optimizers if self._is_scheduled else ():
             optimizer.set_learning_rate(batch.numbers[RATE])
 
     def descend(self, optimizer: ClippedAdam, loss: torch.Tensor) -> torch.Tensor:
-        """One step of an optimizer's parameters down the loss; returns the gradient's norm before clipping."""
+        """Moves an optimizer's parameters one step down the loss; returns the gradient's norm before clipping."""
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         return optimizer.clip_and_step(self.hyper.max_grad_norm)
 
     def state_dict(self) -> dict[str, Any]:
-        """Live tensors, so save before the next update."""
+        """Returns live tensors, so save them before the next update."""
         return {name: _state_of(getattr(self, name)) for name in self.saved}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -77,7 +77,7 @@ def _state_of(part: Any) -> Any:
 
 
 class TargetTrainer(AdamTrainer):
-    """Base of trainers with a target: a slowly updated copy of the model's part `source`."""
+    """Base of trainers with a target network: a slowly updated copy of the model's part `source`."""
 
     def __init__(self, hyper: Any, source: nn.Module) -> None:
         super().__init__(hyper)
@@ -93,18 +93,18 @@ class TargetTrainer(AdamTrainer):
         torch._foreach_lerp_(self._target, self._source, share)
 
     def bootstrapped(self, batch: Any, future: torch.Tensor) -> torch.Tensor:
-        """The targets [..., B]: the scaled rewards plus the discounted values [..., B] of the next observations."""
+        """Returns targets [..., B]: scaled rewards plus the discounted values [..., B] of the next observations."""
         return torch.add(batch.discount * future, batch.reward, alpha=self.hyper.reward_scale)
 
     def metrics(self, loss: torch.Tensor, q_taken: torch.Tensor, grad_norm: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The loss; q_mean, the mean value of the actions taken, in units of the reward; grad_norm, before clipping."""
+        """Returns loss, grad_norm (before clipping) and q_mean: the mean value of actions taken, in reward units."""
         q_mean = q_taken.detach().sum() / (q_taken.numel() * self.hyper.reward_scale)
         return {"loss": loss.detach(), "q_mean": q_mean, "grad_norm": grad_norm}
 
 
 def independent_copy(network: N) -> N:
-    """A copy without gradients, whose tensors share no memory with the network's."""
-    with torch.no_grad():  # else those of a TorchScript module would be results of its parameters
+    """Returns a copy without gradients, whose tensors share no memory with the network's."""
+    with torch.no_grad():  # else a TorchScript module's copies would be results of its parameters
         twin = copy.deepcopy(network)
     twin.requires_grad_(False)
     # A deep copy preserves shared storage, and a published network is views of one flat tensor.
@@ -114,11 +114,11 @@ def independent_copy(network: N) -> N:
 
 
 def raw_reward(batch: Any) -> torch.Tensor:
-    """A batch's rewards before any normalization, as actors see them."""
+    """Returns a batch's rewards before any normalization, as actors see them."""
     raw: torch.Tensor = getattr(batch, "raw_reward", batch.reward)
     return raw
 
 
 def seeded_generator(device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator with which training resumes exactly from its state; torch.manual_seed determines the seed."""
+    """Returns a generator seeded by torch's own generator; its saved state lets training resume exactly."""
     return torch.Generator(device).manual_seed(int(torch.randint(2**62, ())))

@@ -11,7 +11,7 @@ R = TypeVar("R")
 
 
 def unrecorded(function: Callable[P, R]) -> Callable[P, R]:
-    """`torch.no_grad()(function)`, without its microsecond for callers that record no gradients anyway."""
+    """Wraps a function like `torch.no_grad()`; saves a microsecond for callers that record no gradients anyway."""
     guarded = torch.no_grad()(function)
 
     @wraps(function)
@@ -22,19 +22,19 @@ def unrecorded(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _plain(method: Callable[P, R]) -> Callable[P, R]:
-    """The method without its decorator, which imports torch's compiler at the first call and takes a second."""
+    """Returns the method without its decorator, which imports torch's compiler at the first call and takes a second."""
     return getattr(method, "__wrapped__", method)
 
 
 def load_tensor(name: str, own: torch.Tensor, saved: torch.Tensor) -> None:
-    """Copies a saved tensor. Raises ValueError: it has another shape, with which fused kernels leave its memory."""
+    """Copies a saved tensor. Raises ValueError: its shape differs; fused kernels would use memory outside it."""
     if saved.shape != own.shape:
         raise ValueError(f"{name}: expected a tensor of shape {tuple(own.shape)}, got {tuple(saved.shape)}")
     own.data.copy_(saved)
 
 
 class ClippedAdam(torch.optim.Adam):
-    """`torch.nn.utils.clip_grad_norm_` and `torch.optim.Adam.step` in one (Kingma & Ba 2015, arXiv:1412.6980).
+    """Does `torch.nn.utils.clip_grad_norm_` and `torch.optim.Adam.step` in one (Kingma & Ba 2015, arXiv:1412.6980).
 
     For small networks, the Python code of these two takes longer than the gradient itself. Here the gradients are views
     of one vector, which is zeroed, measured and scaled as a whole, and one fused kernel makes the step. The parameters
@@ -64,7 +64,7 @@ class ClippedAdam(torch.optim.Adam):
         self._means, self._squares = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
         self._step: torch.Tensor = states[0]["step"].clone()  # of all tensors, so that one call advances it
         self._steps = [self._step] * len(states)
-        self._one = torch.ones_like(self._step)  # torch makes a tensor of each number that meets one
+        self._one = torch.ones_like(self._step)  # torch makes a tensor of each number that meets a tensor
 
     def set_learning_rate(self, lr: float) -> None:
         for group in self.param_groups:
@@ -76,7 +76,7 @@ class ClippedAdam(torch.optim.Adam):
 
     @unrecorded
     def clip_and_step(self, max_norm: float) -> torch.Tensor:
-        """Scales a gradient longer than `max_norm` down to it and takes one step; returns the norm before, a scalar."""
+        """Scales a gradient longer than `max_norm` to it, makes one step; returns the norm before scaling, a scalar."""
         norm: torch.Tensor = torch.linalg.vector_norm(self._gradient)
         self._step += self._one
         group = self.param_groups[0]
@@ -99,13 +99,13 @@ class ClippedAdam(torch.optim.Adam):
         return norm
 
     def state_dict(self) -> dict[str, Any]:
-        """The state, as a torch.optim.Adam with the same parameters has it; its tensors are live but for the steps."""
+        """Returns the state in the form of torch.optim.Adam; its tensors are live, except the step counts."""
         for state in self.state.values():
             state["step"] = self._step.clone()
         return _plain(torch.optim.Optimizer.state_dict)(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads moments, steps and a scheduled learning rate. Raises ValueError: they are those of other parameters."""
+        """Loads moments, steps and a scheduled learning rate. Raises ValueError: the state is of other parameters."""
         saved = state_dict["state"]
         if len(saved) != len(self.tensors):
             raise ValueError(f"optimizer: expected the moments of {len(self.tensors)} tensors, got {len(saved)}")

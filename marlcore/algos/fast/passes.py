@@ -17,15 +17,15 @@ Outputs: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
 TRAINING = attrgetter("requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks")
 TRAINED_ALONE = (True, None, None)  # without hooks
 
-_threshold_backward = torch.ops.aten.threshold_backward.default  # once: finding it takes longer than running it
+_threshold_backward = torch.ops.aten.threshold_backward.default  # looked up once: that takes longer than running it
 
 
 def passes(network: nn.Module) -> "LayersPass | AutogradPass":
-    """A forward pass, then its backward pass, for the network as it is; call both without recording by autograd.
+    """Returns an object with the network's forward and backward pass; call both without recording by autograd.
 
-    `forward` returns the outputs [B, outputs], and those of further observations, which take no part in the backward
-    pass; `backward` takes the loss's gradient with respect to the outputs, and puts those of the parameters into their
-    `grad`, which the caller zeroed. Hooked, replaced, compiled and frozen parts take the passes of autograd.
+    `forward` returns the outputs [B, outputs], and outputs for further observations, which the backward pass ignores;
+    `backward` takes the loss's gradient with respect to the outputs and writes the parameters' gradients into their
+    `grad`, which the caller zeroed. If any part is hooked, replaced, compiled or frozen, autograd makes the passes.
     """
     plan = plan_of(network)
     if plan is not None:
@@ -37,7 +37,7 @@ def passes(network: nn.Module) -> "LayersPass | AutogradPass":
 
 
 def _written_out(network: Any) -> "LayersPass | bool":
-    """The passes of a network that is a torso and a head, whose layers have ReLU between them; False for others."""
+    """Returns the passes of a torso and a head whose layers have ReLU between them; False for other networks."""
     if type(network).forward is not QNetwork.forward:
         return False
     torso, head = network.torso, network.head
@@ -70,10 +70,10 @@ class AutogradPass:
 
 
 class LayersPass:
-    """The passes of a torso and of a head, whose layers have ReLU between them, with autograd's gradients.
+    """Computes the passes of a torso and a head whose layers have ReLU between them; gradients equal autograd's.
 
-    For two layers of 64 units, the products take a quarter of the time that autograd takes with them. `encoder` is the
-    torso without layers, `parameters` are each layer's `_parameters`.
+    For two layers of 64 units, the matrix products take a quarter of the time that autograd takes for the passes.
+    `encoder` is the torso without its layers; `parameters` has each layer's `_parameters`.
     """
 
     def __init__(self, encoder: Torso, head: Head, parameters: list[dict[str, Any]]) -> None:
@@ -81,12 +81,12 @@ class LayersPass:
         self._inputs: list[torch.Tensor] = []  # of each layer, in the last forward pass
 
     def covers(self, network: nn.Module) -> bool:
-        """Whether the layers have all parameters of the network, each of them once."""
+        """Returns whether the layers have all parameters of the network, each of them once."""
         tensors = [tensor for layer in self._parameters for tensor in layer.values()]
         return sorted(map(id, tensors)) == sorted(map(id, network.parameters()))
 
     def trains_all(self) -> bool:
-        """Whether autograd would do no less and no more: all parameters are trained, and none has a hook."""
+        """Returns whether autograd would do exactly the same: all parameters are trained, and none has a hook."""
         tensors = chain.from_iterable(map(dict.values, self._parameters))
         return all(map(TRAINED_ALONE.__eq__, map(TRAINING, tensors)))
 
@@ -116,7 +116,7 @@ class LayersPass:
                 gradient = _threshold_backward(torch.mm(gradient, weight), x, 0)
 
     def _of_outputs(self, gradient: torch.Tensor) -> torch.Tensor:
-        """A gradient with respect to the head's values [B, actions], as one with respect to its last layer's."""
+        """Converts a gradient with respect to the head's values [B, actions] to one for its last layer's outputs."""
         head = self._head
         if not head.dueling:
             return gradient

@@ -1,8 +1,8 @@
 """Forward passes without the calls of modules.
 
-A call of a module of torch takes longer than the product of a small layer, and a small network makes ten of them. So
-the `forward` of a network of this package runs on a stand-in for it: an object of a class derived from its own, which
-has its attributes, but functions in place of its layers, and stand-ins in place of its other parts.
+A call of a torch module takes longer than the product of a small layer, and a small network makes ten such calls. So
+this package runs a network's `forward` on a stand-in: an object of a class derived from the network's own, with the
+network's attributes, but with functions in place of its layers and stand-ins in place of its other parts.
 """
 
 from collections.abc import Callable
@@ -39,16 +39,16 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def faster(module: M) -> M:
-    """An object that is called as the module and has its methods; the module itself if it is not the package's own.
+    """Returns a stand-in with the module's call and methods, or the module itself if it is not the package's own.
 
-    Ask for it at each call: it stands for the module as it is now.
+    Ask for the stand-in at each call: it stands for the module as it is now.
     """
     plan = plan_of(module)
     return module if plan is None else plan.stand_in
 
 
 def plan_of(module: nn.Module) -> "Plan | None":
-    """The module's plan; None if there is none, or if hooks, which it would skip, are to be called."""
+    """Returns the module's plan; None if there is none, or if the module has hooks, which the plan would skip."""
     plan = vars(module).get("_plan")
     if plan is None or plan.owner is not module or not plan.holds():  # shallow copies share it
         if not is_plain(module):
@@ -59,11 +59,11 @@ def plan_of(module: nn.Module) -> "Plan | None":
 
 
 class Plan:
-    """A stand-in for the module `owner`, and the parts whose calls it skips."""
+    """Holds a stand-in for the module `owner`, and the parts whose calls the stand-in skips."""
 
     def __init__(self, module: nn.Module) -> None:
         self.owner = module
-        self.kept: Any = None  # by its user
+        self.kept: Any = None  # set by the plan's user
         parts: list[nn.Module] = []
         self.stand_in = self._form(module, parts)
         self._children = [part._modules for part in parts if part._modules]
@@ -74,10 +74,10 @@ class Plan:
         self._forwards = list(map(FORWARD, self._each_kind))
         self._own = list(map(vars, self._parts))
         self._hooks = [own[name] for own in self._own for name in HOOKS]
-        self._sizes = list(map(len, self._own))  # an attribute that hides one of the class is one more
+        self._sizes = list(map(len, self._own))  # they grow if an attribute hides one of the class
 
     def _form(self, part: nn.Module, parts: list[nn.Module]) -> Any:
-        """The part's form in the stand-in: itself if its call may be more than its `forward`."""
+        """Returns the part's form in the stand-in: the part itself if calling it may do more than its `forward`."""
         if not is_plain(part):
             return part
         parts.append(part)
@@ -85,7 +85,7 @@ class Plan:
         return form(part, lambda child: self._form(child, parts))
 
     def holds(self) -> bool:
-        """Whether the stand-in stands for the module still: the same parts of the same classes."""
+        """Returns whether the stand-in still fits the module: the same parts of the same classes."""
         return (
             list(map(type, self._parts)) == self._kinds
             and list(map(len, self._own)) == self._sizes
@@ -94,7 +94,7 @@ class Plan:
         )
 
     def is_hooked(self) -> bool:
-        """Whether there are hooks of any part, or of all modules."""
+        """Returns whether any part has hooks, or torch has global ones."""
         return any(GLOBAL_HOOKS) or any(self._hooks)
 
     def __reduce__(self) -> Any:
@@ -102,7 +102,7 @@ class Plan:
 
 
 def is_plain(part: nn.Module) -> bool:
-    """Whether a call runs the `forward` of the package or of torch, and nothing on the part hides its class's."""
+    """Returns whether a call runs only a `forward` of the package or torch, and the part hides no class attribute."""
     kind, own = type(part), vars(part)
     if kind in FORWARDS:
         plain = kind.forward is FORWARDS[kind]
@@ -114,7 +114,7 @@ def is_plain(part: nn.Module) -> bool:
 
 
 def linear(tensors: dict[str, Any], x: torch.Tensor) -> torch.Tensor:
-    """The result of an nn.Linear with these parameters (`layer._parameters`)."""
+    """Returns what an nn.Linear with these parameters (`layer._parameters`) computes."""
     return functional.linear(x, tensors["weight"], tensors["bias"])
 
 
@@ -132,7 +132,7 @@ def _stand_in(part: nn.Module, form: Form) -> Any:
 
 @cache
 def _called(kind: Any, attributes: tuple[str, ...], buffers: tuple[str, ...], parameters: tuple[str, ...]) -> Any:
-    """A class whose objects, when called, run `forward` and nothing else, and whose attributes are the module's own."""
+    """Returns a class whose objects, when called, run only `forward`, and whose attributes are the module's own."""
     members: dict[str, Any] = {"__call__": kind.forward}
     for store, names in {"_own": attributes, "_buffers": buffers, "_parameters": parameters}.items():
         members |= {name: _item_of(store, name) for name in names}
@@ -147,7 +147,7 @@ def _item_of(store: str, name: str) -> property:
 
 
 def _dense(dense: Any, form: Form) -> Any:
-    """Its operations one after another; the activation in place where no one else has a layer's output."""
+    """Runs the layers one after another; applies the activation in place where only it uses a layer's output."""
     other = _stand_in(dense, form)
     if not isinstance(other.layers, list):
         return other
@@ -174,7 +174,7 @@ def _head(head: Any, form: Form) -> Any:
 
 
 def _recurrent(core: Any, form: Form) -> Any:
-    """One step by the function of a cell, but for rounding the same in a fourth of the time; windows by the layer."""
+    """Runs one step by torch's cell function, in a fourth of the time but with other rounding; windows by the layer."""
     other, layer = _stand_in(core, form), core.layer
     if not is_plain(layer) or tuple(layer._parameters) != WEIGHTS:
         return other

@@ -1,4 +1,4 @@
-"""The actions of a space as networks have them: enumerated, or scaled to [-1, 1]."""
+"""A space's actions in the form that networks use: enumerated, or scaled to [-1, 1]."""
 
 import math
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ MOST = 4096  # joint actions of several components; a network has an output for 
 
 
 class JointActions:
-    """A Discrete, MultiDiscrete or MultiBinary action space as the actions 0 to count - 1.
+    """Numbers the actions of a Discrete, MultiDiscrete or MultiBinary action space from 0 to count - 1.
 
-    The components are the digits of a joint action's number, the last one changes fastest.
+    The components are the digits of a joint action's number; the last component changes fastest.
 
     Raises: ValueError, which begins with `owner`: the space is of another kind, or has more than 4,096 joint actions.
     """
@@ -40,27 +40,27 @@ class JointActions:
         self._digits = torch.tensor([places.tolist(), self._sizes])
 
     def encode(self, action: torch.Tensor) -> torch.Tensor:
-        """The numbers int64 [...] of actions [..., *shape] as rows hold them."""
+        """Returns the numbers int64 [...] of actions [..., *shape] in the form that rows store."""
         if not self._shape:
             return action.long()
         return (action.flatten(-len(self._shape)).long() * self._digits[0].to(action.device)).sum(-1)
 
     def decode(self, index: NDArray[np.int64]) -> NDArray[np.generic]:
-        """The actions [k, ...], in the space's dtype, with these numbers [k]."""
+        """Returns the actions [k, ...], in the space's dtype, with these numbers [k]."""
         if not self._shape:
             return index.astype(self._dtype, copy=False)
         components = np.unravel_index(index, self._sizes)
         return np.stack(components, -1).reshape(-1, *self._shape).astype(self._dtype, copy=False)
 
     def decoded(self, index: torch.Tensor) -> torch.Tensor:
-        """`decode` with torch."""
+        """Does the same as `decode`, with torch."""
         if self._shape:
             places, sizes = self._digits.to(index.device)
             index = (index[:, None] // places % sizes).reshape(-1, *self._shape)
         return index.to(dtype_of(self._dtype))
 
     def allowed(self, mask: torch.Tensor | None) -> torch.Tensor | None:
-        """The joint actions, bool [..., count], whose components are all allowed; None without a mask.
+        """Returns which joint actions have only allowed components, bool [..., count]; None without a mask.
 
         `mask` has the components one after another, bool [..., the sum of their sizes].
         """
@@ -71,7 +71,7 @@ class JointActions:
 
 
 class BoxActions(nn.Module):
-    """The actions of a Box of floats with bounds, as vectors in [-1, 1]^size.
+    """Scales the actions of a Box of floats with bounds to vectors in [-1, 1]^size.
 
     Raises: ValueError, which begins with `owner`: the space is of another kind, or a bound is missing.
     """
@@ -97,17 +97,17 @@ class BoxActions(nn.Module):
         self.register_buffer("reach", torch.from_numpy(divisor.reshape(-1)).to(dtype), persistent=False)
 
     def encode(self, action: torch.Tensor) -> torch.Tensor:
-        """Actions [B, ...] of rows as float32 [B, size] in [-1, 1]; 0 where a component has one value."""
+        """Scales actions [B, ...] of rows to float32 [B, size] in [-1, 1]; 0 where a component has one value."""
         return ((action.reshape(-1, self.size) - self.middle) / self.reach).float()
 
     def decode(self, scaled: NDArray[Any]) -> NDArray[Any]:
-        """The actions [k, ...], in the space's dtype and always inside it, of vectors [k, size] clipped to [-1, 1]."""
+        """Converts vectors [k, size], clipped to [-1, 1], to actions [k, ...] in the space and of its dtype."""
         space, scaled = self._space, scaled.clip(-1.0, 1.0).reshape(-1, *self._space.shape)
         action: NDArray[Any] = (self._middle + self._reach * scaled).astype(space.dtype)
         return action.clip(space.low, space.high, out=action)
 
     def decoded(self, scaled: torch.Tensor) -> torch.Tensor:
-        """`decode` with torch."""
+        """Does the same as `decode`, with torch."""
         middle, reach, low, high = (bound.to(scaled.device) for bound in self._bounds)
         action = middle + reach * scaled.clamp(-1.0, 1.0).reshape(-1, *self._space.shape)
         return torch.clamp(action.to(dtype_of(self._space.dtype)), low, high)
@@ -115,5 +115,5 @@ class BoxActions(nn.Module):
 
 @cache
 def dtype_of(dtype: Any) -> torch.dtype:
-    """Torch's dtype for one of NumPy."""
+    """Returns torch's dtype for a NumPy dtype."""
     return torch.from_numpy(np.empty(0, dtype)).dtype

@@ -1,4 +1,4 @@
-"""Policies of continuous actions, and critics of them: networks from an observation and an action to a value."""
+"""Policies of continuous actions, and their critics: networks from an observation and an action to a value."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ from .torso import ACTIVATIONS, StackedLinear, StackedNorm
 
 
 class Critics(nn.Module):
-    """`networks` networks from an observation and an action to a value, which share no fully connected layer.
+    """A number of networks from an observation and an action to a value; they share no fully connected layer.
 
-    Encoders of images are shared, and so is a network of the user's. A layer of all networks is one batched product:
-    for small networks, torch's overhead for each operation is most of their time.
+    They share encoders of images, or a user's own network. One batched product computes a layer of all networks, since
+    for small networks torch's overhead for each operation is most of their time.
     """
 
     def __init__(self, hyper: Any, spaces: Spaces, actions: int, networks: int = 2) -> None:
@@ -37,11 +37,11 @@ class Critics(nn.Module):
         initialize(hyper, self.layers[-1], 1.0)
 
     def forward(self, obs: Any, action: torch.Tensor, count: int | None = None) -> torch.Tensor:
-        """The values [count, B] of actions [B, size] in [-1, 1], of the first `count` networks; None: of all."""
+        """Returns values [count, B] of actions [B, size] in [-1, 1] by the first `count` networks; None: by all."""
         return self.through(torch.cat([self.encoder(obs), action], 1).expand(count or self.networks, -1, -1))
 
     def through(self, x: torch.Tensor) -> torch.Tensor:
-        """The values [n, B] by the first n networks, each of its own inputs [n, B, inputs]."""
+        """Returns values [n, B] by the first n networks, each from its own inputs [n, B, inputs]."""
         *inner, last = self.layers
         for layer in inner:
             x = self.activation(layer(x))
@@ -50,7 +50,7 @@ class Critics(nn.Module):
 
 
 class CustomCritics(nn.Module):
-    """The two critics that a whole model of the user's has as its module `critics`."""
+    """The two critics of a user's whole model, which has them as its module `critics`."""
 
     def __init__(self, hyper: Any, spaces: Spaces, actions: int, network: nn.Module) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class CustomCritics(nn.Module):
 
 
 class ContinuousPolicy(nn.Module):
-    """Base of policies: observations to a distribution of Box actions, by `outputs` numbers for each component."""
+    """Base of policies that map observations to a distribution of Box actions, by `outputs` numbers a component."""
 
     outputs: ClassVar[int]
 
@@ -80,19 +80,19 @@ class ContinuousPolicy(nn.Module):
 
     @abstractmethod
     def distribution(self, outputs: torch.Tensor) -> Any:
-        """The distribution of actions by the last layer's outputs [B, outputs * size]; the result of a call."""
+        """Returns the distribution of actions, a call's result, from the last layer's outputs [B, outputs * size]."""
 
     def greedy(self, obs: Any, mask: None = None) -> torch.Tensor:
-        """The actions [k, ...] without exploration; by default the distribution is one of them alone, in [-1, 1]."""
+        """Returns the actions [k, ...] without exploration; by default a call already returns them, in [-1, 1]."""
         return self.actions.decoded(self(obs))
 
     @abstractmethod
     def noisy(self, distribution: Any, noise: torch.Tensor, explore: Mapping[str, Any]) -> torch.Tensor:
-        """Actions [B, size], given standard normal noise [B, size]; beyond [-1, 1] they count as its ends."""
+        """Returns actions [B, size], given standard normal noise [B, size]; values beyond [-1, 1] count as its ends."""
 
 
 class DeterministicPolicy(ContinuousPolicy):
-    """Observations to actions [B, size] in [-1, 1]."""
+    """Maps observations to actions [B, size] in [-1, 1]."""
 
     outputs = 1
 
@@ -105,9 +105,9 @@ class DeterministicPolicy(ContinuousPolicy):
 
 
 class ActorCritic(nn.Module):
-    """A policy, which is all that actors need, and its critics.
+    """Holds a policy, which is all that actors need, and its critics.
 
-    Raises: ValueError: these share parameters, of which each optimizer needs its own.
+    Raises: ValueError: policy and critics share parameters; each optimizer needs its own.
     """
 
     def __init__(self, hyper: Any, policy: nn.Module, critics: nn.Module) -> None:
@@ -119,7 +119,7 @@ class ActorCritic(nn.Module):
 
 
 def continuous_actor_critic(hyper: Any, spaces: Spaces, kind: type[ContinuousPolicy]) -> ActorCritic:
-    """A policy of this kind and two critics; a whole model of the user's has both as modules."""
+    """Makes a policy of this kind and two critics, or takes both from a user's whole model if there is one."""
     whole = whole_network(hyper, spaces, "policy", "critics")
     policy = kind(hyper, spaces, whole)
     size = policy.actions.size

@@ -1,4 +1,4 @@
-"""A custom network, of the user, in place of the built-in first layers or of all layers."""
+"""A user's own network, in place of the built-in first layers or of all layers."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,9 +27,9 @@ def torso_of(
     whole: nn.Module | None = None,
     called: str = "",
 ) -> "Torso | CustomTorso":
-    """The first layers: a Torso with layers of the sizes `hidden`, a network of the user's, or a part of a whole model.
+    """Makes the first layers: a Torso with layers of sizes `hidden`, a user's network, or a part of a whole model.
 
-    Parts of the observation that `without` names are no input.
+    The first layers do not see parts of the observation that `without` names.
     """
     if whole is not None:
         return CustomTorso(hyper, spaces, whole, called=called)
@@ -40,7 +40,7 @@ def torso_of(
 
 
 def whole_network(hyper: Any, spaces: Spaces, *parts: str) -> nn.Module | None:
-    """The user's network if it is a whole model, which has these methods or modules; None if it has none of them.
+    """Returns the user's network if it is a whole model, with all these methods or modules; None if it has none.
 
     Raises: ValueError: it has only some of them.
     """
@@ -54,7 +54,7 @@ def whole_network(hyper: Any, spaces: Spaces, *parts: str) -> nn.Module | None:
 
 
 def made_module(label: str, function: Any, *arguments: Any) -> nn.Module:
-    """The module that a user's function returns. Raises ValueError: it is none, or the function fails."""
+    """Returns the module that a user's function makes. Raises ValueError: it makes no module, or fails."""
     made_by = resolve(label, function) if isinstance(function, str) else function
     module = result_of(f"{label}: its function", made_by, *arguments)
     if not isinstance(module, nn.Module):
@@ -63,13 +63,13 @@ def made_module(label: str, function: Any, *arguments: Any) -> nn.Module:
 
 
 def tried(label: str, call: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of the user's layers, without gradients. Raises ValueError: see `result_of`."""
+    """Returns the result of the user's layers, without gradients. Raises ValueError: see `result_of`."""
     with torch.no_grad():
         return result_of(label, call, *arguments)
 
 
 def result_of(label: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of the user's code. Raises ValueError, which says what was raised there."""
+    """Returns the result of the user's code. Raises ValueError: that code raised; the message says what."""
     try:
         return function(*arguments)
     except Exception as error:  # it may raise anything
@@ -79,7 +79,7 @@ def result_of(label: str, function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def form_of(value: Any) -> str:
-    """The dtype and shape of a tensor, also of those in tuples and dicts, in a message."""
+    """Describes in a message the dtype and shape of a tensor, or of the tensors in a tuple or dict."""
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {[*value.shape]}"
     if isinstance(value, tuple):
@@ -90,20 +90,20 @@ def form_of(value: Any) -> str:
 
 
 def check_form(label: str, result: Any, expected: Any) -> None:
-    """Raises ValueError: the user's result has not the shapes and dtypes of `expected`."""
+    """Checks the user's result. Raises ValueError: its shapes and dtypes differ from those of `expected`."""
     if form_of(result) != form_of(expected):
         raise ValueError(f"{label}: expected {form_of(expected)}, got {form_of(result)}")
 
 
 class CustomTorso(nn.Module):
-    """A network of the user's, from observations without the mask and the parts `without` to numbers [B, size].
+    """A user's network, from observations without the mask and the parts `without` to numbers [B, size].
 
     Args:
-        called: of a whole model, the method or the module to call.
-        beside: further arguments to try it with; its result is then that of two critics, [2, B].
+        called: the method or the module to call, if the network is a whole model.
+        beside: further arguments for the trial call; with these the result is that of two critics, [2, B].
 
-    Raises: ValueError: its parameters are not float32 on the CPU, or of a whole model none is trained; its call with a
-        batch of zeros fails, or the result is not float32 [B, n].
+    Raises: ValueError: its parameters are not float32 on the CPU; a whole model has none to train; its call with a
+        batch of zeros fails, or returns no float32 [B, n].
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class CustomTorso(nn.Module):
             raise ValueError(f"{label}: expected float32 {expected} for {TRIED} observations, got {form_of(result)}")
         of_one = tried(label, call, each(lambda part: part[:1], zeros), *(part[:1] for part in beside))
         check_form(f"{label}, called with one observation", of_one, result[:, :1] if beside else result[:1])
-        for name, parameter in self.network.named_parameters():  # which lazy layers have by now
+        for name, parameter in self.network.named_parameters():  # lazy layers have theirs by now
             if (parameter.dtype, parameter.device.type) != (torch.float32, "cpu"):
                 got = f"{parameter.dtype} on {parameter.device} in {name}"
                 raise ValueError(f"{label}: expected parameters of torch.float32 on the cpu, got {got}")
@@ -157,7 +157,7 @@ class CustomTorso(nn.Module):
 
 
 def head_on(hyper: Any, torso: Any, outputs: int, make: Callable[[int, int], nn.Module] = nn.Linear) -> nn.Module:
-    """The head that `make` returns for the torso's size and so many outputs; on a whole model one that does nothing.
+    """Makes a head by `make` from the torso's size to `outputs` numbers; on a whole model, one that does nothing.
 
     Raises: ValueError: a whole model has another number of outputs.
     """
@@ -169,9 +169,9 @@ def head_on(hyper: Any, torso: Any, outputs: int, make: Callable[[int, int], nn.
 
 
 def custom_function(label: str, given: Any, expected: str = "a function of mc.Spaces, or its module:name") -> Any:
-    """A user's function as a hyperparameter holds it: as module:name, if it can be imported by that.
+    """Returns a user's function in the form that a hyperparameter holds: as module:name where that imports it.
 
-    Raises: ValueError: it is none, or the import fails.
+    Raises: ValueError: it is no function, or the import fails.
     """
     function = resolve(label, given) if isinstance(given, str) else given
     if not callable(function) or isinstance(function, nn.Module):
@@ -179,14 +179,14 @@ def custom_function(label: str, given: Any, expected: str = "a function of mc.Sp
     if isinstance(given, str):
         return given
     reference = reference_to(function)
-    with suppress(ValueError):  # of a function of a script, or one that another one has replaced
+    with suppress(ValueError):  # it may be a script's function, or replaced by another
         if reference and is_importable(reference) and resolve("network", reference) is function:
             return reference
     return function
 
 
 def visible(spaces: Spaces, without: tuple[str, ...]) -> Spaces:
-    """The spaces of a network that does not see these parts of a Dict; if only one is left, it stands alone."""
+    """Returns the spaces of a network that does not see these parts of a Dict; a single remaining part stands alone."""
     if not without:
         return spaces
     seen = {key: space for key, space in spaces.observation.spaces.items() if key not in without}
@@ -194,7 +194,7 @@ def visible(spaces: Spaces, without: tuple[str, ...]) -> Spaces:
 
 
 def zeros_of(spaces: Spaces) -> Any:
-    """A batch of observations of zeros, as a user's network gets it; those of Discretes are their start."""
+    """Returns a batch of zero observations in the form that a user's network gets; a Discrete has its start instead."""
     lead = (TRIED, spaces.stack) if spaces.stack > 1 else (TRIED,)
     parts = {}
     for part in spaces.parts:

@@ -1,7 +1,7 @@
-"""Distributions over the actions of each kind of space, by the outputs of a policy network.
+"""Distributions over the actions of each kind of space, given the outputs of a policy network.
 
-`outputs` is how many numbers of a network each takes, `extras` are the fields that rows store beside the action.
-`sample` draws k actions by outputs [k, outputs] with NumPy, from the actor's generator; `mode` returns the most
+`outputs` is the number of network outputs that a distribution takes, `extras` the fields that rows store beside the
+action. `sample` draws k actions by outputs [k, outputs], with NumPy and the actor's generator; `mode` returns the most
 probable ones, as a tensor. A call returns the log-probabilities [B] of a batch's actions and the entropies [B], with
 torch. `mask`, bool [k, outputs], holds the allowed values of each component.
 """
@@ -31,7 +31,7 @@ Sampled = tuple[NDArray[Any], NDArray[np.float32], dict[str, NDArray[Any]]]
 
 
 def distribution_of(owner: str, space: gymnasium.Space) -> "Categorical | Bernoulli | Gaussian":
-    """The distribution over a space's actions. Raises ValueError: there is none for it; `owner` begins the message."""
+    """Returns the distribution over a space's actions. Raises ValueError, which begins with `owner`: there is none."""
     if isinstance(space, (gym.Discrete, gym.MultiDiscrete)):
         return Categorical(space)
     if isinstance(space, gym.MultiBinary):
@@ -43,7 +43,7 @@ def distribution_of(owner: str, space: gymnasium.Space) -> "Categorical | Bernou
 
 
 class Categorical(nn.Module):
-    """A Discrete, or the components of a MultiDiscrete, independent of each other."""
+    """Distribution of a Discrete, or of the components of a MultiDiscrete, independent of each other."""
 
     def __init__(self, space: gym.Discrete | gym.MultiDiscrete) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Categorical(nn.Module):
 
 
 class Bernoulli(nn.Module):
-    """A MultiBinary: each value is 1 with a probability of its own."""
+    """Distribution of a MultiBinary: each value is 1 with its own probability."""
 
     def __init__(self, space: gym.MultiBinary) -> None:
         super().__init__()
@@ -102,11 +102,11 @@ class Bernoulli(nn.Module):
 
 
 class Gaussian(nn.Module):
-    """A Box: a diagonal normal distribution, whose standard deviations are parameters of their own.
+    """Distribution of a Box: a diagonal normal distribution, whose standard deviations are separate parameters.
 
     A draw is in units of half the range from its centre, or of 1 from 0 where the space has no bounds. The environment
     gets it clipped to the space, as is usual (Huang et al. 2022, "The 37 implementation details of proximal policy
-    optimization"); rows store the draw itself too, whose probability is known.
+    optimization"); rows also store the unclipped draw, since only its probability is known.
     """
 
     def __init__(self, space: gym.Box) -> None:
@@ -116,7 +116,7 @@ class Gaussian(nn.Module):
         self._low, self._high = space.low.reshape(-1), space.high.reshape(-1)
         bounded = np.isfinite(self._low) & np.isfinite(self._high)
         low, high = np.where(bounded, self._low, -1.0), np.where(bounded, self._high, 1.0)
-        self._centre, self._half = low / 2 + high / 2, high / 2 - low / 2  # whose sum may exceed a float32
+        self._centre, self._half = low / 2 + high / 2, high / 2 - low / 2  # the bounds' sum may exceed a float32
         self.outputs = math.prod(space.shape)
         self.extras = {DRAWN: Field(self._shape, "float32")}
         self.log_std = nn.Parameter(torch.zeros(self.outputs))
@@ -126,7 +126,7 @@ class Gaussian(nn.Module):
         noise = generator.standard_normal(mean.shape, np.float32)
         drawn = mean + np.exp(log_std) * noise
         log_prob = -(0.5 * noise * noise + log_std + 0.5 * math.log(2 * math.pi)).sum(1)
-        with np.errstate(over="ignore"):  # of a draw beyond such bounds
+        with np.errstate(over="ignore"):  # a draw may lie beyond such bounds
             action = np.clip(self._centre + self._half * drawn, self._low, self._high).astype(self._dtype)
         return action.reshape(-1, *self._shape), log_prob, {DRAWN: drawn.reshape(-1, *self._shape)}
 
@@ -143,7 +143,7 @@ class Gaussian(nn.Module):
         return log_prob, (self.log_std + half + 0.5).sum().expand(len(output))
 
     def _drawn(self, batch: Any) -> Any:
-        """The draws that rows store; demonstrations store none, so here their actions in the units of draws."""
+        """Returns the draws that rows store, or for demonstrations, which store none, the actions in units of draws."""
         if DRAWN in batch.extras:
             return batch.extras[DRAWN]
         action = batch.action.reshape(len(batch.action), -1)
@@ -157,9 +157,9 @@ def _log_prob_of_bits(output: torch.Tensor, ones: torch.Tensor) -> torch.Tensor:
 
 
 def masked(output: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """The outputs [..., outputs], -inf where the mask, bool of the same shape, forbids an action.
+    """Returns the outputs [..., outputs], -inf where the mask, bool of the same shape, forbids an action.
 
-    Rows of padding, where it allows none, are 0, since a softmax of infinities alone is NaN.
+    Rows of padding, where the mask allows no action, get 0, since a softmax of infinities alone is NaN.
     """
     if mask is None:
         return output
@@ -167,6 +167,6 @@ def masked(output: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
 
 
 def entropy_of(log_probs: torch.Tensor) -> torch.Tensor:
-    """The entropies [...] of log-probabilities [..., outputs], of which those of forbidden actions are -inf."""
+    """Returns the entropies [...] of log-probabilities [..., outputs], which are -inf for forbidden actions."""
     finite = log_probs.clamp(min=torch.finfo(log_probs.dtype).min)  # 0 times -inf is NaN, in the gradient too
     return -(log_probs.exp() * finite).sum(-1)

@@ -14,9 +14,9 @@ INITIALIZERS: dict[str, Any] = {"orthogonal": nn.init.orthogonal_, "xavier": nn.
 
 
 def initialize(hyper: Any, part: nn.Module, gain: float = math.sqrt(2)) -> None:
-    """Draws the weights of fully connected and convolutional layers as `hyper.initialization` says; zero biases.
+    """Draws weights of fully connected and convolutional layers as `hyper.initialization` says, and zeroes biases.
 
-    "default" leaves torch's. So do recurrent layers, and networks of the user's.
+    "default" keeps torch's values. Recurrent layers and users' networks always keep theirs.
     """
     if hyper.initialization == "default" or isinstance(part, (CustomTorso, CustomCell)):
         return

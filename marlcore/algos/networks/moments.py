@@ -12,7 +12,7 @@ from ...observations import by_name
 
 
 class RunningMoments(nn.Module):
-    """The running mean and variance of arrays by name.
+    """Keeps the running mean and variance of named arrays.
 
     Its state is float64: `count` of rows, `batches`, and for each array `mean_<name>` and `variance_<name>` [*shape].
     """
@@ -31,7 +31,7 @@ class RunningMoments(nn.Module):
 
     @torch.no_grad()
     def update(self, rows_of_parts: Any) -> None:
-        """Takes a batch's arrays [..., *shape] in (Chan, Golub and LeVeque 1983, eq. 2.1), in place."""
+        """Adds a batch's arrays [..., *shape] to the moments, in place (Chan, Golub and LeVeque 1983, eq. 2.1)."""
         count, total = float(self.count), 0.0
         values = by_name(rows_of_parts)
         for name in self._parts:
@@ -47,11 +47,11 @@ class RunningMoments(nn.Module):
         self.batches += 1
 
     def deviation(self, name: str) -> torch.Tensor:
-        """The standard deviation [*shape], float64, a little above 0."""
+        """Returns the standard deviation [*shape], float64, always above 0."""
         variance: torch.Tensor = getattr(self, f"variance_{name}")
         return torch.sqrt(variance + 1e-8)
 
     def normalized_part(self, name: str, values: torch.Tensor, limit: float) -> torch.Tensor:
-        """Values [..., *shape] less the mean, divided by the deviation, float32 within [-limit, limit]."""
+        """Returns values [..., *shape] minus the mean, divided by the deviation, float32 within [-limit, limit]."""
         mean: torch.Tensor = getattr(self, f"mean_{name}")
         return ((values - mean) / self.deviation(name)).clamp(-limit, limit).float()

@@ -1,4 +1,4 @@
-"""Networks of a policy and of the value of observations, for algorithms that learn both."""
+"""Networks for a policy and for the value of observations, for algorithms that learn both."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from .torso import Torso
 
 
 class PolicyNetwork(nn.Module):
-    """Observations to the outputs [B, outputs] that a distribution over actions takes."""
+    """Maps observations to the outputs [B, outputs] that a distribution over actions takes."""
 
     def __init__(self, hyper: Any, spaces: Spaces, torso: Torso | CustomTorso | RecurrentTorso) -> None:
         super().__init__()
@@ -29,12 +29,12 @@ class PolicyNetwork(nn.Module):
         return self.head(self.torso(obs))
 
     def greedy(self, obs: Any, mask: torch.Tensor | None) -> torch.Tensor:
-        """The most probable actions [k, ...]."""
+        """Returns the most probable actions [k, ...]."""
         return self.distribution.mode(self(obs), mask)
 
 
 class OutputNetwork(nn.Module):
-    """Observations to numbers [B, outputs]."""
+    """Maps observations to numbers [B, outputs]."""
 
     def __init__(self, hyper: Any, torso: Torso | CustomTorso, outputs: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class OutputNetwork(nn.Module):
 
 
 class ValueNetwork(OutputNetwork):
-    """Observations to their values [B]."""
+    """Maps observations to their values [B]."""
 
     def __init__(self, hyper: Any, torso: Torso | CustomTorso) -> None:
         super().__init__(hyper, torso, 1)
@@ -58,9 +58,9 @@ class ValueNetwork(OutputNetwork):
 
 
 class PolicyValue(nn.Module):
-    """A policy, which is the part that acts, and a critic, which alone sees an observation's parts `of_critic`.
+    """Holds a policy, the part that acts, and a critic; only the critic sees the observation's parts `of_critic`.
 
-    Both may be methods of a user's network. Its method `both`, if there is one, calls layers that they share once.
+    Both may be methods of a user's network; if it has a method `both`, one call computes layers that they share.
     """
 
     def __init__(self, hyper: Any, spaces: Spaces, of_critic: tuple[str, ...] = ()) -> None:
@@ -75,7 +75,7 @@ class PolicyValue(nn.Module):
             check_form(f"{label}: both", result, (whole.policy(zeros), whole.value(zeros)))
 
     def forward(self, obs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """The policy's outputs [B, outputs] and the values [B]."""
+        """Returns the policy's outputs [B, outputs] and the values [B]."""
         if self.shares:
             torso: Any = self.acting.torso
             outputs, values = torso.network.both(torso.inputs(obs))

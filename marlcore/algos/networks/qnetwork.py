@@ -1,4 +1,4 @@
-"""Value networks, without memory and with it, their head, and the best of the actions that a mask allows."""
+"""Value networks with and without memory, their head, and the choice of the best action that a mask allows."""
 
 import math
 from functools import partial
@@ -19,10 +19,10 @@ FEW = 64  # actions; for more, the product with a square matrix takes longer tha
 
 
 class QNetwork(nn.Module):
-    """Observations to the values [B, actions.count] of joint actions, in units of reward_scale times the reward."""
+    """Maps observations to values [B, actions.count] of joint actions, in units of reward_scale times the reward."""
 
     def __init__(self, hyper: Any, spaces: Spaces, torso: Any = None) -> None:
-        """`torso`: the first layers; None: those of the hyperparameters, perhaps with the head a whole model."""
+        """`torso`: the first layers; None: those that the hyperparameters ask for, which may be a whole model."""
         super().__init__()
         self.spaces = spaces
         self.actions = JointActions(hyper.owner, spaces.action)
@@ -39,16 +39,16 @@ class QNetwork(nn.Module):
         return self.head(self.torso(obs))
 
     def greedy(self, obs: Any, mask: torch.Tensor | None) -> torch.Tensor:
-        """The actions [k, ...] of the highest values."""
+        """Returns the actions [k, ...] of the highest values."""
         return self.actions.decoded(best(self(obs), self.actions.allowed(mask)))
 
     def allowed(self, obs: Any) -> torch.Tensor | None:
-        """The joint actions that a batch's masks allow, bool [B, actions.count]; None without masks."""
+        """Returns the joint actions that a batch's masks allow, bool [B, actions.count]; None without masks."""
         return self.actions.allowed(self.spaces.mask_in(obs))
 
 
 class RecurrentQNetwork(QNetwork):
-    """Observations and a state to the values of joint actions, rescaled, in units of reward_scale times the reward."""
+    """Maps observations and a state to joint actions' rescaled values, in units of reward_scale times the reward."""
 
     def __init__(self, hyper: Any, spaces: Spaces) -> None:
         super().__init__(hyper, spaces, RecurrentTorso(hyper, spaces, hyper.hidden[:-1]))
@@ -56,9 +56,9 @@ class RecurrentQNetwork(QNetwork):
     def forward(  # type: ignore[override]
         self, obs: Any, state: State | None, windows: Windows | None = None
     ) -> Stepped:
-        """The values [k, actions] of k observations [k, ...], and the state after them; see RecurrentTorso.
+        """Returns the values [k, actions] of k observations [k, ...], and the state after them; see RecurrentTorso.
 
-        With `windows`, the values are [B, N, actions], of observations [B, N, ...] and the state [B, ...] before them.
+        With `windows`, values are [B, N, actions], for observations [B, N, ...] and the state [B, ...] before them.
         """
         if windows is None:
             features, after = self.torso(obs, state)
@@ -71,9 +71,9 @@ class RecurrentQNetwork(QNetwork):
 
 
 class Head(nn.Module):
-    """Features [..., inputs] to one value per action [..., actions], through the last of the layers `hidden`.
+    """Maps features [..., inputs] to a value of each action [..., actions], through the last of the layers `hidden`.
 
-    With `dueling`, that layer feeds the state's value and the actions' advantages, minus their mean (Wang et al. 2016,
+    With `dueling`, that layer feeds the state's value and the actions' advantages less their mean (Wang et al. 2016,
     arXiv:1511.06581, equation 9). Both share the layer, so dueling costs little.
     """
 
@@ -95,7 +95,7 @@ class Head(nn.Module):
         return self.combined(self.output(self.activation(self.hidden(features))))
 
     def combined(self, outputs: torch.Tensor) -> torch.Tensor:
-        """The values [..., actions], for the outputs of the last layer."""
+        """Returns the values [..., actions], given the last layer's outputs."""
         if not self.dueling:
             return outputs
         values = torch.matmul(outputs, self.aggregate)
@@ -103,5 +103,5 @@ class Head(nn.Module):
 
 
 def best(values: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
-    """Each row's action of the highest value [..., actions], int64 [...], among those `allowed`, bool; None: all."""
+    """Returns the best action by `values` [..., actions] among those `allowed`, bool (None: all), int64 [...]."""
     return values.argmax(-1) if allowed is None else values.masked_fill(~allowed, -math.inf).argmax(-1)

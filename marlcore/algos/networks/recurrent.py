@@ -1,4 +1,4 @@
-"""Recurrent layers, and the first layers of a recurrent network: what an agent observed, did and earned so far."""
+"""Recurrent layers, and a recurrent network's first layers, whose state tells what an agent saw, did and earned."""
 
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple, TypeAlias
@@ -26,7 +26,7 @@ EPSILON = 1e-3  # of the linear part of `rescaled`, which makes the inverse cont
 
 
 def cell_function(label: str, cell: Any) -> Any:
-    """The name of a built-in recurrent layer, or a user's function as `custom_function` has it. Raises ValueError."""
+    """Returns a built-in layer's name, or a function as `custom_function` does. Raises ValueError: it is neither."""
     expected = "lstm, gru, a function of inputs and units, or its module:name"
     if isinstance(cell, str) and ":" not in cell:
         if cell not in PARTS:
@@ -39,7 +39,7 @@ Cell: TypeAlias = Annotated[str | Callable[[int, int], nn.Module], cell_function
 
 
 class Recurrent(nn.Module):
-    """Features of one step [k, inputs], or of windows [k, T, inputs], and a state, to [..., units] and the next state.
+    """Maps features of steps [k, inputs] or windows [k, T, inputs], and a state, to [..., units] and the next state.
 
     The state's parts, float32 [k, units], are `hidden` and, of an LSTM, `cell`; zeros where an episode begins. The bias
     of the gate that keeps the state begins at about 1, so that gradients reach far back (Jozefowicz et al. 2015, "An
@@ -56,7 +56,7 @@ class Recurrent(nn.Module):
             gates[units : 2 * units] += 1.0
 
     def forward(self, x: torch.Tensor, state: State) -> Stepped:
-        """The features and the state after the last step; no window reaches across an episode's end."""
+        """Returns the features, and the state after the last step; no window reaches across an episode's end."""
         before = tuple(state[name][None] for name in self.parts)
         windows = x if x.ndim == 3 else x[:, None]
         output, after = self.layer(windows, before if len(before) > 1 else before[0])
@@ -66,7 +66,7 @@ class Recurrent(nn.Module):
 
 
 class CustomCell(nn.Module):
-    """A recurrent layer of the user's, from inputs of one step and its state to `units` features and the next state.
+    """A user's recurrent layer, from inputs of one step and its state to `units` features and the next state.
 
     Raises: ValueError: it is no module, its `state` is no dict of sizes by name, or its call with zeros fails or has a
         result of another form.
@@ -106,7 +106,7 @@ def recurrent_layer(hyper: Any, inputs: int) -> Recurrent | CustomCell:
 
 
 class Windows(NamedTuple):
-    """Actions and rewards [B, N - 1, ...] between the N observations of windows, and how these are burnt in."""
+    """Actions and rewards [B, N - 1, ...] between the N observations of windows, and how the windows are burnt in."""
 
     action: torch.Tensor
     reward: torch.Tensor
@@ -114,10 +114,10 @@ class Windows(NamedTuple):
     known: torch.Tensor
 
     def unroll(self, core: Callable[..., Stepped], inputs: torch.Tensor, state: State) -> Stepped:
-        """The recurrent layer's results for inputs [B * N, inputs] and the stored state, which the first steps warm up.
+        """Runs the recurrent layer on inputs [B * N, inputs] from the stored state, which the first steps warm up.
 
-        No gradient passes from later steps to the first `burn_in` (Kapturowski et al. 2019, section 3), but for the
-        windows `known`, bool [B], whose state needs no warming up.
+        No gradient passes from later steps to the first `burn_in` steps (Kapturowski et al. 2019, section 3), except in
+        windows whose state needs no warming up: those where `known`, bool [B], is True.
         """
         rows, steps = self.reward.shape
         x = inputs.view(rows, steps + 1, -1)
@@ -129,14 +129,14 @@ class Windows(NamedTuple):
         return torch.cat([first, later], 1), after
 
     def of_rows(self, rows: slice) -> "Windows":
-        """The windows [B * size, ...] of some members, of a team's with actions [B, N - 1, members]."""
+        """Returns the windows [B * size, ...] of some members, out of a team's with actions [B, N - 1, members]."""
         size = rows.stop - rows.start
         reward, known = (part.repeat_interleave(size, 0) for part in (self.reward, self.known))
         return Windows(self.action[:, :, rows].transpose(1, 2).flatten(0, 1), reward, self.burn_in, known)
 
 
 def state_fields(hyper: Any, spaces: Spaces, every: int) -> dict[str, Field]:
-    """The parts of a RecurrentTorso's state as extras of a row, stored at intervals of `every` rows."""
+    """Returns the parts of a RecurrentTorso's state as extra fields; one row in `every` stores them."""
     with torch.random.fork_rng(devices=[]):
         layer = {name: (size,) for name, size in recurrent_layer(hyper, 1).sizes.items()}
     parts: dict[str, tuple[int, ...]] = {**layer, PREVIOUS_ACTION: (_encoder(spaces.action).size,), PREVIOUS_REWARD: ()}
@@ -144,10 +144,10 @@ def state_fields(hyper: Any, spaces: Spaces, every: int) -> dict[str, Field]:
 
 
 class RecurrentTorso(nn.Module):
-    """Observations, each with the action and the reward before it, to features [..., size], through a recurrent layer.
+    """Maps observations, each with the action and reward before it, to features [..., size], through a recurrent layer.
 
-    Both are inputs as in Kapturowski et al. 2019, section 2.3, the reward as `rescaled` makes it. Layers of the sizes
-    `hidden`, or a network of the user's, come before the recurrent one.
+    Action and reward are inputs as in Kapturowski et al. 2019, section 2.3; `rescaled` converts the reward. Layers of
+    the sizes `hidden`, or a user's network, come before the recurrent layer.
     """
 
     def __init__(self, hyper: Any, spaces: Spaces, hidden: tuple[int, ...]) -> None:
@@ -160,12 +160,12 @@ class RecurrentTorso(nn.Module):
         self._sizes = {**self.core.sizes, PREVIOUS_ACTION: self.actions.size}
 
     def forward(self, obs: Any, state: State | None, unroll: Unroll | None = None) -> Stepped:
-        """The features [k, size] of k observations, and the state after them; `acted` puts the actions into it.
+        """Returns features [k, size] of k observations, and the state after them; `acted` then adds the actions.
 
         Args:
             state: the parts of `state_fields`, each [k, ...]; None: every row begins an episode.
-            unroll: called with the recurrent layer, its inputs [k, inputs] and the state; None: each row is a step of
-                its own.
+            unroll: runs the recurrent layer, given the layer, its inputs [k, inputs] and the state; None: each row is a
+                separate step.
         """
         if state is None:
             rows, some = rows_in(obs), next(self.parameters())
@@ -177,12 +177,12 @@ class RecurrentTorso(nn.Module):
         return stepped
 
     def acted(self, state: State, action: torch.Tensor | NDArray[Any]) -> dict[str, torch.Tensor]:
-        """The state after `forward` with the actions [k, ...] that were chosen, as rows hold them."""
+        """Adds the chosen actions [k, ...], in the form that rows store, to the state after `forward`."""
         encoded = self.actions(torch.as_tensor(action, device=next(iter(state.values())).device))
         return {**state, PREVIOUS_ACTION: encoded, PREVIOUS_REWARD: encoded.new_zeros(encoded.shape[0])}
 
     def before_each(self, action: torch.Tensor, reward: torch.Tensor, state: State) -> State:
-        """The state before windows, with the action and reward before each of their N observations, [B * N, ...]."""
+        """Returns the state before windows, with the action and reward before each of N observations, [B * N, ...]."""
         encoded = self.actions(action.flatten(0, 1)).view(*action.shape[:2], -1)
         actions = torch.cat([state[PREVIOUS_ACTION][:, None], encoded], 1)
         rewards = torch.cat([state[PREVIOUS_REWARD][:, None], reward], 1)
@@ -190,14 +190,14 @@ class RecurrentTorso(nn.Module):
 
 
 def _encoder(space: gymnasium.Space) -> Flat | OneHot:
-    """The encoder of actions as rows hold them: those of a Discrete or MultiDiscrete count from 0."""
+    """Returns the encoder of actions as rows store them, where Discrete and MultiDiscrete actions count from 0."""
     if isinstance(space, gym.Discrete):
         return OneHot(gym.Discrete(space.n), 1)
     return OneHot(gym.MultiDiscrete(space.nvec), 1) if isinstance(space, gym.MultiDiscrete) else Flat(space, 1)
 
 
 def rescaled(value: torch.Tensor) -> torch.Tensor:
-    """h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x, which makes large returns learnable without clipping rewards.
+    """Returns h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x, so that large returns are learnable without clipping.
 
     Pohlen et al. 2018, "Observe and look further" (arXiv:1805.11593), proposition A.2.
     """
@@ -205,10 +205,10 @@ def rescaled(value: torch.Tensor) -> torch.Tensor:
 
 
 def restored(value: torch.Tensor) -> torch.Tensor:
-    """The inverse of `rescaled`.
+    """Inverts `rescaled`.
 
     The paper's form, (sqrt(1 + 4 epsilon (|x| + 1 + epsilon)) - 1) / (2 epsilon), loses half of float32's digits in its
-    difference; this form is equal to it and has none.
+    difference; the form used here is equal to it and has no such difference.
     """
     size = value.abs() + (1.0 + EPSILON)
     root = 2.0 * size / ((1.0 + 4.0 * EPSILON * size).sqrt() + 1.0)

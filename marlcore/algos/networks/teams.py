@@ -1,4 +1,4 @@
-"""Networks of teams: of members, each with its own view, whose spaces tell who shares one; policies and critics."""
+"""Networks of teams: members' networks, shared where their spaces are equal, and team policies and critics."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class MemberGroup:
     """Members that share a network.
 
     Attributes:
-        part: the part of the team's observation in which they are.
-        rows: their rows there.
-        spaces: those of one member; with its number, one-hot, where the network has several.
+        part: the part of the team's observation that holds them.
+        rows: their rows in that part.
+        spaces: one member's spaces; where several members share, they include the member's one-hot number.
     """
 
     part: str
@@ -45,17 +45,17 @@ class MemberGroup:
 
 
 class TeamSpaces:
-    """A team's spaces, taken apart for networks; see envs/team.py.
+    """Splits a team's spaces for its networks; see envs/team.py.
 
     Args:
         shared: members with equal spaces share a network; otherwise each has its own.
 
     Attributes:
-        count: members.
-        choices: of each member, of a team whose members' actions are Discrete.
-        groups: in the order of the members.
+        count: the number of members.
+        choices: the number of each member's actions if they are Discrete; otherwise empty.
+        groups: the groups that share a network, in the order of the members.
 
-    Raises: ValueError, which begins with `owner`: the agent is no team, or its members' Boxes are of unlike sizes.
+    Raises: ValueError, which begins with `owner`: the agent is no team, or its members' Boxes differ in size.
     """
 
     def __init__(self, owner: str, spaces: Spaces, shared: bool = True) -> None:
@@ -92,11 +92,11 @@ class TeamSpaces:
         return gym.Box(box.low[member], box.high[member], dtype=box.dtype)
 
     def alive(self, obs: Any) -> torch.Tensor:
-        """1 for each member that acts, else 0, float32 [..., members]; by the newest observation of a stack."""
+        """Returns 1 for each member that acts, else 0, float32 [..., members]; a stack's newest observation decides."""
         return self._newest(obs[self._alive]).float()
 
     def state(self, obs: Any) -> torch.Tensor:
-        """The environment's state, float32 [..., size]; see envs/joint.py."""
+        """Returns the environment's state, float32 [..., size]; see envs/joint.py."""
         assert self._joint is not None
         return self._newest(obs[self._joint]).float()
 
@@ -104,9 +104,9 @@ class TeamSpaces:
         return part[..., -1, :] if self.spaces.stack > 1 else part
 
     def allowed(self, mask: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
-        """The choices of each member, bool [..., members, most], by a mask [..., choices of all]; None: all allowed.
+        """Returns each member's allowed choices, bool [..., members, most], from a mask [..., all choices]; None: all.
 
-        `like` are values [..., members, most], or those of some members.
+        `like`: values [..., members, most], of all or some members, for the result's leading axes and device.
         """
         most = max(self.choices)
         if mask is None:
@@ -118,7 +118,7 @@ class TeamSpaces:
 
 
 def discrete_team(owner: str, spaces: Spaces, shared: bool) -> TeamSpaces:
-    """A team's spaces. Raises ValueError: the agent is no team, or its members' actions are not Discrete."""
+    """Returns a team's spaces. Raises ValueError: the agent is no team, or its members' actions are not Discrete."""
     team = TeamSpaces(owner, spaces, shared)
     if not team.choices:
         raise ValueError(f"{owner}: expected Discrete actions of a team's members, got {brief(spaces.action)}")
@@ -126,7 +126,7 @@ def discrete_team(owner: str, spaces: Spaces, shared: bool) -> TeamSpaces:
 
 
 class MemberNetworks(nn.Module):
-    """The networks of a team's members, each from a member's observations to [k, outputs]; `make` makes them."""
+    """The networks of a team's members, made by `make`; each maps a member's observations to [k, outputs]."""
 
     def __init__(self, team: TeamSpaces, make: Callable[[Spaces], nn.Module]) -> None:
         super().__init__()
@@ -134,18 +134,18 @@ class MemberNetworks(nn.Module):
         self.networks = nn.ModuleList(make(group.spaces) for group in team.groups)
 
     def forward(self, obs: Any) -> torch.Tensor:
-        """The outputs [k, members, outputs] for observations of the team [k, ...]."""
+        """Returns the outputs [k, members, outputs] for observations of the team [k, ...]."""
         pairs = zip(self.team.groups, self.networks, strict=True)
         outputs = [network(self.seen(group, obs)).unflatten(0, (-1, group.size)) for group, network in pairs]
         return torch.cat(outputs, 1)
 
     def stepped(self, obs: Any, state: State | None, windows: Windows | None = None) -> Stepped:
-        """The outputs of recurrent networks, and the state after them; see RecurrentQNetwork.
+        """Returns the outputs of recurrent networks, and the state after them; see RecurrentQNetwork.
 
         Args:
             obs: [k, ...]; with `windows`, [B, N, ...].
             state: parts [k, members, ...], and the previous reward [k]; None: every row begins an episode.
-            windows: of actions [B, N - 1, members] and rewards [B, N - 1].
+            windows: has actions [B, N - 1, members] and rewards [B, N - 1].
 
         Returns: outputs [k, members, outputs], or [B, N, members, outputs].
         """
@@ -163,7 +163,7 @@ class MemberNetworks(nn.Module):
         return torch.cat(outputs, -2), {name: torch.cat([each[name] for each in after], 1) for name in after[0]}
 
     def seen(self, group: MemberGroup, obs: Any, windows: bool = False) -> Any:
-        """The observations [k * size, ...] of a group's members, by the team's [k, ...], or [k, N, ...] of windows."""
+        """Picks a group's observations [k * size, ...] out of the team's [k, ...], or [k, N, ...] of windows."""
         axis = 1 + windows + (self.team.spaces.stack > 1)
         seen = obs[group.part].narrow(axis, group.rows.start, group.size).movedim(axis, 1)
         if group.size == 1:
@@ -175,37 +175,37 @@ class MemberNetworks(nn.Module):
 
 
 def _of_rows(part: torch.Tensor, rows: slice) -> torch.Tensor:
-    """These members' rows [k * size, ...] of a state's part [k, members, ...], or of one of the team [k]."""
+    """Returns these members' rows [k * size, ...] of a state's part, [k, members, ...] or [k] for the whole team."""
     if part.ndim == 1:
         return part.repeat_interleave(rows.stop - rows.start)
     return part[:, rows].flatten(0, 1).contiguous()  # a view's strides keep torch from exporting an LSTM to ONNX
 
 
 class OneHotActions:
-    """The Discrete actions of a team's members as one-hot vectors, one after another, [B, members * most]."""
+    """Encodes a team's Discrete actions as the members' one-hot vectors, one after another, [B, members * most]."""
 
     def __init__(self, team: TeamSpaces) -> None:
         self.members, self.most = team.count, max(team.choices)
         self.size = self.members * self.most
 
     def encode(self, action: torch.Tensor) -> torch.Tensor:
-        """Actions [B, members] of rows as float32 [B, size]."""
+        """Encodes actions [B, members] of rows as float32 [B, size]."""
         return functional.one_hot(action.long(), self.most).flatten(1).float()
 
     def decode(self, scores: Any) -> Any:
-        """The actions [k, members] with the highest scores [k, size], of NumPy or torch."""
+        """Returns the actions [k, members] with the highest scores [k, size], of NumPy or torch."""
         return scores.reshape(-1, self.members, self.most).argmax(2)
 
     decoded = decode
 
 
 def team_actions(owner: str, team: TeamSpaces) -> OneHotActions | BoxActions:
-    """The encoding of a team's actions. Raises ValueError: see BoxActions."""
+    """Returns the encoding of a team's actions. Raises ValueError: see BoxActions."""
     return OneHotActions(team) if team.choices else BoxActions(owner, team.spaces.action)
 
 
 class TeamPolicy(nn.Module):
-    """A team's observations to its members' actions [B, size]: in [-1, 1] of a Box, scores of Discrete ones."""
+    """Maps a team's observations to [B, size]: its members' actions in [-1, 1] of a Box, or scores of Discrete ones."""
 
     noisy = DeterministicPolicy.noisy
 
@@ -222,7 +222,7 @@ class TeamPolicy(nn.Module):
         self.members = MemberNetworks(self.team, member_policy)
 
     def forward(self, obs: Any, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """The outputs [B, size]; the mask is in the observation where none is given."""
+        """Returns the outputs [B, size]; without `mask`, takes the mask from the observation."""
         outputs: torch.Tensor = self.members(obs)
         if self.team.choices:
             allowed = self.team.allowed(self.team.spaces.mask_in(obs) if mask is None else mask, outputs)
@@ -230,11 +230,11 @@ class TeamPolicy(nn.Module):
         return outputs.flatten(1)
 
     def greedy(self, obs: Any, mask: torch.Tensor | None) -> Any:
-        """The actions [k, members, ...] without exploration."""
+        """Returns the actions [k, members, ...] without exploration."""
         return self.actions.decoded(self(obs, mask))
 
     def drawn(self, outputs: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Actions [B, size] as critics take them, with gradients: one-hot vectors of Discrete ones are drawn."""
+        """Returns actions [B, size] for critics, with gradients; draws one-hot vectors of Discrete actions."""
         if not self.team.choices:
             return outputs
         scores = outputs.reshape(-1, self.team.count, self.actions.size // self.team.count)
@@ -246,7 +246,7 @@ class TeamPolicy(nn.Module):
 
 
 class TeamCritics(Critics):
-    """Networks from all members' observations and actions to the team's value; the action of a dead member is 0."""
+    """Networks from all members' observations and actions to the team's value; a dead member's action counts as 0."""
 
     def __init__(self, hyper: Any, policy: TeamPolicy, members: int = 1) -> None:
         super().__init__(hyper, policy.team.spaces, policy.actions.size, hyper.critics * members)
@@ -256,30 +256,30 @@ class TeamCritics(Critics):
         return super().forward(obs, self.of_living(obs, action), count)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Takes the first networks of a state_dict that has more, as MADDPG's earlier ones have."""
+        """Loads only the first networks of a state_dict that has more, as MADDPG's earlier ones have."""
         for name, parameter in self.layers.named_parameters(f"{prefix}layers"):
             if name in state_dict:
                 state_dict[name] = state_dict[name][: len(parameter)]
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def of_living(self, obs: Any, action: torch.Tensor) -> torch.Tensor:
-        """Actions [..., B, size], 0 for members that do not act."""
+        """Returns the actions [..., B, size], set to 0 for members that do not act."""
         of_members = action.reshape(*action.shape[:-1], self.team.count, -1)
         return (of_members * self.team.alive(obs)[..., None]).flatten(-2)
 
     def of_each(self, obs: Any, joint: torch.Tensor) -> torch.Tensor:
-        """The values [members, B] by the first network, where for each member all do `joint` [members, B, size]."""
+        """Returns the first network's values [members, B] of each member's team actions, `joint` [members, B, size]."""
         return torch.cat([self(obs, action, 1) for action in joint])
 
 
 class MemberCritics(TeamCritics):
-    """The same for each member's value of its own rewards; the first networks of all members come first."""
+    """Critics of each member's value of its own rewards; all members' first networks precede all second ones."""
 
     def __init__(self, hyper: Any, policy: TeamPolicy) -> None:
         super().__init__(hyper, policy, policy.team.count)
 
     def forward(self, obs: Any, action: torch.Tensor, count: int | None = None) -> torch.Tensor:
-        """The values [networks of a member, members, B] of actions [B, size]."""
+        """Returns the values [networks of a member, members, B] of actions [B, size]."""
         values = super().forward(obs, action)
         return values.reshape(-1, self.team.count, values.shape[1])
 

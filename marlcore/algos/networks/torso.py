@@ -1,4 +1,4 @@
-"""The built-in first layers of a network, for any observation: an encoder for each space, and layers on all."""
+"""The built-in first layers of a network, for any observation: an encoder for each space, then common layers."""
 
 import math
 from collections.abc import Callable
@@ -25,7 +25,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 
 def encoder_of(hyper: Any, space: gymnasium.Space, stack: int) -> "Flat | Image | OneHot":
-    """The encoder of a Box, Discrete, MultiDiscrete or MultiBinary, inputs [B, stack, *shape]; [B, *shape] for 1."""
+    """Returns the encoder of a Box, Discrete, MultiDiscrete or MultiBinary [B, stack, *shape]; stack 1: [B, *shape]."""
     if isinstance(space, (gym.Discrete, gym.MultiDiscrete)):
         return OneHot(space, stack)
     side = hyper.image_side
@@ -35,7 +35,7 @@ def encoder_of(hyper: Any, space: gymnasium.Space, stack: int) -> "Flat | Image 
 
 
 class Flat(nn.Module):
-    """The values one after another as float32, without scaling."""
+    """Flattens values to float32, without scaling."""
 
     def __init__(self, space: gymnasium.Space, stack: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Flat(nn.Module):
 
 
 class OneHot(nn.Module):
-    """For each component a 1 in the place of its value, counted from the space's start, and 0 elsewhere."""
+    """Encodes each component as a 1 in the place of its value, counted from the space's start, and 0 elsewhere."""
 
     component: torch.Tensor
     value: torch.Tensor
@@ -70,7 +70,7 @@ class OneHot(nn.Module):
 
 
 class Image(nn.Module):
-    """The features of an image (H, W), (C, H, W) or (H, W, C), H and W at least `image_side`; (C, H, W) if C is so too.
+    """Features of an image (H, W), (C, H, W) or (H, W, C), H and W at least `image_side`; if both fit, (C, H, W).
 
     The frames of a stack become channels, uint8 is divided by 255, and convolutions follow, each with a ReLU: by
     default the two of Mnih et al. 2013 (arXiv:1312.5602, section 4.1).
@@ -115,7 +115,7 @@ def _has_channels_last(shape: tuple[int, ...], side: int) -> bool:
 
 
 class Dense(nn.Module):
-    """Fully connected layers, each followed by an activation: [..., inputs] to [..., size]."""
+    """Fully connected layers, each followed by an activation, from [..., inputs] to [..., size]."""
 
     def __init__(self, hyper: Any, inputs: int, sizes: tuple[int, ...]) -> None:
         super().__init__()
@@ -130,13 +130,13 @@ class Dense(nn.Module):
 
 
 def dense_layer(hyper: Any, inputs: int, outputs: int) -> nn.Module:
-    """A fully connected layer, normalized if the hyperparameters say so (Ba et al. 2016, arXiv:1607.06450)."""
+    """Makes a fully connected layer, normalized if the hyperparameters say so (Ba et al. 2016, arXiv:1607.06450)."""
     layer = nn.Linear(inputs, outputs)
     return nn.Sequential(layer, nn.LayerNorm(outputs)) if hyper.layer_norm else layer
 
 
 class StackedLinear(nn.Module):
-    """Fully connected layers of the same sizes, one for each network, initialized as nn.Linear is."""
+    """Fully connected layers of the same sizes, one for each network, initialized like nn.Linear."""
 
     def __init__(self, inputs: int, outputs: int, networks: int) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class StackedLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(networks, 1, outputs).uniform_(-bound, bound))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[count, B, inputs] to [count, B, outputs], through the first `count` layers."""
+        """Maps [count, B, inputs] to [count, B, outputs], through the first `count` layers."""
         return torch.baddbmm(self.bias[: len(x)], x, self.weight[: len(x)])
 
 
@@ -158,14 +158,14 @@ class StackedNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(networks, 1, size))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[count, B, size] to the same shape, through the first `count` ones."""
+        """Maps [count, B, size] to the same shape, through the first `count` layers."""
         return functional.layer_norm(x, x.shape[-1:]) * self.weight[: len(x)] + self.bias[: len(x)]
 
 
 class Torso(nn.Module):
-    """Observations to features [B, size]: an encoder for each part, then fully connected layers of the sizes `hidden`.
+    """Maps observations to features [B, size]: an encoder for each part, then fully connected layers of sizes `hidden`.
 
-    A mask in the observation is no input, nor are the parts that `without` names.
+    The layers see neither a mask in the observation nor the parts that `without` names.
     """
 
     def __init__(self, hyper: Any, spaces: Spaces, hidden: tuple[int, ...], without: tuple[str, ...] = ()) -> None:

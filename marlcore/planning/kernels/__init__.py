@@ -1,1 +1,1 @@
-"""The compiled sums of planning. They take only arrays and numbers, and allocate nothing."""
+"""The compiled computations of planning. They take only arrays and numbers, and allocate nothing."""

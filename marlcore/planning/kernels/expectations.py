@@ -1,11 +1,11 @@
 """The rows of a state-space graph, and expectations over their outcomes.
 
-A row is one possible profile of a state; a profile is one action of each agent, as the number sum of action_i * n^i.
+A row is one possible profile of a state. A profile is one action of each agent, numbered as the sum of action_i * n^i.
 Every sum runs in the order of the rows, outcomes and actions, so a result does not depend on how many threads share the
 work. The inner loops run over goals, which are independent of one another, so the compiler may vectorise them.
 
-Numba has no float16 on CPUs, so kernels see a float16's bits as uint16. `wide` and `narrow` are what `numpy.astype`
-does, to the last bit, for the numbers from 0 to 65504; other dtypes pass unchanged, so that one kernel serves all.
+Numba has no float16 on CPUs, so kernels see a float16's bits as uint16. For numbers from 0 to 65504, `wide` and
+`narrow` convert them exactly as `numpy.astype` does; they pass other dtypes unchanged, so that one kernel serves all.
 """
 
 import math
@@ -27,7 +27,7 @@ SUBNORMAL = 2.0**28  # added to a smaller number, it leaves the float16's bits i
 
 
 class GraphArrays(NamedTuple):
-    """A graph in arrays."""
+    """A graph as arrays."""
 
     first: Any  # int64 [states + 1], the first row of each state; a terminal state has no rows
     profile: Any  # integers [rows], ascending in a state
@@ -40,12 +40,12 @@ class GraphArrays(NamedTuple):
 
 
 def wide(value):
-    """A stored number as float64."""
+    """Converts a stored number to float64."""
     raise NotImplementedError("only kernels call it")
 
 
 def narrow(values, value):
-    """A float64 as the items of the array `values` store it."""
+    """Converts a float64 to the form in which the array `values` stores it."""
     raise NotImplementedError("only kernels call it")
 
 
@@ -64,7 +64,7 @@ def _narrow(values, value):
 
 
 def kept(total, value):
-    """A term or a sum as float16 holds it where `total` is float32, in which NumPy adds the products of float16."""
+    """Rounds a term or sum to float16 if `total` is float32, the dtype in which NumPy adds products of float16."""
     raise NotImplementedError("only kernels call it")
 
 
@@ -85,13 +85,13 @@ def half_bits(value):
 
 @inlined
 def is_complete(rows, state):
-    """Whether every profile is possible in the state."""
+    """Returns whether every profile is possible in the state."""
     return rows.first[state + 1] - rows.first[state] == rows.profiles
 
 
 @inlined
 def row_of(rows, state, profile):
-    """The row of a profile; -1 if the profile is not possible in the state."""
+    """Returns a profile's row; -1 if the profile is not possible in the state."""
     low, end = rows.first[state], rows.first[state + 1]
     if end - low == rows.profiles:
         return low + profile
@@ -107,7 +107,7 @@ def row_of(rows, state, profile):
 
 @inlined
 def expect(rows, row, flags, values, total):
-    """Sets total[goal] to the expectation of 1 where the successor achieves the goal, else of its discounted value."""
+    """Sets total[goal] to the expectation of 1 if the successor achieves the goal, else of its discounted value."""
     for goal in range(len(total)):
         total[goal] = 0.0
     for outcome in range(rows.start[row], rows.start[row + 1]):
@@ -128,7 +128,7 @@ def divide(total, mass):
 
 @inlined
 def soften(score, mass, beta, chosen):
-    """Writes softmax(beta * score) to `chosen`, all float64 [choices]; an infinite beta: the best, equally likely."""
+    """Writes softmax(beta * score) to `chosen`, float64 [choices]; if beta is infinite, equal shares of the best."""
     best, total = -math.inf, 0.0
     for i in range(len(score)):
         if mass[i] > 0.0:

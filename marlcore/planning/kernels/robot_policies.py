@@ -1,10 +1,10 @@
-"""Backward induction of robots among people whose policies are known.
+"""Backward induction for robots among people whose policies are known.
 
     Q(r) = E of d * V over the people's profiles and the outcomes; pi = softmax(beta * Q), or the power law (-Q)^-beta
     attainable(h, g) = E of 1 where the goal is achieved, else d * attainable, if person h pursues the goal g
 
-V is the expectation of Q under pi plus the caller's aggregate of what is attainable. Rows that are not possible are
-left out, and the probabilities of the others are divided by their sum.
+V is the expectation of Q under pi plus the caller's aggregate of what people can attain. Impossible rows are left out,
+and the probabilities of the other rows are divided by their sum.
 """
 
 import math
@@ -15,7 +15,7 @@ from .expectations import OFFERED, divide, expect, is_complete, soften, wide
 
 
 class People(NamedTuple):
-    """The people's policies whatever their goals are, and how a profile is taken apart."""
+    """The people's policies, averaged over their goals, and the places that split a profile into actions."""
 
     policy: Any  # float64 [people, states, actions]
     places: Any  # int64 [people], n to the power of each one's index
@@ -24,7 +24,7 @@ class People(NamedTuple):
 
 @jit
 def mix(flags, weight, policy, numbers, mixed):
-    """Writes the mean of the policies for goals on offer, by their weights, to mixed[state]; zero without weights."""
+    """Writes a person's mean policy over the goals on offer, weighted, to mixed[state]; zero without weights."""
     for state in numbers:
         total, mean = 0.0, mixed[state]
         for action in range(len(mean)):
@@ -54,7 +54,7 @@ def _robots_profile(people, profile):
 
 @inlined
 def _probability(people, state, profile, without):
-    """The probability of the people's actions in a profile, without those of one person, or of nobody (-1)."""
+    """Returns the probability of the people's actions in a profile; leaves out the person `without` (-1: nobody)."""
     p, actions = 1.0, people.policy.shape[2]
     for person in range(len(people.places)):
         if person != without:
@@ -89,12 +89,12 @@ def _evaluate(rows, state, people, values, q, mass):
 
 @jit
 def choose(rows, people, beta, power, values, policy, numbers, q, score, mass):
-    """Computes the robots' policy in the states `numbers`; writes its expected Q to `values`.
+    """Computes the robots' policy in the states `numbers`; writes the policy's expected Q to `values`.
 
     policy: float64 [states, robots' profiles]. q, score, mass: float64 [robots' profiles], scratch.
 
-    Returns: -1, or a state in which no profile is possible under the people's policies, or, for the power law, one with
-        a Q that is not negative.
+    Returns: -1, or a state where the people's policies make no profile possible or, for the power law, where a Q is not
+        negative.
     """
     for state in numbers:
         if rows.first[state] == rows.first[state + 1]:
@@ -121,8 +121,8 @@ def choose(rows, people, beta, power, values, policy, numbers, q, score, mass):
 def attain(rows, people, person, chosen, policy, flags, values, numbers, scratch):
     """Computes what one person can attain in the states `numbers`, for each goal on offer.
 
-    A state's rows are as likely as `chosen`, the robots' policy, and the others' policies make them; `policy` is the
-    person's. `scratch` has three arrays float64 [goals].
+    `chosen`, the robots' policy, and the other people's policies give each row's probability; `policy` is the person's
+    own. `scratch` has three arrays float64 [goals].
     """
     attained, mass, total = scratch
     for state in numbers:

@@ -1,9 +1,9 @@
-"""Backward induction of one agent's values and soft policies, for all of its goals.
+"""Backward induction for one agent: its values and soft policies, for all of its goals.
 
     Q(a) = sum over believed profiles b of p(b) * the least over robots' profiles r of E(1 if achieved, else d * V)
     pi = softmax(beta * Q),  V = sum of pi(a) * Q(a)
 
-Where believed profiles are not possible, p is conditioned on the possible ones. An action without any is never taken.
+Where some believed profiles are not possible, p is conditioned on the others. Actions without possible ones get pi = 0.
 """
 
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from .expectations import ACHIEVED, OFFERED, divide, expect, kept, narrow, row_o
 
 
 class Belief(NamedTuple):
-    """An agent's beliefs of the others' actions. A choice is an action, or an action in a state."""
+    """An agent's beliefs about the others' actions, for each choice: its own action, or a pair of state and action."""
 
     start: Any  # int64 [choices + 1], where the entries of each choice begin
     stride: int  # the number of actions if beliefs depend on the state, else 0
@@ -53,7 +53,7 @@ def _expect_extreme(rows, state, profile, belief, flags, values, scratch):
 
 @inlined
 def _evaluate(rows, state, action, place, belief, flags, values, scratch):
-    """Writes an action's Q to the scratch; returns the believed probability of its possible profiles."""
+    """Writes an action's Q to `scratch`; returns the total belief in its possible profiles."""
     q, missing, mass = scratch.q[action], False, 0.0
     for goal in range(len(q)):
         q[goal] = 0.0
@@ -90,12 +90,12 @@ def _choose(flag, goal, beta, scratch):
 
 @jit
 def induce(rows, belief, place, beta, flags, values, policy, numbers, scratch):
-    """Computes one agent's values and policies in the states `numbers`, in this order: successors come before.
+    """Computes one agent's values and policies in the states `numbers`, in this order; successors must be done before.
 
     place: n to the power of the agent's index. flags: uint8 [states, goals]. values: [states, goals], float64, float32
-    or float16's bits. policy: [states, goals, actions], float64 or float32. Both are zero before.
+    or float16's bits. policy: [states, goals, actions], float64 or float32. The caller zeroes both.
 
-    Returns: -1, or a state in which no believed profile is possible; the states after it are not computed.
+    Returns: -1, or the first state in which no believed profile is possible; later states are not computed.
     """
     for state in numbers:
         if rows.first[state] == rows.first[state + 1]:
