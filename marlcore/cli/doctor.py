@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> int:
 
 
 def examine(checks: Mapping[str, Callable[[], Finding]]) -> dict[str, Finding]:
-    """By name: the finding of each check; a check that raises becomes a problem."""
+    """Returns each check's finding by name; a check that raises becomes a problem."""
     findings = {}
     for name, check in checks.items():
         try:
@@ -147,7 +147,7 @@ def check_memory_limit(limit: Callable[[], cgroup.MemoryLimit | None] = cgroup.m
 
 
 def check_orphans(directory: Path = SHM_DIR) -> Finding:
-    """Segments that killed processes left in shared memory."""
+    """Looks for segments that killed processes left in shared memory."""
     from ..memory import survey_segments
 
     orphans = [file.nbytes for file in survey_segments(directory) if not file.held]
@@ -168,7 +168,7 @@ def _room_for_replays(free: int) -> tuple[State, str]:
 
 
 def _file_system(directory: Path, mounts: Path) -> str:
-    """The type of the file system that holds a directory."""
+    """Returns the type of the file system that holds a directory."""
     kinds = {}
     for line in mounts.read_text().splitlines():
         mount, _, source = line.partition(" - ")
@@ -249,7 +249,7 @@ def check_numba_cache(cache: Callable[[], Path | None] | None = None, environ: E
 
 
 def check_gpu(torch: Any = None) -> Finding:
-    """The accelerators that torch can use; having none is fine."""
+    """Lists the accelerators that torch can use; having none is fine."""
     if (torch := torch or _torch()) is None:
         return Finding("ok", _NO_TORCH)
     with warnings.catch_warnings(record=True) as said:  # torch warns of a driver that does not work

@@ -1,4 +1,4 @@
-"""The observations of all agents beside each agent's own, for critics that see more than any agent."""
+"""Adds all agents' observations to each agent's own, for critics that see more than any agent."""
 
 from __future__ import annotations
 
@@ -91,11 +91,11 @@ class JointEnvironment(Wrapper):
 
 
 def state_field(env: Any) -> Field | None:
-    """The field of an environment's state for critics; None without a `state_space` that is a Box."""
+    """Returns the field of an environment's state, for critics; None without a `state_space` that is a Box."""
     space = getattr(env, "state_space", None)
     return Field((int(np.prod(space.shape)),), "float32") if isinstance(space, gym.Box) else None
 
 
 def state_of(env: Any, field: Field) -> NDArray[Any]:
-    """The environment's state in its `state_field`. Raises ValueError, TypeError: it does not fit."""
+    """Returns the environment's state in the form of `field`. Raises ValueError, TypeError: it does not fit."""
     return as_field("state()", field, np.asarray(env.state()).reshape(-1))

@@ -20,7 +20,7 @@ class OpenSpielGame:
 
     Args:
         name: such as kuhn_poker, or with parameters "goofspiel(num_cards=4)".
-        parameters: further ones of the game.
+        parameters: further parameters of the game.
 
     Attributes:
         game: the `pyspiel.Game`, whose `new_initial_state()` is a root for `mc.exploitability`.
@@ -82,7 +82,7 @@ class OpenSpielGame:
         self._draw_chance()
 
     def seen(self, state: Any, player: int) -> dict[str, Any]:
-        """A player's observation of a `pyspiel.State`, with its mask, as a policy's `act` takes it."""
+        """Returns a player's observation of a `pyspiel.State`, with its mask, in the form of a policy's `act`."""
         tensor = state.information_state_tensor(player) if self._complete else state.observation_tensor(player)
         mask = np.zeros(self._actions, np.int8)
         mask[state.legal_actions(player)] = 1
@@ -92,7 +92,7 @@ class OpenSpielGame:
         pass
 
     def _draw_chance(self) -> None:
-        """Draws chance's moves. Then the state's player is next, or after the end each player in turn."""
+        """Plays chance's moves, then sets the next agent: the state's player; after the end, each player in turn."""
         state = self.state
         while state.is_chance_node():
             actions, odds = zip(*state.chance_outcomes(), strict=True)

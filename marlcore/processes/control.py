@@ -1,4 +1,4 @@
-"""The control block: words that one process each writes, and all read.
+"""The control block: shared words, each of which one process writes and all processes read.
 
 | stop: the parent's line | for each worker its counters | for each worker the parent's notes on it | tallies |
 
@@ -57,7 +57,7 @@ class Control(Shared):
 
     @property
     def finishing(self) -> bool:
-        """Whether workers must stop because the run is complete, so that learners first make the due updates."""
+        """Whether workers must stop because the run is complete; learners first make the due updates."""
         return self._words.load(0) == _FINISH
 
     def stop(self) -> None:
@@ -70,7 +70,7 @@ class Control(Shared):
 
     @contextmanager
     def checked_waits(self, check: Callable[[], None]) -> Iterator[None]:
-        """Waits inside call `check`; one that it ends by ClosedError, since the workers stop, ends the block."""
+        """Makes waits in the block call `check`. The block swallows its ClosedError if the workers are stopping."""
         interrupt_waits_with(check)
         try:
             yield

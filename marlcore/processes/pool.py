@@ -25,8 +25,8 @@ class Pool(Closing):
     """Processes that answer requests; they live until the pool is closed, or this process dies.
 
     A process that dies is replaced, and its request is given to another one, so an answer must have no effect beside
-    its reply. `make`, called once in each process, returns the function that answers; what another process cannot
-    import is pickled by value. At most `size` processes start, when they are needed. `fork`: see `ForkServer`.
+    its reply. `make`, called once in each process, returns the function that answers; definitions that a process
+    cannot import are pickled by value. At most `size` processes start, when they are needed. `fork`: see `ForkServer`.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Pool(Closing):
 
     @property
     def free(self) -> int:
-        """Requests that can be given now; some of them would start a process."""
+        """The number of requests that can be given now, some of which would start a process."""
         return self._size - len(self._asked)
 
     def ask(self, key: int, request: bytes) -> None:
@@ -70,9 +70,9 @@ class Pool(Closing):
         self._deal()
 
     def replies(self, seconds: float | None) -> list[tuple[int, memoryview]]:
-        """The replies that came, each with its key; waits for the first at most so long, None for ever.
+        """Returns the replies that came, with their keys; waits up to `seconds` for the first, None for ever.
 
-        An exception of a signal handler passes through; the next call returns the replies before it.
+        An exception of a signal handler passes through; the next call returns the replies that came before it.
 
         Raises: WorkerFailed: an answer raised, or each process that got a request died. OSError: see `ask`.
         """
@@ -128,7 +128,7 @@ class Pool(Closing):
             raise reply
 
     def _remove_dead(self, child: Child) -> None:
-        """Removes a dead process. Raises WorkerFailed: so many processes died of its request."""
+        """Removes a dead process. Raises WorkerFailed: its request has killed too many processes."""
         child.kill()  # its connection may have ended first
         ending, key = child.ending(), self._asked.get(child)
         self._end(child)

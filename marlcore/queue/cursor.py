@@ -51,7 +51,7 @@ class CursorLines:
         self._last_asked: dict[int, int] = {}  # rows, by lane; at first whatever an earlier writer asked
 
     def load(self) -> Ints:
-        """A consistent cursor, int64 [4, lanes]."""
+        """Returns a consistent cursor, int64 [4, lanes]."""
         while True:
             turn = self._words.load(TURN)
             cursor = self.half(turn & 1)
@@ -66,11 +66,11 @@ class CursorLines:
         return np.array(words, np.int64)
 
     def word(self, word: int) -> int:
-        """A word of slot 0. After the reader's end it stays until its successor opens the queue."""
+        """Returns a word of slot 0, which stays after the reader's end until a successor opens the queue."""
         return self._words.load(word)
 
     def released(self, lane: int) -> int:
-        """The lowest ticket that writers must not overwrite."""
+        """Returns the lowest ticket that writers must not overwrite."""
         return self._words.load(_lane_word(lane) + _RELEASED)
 
     def refused(self, lane: int) -> int:
@@ -81,7 +81,7 @@ class CursorLines:
         self._counters.add(lane * _LINE_WORDS + _REFUSED, transitions)
 
     def ask(self, lane: int, rows: int) -> bool:
-        """For the lane's writer: asks the reader for room for an add of so many rows, 0: no more. False if it had."""
+        """For the lane's writer: asks the reader for room for `rows` rows; 0 withdraws. False: as last asked."""
         if rows == self._last_asked.get(lane):
             return False
         self._counters.store(lane * _LINE_WORDS + _ASKED, rows)
@@ -96,7 +96,7 @@ class CursorLines:
 
 
 class ReadCursor(CursorLines):
-    """The cursor as its reader moves it; `longest` is the word of this name."""
+    """The cursor as its reader moves it; `longest` becomes the word of this name."""
 
     def __init__(self, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, longest: int) -> None:
         super().__init__(segment, geometry)
@@ -120,7 +120,7 @@ class ReadCursor(CursorLines):
         self._room.notify()  # a writer may be waiting with an add that is too long for this reader
 
     def move(self, cursor: Ints) -> None:
-        """Makes this the cursor, with one store."""
+        """Replaces the cursor, with one store."""
         half = (self._words.load(TURN) + 1) & 1
         written = self._written[half]
         changed = np.argwhere(written != cursor).tolist()
@@ -133,14 +133,14 @@ class ReadCursor(CursorLines):
         self._words.store(PASSED, int(cursor[inorder.PASSED].sum()))
 
     def want(self, unread: int) -> None:
-        """Lets writers add until so many transitions are unread; 0: until their own limit."""
+        """Lets writers add until `unread` transitions are unread; 0: until their own limit."""
         if unread != self._wanted:
             self._words.store(WANTED, unread)
             self._wanted = unread
             self._room.notify()
 
     def crowded(self, committed: Ints) -> NDArray[np.bool_]:
-        """The lanes, with so many rows committed, whose writer asks for more room than there is: bool [lanes]."""
+        """Marks lanes, bool [lanes], that lack the room their writer asked for when `committed` rows are written."""
         left = self._released + self._capacity - committed
         return left < np.minimum(self._asked, self._longest)
 

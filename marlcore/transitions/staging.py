@@ -21,8 +21,8 @@ _FLAG = Field((), "bool")
 class _Staging:
     """Rows on their way into lanes: small fields are staged in records, large ones are lent to the C core.
 
-    `rows` and `finals` are the records of the transitions, and of the boundary rows; the first two lines of `ends`,
-    bool [3, m], hold the transitions' terminated and truncated at `ended`.
+    `rows` and `finals` are the slots of transitions and of boundary rows in `records`. The first two lines of `ends`,
+    bool [3, m], hold the transitions' terminated and truncated, at the slots `ended`.
     """
 
     _vector: NativeVector | None = None  # whose next call takes the rows that are lent
@@ -45,7 +45,7 @@ class _Staging:
         self._fields = FieldSetters(view.spec, view.layout, put_of)
 
     def put(self, obs: Any, action: Any, extras: dict[str, Any]) -> None:
-        """Checks and stages these fields, each with a leading axis of its rows; `put_outcomes` the other ones."""
+        """Checks and stages these fields, each with a leading axis of its rows; `put_outcomes` stages the others."""
         fields = self._fields
         fields.obs(obs)
         fields.action(action)
@@ -108,19 +108,19 @@ class BatchStaging(_Staging):
         self._append = native.rows_adder(records, ends.view(np.uint8), self._final_needed)
 
     def check(self) -> int:
-        """0, or the negative code that `append` would return."""
+        """Returns 0, or the negative code that `append` would return."""
         if not np.isfinite(self._rewards).all():
             return -errno.EDOM
         final_missing = self._final_needed and not self.boundaries and self._ends[1].any()
         return -errno.EPROTO if final_missing else 0
 
     def append(self) -> int:
-        """The first row's ticket, or a negative code."""
+        """Appends the rows; returns the first row's ticket, or a negative code."""
         rows_of_column = self._with_finals if self.boundaries else self.lent.__getitem__
         return self._append([*map(rows_of_column, self._large)])
 
     def _with_finals(self, key: tuple[int, bool]) -> NDArray[Any]:
-        """A large field's rows among those of boundary rows; of fields that these lack, zeros."""
+        """Merges a large field's rows with its boundary rows; zeros stand for boundary rows without the field."""
         rows: NDArray[Any] = self.lent[key]
         frames = np.empty((self._all, *rows.shape[1:]), rows.dtype)
         frames[self._slots.where] = rows

@@ -44,7 +44,7 @@ class WriterBase(Closing):
             raise self._error_of(-errno.ESHUTDOWN)
 
     def close(self) -> None:
-        """Releases what it has claimed, once no other thread is inside an add. Repeated calls are harmless."""
+        """Releases the claimed lanes, once no other thread is inside an add. Repeated calls are harmless."""
         self._native.close()
         close_when_alone(self._claim, self._inside)
 
