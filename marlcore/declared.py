@@ -52,7 +52,7 @@ class Whole:
         return int(value)
 
 
-UNITS = Whole(1, most=2**16)  # of a layer: the weights of a larger one would not fit into memory
+UNITS = Whole(1, most=2**16)  # of a layer; a larger layer's weights would not fit into memory
 
 
 @dataclass(frozen=True)

@@ -57,8 +57,8 @@ class LayoutMismatch(MarlcoreError, ValueError):
 class LaneBusy(MarlcoreError):
     """The lane has a living writer, as proved by its kernel lock.
 
-    Choose another lane, close the first writer, or open the lane with `shared=True`. The lock of a dead writer does not
-    last; a stopped process (SIGSTOP, a debugger) lives and keeps its lane.
+    Choose another lane, close the first writer, or open the lane with `shared=True`. A dead writer
+    loses its lock; a stopped process (SIGSTOP, a debugger) lives and keeps its lane.
     """
 
 
@@ -182,7 +182,7 @@ class WorldModelFailed(WorkerFailed):
     Ask the model for `state` and `profile` in a program of its own; `set_state` must restore all that it depends on.
 
     Attributes:
-        state, profile: those for which the model was asked.
+        state, profile: the state and the profile for which the model was asked.
         worker: the process. reason: "environment". traceback: the formatted traceback.
     """
 
@@ -236,7 +236,7 @@ def pass_on_from_handler(error: Exception) -> None:
 
 
 class suppress_failed_calls:  # noqa: N801 it is used like contextlib.suppress
-    """Suppresses a failed system call with one of these errnos; without errnos, any.
+    """Suppresses the error of a system call that failed with one of these errnos; without errnos, with any.
 
     TimeoutError, ConnectionError and others are OSErrors too. If a signal handler raises one, it has no errno, and
     passes through.

@@ -6,10 +6,10 @@ from typing import Any, Literal, TypeVar
 
 from numpy.typing import NDArray
 
-ALONE = "observation"  # the name of an only part; also PettingZoo's, of an observation beside its mask
+ALONE = "observation"  # the name of a single part; PettingZoo gives it to an observation beside its mask
 
 Values = NDArray[Any] | dict[str, NDArray[Any]]  # the arrays of an observation's field, or of its fields by name
-Pad = Literal["repeat", "zero"]  # of a stack before an episode's first observation: repeats it, or zeros
+Pad = Literal["repeat", "zero"]  # the padding of a stack before an episode's first observation
 
 T = TypeVar("T")
 

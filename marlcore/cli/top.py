@@ -23,7 +23,7 @@ from ..record import agent_order, has_ended, is_address
 from ..tables import FittedTable, print_fitted
 from .options import CommandLine
 
-COLUMNS = {  # of the table, the most important first; key of a worker's figures: format
+COLUMNS = {  # the table's columns, the most important first; key of a worker's figures: format
     "state": "",
     "steps_per_s": ",.0f",
     "updates_per_s": ",.0f",
@@ -39,7 +39,7 @@ COLUMNS = {  # of the table, the most important first; key of a worker's figures
     "waited_s": ",.1f",
     "pid": "d",
 }
-OF_NODES = {  # further ones of a run on a cluster
+OF_NODES = {  # further columns for a run on a cluster
     "rows_per_s": ",.0f",
     "bytes_per_s": ",.0f",
     "delay_ms_p50": ".3g",

@@ -68,7 +68,7 @@ def make(name: str, /, *, wrappers: Sequence[str] = (), **options: Any) -> Envir
 
 @dataclass(frozen=True)
 class NamedEnvironment:
-    """A picklable function that makes a named environment; it shows the name.
+    """A picklable function that makes a named environment; its repr shows the name.
 
     Attributes:
         name, options, wrappers: arguments of `make`.
@@ -169,7 +169,7 @@ def vectorize(env_fn: Callable[[], Any], copies: int) -> VectorEnvironment:
 
     Raises:
         EnvironmentFailed: `env_fn` raised. ValueError: marlcore does not support the environment's spaces.
-        TypeError: it is an environment of an unknown kind.
+        TypeError: `env_fn` made an environment of an unknown kind.
     """
     check_whole("copies", copies)
     several = _attempt(env_fn.vectorized, copies) if isinstance(env_fn, NamedEnvironment) else None
@@ -212,7 +212,7 @@ class _Checked(Wrapper):
 
 def _vector_form(env: Any, copies: int) -> VectorEnvironment | None:
     """Returns `env` as a VectorEnvironment if it has several copies or its own form of them; otherwise None."""
-    if "vectorized" in vars(type(env)):  # a class that inherits it has other rules
+    if "vectorized" in vars(type(env)):  # not inherited: a subclass may have other rules
         env = env.vectorized(copies)
     if is_vector(env):
         vector: VectorEnvironment = env

@@ -33,7 +33,7 @@ class AgentBuffer:
         self._parts = [(part, part.name, part.field.numpy, part.field.shape) for part in view.spaces.parts]
         self._is_team = any(part.keys[-1:] == (ALIVE,) for part in view.spaces.parts)
         fields = by_name(view.spaces.obs)
-        # Whether the agent's infos hold masks where it acts; None until it does
+        # Whether the agent's infos hold masks when it acts; None until its first turn
         self._masks = None if view.mask_in == "info" else True
         self._seen, self._final = ({name: field.zeros(copies) for name, field in fields.items()} for _ in range(2))
         self.begin()
@@ -42,8 +42,8 @@ class AgentBuffer:
         copies = len(self._everywhere)
         self._pending = [False] * copies  # an action whose outcome has not come
         self._begins = [True] * copies
-        self._results: list[Row] = []  # of actions
-        self._aside: dict[int, tuple[float, dict[str, float]]] = {}  # by copy: rewards of no action, numbers of an info
+        self._results: list[Row] = []  # results of actions
+        self._aside: dict[int, tuple[float, dict[str, float]]] = {}  # by copy: rewards without action, numbers of info
         self._over: list[Row] = []  # what was set aside in ended episodes
         self._asked: list[int] = []
         self._tags: dict[int, Any] = {}

@@ -17,7 +17,7 @@ from .agent_view import Absent, Adapter, AgentView, Result, may_mask, result_of
 from .lockstep import child_seeds
 from .pettingzoo import ParallelRounds, is_parallel
 
-EMPTY_EPISODES = 1000  # in a row without an action, after which the environment counts as broken
+EMPTY_EPISODES = 1000  # after so many episodes in a row without an action, the environment counts as broken
 
 
 class Copies:

@@ -17,8 +17,8 @@ from .agent_view import Adapter, AgentView, failed, label_of, may_mask, numbers,
 from .gymnasium import AGENT
 
 MODES = ("NextStep", "SameStep", "Disabled")
-FINAL_OBS = ("final_obs", "final_observation")  # Gymnasium's names in an info, since 1.1 and before
-NOT_NUMBERS = {"env_id"}  # of EnvPool
+FINAL_OBS = ("final_obs", "final_observation")  # their names in an info of Gymnasium: since 1.1, and before
+NOT_NUMBERS = {"env_id"}  # EnvPool's entries that are no numbers
 
 
 class GymnasiumVector(Adapter):
@@ -54,7 +54,7 @@ class GymnasiumVector(Adapter):
             raise ValueError(f"autoreset_mode of {env}: expected {expected}, got Disabled")
         zero, space = self._view.spaces.action_field.zeros(), self._view.spaces.action
         fixed = np.clip(zero, space.low, space.high) if isinstance(space, gym.Box) else self._view.spaces.shifted(zero)
-        self._idle = fixed.astype(zero.dtype)  # of copies that take no action: some environments check its space
+        self._idle = fixed.astype(zero.dtype)  # for copies that do not act; some environments check its space
         self._actions = np.stack([self._idle] * self.copies)
 
     def _single_spaces(self) -> tuple[gym.Space, gym.Space]:

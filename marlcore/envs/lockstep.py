@@ -79,4 +79,4 @@ class Lockstep:
         self._begin()
 
     def close(self) -> None:
-        """The environment holds no resources."""
+        """Does nothing: the environment holds no resources."""

@@ -16,7 +16,7 @@ from .agent_view import check_action
 class OpenSpielGame:
     """A game of OpenSpiel as an `Environment` with agents "player_0", "player_1" and so on.
 
-    A player sees the tensor of its information state where the game has one, and otherwise that of its observation.
+    A player observes the tensor of its information state if the game has one, otherwise the observation tensor.
 
     Args:
         name: such as kuhn_poker, or with parameters "goofspiel(num_cards=4)".
@@ -63,8 +63,8 @@ class OpenSpielGame:
         if seed is not None:
             self._generator = np.random.default_rng(seed)
         self.state = self.game.new_initial_state()
-        self._told = [0.0] * len(self.agents)  # of each player's return, in its earlier rewards
-        self._leaving = [*range(len(self.agents))]  # after the end
+        self._told = [0.0] * len(self.agents)  # the part of each player's return that it got as rewards
+        self._leaving = [*range(len(self.agents))]  # players whose last turn, after the end, is to come
         self._draw_chance()
 
     def last(self) -> tuple[dict[str, Any], float, bool, bool, Mapping[str, Any]]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class RunStep(NamedTuple):
-    """A moment of a run: `step` of its `total_steps`, all agents of all actors together, and its stage, from 0."""
+    """A moment of a run: `step` of its `total_steps`, counted over all agents of all actors, and its stage, from 0."""
 
     step: int
     total_steps: int
@@ -19,13 +19,13 @@ class RunStep(NamedTuple):
 
 
 NO_RUN = RunStep(0, 1, 0)
-_look: ContextVar[Callable[[], RunStep] | None] = ContextVar("marlcore run step", default=None)  # of this thread's run
+_look: ContextVar[Callable[[], RunStep] | None] = ContextVar("marlcore run step", default=None)  # for this thread
 
 
 def run_step() -> RunStep:
     """Returns the run's present step and stage, for an environment that an actor or the run's evaluator steps.
 
-    Example: `shaping * (1 - marlcore.run_step().fraction)`. The stage is that of `Config.stages` at this step. Outside
+    Example: `shaping * (1 - marlcore.run_step().fraction)`. `Config.stages` sets the stage at each step. Outside
     of a run, and in processes that the environment starts itself, it is RunStep(step=0, total_steps=1, stage=0).
     """
     look = _look.get()

@@ -158,7 +158,7 @@ class TeamEnvironment(Wrapper):
             cut = [member for member in team.members if ends and member in ended and not terminated.get(member)]
             earned = [as_reward(rewards.get(member, 0.0)) for member in team.members]
             if name not in self.agents and ended.isdisjoint(team.members):
-                of_agents[1][name] = sum(earned)  # it is not there, or left without an end
+                of_agents[1][name] = sum(earned)  # the team is absent, or left before an end
                 continue
             values = (
                 team.observation(observations, cut or live),

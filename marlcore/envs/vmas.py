@@ -74,7 +74,7 @@ class VMASEnvironment:
         self._actions[turn.agent] = self.spaces[turn.agent].shifted(action)
 
     def close(self) -> None:
-        """The environment holds no resources."""
+        """Does nothing: the environment holds no resources."""
 
 
 def _converted(space: Any) -> gym.Space:

@@ -30,12 +30,12 @@ from .signals import stop_signals_blocked
 
 START_S = 120.0  # limit for the imports
 REPLY_S = 10.0  # limit for an answer; a server that exceeds it counts as stopped and is killed
-STARTS = 4  # of the server, before the error after repeated deaths
+STARTS = 4  # of the server; when the last one died, `fork` raises
 BACKOFF_S = 0.2  # before the second start; doubled before each further start
 KILL_S = 10.0  # longer than the kernel takes to end a killed process and free its memory, unless it is stuck
 LOOK_S = 0.05
-STATUS_S = 1.0  # for a dead process's exit status to arrive
-CLOSED = (errno.EPIPE, errno.ECONNRESET)  # of a call on a channel whose other end is gone
+STATUS_S = 1.0  # limit for a dead process's exit status to arrive
+CLOSED = (errno.EPIPE, errno.ECONNRESET)  # errors of a call on a channel whose other end is gone
 _PROGRAM = """
 import sys
 sys.path[:] = sys.argv[4:]

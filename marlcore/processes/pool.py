@@ -37,11 +37,11 @@ class Pool(Closing):
         self._size, self._name = size, name
         self._children = Children(preload, fork=fork)
         self._started = 0
-        self._requests: dict[int, bytes] = {}  # by key: those without a reply
-        self._replies: dict[int, memoryview] = {}  # by key: those that were not returned yet
-        self._deaths: Counter[int] = Counter()  # by key
+        self._requests: dict[int, bytes] = {}  # by key: requests without a reply
+        self._replies: dict[int, memoryview] = {}  # by key: replies that were not returned yet
+        self._deaths: Counter[int] = Counter()  # of processes, by key of the request
         self._asked: dict[Child, int] = {}  # the key of the request that each busy process answers
-        self._cut: Child | None = None  # whose message an exception, such as one of a signal handler, may cut in two
+        self._cut: Child | None = None  # an exception, such as a signal handler's, may have cut its message in two
 
     def begin(self) -> None:
         """Starts the server that forks the processes, without waiting for it."""
@@ -111,7 +111,7 @@ class Pool(Closing):
         return child
 
     def _receive(self, child: Child) -> None:
-        """Takes a reply, or notices the death of the process, whose request `_deal` then gives to another."""
+        """Takes a reply, or removes a dead process, so that `_deal` gives its request to another process."""
         self._cut = child
         reply = child.receive()
         if reply is None:

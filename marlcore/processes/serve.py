@@ -152,7 +152,7 @@ class _Server:
 
 
 def fork() -> int:
-    """`os.fork` without Python's warning of threads: those of the array libraries handle forks."""
+    """Calls `os.fork` without Python's warning of threads, since array libraries' threads handle forks."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()

@@ -17,8 +17,8 @@ from .control import BEATS, EPISODES, PID, READY, RESTARTS, STEPS, UPDATES, Cont
 
 LONGEST_BACKOFF_S = 30.0
 START_S = 120.0  # smallest timeout of a start, which imports, compiles and waits for the first weights
-STACKS_S = 1.0  # for a worker that hangs to write its stacks
-LONGEST_LOOK_S = 1.0  # counted between two looks: a parent that was itself stopped saw no heartbeats meanwhile
+STACKS_S = 1.0  # time for a worker that hangs to write its stacks
+LONGEST_LOOK_S = 1.0  # silence counted between two looks: a parent that was itself stopped saw no heartbeats
 
 Start = Callable[[str, int], Child]  # called with a worker's name and the number of its process, from 1
 log = logging.getLogger(__name__)

@@ -115,7 +115,7 @@ class Workers:
         self._children = Children(preload)
         self._workers: list[Worker] = []
         self._telemetries: list[Telemetry] = []  # one for each worker
-        self._failures: dict[Child, WorkerFailed] = {}  # those that were not raised yet
+        self._failures: dict[Child, WorkerFailed] = {}  # failures that were not raised yet
         self._lock = threading.Lock()  # any waiting thread may check the workers
         self._numbers: Counter[str] = Counter()
         self._reported: list[Metric] = []
@@ -277,7 +277,7 @@ class Workers:
             self._note_ends()
         for child in self._children.living:
             log.warning("%s did not end when it was told to stop, and is killed", child.name)
-        with self._lock:  # another thread's wait must not take those killed here for failures
+        with self._lock:  # another thread's wait must not take processes killed here for failures
             self._children.close()
         self._collect()
         self._open = False

@@ -32,7 +32,7 @@ from ..memory import LINE, ROOM_OFFSET, Event, LaneGeometry, NativeLanes, Segmen
 CURSOR_ROWS = 4
 
 TURN, LONGEST, _, PASSED, WANTED, LOOKS = range(6)  # words of slot 0: see above
-_RELEASED, _HALVES = 0, 1  # of a lane's slot
+_RELEASED, _HALVES = 0, 1  # words of a lane's slot
 _REFUSED, _ASKED = 2, 3  # words of a lane's counters line, after committed and reserved
 _LINE_WORDS = LINE // 8
 
@@ -48,7 +48,7 @@ class CursorLines:
         counters = segment.body[geometry.counters_offset(0) : geometry.counters_offset(geometry.lanes)]
         self._counters = Words(counters)
         self._rows = Event(segment.body)  # on which the reader waits for more
-        self._last_asked: dict[int, int] = {}  # rows, by lane; at first whatever an earlier writer asked
+        self._last_asked: dict[int, int] = {}  # rows, by lane; unknown before this writer's first request
 
     def load(self) -> Ints:
         """Returns a consistent cursor, int64 [4, lanes]."""

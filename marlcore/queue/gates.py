@@ -62,7 +62,7 @@ class QueueGate:
         self._unread = unread
         self._lines = CursorLines(view.segment, view.geometry)
         self._room = Event(view.segment.body, ROOM_OFFSET)
-        self._looks = 0  # of the reader when this gate last asked it
+        self._looks = 0  # the reader's looks when this gate last asked it
         self.left = _UNLIMITED if when_full == "drop_oldest" else 0  # a lower bound of the rows that may be added
 
     def wait(
@@ -105,7 +105,7 @@ class QueueGate:
         Raises: ValueError: the reader cannot always make room for this many rows. SegmentCorrupt: damaged counters.
         Deadlocked: the reader had too few rows twice since it was asked for room, and made none.
         """
-        looks, longest = self._lines.word(LOOKS), self._lines.word(LONGEST)  # first: what each freed is seen below
+        looks, longest = self._lines.word(LOOKS), self._lines.word(LONGEST)  # first: rows they freed count below
         released, committed = self._lines.released(self._lane), self._view.native.committed(self._lane)
         left = released + self._capacity - committed
         if not (0 <= longest < self._capacity and 0 <= released <= committed and left >= 0):

@@ -113,9 +113,9 @@ class TrajectoryReader(Closing):
         self._whole = np.ones(count, np.uint8)
         self._validate = lanes.native.validator(self._each, self._tallies[inorder.LEAST], self._whole)
         self._first = 0
-        self._memory: BatchMemory | None = None  # of a batch that crowded lanes began
+        self._memory: BatchMemory | None = None  # the memory of a batch that crowded lanes began
         self._filled = 0  # its transitions or unrolls so far
-        self._enough = 0  # rows committed to all lanes without which there is no next batch
+        self._enough = 0  # the next batch needs at least so many rows committed to all lanes
         self._stuck = False  # whether a lane stayed crowded after a look, which only damaged counters cause
         self._claim = claim_reader(lanes.segment, lanes.geometry)
         with ClosedAfterError(self._claim):

@@ -28,7 +28,7 @@ SHARE = Number(above=0, high=1)
 SLOTS = 16
 BULK_S = 0.01  # longest extra wait, for more rows than needed, of a side that must wait anyway
 
-# Of the samples per insert: a number, or a function of the transitions inserted from now on (negative: before now)
+# A share of the samples per insert: a number, or a function of the transitions inserted from now on (negative: before)
 Share: TypeAlias = float | Callable[[float], float]
 
 _SAMPLED, _STARVING = 0, 1
@@ -200,10 +200,10 @@ class SampleGate(_Side):
                 f"{limiter.tolerance:g}"
             )
         super().__init__(view, limiter)
-        self._weight, self._cost = 1.0, float(batch)  # with which a drawn row counts, and a whole batch
+        self._weight, self._cost = 1.0, float(batch)  # the rows that a drawn row and a whole batch count as
         self._rest = 0.0  # the part of a row that is not yet counted
-        self._share: Callable[[float], float] | None = None  # where it changes
-        self._priced_at = -1  # the rows drawn before the batch that costs `_cost` by `_share`
+        self._share: Callable[[float], float] | None = None  # if it is a function
+        self._priced_at = -1  # the rows drawn when `_share` last set `_cost`
         self._rows = Event(view.segment.body)
         self._claim, slot = self._take_slot()
         self._at = slot * _LINE_WORDS

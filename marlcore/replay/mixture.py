@@ -70,7 +70,7 @@ class Mixture:
     ) -> None:
         _check_replays(replays)
         count = len(replays)
-        check_whole("min_size", min_size)  # a sampler's default, None for its batch size, means nothing here
+        check_whole("min_size", min_size)  # unlike a sampler's, it cannot be None
         self._fractions = _checked_fractions(fractions, count)
         several = isinstance(prioritized, (list, tuple))
         preferred = _for_each("prioritized", "one", prioritized if several else [prioritized] * count, count)
@@ -81,7 +81,7 @@ class Mixture:
         self._parts: list[RowSampler] = []
         self.samplers: list[Sampler] = []
         self._inside: dict[int, None] = {}  # see guard.py
-        # By a replay's nonce, its gate, and the numbers of its parts with a share
+        # By each replay's nonce: its gate, and the numbers of those parts of it that have a share
         self._replays: dict[int, tuple[SampleGate | None, list[int]]] = {}
         for i, replay in enumerate(replays):
             view, nonce = replay.view(parts[i]), replay.handle.nonce
@@ -181,7 +181,7 @@ class Mixture:
 
     @one_thread
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restores the state of a mixture of the same replays, or of saves of them.
+        """Restores the state of a mixture of the same replays, or of their saves.
 
         Raises ValueError: a part is missing, or of another shape, dtype or sampler; TypeError: the state is not a dict.
         Nothing was changed.

@@ -63,7 +63,7 @@ class Work:
         self._shortage = "no batch was drawn yet"
         self._error: BaseException | None = None  # raised by a draw
         self._ended: tuple[type[MarlcoreError], str] | None = None  # the error of every further call
-        self._began = self._over = False  # of the thread
+        self._began = self._over = False  # whether the thread did
         self._to_thread, self._to_consumer = Bell(), Bell()
 
     def start(self, thread: threading.Thread) -> None:

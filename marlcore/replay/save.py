@@ -20,7 +20,7 @@ from ..regular_files import naming
 from ..transitions import LaneView
 
 STATE = "sampler"  # the key of a description that lists the arrays of a sampler's state
-UNLIMITED = "unlimited"  # that of a copy without the limiter of its original, whose slots stay in their places
+UNLIMITED = "unlimited"  # the key of a copy that drops its original's limiter, but keeps the limiter's slots
 _KINDS = "biufc"
 
 

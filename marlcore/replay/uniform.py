@@ -15,7 +15,7 @@ class Uniform:
     """Draws without priorities: each transition or sequence that can be drawn is equally likely, of weight 1."""
 
     all_zero = False  # if no row can be drawn, whether only priorities of 0 prevent it
-    limit = sys.float_info.max  # of priorities, of which there are none
+    limit = sys.float_info.max  # of priorities; unused, since there are none
 
     def __init__(self, read_plan: ReadPlan) -> None:
         self._read_plan = read_plan

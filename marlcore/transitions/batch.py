@@ -253,9 +253,9 @@ class BatchMemory:
     def __init__(self, layout: BatchLayout) -> None:
         # Written once now: page faults during a batch's copies would cost more than the copies.
         self.root = np.full(layout.nbytes, 0, np.uint8)
-        self.address: int = self.root.ctypes.data  # of all bytes
+        self.address: int = self.root.ctypes.data  # of the block
         self.fields = layout.carve(self.root)
-        self.relabelled = np.zeros(layout.batch_size, np.bool_)  # by hindsight, whichever samplers draw the rows
+        self.relabelled = np.zeros(layout.batch_size, np.bool_)  # rows relabelled by hindsight, of any sampler
         self._dicts = tuple(name for name, value in self.fields.items() if isinstance(value, dict))
         self._arrays = [self.root, *_every_array(self.fields)]
         self._unused = self._references()
@@ -272,6 +272,6 @@ class BatchMemory:
 
 
 def _every_array(fields: dict[str, Any]) -> list[NDArray[Any]]:
-    # Apart from `__init__`, whose local names would count as references.
+    # A function of its own, since local names in `__init__` would count as references.
     nested = [value.values() if isinstance(value, dict) else [value] for value in fields.values()]
     return [array for values in nested for array in values if array is not None]

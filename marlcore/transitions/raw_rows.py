@@ -21,7 +21,7 @@ SKIP, TAKE, SEAM = 3, 4, 5
 
 Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
-# Of rows for some lanes, int64 [n] each, the numbers of rows for which there is room now.
+# Takes lanes and the rows wanted for each, int64 [n]; returns the rows for which there is room now, int64 [n].
 RowsGate = Callable[[Ints, Ints], Ints]
 
 
@@ -79,7 +79,7 @@ class RowsWriter(Closing):
         self._native = NativeRows(view.native)
         self._room = Event(view.segment.body, ROOM_OFFSET)
         self._most = max(1, view.geometry.capacity - 1)  # rows of one append; the newest holds the lane's counts
-        self._pass = nullcontext() if gate is None else Lock()  # from looking for room until it is filled
+        self._pass = nullcontext() if gate is None else Lock()  # held from the look for room until it is filled
         self.place, self.committed = self._native.place, self._native.committed
 
     def append(self, parts: Ints, source: Bytes, timeout: float) -> Ints:

@@ -124,8 +124,8 @@ def rows_setter(label: str, field: Field, view: NDArray[Any], slots: Slots) -> S
     where: Any = slots.where
     if isinstance(where, slice):
         view, where = view[where], ...
-    direct = {dtype}  # of arrays that an assignment converts as `rows_of` does
-    wider: frozenset[np.dtype[Any]] = frozenset()  # the same, unless a value is beyond the field's range
+    direct = {dtype}  # dtypes that an assignment converts as `rows_of` does
+    wider: frozenset[np.dtype[Any]] = frozenset()  # likewise, unless a value exceeds the field's range
     if dtype in _FLOATS:
         direct = {narrow for narrow in _FLOATS if narrow.itemsize <= dtype.itemsize}
         wider = _FLOATS - direct

@@ -25,7 +25,7 @@ class _Staging:
     bool [3, m], hold the transitions' terminated and truncated, at the slots `ended`.
     """
 
-    _vector: NativeVector | None = None  # whose next call takes the rows that are lent
+    _vector: NativeVector | None = None  # its next call takes the lent rows
 
     def __init__(self, view: LaneView, records: Bytes, rows: Slots, finals: Slots, ends: Flags, ended: Slots) -> None:
         def put_of(place: Place, label: str, final: bool) -> Setter:
@@ -35,7 +35,7 @@ class _Staging:
             return rows_setter(label, place.field, place.views(records), slots)
 
         self.rows = rows.count
-        self.lent: dict[tuple[int, bool], Any] = {}  # for one call: by column, and whether of boundary rows
+        self.lent: dict[tuple[int, bool], Any] = {}  # for one call; keys: the column, and whether boundary rows
         self._ends = ends
         self._some_ended = False
         self._put_reward = rows_setter("reward", _REWARD, records.view(np.float32)[:, REWARD_OFFSET // 4], rows)
@@ -82,7 +82,7 @@ class _Staging:
 class BatchStaging(_Staging):
     """Consecutive transitions of one lane, for `Writer.add_batch`; boundary rows follow the `truncated` ones.
 
-    Raises: ValueError: the lane has no room for so many rows beside `spare` ones.
+    Raises: ValueError: the rows, with `spare` further rows, exceed the lane.
     """
 
     def __init__(

@@ -91,10 +91,10 @@ class ReadPlan:
         self._layout = BatchLayout(lanes, batch_size, window.stack, window.n_step, window.length)
         self._pool: deque[BatchMemory] = deque(maxlen=_POOL)
         self._body = lanes.segment.body
-        self.event = Event(self._body)  # on which writers wake the processes that wait for rows
+        self.event = Event(self._body)  # by which writers wake processes that wait for rows
         self.windows = np.zeros((3, geometry.lanes), np.int64)  # the tickets [lo, hi) of each lane, and its seam
         self.chosen = np.zeros((3, batch_size), np.int64)
-        self.generator = np.zeros(4, np.uint64)  # the state of every draw's
+        self.generator = np.zeros(4, np.uint64)  # its state, for every draw
         self._successors = np.zeros(batch_size * self._layout.length, np.int64)
         self.columns = self._layout.columns
         self.columns["base"] += address_of(self._body)
