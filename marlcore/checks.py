@@ -75,7 +75,7 @@ def deadline_of(timeout: float | None) -> float | None:
 
 
 def state_array(state: Any, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """Returns the array `name` of a state. Raises TypeError: it is no dict. ValueError: the array is another."""
+    """Returns the array `name` of a state. Raises TypeError: the state is no dict. ValueError: the array is wrong."""
     check_type("state", state, Mapping, expected="a dict of arrays")
     part = state.get(name)
     if not isinstance(part, np.ndarray) or part.shape != shape or part.dtype != dtype:
@@ -100,7 +100,7 @@ def check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
 
 
 def as_path(label: str, path: Any) -> Path:
-    """Returns the path. Raises ValueError: it is none, has a null character, or is longer than the kernel takes."""
+    """Returns a path. Raises ValueError: it is no path, has a null character, or is too long for the kernel."""
     if not isinstance(path, (str, os.PathLike)) or "\0" in str(path) or len(str(path)) > 4096:
         raise ValueError(f"{label}: expected a path, got {brief(path)}")
     return Path(path)

@@ -77,7 +77,7 @@ class Outcome(NamedTuple):
         infos: (copy, numbers by name) of episodes that ended.
         member_rewards: for a team, [k, members]: what each member earned.
         acted: False: the agent earned `reward` without an action, before its first action or after its end, in an
-            episode that is over. The reward counts in the return, and no row holds it. Both ends are False.
+            episode that is over. It counts in the return, and no row holds it. `terminated`, `truncated` are False.
     """
 
     agent: str
@@ -272,12 +272,12 @@ class Algorithm(Protocol):
         return chosen
 
     def schedules(self) -> Mapping[str, Any]:
-        """Returns numbers of `explore` that the algorithm adds, or gives other defaults; by default none.
+        """Returns the numbers of `explore` that the algorithm adds, or gives other defaults; by default none.
 
         Learners publish them with their weights; trainers find them in the batch's `numbers`, beside step and stage.
 
-        The values, by name, are numbers, or schedules in the form of the configuration's `exploration.schedules`, whose
-        own entries come first.
+        The values, by name, are numbers, or schedules in the form of the configuration's `exploration.schedules`, which
+        takes precedence.
         """
         return {}
 

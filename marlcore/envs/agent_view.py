@@ -109,7 +109,7 @@ class AgentView:
         return self.spaces.shifted(array).astype(array.dtype)
 
     def check(self, copies: NDArray[np.int64], values: Values, *, acting: bool) -> None:
-        """Checks values [k, ...]: floats are finite, discrete values in range; an `acting` agent's mask allows one."""
+        """Checks values [k, ...]: floats are finite, discrete values in range; `acting`: a mask allows an action."""
         fault = fault_of(self.spaces, values, acting=acting)
         if fault is not None:
             raise failed(copies[fault[0]], self.agent, fault[1])

@@ -32,8 +32,8 @@ class JointObservations:
 class JointEnvironment(Wrapper):
     """A PettingZoo Parallel environment whose `agents` observe {"observation": their own, "joint_observation": all}.
 
-    The joint observation is the environment's state, if it has a `state_space`; otherwise the observations of all
-    possible agents one after another, zeros for those that have left: float32. Masks stay where they are.
+    The joint observation, float32, is the environment's state if it has a `state_space`; otherwise all possible agents'
+    observations one after another, zeros for agents that have left. Masks stay where they are.
 
     Raises: ValueError: the environment is of another kind.
     """

@@ -117,7 +117,7 @@ class HuntState:
         self._entered[self._all, codes] = True
 
     def pass_turn(self) -> None:
-        """Passes the turn to the next agent; a new turn begins by returning collected entities."""
+        """Lets the next agent act; a new turn first puts collected entities back."""
         self.index += 1
         if self.index == self.rules.agents:
             self.index = 0
@@ -126,7 +126,7 @@ class HuntState:
                 self._bring_back()
 
     def _bring_back(self) -> None:
-        """Returns collected entities: a turn's draw i decides on entity i, later draws place one after another."""
+        """Puts collected entities back: a turn's draw i decides on entity i, later draws place one after another."""
         hunt, entity = np.nonzero(self._collected)  # by hunt, then by entity
         if len(hunt):
             back = self._draws.peek(hunt, entity) < self.rules.respawn

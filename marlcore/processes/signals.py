@@ -23,7 +23,7 @@ _masks = threading.local()
 
 
 def stopped(folder: str, resume: str = "") -> KeyboardInterrupt:
-    """Returns the error of a Ctrl-C after work that can be continued, in `folder`, by `resume` (default: `folder`).
+    """Returns a KeyboardInterrupt for work in `folder` that `resume`, by default the folder's name, can continue.
 
     It has no class of its own: Python ends by the signal, as shells expect, only after KeyboardInterrupt itself.
     """
@@ -167,7 +167,7 @@ def handlers_kept() -> Iterator[None]:
 
 @contextmanager
 def stop_signals_blocked() -> Iterator[None]:
-    """Blocks stop signals while a process starts, so that it does not get those of its group."""
+    """Blocks stop signals while a process starts, so that signals to its group do not reach it."""
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         yield

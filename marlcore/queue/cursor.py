@@ -81,7 +81,7 @@ class CursorLines:
         self._counters.add(lane * _LINE_WORDS + _REFUSED, transitions)
 
     def ask(self, lane: int, rows: int) -> bool:
-        """For the lane's writer: asks the reader for room for `rows` rows; 0 withdraws. False: as last asked."""
+        """For the lane's writer: asks the reader for room for `rows` rows, 0: none. False if it last asked so."""
         if rows == self._last_asked.get(lane):
             return False
         self._counters.store(lane * _LINE_WORDS + _ASKED, rows)
@@ -140,7 +140,7 @@ class ReadCursor(CursorLines):
             self._room.notify()
 
     def crowded(self, committed: Ints) -> NDArray[np.bool_]:
-        """Marks lanes, bool [lanes], that lack the room their writer asked for when `committed` rows are written."""
+        """Marks the lanes, bool [lanes], in which `committed` rows leave less room than their writer asked for."""
         left = self._released + self._capacity - committed
         return left < np.minimum(self._asked, self._longest)
 

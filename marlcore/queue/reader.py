@@ -40,7 +40,7 @@ class ReaderStats:
 def lane_rows_for(
     batch_size: int, lanes: int, together: int = 1, length: int | None = None, stack: int = 1, state_every: int = 1
 ) -> int:
-    """Returns lane rows with which writers of `together` lanes each seldom wait for such a reader with n_step 1.
+    """Returns a lane's rows at which writers of `together` lanes each seldom wait for such a reader with n_step 1.
 
     All rows of a writer's share of a batch fit into one of its lanes, with as many boundary rows. `state_every` is the
     interval at which the spec stores recurrent states.
@@ -52,7 +52,7 @@ def lane_rows_for(
 def checked_window(
     lanes: LaneView, batch_size: int, length: int | None, stack: int, n_step: int, gamma: float, pad: str
 ) -> Window:
-    """Returns a reader's window from the options of `TrajectoryQueue.reader`. Raises ValueError, TypeError: as it."""
+    """Returns a reader's window from the options of `TrajectoryQueue.reader`; raises the same errors."""
     spec, lane_rows = lanes.spec, lanes.geometry.capacity
     unroll = {} if length is None else {"length": length}
     for name, value in {"batch_size": batch_size, "stack": stack, "n_step": n_step, **unroll}.items():

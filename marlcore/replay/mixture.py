@@ -173,7 +173,7 @@ class Mixture:
 
     @one_thread
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Returns the fractions carried over and samplers' states; each state's keys start with "number of replay."."""
+        """Returns the carried fractions and the samplers' states; its keys start with the replay's number and a dot."""
         state: dict[str, NDArray[Any]] = {"owed": self._owed.copy()}
         for i, part in enumerate(self._parts):
             state |= {f"{i}.{name}": array for name, array in part.state_dict().items()}

@@ -39,7 +39,7 @@ _REWARD = Field((), "float32")
 class Writer(WriterBase):
     """Appends transitions to one lane; made by `ReplayBuffer.writer` or `TrajectoryQueue.writer`.
 
-    Any thread may use it, but only one at a time: a second thread that adds then gets UsedByTwoThreads. Any thread
+    Any thread may use it, but only one at a time: a second thread inside it gets UsedByTwoThreads. Any thread
     may call `close`.
 
     Every value is checked before the first write, so that a bad value leaves the replay unchanged. Values of another
