@@ -27,28 +27,28 @@ class MemoryLimit:
 
 
 def memory_limit(root: Path = ROOT, memberships: Path = MEMBERSHIPS) -> MemoryLimit | None:
-    """The tightest limit of this process's group and its ancestors; None without a limit."""
+    """Returns the tightest limit of this process's group and its ancestors; None without a limit."""
     limits = [limit for group in _groups("memory", root, memberships) for limit in _memory_limits(group)]
     return min(limits, key=lambda limit: limit.left, default=None)
 
 
 def cpu_quota(root: Path = ROOT, memberships: Path = MEMBERSHIPS) -> float | None:
-    """The number of processors whose time this process's group may use; None without a limit."""
+    """Returns the number of processors whose time this process's group may use; None without a limit."""
     return min((quota for group in _groups("cpu", root, memberships) for quota in _cpu_quotas(group)), default=None)
 
 
 def cores() -> float:
-    """The processors that this process may use, such as 2.5, by its affinity and its control group."""
+    """Returns the number of processors, such as 2.5, that affinity and control group give this process."""
     return min(float(len(os.sched_getaffinity(0))), cpu_quota() or math.inf)
 
 
 def processors() -> int:
-    """The processors on which this process may run at a time, at least 1."""
+    """Returns the whole number of processors on which this process may run at a time, at least 1."""
     return max(1, math.ceil(cores()))
 
 
 def _groups(controller: str, root: Path, memberships: Path) -> Iterator[Path]:
-    """The directories, for one controller, of this process's groups and their ancestors."""
+    """Returns the directories, for one controller, of this process's groups and their ancestors."""
     lines: list[str] = []
     with suppress_failed_calls():  # no /proc, or a kernel without control groups
         lines = memberships.read_text().splitlines()

@@ -16,7 +16,7 @@ _BRACKETS: dict[Any, Any] = {dict.__repr__: "{}", list.__repr__: "[]", tuple.__r
 
 
 def check_finite(label: str, values: NDArray[Any]) -> None:
-    """Raises ValueError, which names the first value that is NaN or infinite."""
+    """Raises ValueError if a value is NaN or infinite; the message has the first such value."""
     finite = np.isfinite(values)
     if not finite.all():
         raise ValueError(f"{label}: expected finite numbers, got {values[~finite].flat[0]} in {brief(values.tolist())}")
@@ -28,9 +28,9 @@ def names_error(label: str, expected: Any, got: Any) -> ValueError:
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Ends a message about an unknown name by the most similar known one, if there is one.
+    """Returns the end of a message about an unknown name: the most similar known name; empty without one.
 
-    Of dotted names, only those of the same section or with the same last part are considered.
+    For a dotted name, only known names of the same section or with the same last part count.
     """
     section, _, last = str(name)[:_LONGEST].lstrip("-").rpartition(".")
     parts = {other: other.lstrip("-").rpartition(".") for other in known}
@@ -59,7 +59,7 @@ def check_whole(label: str, value: object, low: int = 1, high: int | None = None
 
 
 def check_timeout(timeout: object, or_none: bool = True) -> None:
-    """Raises ValueError unless it is a number of seconds of at least 0, or an allowed None."""
+    """Raises ValueError unless the timeout is a number of seconds of at least 0, or None with `or_none`."""
     if isinstance(timeout, float) and timeout >= 0.0:
         return  # by far the quickest check, for waits in a loop
     if not (or_none and timeout is None) and not (is_number(timeout) and timeout >= 0):  # type: ignore[operator]
@@ -67,7 +67,7 @@ def check_timeout(timeout: object, or_none: bool = True) -> None:
 
 
 def deadline_of(timeout: float | None) -> float | None:
-    """The time of time.monotonic() at which the timeout is over. Raises ValueError: see `check_timeout`."""
+    """Returns the time.monotonic() at which the timeout is over; None without one. Raises as `check_timeout`."""
     if timeout is None:
         return None
     check_timeout(timeout)
@@ -75,7 +75,7 @@ def deadline_of(timeout: float | None) -> float | None:
 
 
 def state_array(state: Any, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """The array `name` of a state. Raises TypeError: the state is not a dict. ValueError: see the message."""
+    """Returns the array `name` of a state. Raises TypeError: the state is no dict. ValueError: the array is wrong."""
     check_type("state", state, Mapping, expected="a dict of arrays")
     part = state.get(name)
     if not isinstance(part, np.ndarray) or part.shape != shape or part.dtype != dtype:
@@ -86,28 +86,28 @@ def state_array(state: Any, name: str, shape: tuple[int, ...], dtype: Any) -> ND
 
 
 def check_type(label: str, value: object, kind: Any, *, or_none: bool = False, expected: str = "") -> None:
-    """Raises TypeError unless the value is of the class, which the message calls `expected`, or an allowed None."""
+    """Raises TypeError unless the value is a `kind`, which the message calls `expected`, or None with `or_none`."""
     if not isinstance(value, kind) and not (or_none and value is None):
         expected = expected or f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
         raise TypeError(f"{label}: expected {expected}{' or None' * or_none}, got {brief(value)}")
 
 
 def check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
-    """Raises ValueError unless each of the values by name, such as a file's, is of its type."""
+    """Raises ValueError if a value, such as one from a file, is not of the type that `kinds` has for its name."""
     for name, kind in kinds.items():
         if name in values and not isinstance(values[name], kind):
             raise ValueError(f"{name}: expected {getattr(kind, '__name__', kind)}, got {brief(values[name])}")
 
 
 def as_path(label: str, path: Any) -> Path:
-    """Raises ValueError: it is no path, has a null character, or more characters than the kernel takes."""
+    """Returns a path. Raises ValueError: it is no path, has a null character, or is too long for the kernel."""
     if not isinstance(path, (str, os.PathLike)) or "\0" in str(path) or len(str(path)) > 4096:
         raise ValueError(f"{label}: expected a path, got {brief(path)}")
     return Path(path)
 
 
 def absolute(path: str | os.PathLike[str], label: str = "run_dir") -> Path:
-    """The path from the root. Raises ValueError: see `as_path`, or the working directory was deleted."""
+    """Returns the path from the root. Raises ValueError: see `as_path`, or the working directory was deleted."""
     try:
         return as_path(label, path).absolute()
     except FileNotFoundError:
@@ -115,7 +115,7 @@ def absolute(path: str | os.PathLike[str], label: str = "run_dir") -> Path:
 
 
 def brief(value: Any) -> str:
-    """The value in an error message, on one line of at most 200 printable characters, however large it is."""
+    """Shortens a value of any size for an error message, to one line of at most 200 printable characters."""
     text = ""
     for piece in _pieces(value):
         text += piece
@@ -125,15 +125,15 @@ def brief(value: Any) -> str:
 
 
 def short(text: object) -> str:
-    """The text, such as a name, in an error message: at most 200 printable characters."""
+    """Shortens a text, such as a name, for an error message, to at most 200 printable characters."""
     shown = printable(str(text)[: 2 * _LONGEST])
     return shown if len(shown) <= _LONGEST else shown[: _LONGEST - 3] + "..."
 
 
 def printable(text: str, but: str = "") -> str:
-    """The text for a terminal: escapes stand for control characters and marks of direction, except for those in `but`.
+    """Makes a text fit for a terminal: escapes replace control characters and direction marks, except those in `but`.
 
-    Names of agents, files and metrics may hold any; some of them move the cursor, or hide what follows.
+    Names of agents, files and metrics may hold such characters, which can move the cursor or hide later text.
     """
     if text.isprintable():
         return text

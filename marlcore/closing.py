@@ -7,7 +7,7 @@ C = TypeVar("C", bound="Closing")
 
 
 class Closing:
-    """As a context manager, it closes itself."""
+    """Closes itself at the end of a `with` block."""
 
     @abstractmethod
     def close(self) -> None:
@@ -21,7 +21,7 @@ class Closing:
 
 
 class ClosedAfterError:
-    """Closes the thing if the block raises."""
+    """Closes an object if the `with` block raises."""
 
     def __init__(self, thing: Any) -> None:
         self._thing = thing

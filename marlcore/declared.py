@@ -52,7 +52,7 @@ class Whole:
         return int(value)
 
 
-UNITS = Whole(1, most=2**16)  # of a layer: the weights of a larger one would not fit into memory
+UNITS = Whole(1, most=2**16)  # of a layer; a larger layer's weights would not fit into memory
 
 
 @dataclass(frozen=True)
@@ -97,14 +97,14 @@ class Number:
 
 @dataclass(frozen=True)
 class Scheduled(Number):
-    """A number in the range, or the text of a schedule, which a run reads."""
+    """A number in the range, or a schedule as text, which a run reads."""
 
     def __call__(self, label: str, value: Any) -> Any:
         return value if isinstance(value, str) else super().__call__(label, value)
 
 
 def layer_sizes(label: str, value: Any) -> tuple[int, ...]:
-    """A tuple of at least one number of units."""
+    """Returns the value if it is a tuple of at least one number of units. Raises ValueError."""
     if not isinstance(value, tuple) or not value:
         raise ValueError(f"{label}: expected a tuple of at least one size, got {brief(value)}")
     return tuple(UNITS(label, size) for size in value)
@@ -122,14 +122,14 @@ def _text(label: str, value: Any) -> Any:
 
 
 def choice(options: Sequence[Any], label: str, value: Any) -> Any:
-    """One of the options."""
+    """Returns the value if it is one of the options. Raises ValueError."""
     if not np.isscalar(value) or value not in options:  # an array would be compared by its elements
         raise ValueError(f"{label}: expected {listed(options)}, got {brief(value)}")
     return value
 
 
 def listed(options: Iterable[Any]) -> str:
-    """Such as "a, b or c"."""
+    """Joins the options to a text such as "a, b or c"."""
     *others, last = map(str, options)
     return f"{', '.join(others)} or {last}" if others else last
 
@@ -148,14 +148,14 @@ def check_declared(settings: Any, owner: str = "") -> None:
 
 
 class Declared:
-    """A dataclass of it checks its fields when it is made."""
+    """The base of dataclasses that check their fields when they are made."""
 
     def __post_init__(self) -> None:
         check_declared(self)
 
 
 def hints_of(kind: Any, prefix: str = "") -> dict[str, Any]:
-    """By dotted name: the type of each field of a dataclass and of its sections."""
+    """Returns, by dotted name, the type of each field of a dataclass and of its sections."""
     hints: dict[str, Any] = {}
     for name, hint in _hints(kind).items():
         section = _sections(kind).get(name)
@@ -164,7 +164,7 @@ def hints_of(kind: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def flattened(plain: Any, kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested settings by dotted name. Raises ValueError: a section is no mapping, or a name has a dot."""
+    """Returns nested settings by dotted name. Raises ValueError: a section is no mapping, or a name has a dot."""
     if not isinstance(plain, Mapping):
         raise ValueError(f"{prefix[:-1] or 'settings'}: expected settings by name, got {brief(plain)}")
     sections = _sections(kind)
@@ -178,7 +178,7 @@ def flattened(plain: Any, kind: Any, prefix: str = "") -> Iterator[tuple[str, An
 
 
 def changed(settings: T, values: Mapping[str, Any], prefix: str = "") -> T:
-    """The dataclass with other values, by dotted name; errors of a section begin with `prefix` and the field's name.
+    """Returns the dataclass with other values, by dotted name; a section's errors begin with `prefix` and the field.
 
     Lists become tuples, since JSON and YAML know only lists.
     """
@@ -206,7 +206,7 @@ def _sections(kind: Any) -> dict[str, Any]:
 
 @cache
 def _declared(kind: Any) -> list[tuple[str, list[Rule], bool]]:
-    """Of each field with rules: its name, its rules, and whether it may be None."""
+    """Returns for each field with rules its name, its rules, and whether it may be None."""
     sections: list[Any] = [(name, [partial(_section, part)], False) for name, part in _sections(kind).items()]
     declared = [(name, *_rules(hint)) for name, hint in _hints(kind).items()]
     return sections + [field for field in declared if field[1]]

@@ -57,8 +57,8 @@ class LayoutMismatch(MarlcoreError, ValueError):
 class LaneBusy(MarlcoreError):
     """The lane has a living writer, as proved by its kernel lock.
 
-    Choose another lane, close the first writer, or open the lane with `shared=True`. The lock of a dead writer does not
-    last; a stopped process (SIGSTOP, a debugger) lives and keeps its lane.
+    Choose another lane, close the first writer, or open the lane with `shared=True`. A dead writer
+    loses its lock; a stopped process (SIGSTOP, a debugger) lives and keeps its lane.
     """
 
 
@@ -71,7 +71,7 @@ class NotEnoughData(MarlcoreError):
 
 
 class NotEnoughMemory(MarlcoreError, MemoryError):
-    """The machine or the memory limit has less free memory than the caller wants to be left.
+    """The machine or the memory limit has less free memory than the caller wants to remain free.
 
     Free memory, raise the limit, or lower `min_free_memory_fraction`.
     """
@@ -106,7 +106,7 @@ class ClosedError(MarlcoreError):
 
 
 class Fenced(MarlcoreError):
-    """A sender's epoch has lost its seat: what it sends is refused for ever.
+    """A sender lost its seat to a successor: its messages are refused for ever.
 
     Its machine was silent for longer than `cluster.lease_seconds`, and another process took its place. Let the sender
     end; with slow networks or busy machines raise `cluster.lease_seconds`.
@@ -114,9 +114,9 @@ class Fenced(MarlcoreError):
 
 
 class LinkLost(MarlcoreError, ConnectionError):
-    """The process at the other end of a link cannot be reached, at the moment or any more.
+    """The process at the other end of a link cannot be reached, for now or for ever.
 
-    Relays and mirrors try again by themselves. A link of your own raises it, so that they do.
+    Relays and mirrors try again by themselves. Raise it in a link of your own, so that they try again there, too.
     """
 
 
@@ -131,7 +131,7 @@ class Diverged(MarlcoreError):
     """A learner's loss, weights or state are no longer finite; it is not restarted, since it would diverge again.
 
     Lower `learning_rate`, scale rewards (`reward_scale`, `learner.reward_norm`), and look for NaN in observations and
-    rewards (`marlcore.testing.check_env`). The last checkpoint is from before.
+    rewards (`marlcore.testing.check_env`). The last checkpoint was saved before.
     """
 
 
@@ -160,8 +160,8 @@ class WorkerFailed(MarlcoreError):
         reason: the last failure: "environment" or "worker" (where an exception came from), "diverged" (see `Diverged`),
             "deadlock" (see `Deadlocked`), "death" (usually by a signal) or "hang".
         traceback: the worker's formatted traceback, or how its process ended; one for each start, the latest last. One
-            line where that tells all: it diverged, the disk is full, or what an environment gave was refused. Without
-            marlcore's own frames where the worker's log file or, in serial mode, the `__cause__` has the whole.
+            line suffices if the worker diverged, the disk is full, or an environment's value was refused. marlcore's
+            own frames are left out if the worker's log file or, in serial mode, the `__cause__` has them.
     """
 
     def __init__(self, worker: str, reason: str, traceback: str) -> None:
@@ -182,7 +182,7 @@ class WorldModelFailed(WorkerFailed):
     Ask the model for `state` and `profile` in a program of its own; `set_state` must restore all that it depends on.
 
     Attributes:
-        state, profile: those for which the model was asked.
+        state, profile: the state and the profile for which the model was asked.
         worker: the process. reason: "environment". traceback: the formatted traceback.
     """
 
@@ -193,7 +193,7 @@ class WorldModelFailed(WorkerFailed):
         self.profile = profile
 
     def of(self, worker: str) -> WorldModelFailed:
-        """The same failure, as that of a process with this name."""
+        """Returns the same failure with this name as the `worker`."""
         return WorldModelFailed(self.state, self.profile, self.traceback, worker)
 
 
@@ -214,7 +214,7 @@ class CallbackFailed(WorkerFailed):
         self.state = state
 
     def of(self, worker: str) -> CallbackFailed:
-        """The same failure, as that of a process with this name."""
+        """Returns the same failure with this name as the `worker`."""
         return CallbackFailed(self.what, self.state, self.traceback, worker)
 
 
@@ -236,10 +236,10 @@ def pass_on_from_handler(error: Exception) -> None:
 
 
 class suppress_failed_calls:  # noqa: N801 it is used like contextlib.suppress
-    """Suppresses a failed system call with one of these errnos; without errnos, any.
+    """Suppresses the error of a system call that failed with one of these errnos; without errnos, with any.
 
-    TimeoutError, ConnectionError and others are OSErrors too. One that a signal handler raises has no errno, and passes
-    through.
+    TimeoutError, ConnectionError and others are OSErrors too. If a signal handler raises one, it has no errno, and
+    passes through.
     """
 
     # No generator: since Python 3.12 an error that contextlib throws into one is in a cycle with its callers' frames.

@@ -50,7 +50,7 @@ class Environment(Protocol):
         """Begin an episode; a seed makes this episode and all later ones reproducible."""
 
     def last(self) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
-        """(observation, reward since this agent's previous action or reset, terminated, truncated, info) of `agent`.
+        """Returns `agent`'s (observation, reward since its last action or reset, terminated, truncated, info).
 
         A reward before the agent's first action counts in the episode's return, but is in no row: no action caused it.
         A mask of the allowed actions is `observation["action_mask"]`, beside `observation["observation"]`, or
@@ -69,14 +69,14 @@ class Outcome(NamedTuple):
 
     Attributes:
         copies: int64 [k], ascending: the numbers of the copies.
-        reward: float [k], what it earned since that action.
+        reward: float [k], what the agent earned since that action.
         terminated, truncated: bool [k]: whether and how its episode ended.
         final_obs: the observations [k, ...] after these actions, read where the episode ended; None if none did. A mask
             that is missing there, or that allows nothing, becomes one that allows all. Unchanged until the next
             `observe`.
         infos: (copy, numbers by name) of episodes that ended.
-        member_rewards: of a team, [k, members]: what each member earned.
-        acted: False: `reward` is what the agent earned by no action, before its first one or after its end, in an
+        member_rewards: for a team, [k, members]: what each member earned.
+        acted: False: the agent earned `reward` without an action, before its first action or after its end, in an
             episode that is over. It counts in the return, and no row holds it. `terminated`, `truncated` are False.
     """
 
@@ -91,7 +91,7 @@ class Outcome(NamedTuple):
     acted: bool = True
 
     def part(self, which: NDArray[np.bool_]) -> Outcome:
-        """The results in some of the copies, bool [k]."""
+        """Returns the results in the copies that `which`, bool [k], marks."""
         copies, ends = self.copies[which], (self.terminated[which], self.truncated[which])
         final_obs = None if self.final_obs is None else rows_at(self.final_obs, which)
         infos = [info for info in self.infos if info[0] in copies] if self.infos else ()
@@ -117,15 +117,15 @@ class Turn(NamedTuple):
     tags: Mapping[int, str] = {}
 
     def part(self, which: NDArray[np.bool_]) -> Turn:
-        """The turn in some of the copies, bool [k]."""
+        """Returns the turn in the copies that `which`, bool [k], marks."""
         return self._replace(copies=self.copies[which], obs=rows_at(self.obs, which), begins=self.begins[which])
 
 
 class VectorEnvironment(Protocol):
     """Several copies of an environment, advanced together; actors use no other form.
 
-    Call `observe`, then `act` once for each turn that it returned, and so on. An ended episode is followed by the next
-    one without a call.
+    Call `observe`, then `act` once for each turn that it returned, and repeat. After an episode's end, a copy begins
+    the next episode without a call.
     """
 
     copies: int
@@ -138,12 +138,12 @@ class VectorEnvironment(Protocol):
         """Begin an episode in every copy; the seed determines this episode and all later ones."""
 
     def observe(self) -> tuple[list[Outcome], list[Turn]]:
-        """The results of earlier actions, and the turns of the agents that act now.
+        """Returns the results of earlier actions, and the turns of the agents that act now.
 
-        Each action has one outcome, not later than its agent's next turn in that copy; none if the episode ends for all
-        before the environment tells. In a copy, all outcomes are of the episode that began in an earlier call; if no
-        agent acts in the next episode, the copy has no turn. Raises EnvironmentFailed: a copy raised, or returned a
-        value outside its space.
+        Each action has one outcome, not later than its agent's next turn in that copy, or none if the episode ends for
+        all agents before the environment reports it. In a copy, all outcomes are of the episode that began in an
+        earlier call; if no agent acts in the next episode, the copy has no turn. Raises EnvironmentFailed: a copy
+        raised, or returned a value outside its space.
         """
 
     def act(self, turn: Turn, action: NDArray[Any]) -> None:
@@ -158,10 +158,10 @@ class Action(NamedTuple):
 
     Attributes:
         action: [k, ...] of the action space; those of a Discrete or MultiDiscrete count from 0.
-        extras: [k, ...] by name, what the row stores beside them: the extras of `Algorithm.transition`. Those that are
-            named like parts of the state are left out: rows store the state before these observations.
+        extras: [k, ...] by name, for the row: the extras of `Algorithm.transition`. Leave out extras that are named
+            like parts of the state: for them, rows store the state before these observations.
         state: the recurrent state after these observations, [k, ...] by name; None without one.
-        values: [k] by name, what `Algorithm.first_priority` needs; not stored.
+        values: [k] by name, the input of `Algorithm.first_priority`; not stored.
     """
 
     action: NDArray[Any]
@@ -177,7 +177,7 @@ class Update:
     Attributes:
         metrics: detached scalars, logged; at least "loss".
         priority: float32 [B], detached: each row's new priority, for prioritized replay; None leaves them.
-        updates: gradient steps made, at least 1; they are what is counted as updates.
+        updates: gradient steps made, at least 1; each of them counts as an update.
     """
 
     metrics: Mapping[str, torch.Tensor]
@@ -198,12 +198,12 @@ class Trainer(Protocol):
                 where the episode terminated, `weight` float32 [B], 1 by default, `extras` by name. From a queue also
                 `continues` bool [B]: whether the next row is the episode's next transition. `numbers`: the scheduled
                 numbers by name, as last published, with the run's "step" and "stage" (0 without `Config.stages`) and
-                the policy's "updates" then. With `learner.reward_norm` also `raw_reward`: the rewards before
+                the policy's "updates" at that time. With `learner.reward_norm` also `raw_reward`: the rewards before
                 the normalization.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """The state besides the network that resuming needs: target network, optimizer; tensors, plain values."""
+        """Returns the state that resuming needs beside the network, such as the optimizer's: tensors, plain values."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state returned by `state_dict`."""
@@ -230,8 +230,8 @@ class ReplaySource:
 class QueueSource:
     """How a learner reads its queue, each transition once and in the order of writing: on-policy.
 
-    Each update is made on one batch, and its weights are published at once. In serial mode the actors wait meanwhile,
-    so that transitions come from the newest weights; in async mode they go on, and are at most `ahead` batches ahead.
+    Each update is made on one batch, and its weights are published at once. In serial mode the actors wait for it,
+    so that transitions come from the newest weights; in async mode they continue, at most `ahead` batches ahead.
 
     Attributes:
         batch_size: transitions of a batch, over all agents and copies of the policy; unrolls if `length` is given.
@@ -264,28 +264,28 @@ class Algorithm(Protocol):
     wants_team: ClassVar[bool] = False  # agents are teams, of which by default all agents form one; see envs/team.py
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
-        """The fields of a row; by default no extras. Raises ValueError: the algorithm cannot handle these spaces."""
+        """Returns a row's fields; by default no extras. Raises ValueError: the algorithm cannot handle these spaces."""
         return TransitionSpec(obs=spaces.obs, action=spaces.action_field)
 
     def source(self, chosen: ReplaySource) -> ReplaySource | QueueSource:
-        """How the learner samples its replay or reads its queue; by default `chosen`, by the configuration."""
+        """Returns how the learner samples its replay or reads its queue; by default `chosen`, the configuration's."""
         return chosen
 
     def schedules(self) -> Mapping[str, Any]:
-        """Numbers of `explore` that the algorithm adds, or gives other defaults; by default none.
+        """Returns the numbers of `explore` that the algorithm adds, or gives other defaults; by default none.
 
         Learners publish them with their weights; trainers find them in the batch's `numbers`, beside step and stage.
 
-        By name: numbers, or schedules as `exploration.schedules` of the configuration takes them. What the
-        configuration gives comes first.
+        The values, by name, are numbers, or schedules in the form of the configuration's `exploration.schedules`, which
+        takes precedence.
         """
         return {}
 
     @abstractmethod
     def make_model(self, spaces: Spaces) -> torch.nn.Module:
-        """An untrained model, on the CPU. Its attribute `acting`, if it has one, is the part that actors need.
+        """Makes an untrained model, on the CPU. Its attribute `acting`, if it has one, is the part that actors need.
 
-        Its input are observations as `spaces.obs` says, neither scaled nor converted: [B, *shape], or
+        Its inputs are observations as `spaces.obs` says, neither scaled nor converted: [B, *shape], or
         [B, stack, *shape] when spaces.stack > 1; a dict of these if the observation has several parts or a mask.
         """
 
@@ -308,7 +308,7 @@ class Algorithm(Protocol):
             explore: the scheduled numbers of exploration, such as "epsilon": a float, or float64 [k]; None acts
                 greedily.
             state: the recurrent state, rows of new episodes zeroed; None at first, and for models without one. A part
-                named "previous_reward", float32 [k], is by then the reward of the last action.
+                named "previous_reward", float32 [k], already holds the last action's reward.
             mask: bool [k, actions], which actions are allowed; None allows all.
             generator: the actor's own source of randomness; the same seed repeats its draws.
         """
@@ -320,10 +320,10 @@ class Algorithm(Protocol):
         discount: float,
         after: Mapping[str, NDArray[Any]],
     ) -> NDArray[np.float32]:
-        """The first priorities [k] of transitions, if rows have an extra "priority", which then is the actor's to fill.
+        """Returns first priorities [k] of transitions; actors store them if rows have an extra "priority".
 
         Args:
-            before, after: `Action.values` of the observation acted on, and of the next one; there they are 0 where the
+            before, after: `Action.values` of the observation acted on, and of the next one; the latter are 0 where the
                 episode terminated, and NaN where it was truncated.
             reward: [k].
             discount: of one step.
@@ -334,7 +334,7 @@ class Algorithm(Protocol):
 
     @abstractmethod
     def make_trainer(self, model: torch.nn.Module) -> Trainer:
-        """A trainer that updates `model` in place, on its device.
+        """Makes a trainer that updates `model` in place, on its device.
 
-        The published tensors are by then views of one flat tensor: change their values, do not replace them.
+        The published tensors are already views of one flat tensor: change their values, do not replace them.
         """

@@ -17,7 +17,7 @@ _NAMES_A_LINE = 6
 
 
 def attach_stub(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """A package's `__getattr__` and `__dir__` (PEP 562), for the names in the stub beside `file`.
+    """Makes a package's `__getattr__` and `__dir__` (PEP 562), for the names in the stub beside `file`.
 
     A line `from .room import Name as Name` of the stub says where a name comes from, and `from . import room as room`
     names a room. A comment is the heading of a group of names. If it names an extra, as `marlcore[train]`, then `dir`
@@ -54,7 +54,7 @@ def attach_stub(package: str, file: str) -> tuple[Callable[[str], Any], Callable
 
 
 def _groups_of(stub: str) -> dict[str, dict[str, str]]:
-    """By heading and name of a stub: the module that the name comes from."""
+    """Returns, by heading and name of a stub, the module that the name comes from."""
     groups: dict[str, dict[str, str]] = {}
     heading = "Names"
     with open(stub, encoding="utf-8") as lines:
@@ -86,7 +86,7 @@ def is_installed(extra: str) -> bool:
 
 
 def missing(what: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
-    """The error of `what`, in one line: it names the extra that has the missing library, if there is one."""
+    """Returns a one-line error of `what`; it names the extra that has the missing library, if there is one."""
     library = (error.name or "").partition(".")[0]
     if library not in EXTRA_OF:
         return error

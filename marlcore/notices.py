@@ -1,4 +1,4 @@
-"""Short notices to the user: where progress is shown, else in the log."""
+"""Short notices to the user, shown where progress is shown, otherwise logged."""
 
 import logging
 import sys
@@ -21,9 +21,9 @@ def say_always() -> None:
 
 @contextmanager
 def shown_with(progress: bool) -> Iterator[None]:
-    """Inside, notices appear if progress does: on standard error, be it a terminal, a pipe or a file, or not at all.
+    """Shows the block's notices exactly if `progress`: on standard error, be it a terminal, a pipe or a file.
 
-    In every thread, since a kernel may be compiled in any. Where threads are inside at once, the newest block counts.
+    It holds for every thread, since any may compile a kernel. Of several open blocks, the newest counts.
     """
     block = object()
     _inside[block] = progress

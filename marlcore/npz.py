@@ -16,7 +16,7 @@ _ALWAYS, _INFLATED = 2**28, 200  # bytes that any archive may hold, and how many
 
 
 def read_npz(label: str, path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
-    """The arrays by name. Raises: ValueError, which begins with the label: it is another kind of file. OSError."""
+    """Reads the arrays by name. Raises: ValueError, beginning with the label: it is another kind of file. OSError."""
     try:
         with open_regular(path) as file, ZipFile(file) as archive:
             check_members(archive)
@@ -29,7 +29,7 @@ def read_npz(label: str, path: str | os.PathLike[str]) -> dict[str, NDArray[Any]
 
 
 def check_members(archive: ZipFile) -> None:
-    """Raises ValueError: a member is no array, has no clean name or comes twice, or they unpack to far more bytes."""
+    """Raises ValueError if a member is no array, has no clean name or comes twice, or all unpack to too many bytes."""
     members = archive.infolist()
     for info in members:
         parts = info.filename.split(".")
@@ -43,7 +43,7 @@ def check_members(archive: ZipFile) -> None:
 
 
 def read_array(archive: ZipFile, name: str, kinds: str = "biufc") -> NDArray[Any]:
-    """One array, by default of numbers. Raises ValueError: its dtype or its length is not as it should be; others."""
+    """Reads an array, by default of numbers. Raises ValueError: its dtype or its length is wrong; other errors."""
     with archive.open(name) as member:
         shape, dtype = read_header(member)
         nbytes = archive.getinfo(name).file_size - member.tell()
@@ -54,7 +54,7 @@ def read_array(archive: ZipFile, name: str, kinds: str = "biufc") -> NDArray[Any
 
 
 def read_header(member: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """The shape and the dtype of a .npy file, whose content follows. Raises ValueError: it is damaged; others."""
+    """Reads the shape and the dtype before a .npy file's content. Raises ValueError: it is damaged; other errors."""
     read = npy.read_array_header_1_0 if npy.read_magic(member) == (1, 0) else npy.read_array_header_2_0
     shape, _, dtype = read(member)
     return shape, dtype

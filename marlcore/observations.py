@@ -1,4 +1,4 @@
-"""Observations as arrays: one array, or several by name; the one indexing of both forms."""
+"""Observations as one array or as several by name, and functions that treat both forms alike."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -6,26 +6,26 @@ from typing import Any, Literal, TypeVar
 
 from numpy.typing import NDArray
 
-ALONE = "observation"  # the name of an only part; also PettingZoo's, of an observation beside its mask
+ALONE = "observation"  # the name of a single part; PettingZoo gives it to an observation beside its mask
 
 Values = NDArray[Any] | dict[str, NDArray[Any]]  # the arrays of an observation's field, or of its fields by name
-Pad = Literal["repeat", "zero"]  # of a stack before an episode's first observation: repeats it, or zeros
+Pad = Literal["repeat", "zero"]  # the padding of a stack before an episode's first observation
 
 T = TypeVar("T")
 
 
 def by_name(parts: T | Mapping[str, T]) -> dict[str, T]:
-    """The parts by name; an only one, such as an array or a Field, has the name ALONE."""
+    """Returns the parts by name; a single part, such as an array or a Field, gets the name ALONE."""
     return dict(parts) if isinstance(parts, Mapping) else {ALONE: parts}
 
 
 def in_form(parts: Mapping[str, T], form: Any) -> T | dict[str, T]:
-    """The inverse of `by_name`: parts in the form of an observation, its fields or its values."""
+    """Inverts `by_name`: returns the parts by name if `form` has names, otherwise the part ALONE itself."""
     return dict(parts) if isinstance(form, Mapping) else parts[ALONE]
 
 
 def part_name(keys: tuple[Any, ...]) -> str:
-    """The name of the part to which these keys of Dicts and Tuples lead: an identifier; ALONE without keys."""
+    """Returns the name, an identifier, of the part to which keys of Dicts and Tuples lead; ALONE without keys."""
     if not keys:
         return ALONE
     name = re.sub(r"\W", "_", "__".join(map(str, keys)))
@@ -33,7 +33,7 @@ def part_name(keys: tuple[Any, ...]) -> str:
 
 
 def each(function: Callable[..., Any], values: Any, *others: Any) -> Any:
-    """`function` of each part of the values, and of the same part of others; in the form of the values."""
+    """Applies `function` to each part of the values and the same part of others; returns the values' form."""
     if isinstance(values, Mapping):
         return {name: function(value, *(other[name] for other in others)) for name, value in values.items()}
     return function(values, *others)

@@ -8,7 +8,7 @@ from .checks import brief
 
 
 def reference_to(thing: Any) -> str | None:
-    """The module:name of a function or class; None for anything else."""
+    """Returns the module:name of a function or class; None for anything else."""
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     return f"{module}:{name}" if isinstance(module, str) and isinstance(name, str) else None
 
@@ -20,7 +20,7 @@ def is_importable(reference: Any) -> bool:
 
 
 def resolve(label: str, reference: str) -> Any:
-    """The object that `reference` names; `label`, the object's role, begins the error message.
+    """Returns the object that `reference` names; `label`, the object's role, begins the error message.
 
     Raises ValueError: the module or the name in it does not exist, or the import fails.
     """

@@ -1,4 +1,4 @@
-"""Regular files: pipes and devices, which may block or never end, are refused; errors of writes name the file."""
+"""Opens regular files, and refuses pipes and devices, which may block or never end; errors of writes name the file."""
 
 import os
 import stat
@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """The file, open for reading. Raises: ValueError: it is a pipe or a device. OSError."""
+    """Opens a file for reading. Raises: ValueError: it is a pipe or a device. OSError."""
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC))  # noqa: SIM115
     try:
         check_regular(path, file.fileno())
@@ -20,7 +20,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes:
-    """The bytes of a file, at most `most`, or as many as the memory. Raises: ValueError: it is longer; others."""
+    """Reads a file of at most `most` bytes, by default as many as the memory. Raises: ValueError: it is longer."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = memory if most is None else most
     with open_regular(path) as file:
@@ -30,14 +30,14 @@ def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes
 
 
 def check_regular(path: str | os.PathLike[str], fd: int) -> None:
-    """Raises ValueError: the open file is a pipe or a device."""
+    """Raises ValueError if the open file is a pipe or a device."""
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         raise ValueError(f"{os.fspath(path)!r}: expected a regular file, got a pipe or a device")
 
 
 @contextmanager
 def naming(path: Path, kept: str) -> Iterator[None]:
-    """Adds the file's name and the text `kept` to an error of a write, which has no name."""
+    """Adds the file's name and the text `kept` to an OSError of a write in the block."""
     try:
         yield
     except OSError as error:

@@ -33,7 +33,7 @@ class SpacePart:
         return Field(self.space.shape, np.dtype(self.space.dtype).name)
 
     def of(self, value: Any) -> Any:
-        """The part of a value of the whole space."""
+        """Returns this part of a value of the whole space."""
         for key in self.keys:
             value = value[key]
         return value
@@ -44,8 +44,8 @@ class Spaces:
     """What an agent observes and does.
 
     Attributes:
-        observation: a Box, Discrete, MultiBinary or MultiDiscrete, or a Dict or Tuple of these, also nested, in which a
-            Text, or a part without values such as a Box of shape (0,), is left out; without the action mask.
+        observation: a Box, Discrete, MultiBinary or MultiDiscrete, or a Dict or Tuple of these, also nested, without
+            the action mask. Rows leave out a Text, and a part without values such as a Box of shape (0,).
         action: a Box, Discrete, MultiBinary or MultiDiscrete. Rows hold actions of a Discrete or MultiDiscrete
             counted from 0, whatever the space's start.
         masked: each observation comes with a mask of the allowed actions, bool [actions]: the n of a Discrete, or the
@@ -82,7 +82,7 @@ class Spaces:
 
     @cached_property
     def obs(self) -> Field | dict[str, Field]:
-        """An observation's field in a row; several by name if the space has several parts, or there is a mask."""
+        """An observation's field in a row; a dict of fields if the space has several parts, or there is a mask."""
         fields = {part.name: part.field for part in self.parts}
         if self.masked:
             return fields | {MASK: Field((self.choices,), "bool")}
@@ -111,11 +111,11 @@ class Spaces:
         return np.asarray(getattr(self.action, "start", 0), np.int64)
 
     def shifted(self, action: NDArray[Any]) -> NDArray[Any]:
-        """Actions [k, ...] of rows as the environment takes them: a Discrete's or MultiDiscrete's from its start on."""
+        """Converts rows' actions [k, ...] to the environment's, which count from a (Multi)Discrete space's start."""
         return action + self.action_start if self._is_shifted else action
 
     def first_refused(self, action: NDArray[Any]) -> int | None:
-        """The index of the first action [k, ...] of rows outside of the space; None if all are inside."""
+        """Returns the index of the first of rows' actions [k, ...] outside the space; None if all are inside."""
         low, high = self._action_bounds
         wrong = (action < low) | (action > high)
         return int(wrong.reshape(len(action), -1).any(axis=1).argmax()) if wrong.any() else None
@@ -132,13 +132,13 @@ class Spaces:
         return bool(self.action_start.any())
 
     def mask_in(self, obs: Any) -> Any:
-        """The masks [..., choices] in a network's input, of the newest frames; None without masks."""
+        """Returns the masks [..., choices] in a network's input, those of the newest frames; None without masks."""
         if not self.masked:
             return None
         return obs[MASK][..., -1, :] if self.stack > 1 else obs[MASK]
 
     def values(self, observation: Any, mask: Any = None) -> Values:
-        """An environment's observation as arrays in the form of `obs`; with a leading axis, those of several copies.
+        """Returns an environment's observation, or several copies' with a leading axis, as arrays in the form of `obs`.
 
         Raises: ValueError: a part is missing.
         """
@@ -155,7 +155,7 @@ class Spaces:
 
 
 def parts_of(label: str, space: gym.Space) -> tuple[SpacePart, ...]:
-    """A space's parts, in the order of its keys.
+    """Returns a space's parts, in the order of its keys.
 
     Raises: ValueError, naming `label` and the part: a space is of another kind, or two parts have one name.
     """
@@ -169,7 +169,7 @@ def parts_of(label: str, space: gym.Space) -> tuple[SpacePart, ...]:
 
 
 def is_text(space: Any) -> bool:
-    """Whether it is a Text, or another space of strings, such as MiniGrid's missions."""
+    """Whether the space is a Text, or another space of strings, such as MiniGrid's missions."""
     return isinstance(space, gym.Space) and getattr(space.dtype, "kind", "") == "U"
 
 
@@ -178,7 +178,7 @@ def _is_left_out(space: Any) -> bool:
 
 
 def _leaves(label: str, space: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[str, tuple[Any, ...], Any]]:
-    """The spaces inside of Dicts and Tuples, each with its label and the keys that lead to it."""
+    """Yields the spaces inside Dicts and Tuples, each with its label and the keys that lead to it."""
     if not isinstance(space, (gym.Dict, gym.Tuple)):
         yield label, keys, space
         return

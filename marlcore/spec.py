@@ -28,9 +28,9 @@ class Field:
     Attributes:
         shape: the array's shape in one transition, () for a scalar; every extent is at least 1.
         dtype: a NumPy dtype name of booleans, integers, floats or complex numbers, in native byte order.
-        every: 1 stores the field in each row. An extra may set more, up to 2^23: then only rows store it whose number
-            in their episode is a multiple of `every`, never an episode's first row. For recurrent state: sequences then
-            begin at such a row.
+        every: 1 stores the field in each row. An extra may set k > 1, up to 2^23: an episode's rows k, 2k and so on
+            then store it, and the other rows, row 0 included, do not. This is for recurrent state: sequences then begin
+            at such a row.
     """
 
     shape: tuple[int, ...] = ()
@@ -64,7 +64,7 @@ class Field:
         return np.dtype(self.dtype)
 
     def zeros(self, *axes: int) -> NDArray[Any]:
-        """An array [*axes, *shape] of zeros."""
+        """Returns an array [*axes, *shape] of zeros."""
         return np.zeros((*axes, *self.shape), self.dtype)
 
     @property
@@ -73,7 +73,7 @@ class Field:
         return math.prod(self.shape) * self.numpy.itemsize
 
     def describe(self) -> str:
-        """A short form for error messages, such as float32 (4,)."""
+        """Returns a short form for error messages, such as float32 (4,)."""
         return f"{self.dtype} {self.shape}" + (f" every {self.every}" if self.every > 1 else "")
 
 
@@ -121,7 +121,7 @@ class TransitionSpec:
     def from_spaces(
         cls, observation_space: Any, action_space: Any, *, next_obs: bool = False, **extras: Field
     ) -> "TransitionSpec":
-        """The spec of an environment's transitions, from its Gymnasium spaces.
+        """Returns the spec of an environment's transitions, from its Gymnasium spaces.
 
         A Box, Discrete, MultiDiscrete or MultiBinary becomes a Field with the space's shape and dtype (a Discrete: one
         int64). A Dict of these as the observation space becomes a dict of Fields. `extras` are further fields by name.
@@ -151,7 +151,7 @@ class TransitionSpec:
         return by_name(self.obs)
 
     def to_dict(self) -> dict[str, Any]:
-        """A form ready for JSON; equal specs give equal forms."""
+        """Returns a form ready for JSON; equal specs give equal forms."""
         return {
             "obs": each(_plain, self.obs),
             "action": _plain(self.action),
@@ -161,7 +161,7 @@ class TransitionSpec:
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> "TransitionSpec":
-        """The spec from which `to_dict` made `plain`."""
+        """Returns the spec from which `to_dict` made `plain`."""
         obs, action, extras = (each(lambda part: Field(*part), plain[name]) for name in ("obs", "action", "extras"))
         return cls(obs, action, extras, plain["next_obs"])
 
@@ -198,9 +198,9 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Ragged:
-    """Arrays whose first axis has another length in each row, up to a maximum; all arrays of a row have the same.
+    """Arrays whose first axis varies in length from row to row, up to a maximum; a row's arrays have one length.
 
-    Rows store arrays of the maximal shape, zero behind the length, and the length.
+    Rows store the length, and arrays of the maximal shape with zeros behind the length.
 
         fields = {"profile": Field((2,), "uint8"), "probability": Field()}
         outcomes = Ragged("outcomes", 50, fields)
@@ -210,7 +210,7 @@ class Ragged:
         outcomes.mask(batch.extras)  # bool [B, 50]
 
     Attributes:
-        name: of the lengths' field.
+        name: the name of the lengths' field.
         most: the greatest length, at least 1.
         parts: by name, the field of one element of each array.
     """
@@ -235,10 +235,10 @@ class Ragged:
         return {**padded, self.name: Field((), "int64")}
 
     def pad(self, **arrays: Any) -> dict[str, Any]:
-        """The values of a row's fields, from an array [n, *shape] of each part; n may be 0.
+        """Returns the values of a row's fields, from an array [n, *shape] of each part; n may be 0.
 
-        Raises ValueError, TypeError: a part is missing or unknown, n is too large or not that of all, or a value is
-            wrong.
+        Raises ValueError, TypeError: a part is missing or unknown, n is too large or differs between
+            arrays, or a value is wrong.
         """
         if arrays.keys() != self.parts.keys():
             raise names_error(self.name, self.parts, arrays)
@@ -253,7 +253,7 @@ class Ragged:
         return row
 
     def mask(self, fields: Mapping[str, Any]) -> Any:
-        """Whether each element exists: bool [..., most], for arrays or tensors of a batch, such as its extras."""
+        """Marks the elements that exist: bool [..., most], for arrays or tensors of a batch, such as its extras."""
         lengths = fields[self.name]
         if isinstance(lengths, np.ndarray):
             return np.arange(self.most) < lengths[..., None]
@@ -263,7 +263,7 @@ class Ragged:
 
 
 def _field_of(label: str, space: Any, kinds: str = "Box, Discrete, MultiDiscrete or MultiBinary") -> Field:
-    """A space's Field; Gymnasium's other kinds of space have no shape or no numeric dtype."""
+    """Returns a space's Field. Raises ValueError: a space of another kind has no shape or no numeric dtype."""
     shape, dtype = getattr(space, "shape", None), getattr(space, "dtype", None)
     if not isinstance(shape, tuple) or dtype is None or np.dtype(dtype).kind not in _KINDS:
         raise ValueError(f"{label}: expected a {kinds} space, got {space!r}")
@@ -287,7 +287,7 @@ def _checked_fields(where: str, fields: Mapping[str, Field]) -> dict[str, Field]
 
 
 def as_field(label: str, field: Field, value: Any) -> NDArray[Any]:
-    """`value` as an array of the field's shape and dtype; infinities and NaN stay as they are.
+    """Returns `value` as an array of the field's shape and dtype; infinities and NaN stay as they are.
 
     Raises: ValueError, TypeError: the message names the field, the expected value and the actual one, such as a finite
         float64 that float32 does not hold.
@@ -318,7 +318,7 @@ def as_field(label: str, field: Field, value: Any) -> NDArray[Any]:
 
 
 def rows_of(label: str, field: Field, value: Any, rows: int) -> NDArray[Any]:
-    """`value` as an array [rows, *shape] of the field's dtype; returned unchanged if it already is one."""
+    """Returns `value` as an array [rows, *shape] of the field's dtype, unchanged if it already is one."""
     shape = (rows, *field.shape)
     if value.__class__ is np.ndarray and value.shape == shape and value.dtype == field.numpy:
         return value

@@ -1,4 +1,4 @@
-"""Tables no wider than the terminal: columns that do not fit move to a further table below. Into a pipe, plain text."""
+"""Tables no wider than the terminal: columns that do not fit move to a table below. A pipe gets plain text."""
 
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

@@ -1,6 +1,6 @@
 """Unpickling that leaves classes of the program as they are.
 
-cloudpickle holds classes of `__main__` by value, and knows them again by a number. Its own `loads` replaces the methods
+cloudpickle stores classes of `__main__` by value, and recognizes them by a number. Its own `loads` replaces the methods
 and attributes of such a class by those of the pickle, whose functions have globals of their own.
 """
 
@@ -15,7 +15,7 @@ from cloudpickle import cloudpickle
 def unpickled(data: Any, apart: bool = False) -> Any:
     """Unpickles bytes, with the program's own classes where it has them.
 
-    apart: with the pickle's classes, as they were when it was written; a run needs these.
+    `apart`: with the pickle's own classes, as they were when it was written; a run needs these.
     """
     return _Unpickler(data, apart).load()
 

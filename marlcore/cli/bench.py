@@ -85,7 +85,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _measured(name: str, call: Call, bound: str, bound_call: Call) -> Measurement:
-    """The medians of a call and of its bound, which alternate round by round."""
+    """Returns the medians of a call and of its bound, which alternate round by round."""
     calls, counts = (call, bound_call), []
     for timed in calls:
         timeit(timed, number=16)
@@ -99,7 +99,7 @@ def _measured(name: str, call: Call, bound: str, bound_call: Call) -> Measuremen
 
 
 def _of_vectors() -> Iterator[Measurement]:
-    """Transitions of four floats."""
+    """Measures calls with transitions of four floats."""
     obs, many, nothing = np.ones(4, np.float32), np.ones((BATCH, 4), np.float32), np.zeros(BATCH, np.float32)
     actions = np.zeros(BATCH, np.int64)
     with ReplayBuffer.create(TransitionSpec(VECTOR, Field((), "int64")), VECTORS) as replay:
@@ -120,7 +120,7 @@ def _of_vectors() -> Iterator[Measurement]:
 
 
 def _of_frames() -> Iterator[Measurement]:
-    """Stacks of four frames; a replay stores each frame once."""
+    """Measures calls with stacks of four frames; a replay stores each frame once."""
     frame = np.ones(FRAME.shape, np.uint8)
     with ReplayBuffer.create(TransitionSpec(FRAME, Field((), "int64")), FRAMES) as replay:
         with replay.writer() as writer:
@@ -133,7 +133,7 @@ def _of_frames() -> Iterator[Measurement]:
 
 
 def _of_weights() -> Iterator[Measurement]:
-    """A network of 69,124 floats in 6 tensors."""
+    """Measures calls with a network of 69,124 floats in 6 tensors."""
     import torch
     from torch import nn
 
@@ -162,7 +162,7 @@ def _copies(nbytes: int) -> Call:
 
 
 def _random_rows(rows: int, nbytes: int, neighbours: int) -> Call:
-    """NumPy's copy of a batch of runs of `neighbours` rows, at places drawn in advance."""
+    """Returns a call in which NumPy copies a batch of runs of `neighbours` rows, at places drawn in advance."""
     ring = np.ones((rows, nbytes), np.uint8)
     starts = np.random.default_rng(0).integers(rows - neighbours, size=(64, BATCH, 1))
     places = cycle((starts + np.arange(neighbours)).reshape(64, -1))

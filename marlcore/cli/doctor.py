@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> int:
 
 
 def examine(checks: Mapping[str, Callable[[], Finding]]) -> dict[str, Finding]:
-    """By name: the finding of each check; a check that raises becomes a problem."""
+    """Returns each check's finding by name; a check that raises becomes a problem."""
     findings = {}
     for name, check in checks.items():
         try:
@@ -122,7 +122,7 @@ def check_packages(names: Sequence[str] = ("numpy", "numba", "torch", "cffi")) -
 
 
 def check_shared_memory(directory: Path = SHM_DIR, mounts: Path = MOUNTS, statvfs: Any = os.statvfs) -> Finding:
-    """Whether /dev/shm is memory, is writable, and has room for replays."""
+    """Checks whether /dev/shm is memory, is writable, and has room for replays."""
     if not directory.is_dir():
         return Finding("problem", f"{directory} is no directory", f"mount a tmpfs at {directory}")
     if not os.access(directory, os.W_OK | os.X_OK):
@@ -137,7 +137,7 @@ def check_shared_memory(directory: Path = SHM_DIR, mounts: Path = MOUNTS, statvf
 
 
 def check_memory_limit(limit: Callable[[], cgroup.MemoryLimit | None] = cgroup.memory_limit) -> Finding:
-    """Whether the control group leaves room for replays; shared memory counts towards its limit."""
+    """Checks whether the control group leaves room for replays; shared memory counts towards its limit."""
     memory = limit()
     if memory is None:
         return Finding("ok", "no limit")
@@ -147,7 +147,7 @@ def check_memory_limit(limit: Callable[[], cgroup.MemoryLimit | None] = cgroup.m
 
 
 def check_orphans(directory: Path = SHM_DIR) -> Finding:
-    """Segments that killed processes left in shared memory."""
+    """Looks for segments that killed processes left in shared memory."""
     from ..memory import survey_segments
 
     orphans = [file.nbytes for file in survey_segments(directory) if not file.held]
@@ -157,7 +157,7 @@ def check_orphans(directory: Path = SHM_DIR) -> Finding:
 
 
 def _room_for_replays(free: int) -> tuple[State, str]:
-    """Whether the default replay of frames fits, or at least its warm-up."""
+    """Checks whether the default replay of frames fits, or at least its warm-up."""
     from ..spec import Field, TransitionSpec
     from ..transitions import RecordLayout
 
@@ -168,7 +168,7 @@ def _room_for_replays(free: int) -> tuple[State, str]:
 
 
 def _file_system(directory: Path, mounts: Path) -> str:
-    """The type of the file system that holds a directory."""
+    """Returns the type of the file system that holds a directory."""
     kinds = {}
     for line in mounts.read_text().splitlines():
         mount, _, source = line.partition(" - ")
@@ -200,7 +200,7 @@ def check_feature(name: str, directory: Path = SHM_DIR) -> Finding:
 
 
 def check_processors(available: Count = cgroup.cores) -> Finding:
-    """Whether each process of a default run has a processor."""
+    """Checks whether each process of a default run has a processor."""
     count = available()
     found = f"{count:g} for {ACTORS} actors and {LEARNERS} learners of a default run"
     advice = "give it more (affinity, docker's --cpus), or expect workers to wait for each other"
@@ -208,7 +208,7 @@ def check_processors(available: Count = cgroup.cores) -> Finding:
 
 
 def check_threads(torch: Any = None, available: Count = cgroup.cores, environ: Environment = os.environ) -> Finding:
-    """Whether torch starts more threads than there are processors; `marlcore train` sets the threads itself."""
+    """Checks whether torch starts more threads than there are processors; `marlcore train` sets the threads itself."""
     if (torch := torch or _torch()) is None:
         return Finding("ok", _NO_TORCH)
     count, limit = torch.get_num_threads(), max(1, int(available()))
@@ -227,7 +227,7 @@ def _torch() -> Any:
 
 
 def check_numba_cache(cache: Callable[[], Path | None] | None = None, environ: Environment = os.environ) -> Finding:
-    """Whether compiled kernels are kept between starts."""
+    """Checks whether compiled kernels are kept between starts."""
     if environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
         found = "NUMBA_DISABLE_JIT is set, but marlcore needs compiled kernels"
         return Finding("problem", found, "unset NUMBA_DISABLE_JIT")
@@ -249,7 +249,7 @@ def check_numba_cache(cache: Callable[[], Path | None] | None = None, environ: E
 
 
 def check_gpu(torch: Any = None) -> Finding:
-    """The accelerators that torch can use; having none is fine."""
+    """Lists the accelerators that torch can use; having none is fine."""
     if (torch := torch or _torch()) is None:
         return Finding("ok", _NO_TORCH)
     with warnings.catch_warnings(record=True) as said:  # torch warns of a driver that does not work
@@ -270,7 +270,7 @@ def check_gpu(torch: Any = None) -> Finding:
 
 
 def check_niceness(ray: bool | None = None, environ: Environment = os.environ) -> Finding:
-    """Whether actors on other machines get their share of the cores: Ray gives its workers niceness 15."""
+    """Checks whether actors on other machines get their share of the cores: Ray gives its workers niceness 15."""
     if not (is_installed("cluster") if ray is None else ray):
         return Finding("ok", "Ray is not installed, which only runs on many machines need")
     niceness = environ.get("RAY_worker_niceness", "15")

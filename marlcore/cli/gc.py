@@ -57,7 +57,7 @@ def main(arguments: list[str], directory: Path = SHM_DIR) -> int:
 
 
 def holders(directory: Path, inodes: Collection[tuple[int, int]]) -> dict[tuple[int, int], list[int]]:
-    """By (device, inode) of a directory's files: the processes that have them open, as far as /proc shows them."""
+    """Returns, by (device, inode) of a directory's files, the processes that have them open, as /proc shows."""
     pids: dict[tuple[int, int], set[int]] = {}
     for link in glob("/proc/[0-9]*/fd/*") if inodes else ():
         with suppress(OSError):  # closed meanwhile, or of another user's process

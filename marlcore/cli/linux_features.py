@@ -39,7 +39,7 @@ def try_nameless_file(directory: Path) -> None:
 
 
 def try_naming(directory: Path) -> None:
-    """linkat through /proc."""
+    """Tries linkat through /proc."""
     from ..memory import PREFIX
 
     name = f"{PREFIX}doctor-{secrets.token_hex(8)}"  # so that a sweep removes it after a kill
@@ -56,7 +56,7 @@ def try_allocation(directory: Path) -> None:
 
 
 def try_locks(directory: Path) -> None:
-    """Locks owned by an open file description."""
+    """Tries locks owned by an open file description."""
     from ..memory import is_locked, try_lock
 
     with tempfile.TemporaryFile(dir=directory) as file:
@@ -70,7 +70,7 @@ def try_locks(directory: Path) -> None:
 
 
 def try_waking(directory: Path, patience: float = 5.0) -> None:
-    """Sleeping and waking through two mappings of one file; waits at most `patience` seconds for the wake-up."""
+    """Tries to sleep and wake through two mappings of one file; waits at most `patience` seconds to wake."""
     import numpy as np
 
     from ..memory import LINE, Event
@@ -88,7 +88,7 @@ def try_waking(directory: Path, patience: float = 5.0) -> None:
 
 
 def try_pidfd(directory: Path) -> None:
-    """A descriptor that becomes readable when a process ends."""
+    """Tries a descriptor that becomes readable when a process ends."""
     if not hasattr(os, "pidfd_open"):
         raise OSError("this Python was built without os.pidfd_open")
     with os.fdopen(os.pidfd_open(os.getpid())) as pidfd:

@@ -47,11 +47,11 @@ class CommandLine:
                 words.append(argument)
 
     def word(self, name: str) -> str | None:
-        """The first word of an option; None without it."""
+        """Returns the first word of an option; None without the option."""
         return next(iter(self.words.get(name, ())), None)
 
     def parse(self, kind: type[T], positional: str = "") -> T:
-        """The options as a dataclass. Raises: see `read`. SystemExit: --help was shown."""
+        """Returns the options as a dataclass. Raises: see `read`. SystemExit: --help was shown."""
         if self.asks_for_help:
             self.show_help(kind, single_flags=True)
         values = self.read(hints_of(kind), positional)
@@ -63,7 +63,7 @@ class CommandLine:
     def read(
         self, hints: Mapping[str, Any], positional: str = "", refuse: Refuse = "unknown option {}".format
     ) -> dict[str, Any]:
-        """The options' values by name; the first word without an option is `positional`. Raises ValueError."""
+        """Returns the options' values by name; the first word without an option is `positional`. Raises ValueError."""
         values: dict[str, Any] = {}
         free = [*self._free]
         for name, words in self.words.items():
@@ -121,7 +121,7 @@ class CommandLine:
 
 
 def _members(hint: Any) -> tuple[Any, ...]:
-    """The types that an annotation allows."""
+    """Returns the types that an annotation allows."""
     kind, inside = get_origin(hint), get_args(hint)
     if kind is Annotated:
         return _members(inside[0])
@@ -174,7 +174,7 @@ def _form(kind: Any) -> _Form:
 
 
 def _read(label: str, hint: Any, words: Sequence[str]) -> Any:
-    """The value that words stand for; as text only if no other type takes them. Raises ValueError: no type does."""
+    """Reads words as a value, as text only if no other type takes them. Raises ValueError: no type does."""
     forms = [*map(_form, _members(hint))]
     for form in sorted(forms, key=lambda form: form.expected == TEXT):
         with suppress(ValueError, KeyError, TypeError):  # TypeError: more or fewer words than the type takes

@@ -23,7 +23,7 @@ from ..record import agent_order, has_ended, is_address
 from ..tables import FittedTable, print_fitted
 from .options import CommandLine
 
-COLUMNS = {  # of the table, the most important first; key of a worker's figures: format
+COLUMNS = {  # the table's columns, the most important first; key of a worker's figures: format
     "state": "",
     "steps_per_s": ",.0f",
     "updates_per_s": ",.0f",
@@ -39,7 +39,7 @@ COLUMNS = {  # of the table, the most important first; key of a worker's figures
     "waited_s": ",.1f",
     "pid": "d",
 }
-OF_NODES = {  # further ones of a run on a cluster
+OF_NODES = {  # further columns for a run on a cluster
     "rows_per_s": ",.0f",
     "bytes_per_s": ",.0f",
     "delay_ms_p50": ".3g",
@@ -132,7 +132,7 @@ class WatchedRun:
         return self._parent.exists() and not self._control.stopping
 
     def figures(self) -> dict[str, Any]:
-        """The figures of the run, of each worker, policy and agent; rates are since the last call."""
+        """Returns the figures of the run, of each worker, policy and agent; rates are since the last call."""
         for metric in self._telemetry.tail():
             self._newest.setdefault(metric.agent, {})[metric.name] = metric.value
             if metric.name == "episode_return":
@@ -178,7 +178,7 @@ class WatchedRun:
         return figures | {label: newest[label] for label in REPORTED if label in newest}
 
     def _counted(self, what: str, owner: str, count: int) -> dict[str, Any]:
-        """A count and its rate since the last look."""
+        """Returns a count and its rate since the last look."""
         now = time.monotonic()
         since, earlier = self._before.get((what, owner), (now, count))
         self._before[what, owner] = now, count
@@ -186,7 +186,7 @@ class WatchedRun:
 
 
 def _find(run_dir: str, once: bool) -> WatchedRun:
-    """The run of that directory, or the only live one; unless `once`, waits until there is one. Raises ValueError."""
+    """Returns that directory's run, or the only live run; unless `once`, waits until it is there. Raises ValueError."""
     if is_address(run_dir):
         raise ValueError(f"run_dir: expected the run's directory on this machine, got {run_dir!r}")
     notified = False
@@ -209,7 +209,7 @@ def _find(run_dir: str, once: bool) -> WatchedRun:
 
 
 def _live(run_dir: str) -> list[WatchedRun]:
-    """The live runs, of that directory if it is given."""
+    """Returns the live runs, of that directory if it is given."""
     wanted = str(Path(run_dir).resolve()) if run_dir else ""
     runs: list[WatchedRun] = []
     for path in sorted(SHM_DIR.glob(Control.files)):
@@ -225,7 +225,7 @@ def _live(run_dir: str) -> list[WatchedRun]:
 
 
 def _table(figures: dict[str, Any], policy_of: Mapping[str, str]) -> FittedTable:
-    """A line for the run; a row for each worker, each policy that shares its learner, each agent of others."""
+    """Makes a line for the run, and a row for each worker, each policy that shares a learner, and other agents."""
     headline = [
         figures["run_dir"],
         f"{figures['steps']:,} of {figures['total_steps']:,} steps",

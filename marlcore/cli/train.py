@@ -94,7 +94,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _resumed(line: CommandLine) -> tuple[str, str, Any, Config]:
-    """The run's directory, its environment, and its algorithm and settings with the changes of the options."""
+    """Returns the run's directory, its environment, and its algorithm and settings as changed by the options."""
     if line.asks_for_help:
         line.show_help(ResumeOptions, single_flags=True)
     hints = hints_of(ResumeOptions) | hints_of(Config) | hints_by_policy(line.words)
@@ -116,12 +116,12 @@ def _resumed(line: CommandLine) -> tuple[str, str, Any, Config]:
 
 
 def _popped(values: dict[str, Any], names: Iterable[str], prefix: str = "") -> dict[str, Any]:
-    """Takes the values of these names out; returns them without the prefix of their names."""
+    """Takes the values of these names out; returns them by their names without the prefix."""
     return {name.removeprefix(prefix): values.pop(name) for name in names if name in values}
 
 
 def _read(line: CommandLine) -> tuple[TrainOptions, str, Any, Config]:
-    """The options of the command itself, the environment, the algorithm and the settings."""
+    """Returns the options of the command itself, the environment, the algorithm and the settings."""
     settings = _chosen_settings(line)
     name = line.word("algo") or settings.algo or TrainOptions.algo
     kind: Any = algos.find(name)
@@ -148,7 +148,7 @@ def _read(line: CommandLine) -> tuple[TrainOptions, str, Any, Config]:
 
 
 def _chosen_settings(line: CommandLine) -> Settings:
-    """The settings of a preset, of a file, or the defaults. Raises ValueError: both are named, or one is unreadable."""
+    """Reads the settings of a preset or a file, or the defaults. Raises ValueError: two are named, or one is bad."""
     file, preset = line.word("settings"), line.word("preset")
     if file and preset:
         raise ValueError(f"settings: expected none with --preset {preset}, got {file!r}")

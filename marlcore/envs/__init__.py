@@ -68,7 +68,7 @@ def make(name: str, /, *, wrappers: Sequence[str] = (), **options: Any) -> Envir
 
 @dataclass(frozen=True)
 class NamedEnvironment:
-    """A picklable function that makes a named environment; it shows the name.
+    """A picklable function that makes a named environment; its repr shows the name.
 
     Attributes:
         name, options, wrappers: arguments of `make`.
@@ -79,7 +79,7 @@ class NamedEnvironment:
     wrappers: Sequence[str] = ()
 
     def __call__(self) -> Any:
-        """The environment as its package makes it, in the wrappers; `adapt` makes it an Environment."""
+        """Makes the environment as its package does, and wraps it; `adapt` then makes it an Environment."""
         wrappers = [resolve("wrappers", wrapper) for wrapper in self.wrappers]
         env = self._bare()
         for wrapper in wrappers:
@@ -111,11 +111,11 @@ class NamedEnvironment:
 
     @property
     def stack(self) -> int:
-        """Observations in a network's input, unless the settings say otherwise: 4 for Atari (Mnih et al. 2015)."""
+        """The default number of observations in a network's input: 4 for Atari (Mnih et al. 2015), otherwise 1."""
         return 4 if self._atari_game() else 1
 
     def vectorized(self, copies: int) -> Any:
-        """The vector environment of a Gymnasium id or a VMAS scenario; None without one."""
+        """Returns the vector environment of a Gymnasium id or a VMAS scenario; None if there is none."""
         kind, _, id = self.name.partition(":")
         if kind == "vmas" and id and not self.wrappers:
             return VMASEnvironment(id, copies, **self.options)
@@ -125,9 +125,9 @@ class NamedEnvironment:
 
 
 def factory(env_fn: Any) -> Callable[[], Any]:
-    """A function that makes environments: `env_fn` itself, or a NamedEnvironment if `env_fn` is a name.
+    """Returns a function that makes environments: `env_fn` itself, or a NamedEnvironment if `env_fn` is a name.
 
-    Raises: TypeError: it is neither. An environment is refused too, since each actor needs several of its own.
+    Raises: TypeError: `env_fn` is neither. An environment is refused too, since each actor makes several of its own.
     """
     if isinstance(env_fn, str):
         return NamedEnvironment(env_fn)
@@ -143,11 +143,11 @@ def factory(env_fn: Any) -> Callable[[], Any]:
 
 
 def adapt(env: Any) -> Environment:
-    """`env` as an Environment: unchanged, or wrapped if it is from PettingZoo (AEC or Parallel) or Gymnasium.
+    """Returns `env` as an Environment, wrapped if it is from PettingZoo (AEC or Parallel) or Gymnasium.
 
     A Gymnasium environment with a tuple of actions has several agents; see `PerAgent`.
 
-    Raises: TypeError: it is none of these. ValueError: marlcore does not support its spaces.
+    Raises: TypeError: `env` is of another kind. ValueError: marlcore does not support its spaces.
     """
     env = by_agents(env)
     if hasattr(env, "possible_agents"):
@@ -161,15 +161,15 @@ def adapt(env: Any) -> Environment:
 
 
 def vectorize(env_fn: Callable[[], Any], copies: int) -> VectorEnvironment:
-    """Several copies of the environment that `env_fn` makes, advanced together.
+    """Returns a VectorEnvironment: several copies of the environment that `env_fn` makes, advanced together.
 
     A VectorEnvironment, a Gymnasium vector environment and an EnvPool bring their own number of copies. An environment
-    with a method `vectorized(copies)`, and a Gymnasium id with a vector form, give their own form of several copies. Of
-    other environments, `env_fn` makes `copies`.
+    with a method `vectorized(copies)`, and a Gymnasium id with a vector form, give their own form of several copies.
+    Other environments are made `copies` times, each by a call of `env_fn`.
 
     Raises:
         EnvironmentFailed: `env_fn` raised. ValueError: marlcore does not support the environment's spaces.
-        TypeError: it is an environment of an unknown kind.
+        TypeError: `env_fn` made an environment of an unknown kind.
     """
     check_whole("copies", copies)
     several = _attempt(env_fn.vectorized, copies) if isinstance(env_fn, NamedEnvironment) else None
@@ -190,7 +190,7 @@ def vectorize(env_fn: Callable[[], Any], copies: int) -> VectorEnvironment:
 
 
 def checked(env: VectorEnvironment) -> VectorEnvironment:
-    """Adds checks of its values to a caller's environment; those of this room check their own."""
+    """Wraps a caller's environment so that its values are checked; this room's environments already check theirs."""
     return env if isinstance(env, (Copies, GymnasiumVector, Lockstep)) else _Checked(env)
 
 
@@ -211,8 +211,8 @@ class _Checked(Wrapper):
 
 
 def _vector_form(env: Any, copies: int) -> VectorEnvironment | None:
-    """`env` as a VectorEnvironment, if it has several copies or brings such a form along; otherwise None."""
-    if "vectorized" in vars(type(env)):  # a class that inherits it has other rules
+    """Returns `env` as a VectorEnvironment if it has several copies or its own form of them; otherwise None."""
+    if "vectorized" in vars(type(env)):  # not inherited: a subclass may have other rules
         env = env.vectorized(copies)
     if is_vector(env):
         vector: VectorEnvironment = env
@@ -223,7 +223,7 @@ def _vector_form(env: Any, copies: int) -> VectorEnvironment | None:
 
 
 def is_vector(env: Any) -> bool:
-    """Whether the methods are those of a VectorEnvironment."""
+    """Whether `env` has the methods of a VectorEnvironment."""
     return hasattr(env, "observe") and hasattr(env, "act")
 
 

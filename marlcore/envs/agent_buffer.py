@@ -33,7 +33,7 @@ class AgentBuffer:
         self._parts = [(part, part.name, part.field.numpy, part.field.shape) for part in view.spaces.parts]
         self._is_team = any(part.keys[-1:] == (ALIVE,) for part in view.spaces.parts)
         fields = by_name(view.spaces.obs)
-        # Whether the agent's infos hold masks where it acts; None until it does
+        # Whether the agent's infos hold masks when it acts; None until its first turn
         self._masks = None if view.mask_in == "info" else True
         self._seen, self._final = ({name: field.zeros(copies) for name, field in fields.items()} for _ in range(2))
         self.begin()
@@ -42,8 +42,8 @@ class AgentBuffer:
         copies = len(self._everywhere)
         self._pending = [False] * copies  # an action whose outcome has not come
         self._begins = [True] * copies
-        self._results: list[Row] = []  # of actions
-        self._aside: dict[int, tuple[float, dict[str, float]]] = {}  # by copy: rewards of no action, numbers of an info
+        self._results: list[Row] = []  # results of actions
+        self._aside: dict[int, tuple[float, dict[str, float]]] = {}  # by copy: rewards without action, numbers of info
         self._over: list[Row] = []  # what was set aside in ended episodes
         self._asked: list[int] = []
         self._tags: dict[int, Any] = {}
@@ -56,13 +56,13 @@ class AgentBuffer:
             self._over.append((copy, earned, False, False, of_info, None))
 
     def leave(self, copy: int, reward: Any) -> None:
-        """Takes the reward of an absent agent. If it left without an end, its action has no outcome."""
+        """Sets aside an absent agent's reward. If it left before its episode ended, its action has no outcome."""
         self._pending[copy] = False
         self._begins[copy] = True
         self._set_aside(copy, reward, {})
 
     def acted(self, copies: list[int], action: NDArray[Any]) -> list[Any]:
-        """The actions [k, ...] of rows as the environment takes them. Raises ValueError, TypeError."""
+        """Notes that these copies act; returns actions [k, ...] as `step` takes them. Raises ValueError, TypeError."""
         actions = self.view.convert(action, len(copies))
         for copy in copies:
             self._pending[copy] = True
@@ -70,7 +70,7 @@ class AgentBuffer:
         return actions.tolist() if isinstance(self.view.spaces.action, gym.Discrete) else list(actions)
 
     def acts_after(self, copy: int, result: Result) -> bool:
-        """Takes the result of a copy, and the observation for the next action; False if the agent's episode ended."""
+        """Stores a copy's result and its observation, if an action follows; returns False if the episode ended."""
         observation, reward, terminated, truncated, info = result
         if terminated.__class__ is not bool:
             terminated = self._end(copy, "terminated", terminated)
@@ -102,7 +102,7 @@ class AgentBuffer:
             self._aside[copy] = earned + number, of_earlier | of_info
 
     def gather(self, outcomes: list[Outcome], turns: list[Turn]) -> None:
-        """Adds the results of this round, of actions and of no action, and its turn. Raises EnvironmentFailed."""
+        """Adds this round's results and turn to the lists. Raises EnvironmentFailed: a value is wrong."""
         if self._results:
             outcomes.append(self._outcome(self._results, acted=True))
         if self._over:
@@ -169,7 +169,7 @@ class AgentBuffer:
             raise failed(copy, self.view.agent, error) from error
 
     def _acting_mask(self, mask: Any) -> NDArray[Any] | bool:
-        """Allows all to an agent whose infos never hold a mask, although other agents' infos do."""
+        """Returns the mask; True, which allows all actions, for an agent whose infos never hold a mask."""
         if self._masks is None:
             self._masks = mask is not None
         if not self._masks and mask is not None:
@@ -177,6 +177,6 @@ class AgentBuffer:
         return self.view.mask(mask) if self._masks else True
 
     def _final_mask(self, mask: Any) -> NDArray[Any] | bool:
-        """Allows all where an environment gives no mask, or an empty one, to an agent that acts no more."""
+        """Returns the mask after an episode's last action; True if it is missing or allows nothing."""
         allowed = False if mask is None else self.view.mask(mask)
         return allowed if np.any(allowed) else True

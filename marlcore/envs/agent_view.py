@@ -1,4 +1,4 @@
-"""What adapters share: spaces and masks of an agent, checks of its values, and results of an environment's methods."""
+"""Code that adapters share: an agent's spaces and masks, checks of its values, results of an environment's methods."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Result = tuple[Any, float, bool, bool, Mapping[str, Any]]  # observation, reward
 
 
 class Absent(NamedTuple):
-    """Stands for a result: the reward of an agent that neither acts next nor ends now."""
+    """Replaces the result of an agent that neither acts next nor ends now: it has only the reward."""
 
     reward: Any
 
@@ -36,7 +36,7 @@ EXPECTED_MASK = f"{MASK}: expected one in every info or in none, got "
 
 
 class Adapter:
-    """The base of adapters of an environment, `_env`."""
+    """The base of adapters, which wrap an environment, `_env`, and close it."""
 
     _env: Any
 
@@ -45,7 +45,7 @@ class Adapter:
 
 
 class Wrapper:
-    """An environment around another one, `_env`, to which undefined attributes lead, such as `render`."""
+    """Wraps an environment, `_env`, and takes attributes that it lacks, such as `render`, from there."""
 
     _env: Any
 
@@ -57,9 +57,9 @@ class Wrapper:
 
 @dataclass(frozen=True)
 class AgentView:
-    """An agent's spaces, the place of its mask of allowed actions, and checks of its values in several copies.
+    """Holds an agent's spaces and the place of its action mask, and checks its values in several copies.
 
-    The checks raise EnvironmentFailed, which names copy, agent and part.
+    The checks raise EnvironmentFailed; its message names the copy, the agent and the part.
     """
 
     agent: str
@@ -69,7 +69,7 @@ class AgentView:
 
     @classmethod
     def of(cls, agent: str, observation: gym.Space, action: gym.Space, masked: bool = False) -> AgentView:
-        """`masked`: its infos hold masks. Raises ValueError, naming the agent and the part: of a space."""
+        """Returns an agent's view; `masked`: infos hold masks. Raises ValueError: a space or mask is unsupported."""
         inside = has_mask(observation)
         wrapped = inside and observation.spaces.keys() == {MASK, ALONE}
         try:
@@ -82,7 +82,7 @@ class AgentView:
         return cls(agent, spaces, "observation" if inside else "info" if masked else None, wrapped)
 
     def split(self, observation: Any, info: Mapping[str, Any]) -> tuple[Any, Any]:
-        """(observation, mask or None) of a value, or of several. Raises ValueError: an unexpected mask comes."""
+        """Returns (observation, mask or None) of one copy or of all. Raises ValueError: a mask is unexpected."""
         if self.mask_in == "observation":
             return observation[ALONE] if self.wrapped else observation, observation[MASK]
         mask = info.get(MASK)
@@ -93,7 +93,7 @@ class AgentView:
         return observation, mask if self.mask_in else None
 
     def mask(self, value: Any, rows: tuple[int, ...] = ()) -> NDArray[Any]:
-        """A mask as an array [*rows, actions]; of a MultiDiscrete also from a tuple of a mask for each component."""
+        """Returns a mask as an array [*rows, actions]; a MultiDiscrete's may be a tuple of its components' masks."""
         expected = (*rows, self.spaces.choices)
         try:
             array = np.hstack(value) if isinstance(value, (tuple, list)) and rows == () else np.asarray(value)
@@ -104,18 +104,18 @@ class AgentView:
         raise ValueError(f"{MASK}: expected {Field(expected, 'bool').describe()}, got {brief(value)}")
 
     def convert(self, action: NDArray[Any], rows: int) -> NDArray[Any]:
-        """Actions [rows, ...] of rows as a new array of actions of the space. Raises ValueError, TypeError."""
+        """Converts actions [rows, ...], as rows hold them, to the space's own. Raises ValueError, TypeError."""
         array = rows_of("action", self.spaces.action_field, action, rows)
         return self.spaces.shifted(array).astype(array.dtype)
 
     def check(self, copies: NDArray[np.int64], values: Values, *, acting: bool) -> None:
-        """Values [k, ...]: floats are finite, discrete values in range, and the mask of an `acting` agent not empty."""
+        """Checks values [k, ...]: floats are finite, discrete values in range; `acting`: a mask allows an action."""
         fault = fault_of(self.spaces, values, acting=acting)
         if fault is not None:
             raise failed(copies[fault[0]], self.agent, fault[1])
 
     def check_rewards(self, copies: NDArray[np.int64], reward: NDArray[Any]) -> None:
-        """Rewards are numbers that are finite as float32."""
+        """Checks that rewards are numbers that are finite as float32."""
         if reward.dtype.kind not in "biuf":
             raise failed(copies[0], self.agent, f"reward: expected a number, got {brief(reward[0])}")
         fits = np.abs(reward) <= LARGEST_REWARD  # never of NaN
@@ -124,7 +124,7 @@ class AgentView:
             raise failed(copies[row], self.agent, f"reward: expected a finite number of float32, got {reward[row]}")
 
     def check_outcome(self, outcome: Outcome) -> None:
-        """Rewards, and final observations where the episode ended."""
+        """Checks rewards, and final observations where the episode ended."""
         self.check_rewards(outcome.copies, outcome.reward)
         if outcome.final_obs is not None:
             ended = outcome.terminated | outcome.truncated
@@ -132,7 +132,7 @@ class AgentView:
 
 
 def fault_of(spaces: Spaces, values: Values, *, acting: bool) -> tuple[int, str] | None:
-    """The row and the message of the first fault in values [k, ...]; None without a fault; see `check`."""
+    """Returns the row and the message of the first fault in values [k, ...], see `check`; None without a fault."""
     arrays = by_name(values)
     for part in spaces.parts:
         array = arrays[part.name]
@@ -156,7 +156,7 @@ def fault_of(spaces: Spaces, values: Values, *, acting: bool) -> tuple[int, str]
 
 
 def wrong_values(space: gym.Space, values: NDArray[Any]) -> NDArray[np.bool_] | None:
-    """Marks values [k, ...] outside of the space. A Box's bounds are not checked, since many environments err."""
+    """Marks values [k, ...] outside the space. Ignores a Box's bounds, since many environments exceed them."""
     if values.dtype.kind in "fc":
         wrong: NDArray[np.bool_] = np.isnan(values) if getattr(space, ALLOW_INF, False) else ~np.isfinite(values)
         return wrong
@@ -172,7 +172,7 @@ def label_of(keys: tuple[Any, ...]) -> str:
 
 
 def may_mask(observation: gym.Space, action: gym.Space) -> bool:
-    """Whether an agent's infos may hold masks: its action is a choice, and its observation holds no mask."""
+    """Whether an agent's infos may hold masks: its action is discrete, and its observation holds no mask."""
     return _has_choice(action) and not has_mask(observation)
 
 
@@ -185,7 +185,7 @@ def has_mask(space: gym.Space) -> bool:
 
 
 def unmasked(parts: Mapping[str, Any]) -> Any:
-    """The parts of an observation, or of its space, without the mask: the only other one, or all by name."""
+    """Takes the mask out of an observation or its space; returns the other parts by name, an only part itself."""
     others = {key: part for key, part in parts.items() if key != MASK}
     return others[ALONE] if others.keys() == {ALONE} else others
 
@@ -196,7 +196,7 @@ def without_mask(space: gym.Space) -> gym.Space:
 
 
 def result_of(method: str, result: Any) -> Any:
-    """The result of an environment's `reset`, `step` or `last`. Raises ValueError: it has another number of values."""
+    """Returns the result of a `reset`, `step` or `last`. Raises ValueError: it has another number of values."""
     expected = RETURNED[method]
     if not isinstance(result, (tuple, list)) or len(result) != len(expected):
         got = f"{len(result)} values" if isinstance(result, (tuple, list)) else brief(result)
@@ -205,7 +205,7 @@ def result_of(method: str, result: Any) -> Any:
 
 
 def check_action(agent: str | None, action: Any, ended: bool) -> str:
-    """The agent. Raises ValueError: no agent acts, or an action comes after its end, or None before."""
+    """Returns `agent`. Raises ValueError: it is None, or `action` is None before its episode's end or not after."""
     if agent is None:
         raise ValueError(f"step: expected a reset, since the episode is over, got action {action!r}")
     if ended != (action is None):
@@ -219,7 +219,7 @@ def failed(copy: Any, agent: str, reason: Any) -> EnvironmentFailed:
 
 
 def as_reward(value: Any) -> float:
-    """The value, or an array's only one. Raises TypeError, ValueError, OverflowError: it is no number, as texts are."""
+    """Returns the value, or an array's only value, as a float. Raises TypeError, ValueError, OverflowError."""
     if value.__class__ is float:
         return value
     shape, kind = getattr(value, "shape", ()), getattr(getattr(value, "dtype", None), "kind", "f")
@@ -229,7 +229,7 @@ def as_reward(value: Any) -> float:
 
 
 def numbers(info: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers in an info; Gymnasium's statistics of an episode become episode_r, episode_l and episode_t."""
+    """Returns an info's numbers; Gymnasium's statistics of an episode become episode_r, episode_l and episode_t."""
     scalars = {name: value for name, value in info.items() if isinstance(name, str) and isinstance(value, SCALARS)}
     named = {name: _as_float(value) for name, value in scalars.items()}
     statistics = info.get("episode")

@@ -17,15 +17,15 @@ from .agent_view import Absent, Adapter, AgentView, Result, may_mask, result_of
 from .lockstep import child_seeds
 from .pettingzoo import ParallelRounds, is_parallel
 
-EMPTY_EPISODES = 1000  # in a row without an action, after which the environment counts as broken
+EMPTY_EPISODES = 1000  # after so many episodes in a row without an action, the environment counts as broken
 
 
 class Copies:
     """A VectorEnvironment over copies, each an `Environment` or a PettingZoo Parallel environment.
 
-    Copy i begins with the i-th child of the seed's SeedSequence. Agents that act at once share an `observe`; a copy of
-    them steps in the next one, when all have acted. If the infos may hold action masks, the first copy is reset once
-    here to see. Raises: ValueError: marlcore does not support a space, or the agents are not known in advance.
+    Copy i begins with the i-th child of the seed's SeedSequence. Agents that act at once share an `observe`; when all
+    have acted, the next `observe` steps their copy. If infos may hold action masks, the first copy is reset once here
+    to find out. Raises: ValueError: marlcore does not support a space, or the agents are not known in advance.
     """
 
     def __init__(self, envs: Sequence[Any]) -> None:
@@ -73,7 +73,7 @@ class Copies:
         return outcomes, turns
 
     def _advance(self, copy: int, env: _Turns | ParallelRounds) -> None:
-        """Plays until an agent acts, or a second episode is over, whose end is left to the next `observe`."""
+        """Plays until an agent acts, or a second episode is over; the next `observe` handles that second end."""
         acting = False
         for ends in (True, False):
             while not acting and (results := env.round()):
@@ -113,7 +113,7 @@ class Copies:
 
 
 class _Turns(Adapter):
-    """One copy whose agents act one after another: a round is one agent's turn. See ParallelRounds."""
+    """Plays a copy whose agents act one after another, as ParallelRounds does; a round is one agent's turn."""
 
     def __init__(self, env: Environment, copy: int) -> None:
         self.agents, self.observation_spaces, self.action_spaces = env.agents, env.observation_spaces, env.action_spaces
@@ -123,7 +123,7 @@ class _Turns(Adapter):
 
     @property
     def infos(self) -> Mapping[str, Mapping[str, Any]]:
-        """The info of the acting agent, and infos with a mask, since many environments give masks for a turn alone."""
+        """The acting agent's info, and every info with a mask; many environments give a mask only during a turn."""
         agent = self._env.agent
         infos: Any = getattr(self._env, "infos", None)
         if not infos and agent is not None:
@@ -160,7 +160,7 @@ def raise_in_copy(error: Exception, copy: int, agent: str = "") -> NoReturn:
 
 
 def masked_agents(env: Environment | ParallelRounds | _Turns) -> dict[str, bool]:
-    """Whether each agent's infos hold masks: looked up after a reset. An agent without an info follows the others."""
+    """Resets to see whether each agent's infos hold masks. If an agent has no info, other agents' infos count."""
     may = {agent: may_mask(env.observation_spaces[agent], env.action_spaces[agent]) for agent in env.agents}
     if not any(may.values()):
         return may

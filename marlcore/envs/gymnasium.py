@@ -58,7 +58,7 @@ class GymnasiumEnvironment(Adapter):
 
 
 def make_gymnasium(id: str, /, **options: Any) -> Any:
-    """The registered environment `id`, such as CartPole-v1, made with `options`.
+    """Makes the registered environment `id`, such as CartPole-v1, with `options`.
 
     Raises: ValueError: the id is not registered. ImportError: a package that it needs is not installed.
     """
@@ -77,7 +77,7 @@ def make_gymnasium(id: str, /, **options: Any) -> Any:
 
 
 def make_atari(game: str, /, **options: Any) -> Any:
-    """The game with observations uint8 [84, 84] and the sticky actions of Machado et al. 2018 (arXiv:1709.06009).
+    """Makes the game with observations uint8 [84, 84] and the sticky actions of Machado et al. 2018 (arXiv:1709.06009).
 
     Each action is repeated for 4 frames, of which the last two are merged; in each frame the game repeats the previous
     frame's action with probability 0.25. As in Mnih et al. 2015, an episode begins with up to 30 frames without an
@@ -86,7 +86,7 @@ def make_atari(game: str, /, **options: Any) -> Any:
 
     Args:
         game: such as Pong, for the environment ALE/Pong-v5 of ale-py.
-        options: of `gymnasium.make`, such as repeat_action_probability, mode, difficulty, full_action_space.
+        options: arguments of `gymnasium.make`, such as repeat_action_probability, mode, difficulty, full_action_space.
 
     Raises:
         ValueError: no such game exists. ImportError: ale-py or opencv-python is not installed.
@@ -104,7 +104,7 @@ def make_atari(game: str, /, **options: Any) -> Any:
 
 
 def not_installed(name: str, reason: str) -> ImportError:
-    """The error of an environment whose package is missing: it names the extra to install, or gives the reason."""
+    """Returns the error of an environment without its package: it names the extra to install, or the reason."""
     extra = next((extra for word, extra in EXTRAS.items() if word in reason.lower()), None)
     if extra is not None:
         reason = f"a package that it needs is not installed; try: pip install 'marlcore[{extra}]'"
@@ -112,7 +112,7 @@ def not_installed(name: str, reason: str) -> ImportError:
 
 
 def make_gymnasium_vector(id: str, copies: int, /, **options: Any) -> Any:
-    """The vector form of the registered environment `id`; None if it has none for these options."""
+    """Makes the vector form of the registered environment `id`; None if it has none for these options."""
     _import_what_registers(id)
     try:
         spec = gymnasium.spec(id)

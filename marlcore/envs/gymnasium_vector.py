@@ -17,16 +17,16 @@ from .agent_view import Adapter, AgentView, failed, label_of, may_mask, numbers,
 from .gymnasium import AGENT
 
 MODES = ("NextStep", "SameStep", "Disabled")
-FINAL_OBS = ("final_obs", "final_observation")  # Gymnasium's names in an info, since 1.1 and before
-NOT_NUMBERS = {"env_id"}  # of EnvPool
+FINAL_OBS = ("final_obs", "final_observation")  # their names in an info of Gymnasium: since 1.1, and before
+NOT_NUMBERS = {"env_id"}  # EnvPool's entries that are no numbers
 
 
 class GymnasiumVector(Adapter):
     """A Gymnasium vector environment as a `VectorEnvironment` with one agent, "agent_0".
 
-    It determines the number of copies. Every autoreset mode works; in NEXT_STEP mode a copy has no turn in the step
-    that resets it. Metadata without a mode leave it to the first episode's end: final observations in its info mean
-    SAME_STEP. If the infos may hold action masks, the environment is reset once here to see.
+    It sets the number of copies. Every autoreset mode works; in NEXT_STEP mode a copy has no turn in the step that
+    resets it. If the metadata name no mode, the first episode's end decides: final observations in its info mean
+    SAME_STEP. If infos may hold action masks, the constructor resets the environment once to find out.
 
     Raises: ValueError: marlcore does not support a space. EnvironmentFailed: the environment raised.
     """
@@ -54,7 +54,7 @@ class GymnasiumVector(Adapter):
             raise ValueError(f"autoreset_mode of {env}: expected {expected}, got Disabled")
         zero, space = self._view.spaces.action_field.zeros(), self._view.spaces.action
         fixed = np.clip(zero, space.low, space.high) if isinstance(space, gym.Box) else self._view.spaces.shifted(zero)
-        self._idle = fixed.astype(zero.dtype)  # of copies that take no action: some environments check its space
+        self._idle = fixed.astype(zero.dtype)  # for copies that do not act; some environments check its space
         self._actions = np.stack([self._idle] * self.copies)
 
     def _single_spaces(self) -> tuple[gym.Space, gym.Space]:
@@ -113,7 +113,7 @@ class GymnasiumVector(Adapter):
         self._call(self._send)
 
     def _send(self) -> None:
-        """The step waits for `observe`, since it may overwrite the turn's observation."""
+        """Does nothing: `observe` makes the step, since a step may overwrite the turn's observation."""
 
     def _step(self) -> Any:
         return result_of("step", self._env.step(self._actions))
@@ -126,7 +126,7 @@ class GymnasiumVector(Adapter):
         return Turn(AGENT, copies, values, begins)
 
     def _learn_mode(self, info: Mapping[str, Any]) -> None:
-        """Without metadata, the mode by the info at an episode's end. Raises EnvironmentFailed: ends contradict."""
+        """Sets an undeclared mode by the info at an episode's end. Raises EnvironmentFailed: ends contradict."""
         shown = "SameStep" if any(name in info for name in FINAL_OBS) else "NextStep"
         if not self._is_declared and self._mode not in (None, shown):
             expected = "autoreset_mode: expected it in the metadata, or final_obs at all ends of episodes or at none"
@@ -134,7 +134,7 @@ class GymnasiumVector(Adapter):
         self._mode = self._mode or shown
 
     def _last_info(self, info: Mapping[str, Any], copy: int) -> dict[str, Any]:
-        """A copy's info at its episode's end; in SAME_STEP mode, Gymnasium's statistics stand outside of it."""
+        """Returns a copy's info at its episode's end; in SAME_STEP mode, adds the statistics beside "final_info"."""
         if self._mode != "SameStep":
             return _info_of(info, copy, self.copies)
         beside = {name: info[name] for name in ("episode", "_episode") if name in info}
@@ -152,7 +152,7 @@ class GymnasiumVector(Adapter):
         return final_obs if len(self._acting) == self.copies else rows_at(final_obs, self._acting)
 
     def _final_values(self, info: Mapping[str, Any], copy: int, last: Mapping[str, Any]) -> dict[str, Any]:
-        """A copy's final observation, with its mask, by name, of an array or a list of such, or of a batch of all."""
+        """Returns a copy's final observation and mask by name; the info lists copies' values or batches them."""
         name = next((name for name in FINAL_OBS if name in info), FINAL_OBS[0])
         finals = info.get(name)
         by_copy = isinstance(finals, list) or (isinstance(finals, np.ndarray) and finals.dtype.kind == "O")
@@ -200,7 +200,7 @@ class GymnasiumVector(Adapter):
             raise
 
     def _masks(self, masks: Any) -> NDArray[np.bool_]:
-        """The masks of all copies. A missing one allows nothing, which `check` refuses if the copy acts."""
+        """Returns all copies' masks. A missing mask allows nothing, which `check` refuses if the copy acts."""
         shape = self.copies, self._view.spaces.choices
         if masks is None:
             return np.zeros(shape, bool)
@@ -209,7 +209,7 @@ class GymnasiumVector(Adapter):
         return self._view.mask(np.asarray(masks), shape[:1]).astype(bool)
 
     def _of_copies(self, name: str, values: Any, bools: bool = False) -> NDArray[Any]:
-        """A step's values [copies] or [copies, 1] as an array [copies]."""
+        """Returns a step's values, [copies] or [copies, 1], as an array [copies]."""
         array, shape = np.asarray(values), (self.copies,)
         if array.shape not in (shape, (*shape, 1)) or (bools and array.dtype.kind not in "biu"):
             expected = f"{'bools' if bools else 'numbers'} {shape}"
@@ -224,7 +224,7 @@ class GymnasiumVector(Adapter):
 
 
 class EnvPool(GymnasiumVector):
-    """`envpool.make(..., env_type="gymnasium")` in synchronous mode, whose copies compute while the actor does.
+    """Adapts `envpool.make(..., env_type="gymnasium")`, in synchronous mode; copies step while the actor acts.
 
     EnvPool takes its seed only when it is made, so each reset makes the pool again.
 
@@ -264,7 +264,7 @@ def is_envpool(env: Any) -> bool:
 
 
 def _value(copy: int, part: SpacePart, value: Any) -> NDArray[Any]:
-    """A copy's value of a part. Raises EnvironmentFailed: it does not fit the space."""
+    """Returns a copy's value of a part as an array. Raises EnvironmentFailed: it does not fit the space."""
     try:
         return as_field(label_of(part.keys), part.field, value)
     except (TypeError, ValueError) as error:
@@ -272,7 +272,7 @@ def _value(copy: int, part: SpacePart, value: Any) -> NDArray[Any]:
 
 
 def _info_of(info: Any, copy: int, copies: int) -> dict[str, Any]:
-    """A copy's info: its row of arrays by name, whose "_name" says where "name" is present; or of an array of infos."""
+    """Returns a copy's info: an item of an array of infos, or rows of arrays; "_name" marks copies that have "name"."""
     if not isinstance(info, Mapping):
         return dict(info[copy] or {})
     of_copy: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The observations of all agents beside each agent's own, for critics that see more than any agent."""
+"""Adds all agents' observations to each agent's own, for critics that see more than any agent."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class JointObservations:
 class JointEnvironment(Wrapper):
     """A PettingZoo Parallel environment whose `agents` observe {"observation": their own, "joint_observation": all}.
 
-    The joint observation is the environment's state, if it has a `state_space`; otherwise the observations of all
-    possible agents one after another, zeros for those that have left: float32. Masks stay where they are.
+    The joint observation, float32, is the environment's state if it has a `state_space`; otherwise all possible agents'
+    observations one after another, zeros for agents that have left. Masks stay where they are.
 
     Raises: ValueError: the environment is of another kind.
     """
@@ -91,11 +91,11 @@ class JointEnvironment(Wrapper):
 
 
 def state_field(env: Any) -> Field | None:
-    """The field of an environment's state for critics; None without a `state_space` that is a Box."""
+    """Returns the field of an environment's state, for critics; None without a `state_space` that is a Box."""
     space = getattr(env, "state_space", None)
     return Field((int(np.prod(space.shape)),), "float32") if isinstance(space, gym.Box) else None
 
 
 def state_of(env: Any, field: Field) -> NDArray[Any]:
-    """The environment's state in its `state_field`. Raises ValueError, TypeError: it does not fit."""
+    """Returns the environment's state in the form of `field`. Raises ValueError, TypeError: it does not fit."""
     return as_field("state()", field, np.asarray(env.state()).reshape(-1))

@@ -12,17 +12,17 @@ _STEP = np.uint64(0x9E37_79B9_7F4A_7C15)
 
 
 def child_seeds(seed: int, copies: int) -> list[int]:
-    """A seed for each copy: the children of a SeedSequence."""
+    """Returns a seed for each copy, from the children of the seed's SeedSequence."""
     return [int(child.generate_state(1)[0]) for child in np.random.SeedSequence(seed).spawn(copies)]
 
 
 class Draws:
-    """A random sequence for each copy, of SplitMix64, whose state after n draws is known without the draws before.
+    """Draws a random sequence of SplitMix64 for each copy; it can compute any number without those before it.
 
     Source: Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators", figure 16.
 
     Args:
-        seeds: of the copies; neighbouring ones have nothing in common. None: the system's entropy for one copy.
+        seeds: one for each copy; neighbouring seeds give unrelated sequences. None: one copy, seeded by the system.
     """
 
     def __init__(self, seeds: Sequence[int] | None = None) -> None:
@@ -33,13 +33,13 @@ class Draws:
         self.counts = np.zeros(len(self.keys), np.uint64)  # of draws so far
 
     def take(self, copies: Any = slice(None)) -> NDArray[np.float64]:
-        """The next number of each of these copies: multiples of 2^-53 in [0, 1)."""
+        """Draws the next number of each of these copies: a multiple of 2^-53 in [0, 1)."""
         drawn = _unit(self.keys[copies], self.counts[copies])
         self.counts[copies] += np.uint64(1)
         return drawn
 
     def peek(self, copies: Any, ahead: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The numbers of these copies that come after `ahead` others."""
+        """Returns the numbers that these copies will draw after `ahead` others; draws none."""
         return _unit(self.keys[copies], self.counts[copies] + ahead.astype(np.uint64))
 
 
@@ -79,4 +79,4 @@ class Lockstep:
         self._begin()
 
     def close(self) -> None:
-        """The environment holds no resources."""
+        """Does nothing: the environment holds no resources."""

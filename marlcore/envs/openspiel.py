@@ -16,11 +16,11 @@ from .agent_view import check_action
 class OpenSpielGame:
     """A game of OpenSpiel as an `Environment` with agents "player_0", "player_1" and so on.
 
-    A player sees the tensor of its information state where the game has one, and otherwise that of its observation.
+    A player observes the tensor of its information state if the game has one, otherwise the observation tensor.
 
     Args:
         name: such as kuhn_poker, or with parameters "goofspiel(num_cards=4)".
-        parameters: further ones of the game.
+        parameters: further parameters of the game.
 
     Attributes:
         game: the `pyspiel.Game`, whose `new_initial_state()` is a root for `mc.exploitability`.
@@ -63,8 +63,8 @@ class OpenSpielGame:
         if seed is not None:
             self._generator = np.random.default_rng(seed)
         self.state = self.game.new_initial_state()
-        self._told = [0.0] * len(self.agents)  # of each player's return, in its earlier rewards
-        self._leaving = [*range(len(self.agents))]  # after the end
+        self._told = [0.0] * len(self.agents)  # the part of each player's return that it got as rewards
+        self._leaving = [*range(len(self.agents))]  # players whose last turn, after the end, is to come
         self._draw_chance()
 
     def last(self) -> tuple[dict[str, Any], float, bool, bool, Mapping[str, Any]]:
@@ -82,7 +82,7 @@ class OpenSpielGame:
         self._draw_chance()
 
     def seen(self, state: Any, player: int) -> dict[str, Any]:
-        """A player's observation of a `pyspiel.State`, with its mask, as a policy's `act` takes it."""
+        """Returns a player's observation of a `pyspiel.State`, with its mask, in the form of a policy's `act`."""
         tensor = state.information_state_tensor(player) if self._complete else state.observation_tensor(player)
         mask = np.zeros(self._actions, np.int8)
         mask[state.legal_actions(player)] = 1
@@ -92,7 +92,7 @@ class OpenSpielGame:
         pass
 
     def _draw_chance(self) -> None:
-        """Draws chance's moves. Then the state's player is next, or after the end each player in turn."""
+        """Plays chance's moves, then sets the next agent: the state's player; after the end, each player in turn."""
         state = self.state
         while state.is_chance_node():
             actions, odds = zip(*state.chance_outcomes(), strict=True)

@@ -11,21 +11,21 @@ from .agent_view import Wrapper, result_of
 
 
 def has_agents(env: Any) -> bool:
-    """Whether the environment's actions are a tuple, as those of several agents."""
+    """Whether the environment's action space is a Tuple, which stands for several agents."""
     return isinstance(getattr(env, "action_space", None), gymnasium.spaces.Tuple) and not hasattr(env, "num_envs")
 
 
 def by_agents(env: Any) -> Any:
-    """`env`, or a PerAgent of it if it has several agents."""
+    """Returns `env`, in a PerAgent if it has several agents."""
     return PerAgent(env) if has_agents(env) else env
 
 
 class PerAgent(Wrapper):
-    """Such an environment as a PettingZoo Parallel one, with agents "agent_0", "agent_1" and so on.
+    """Turns such an environment into a PettingZoo Parallel one, with agents "agent_0", "agent_1" and so on.
 
-    A reward, an end or an info that is not one for each agent is that of all; an episode ends for all agents at once.
+    A single reward, end or info counts for every agent; an episode ends for all agents at once.
 
-    Raises: ValueError: the observation space is no tuple of as many parts.
+    Raises: ValueError: the observation space is no Tuple with a part for each agent.
     """
 
     def __init__(self, env: Any) -> None:

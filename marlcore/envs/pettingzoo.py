@@ -1,4 +1,4 @@
-"""PettingZoo environments of both kinds, known by their methods, since some do not derive from PettingZoo's classes."""
+"""PettingZoo environments of both kinds. Methods tell the kind, since some do not derive from PettingZoo's classes."""
 
 import warnings
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ def is_parallel(env: Any) -> bool:
 
 
 def spaces_of(env: Any) -> tuple[Mapping[str, Space], Mapping[str, Space]]:
-    """The observation and action spaces of all possible agents. Raises ValueError: a space is not supported."""
+    """Returns the observation and action spaces of all possible agents. Raises ValueError: a space is not supported."""
     names = getattr(env, "possible_agents", None)
     if not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"possible_agents of {env}: expected a list of names, got {names!r}")
@@ -82,8 +82,8 @@ class ParallelRounds(Adapter):
         self._results = self._results_of(self._env.agents, observations, {}, {}, {})
 
     def round(self) -> Mapping[str, Result | Absent]:
-        """Steps if agents acted. Returns results in the form of `Environment.last`: of the agents whose episode ended,
-        then of those that act next, then rewards of others; empty when the episode is over."""
+        """Steps if agents acted. Returns by agent, as `Environment.last`, first the results of agents whose episode
+        ended, then of agents that act next, then `Absent` rewards of others; empty when the episode is over."""
         if self._actions:
             self._step()
         results, self._results = self._results, {}
@@ -107,7 +107,7 @@ class ParallelRounds(Adapter):
     def _results_of(
         self, agents: list[str], observations: ByAgent, rewards: ByAgent, terminated: ByAgent, truncated: ByAgent
     ) -> dict[str, Result | Absent]:
-        """Raises EnvironmentFailed: there is no observation of an agent."""
+        """Returns these agents' results by name. Raises EnvironmentFailed: an agent has no observation."""
         results: dict[str, Result | Absent] = {}
         for agent in agents:
             if agent not in observations:
@@ -155,7 +155,7 @@ class ParallelEnvironment(ParallelRounds):
 
 
 def make_pettingzoo(kind: str, module: str, /, **options: Any) -> Any:
-    """The environment made by a module's `env(**options)` or, of kind "pettingzoo-parallel", its `parallel_env`.
+    """Makes an environment by a module's `env(**options)` or, for "pettingzoo-parallel", its `parallel_env`.
 
     The module sisl.pursuit_v5 is short for pettingzoo.sisl.pursuit_v5. Raises: ValueError: no such function exists.
     """

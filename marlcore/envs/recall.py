@@ -1,4 +1,4 @@
-"""A test of memory: a cue is shown once, and is to be named after a delay."""
+"""A test of memory: the agent sees a cue once, and must name it after a delay."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .lockstep import Draws, Lockstep
 class Recall(gymnasium.Env):  # type: ignore[misc] # here, gymnasium is Any
     """The first observation shows one of `cues`; `delay` steps later the action is rewarded with 1 if it names the cue.
 
-    The actions before that do not matter. An observation has a number for each cue, and a last one that is 1 when it is
-    time to answer. Without memory, nothing is better than a guess: a mean return of 1 / cues.
+    Earlier actions do not matter. An observation has a number for each cue, and a last one that is 1 when it is
+    time to answer. Without memory, no policy beats a guess: a mean return of 1 / cues.
 
     Args:
-        cues: how many there are, at least 2.
+        cues: the number of different cues, at least 2.
         delay: steps from the cue to the answer, at least 1.
     """
 
@@ -61,12 +61,12 @@ class Recall(gymnasium.Env):  # type: ignore[misc] # here, gymnasium is Any
         return obs
 
     def vectorized(self, copies: int) -> Recalls:
-        """Several copies that are computed together."""
+        """Returns several copies that are computed together."""
         return Recalls(self, copies)
 
 
 class Recalls(Lockstep):
-    """A VectorEnvironment of copies of `Recall`: as plain copies with the same seeds."""
+    """A VectorEnvironment of copies of `Recall`; it behaves as plain copies with the same seeds do."""
 
     agents: tuple[str, ...] = (AGENT,)
 

@@ -1,4 +1,4 @@
-"""Teams: agents that observe, act and earn as one, so that a row holds what all of them did at one step."""
+"""Teams: agents that observe, act and earn as one, so that a row holds one step of all members."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .pettingzoo import is_parallel
 
 @dataclass(frozen=True)
 class Teams:
-    """A picklable function that makes an environment in which each team, the names of its members, is one agent."""
+    """A picklable function that makes an environment in which each team, a tuple of members' names, is one agent."""
 
     env_fn: Callable[[], Any]
     teams: Mapping[str, tuple[str, ...]]
@@ -36,10 +36,10 @@ class Team:
     """Some agents of an environment as one.
 
     Members with equal spaces form a group, whose observations are one array [members, ...]: the part "members" of the
-    team's observation, or "members_0", "members_1", ... of several groups. The part "alive" tells which members act, in
-    the order of the groups, as in the action: a MultiDiscrete with a component for each member, or a Box [members,
-    components]; of members with unlike numbers of components, these one after another. A member that is not there
-    observes zeros, and may choose its first action.
+    team's observation, or "members_0", "members_1", ... if there are several groups. The part "alive" tells which
+    members act. It lists them in the order of the groups, and so does the action: a MultiDiscrete with a component for
+    each member, or a Box [members, components], which is flat if members' numbers of components differ. A member that
+    is not there observes zeros; its mask, where there are masks, allows only its first action.
 
     Raises: ValueError: the members' actions are neither all Discrete nor all a Box of floats.
     """
@@ -71,7 +71,7 @@ class Team:
             self.observation_space = gym.Dict({ALONE: self.observation_space, MASK: gym.MultiBinary(sum(sizes))})
 
     def observation(self, observations: Mapping[str, Any], alive: Collection[str]) -> dict[str, Any]:
-        """The team's observation. Raises ValueError, TypeError: a member's is not of its space."""
+        """Returns the team's observation. Raises ValueError, TypeError: a member's does not fit its space."""
         parts: dict[str, Any] = {}
         for part, (group, field) in self._groups.items():
             parts[part] = rows = field.zeros(len(group))
@@ -95,7 +95,7 @@ class Team:
         }
 
     def _array(self, member: str, observation: Any) -> Any:
-        """A member's observation without its mask; one that is no Box is flattened."""
+        """Returns a member's observation without its mask, flattened unless its space is a Box."""
         alone = unmasked(observation) if has_mask(self._spaces[member]) else observation
         space = self._seen[member]
         return alone if isinstance(space, gym.Box) else gym.flatten(space, alone).astype(np.float32)
@@ -113,8 +113,8 @@ class Team:
 class TeamEnvironment(Wrapper):
     """A PettingZoo Parallel environment in which each of `teams` is one agent; see `Team`.
 
-    A team earns the sum of its members' rewards, which its info lists as "member_rewards". Its episode ends with that
-    of its last member: it is truncated if one of the members that acted until then was, and otherwise terminated. An
+    A team earns the sum of its members' rewards, which its info lists as "member_rewards". Its episode ends when its
+    last member's does: truncated if a member that acted until then was truncated, otherwise terminated. An
     AEC environment whose agents could act at once, by its metadata "is_parallelizable", is made parallel.
 
     Raises: ValueError: the environment is of another kind, or its members' actions cannot be joined.
@@ -158,7 +158,7 @@ class TeamEnvironment(Wrapper):
             cut = [member for member in team.members if ends and member in ended and not terminated.get(member)]
             earned = [as_reward(rewards.get(member, 0.0)) for member in team.members]
             if name not in self.agents and ended.isdisjoint(team.members):
-                of_agents[1][name] = sum(earned)  # it is not there, or left without an end
+                of_agents[1][name] = sum(earned)  # the team is absent, or left before an end
                 continue
             values = (
                 team.observation(observations, cut or live),
@@ -172,16 +172,16 @@ class TeamEnvironment(Wrapper):
         return of_agents
 
     def _there(self, live: Collection[str]) -> list[str]:
-        """The live agents, and the teams with a live member."""
+        """Returns the live agents outside teams, and the teams with a live member."""
         there = {self._team_of.get(agent, agent) for agent in live}
         return [agent for agent in self.possible_agents if agent in there]
 
     def _of_others(self, by_agent: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of agents in no team."""
+        """Returns the values of agents in no team."""
         return {agent: value for agent, value in by_agent.items() if agent not in self._team_of}
 
     def _info(self, team: str, infos: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """The info of the team's first member that has one. Raises ValueError: a member's holds a mask."""
+        """Returns the info of the first member that has one. Raises ValueError: a member's info holds a mask."""
         given = [infos[member] for member in self._teams[team].members if member in infos]
         if any(MASK in info for info in given):
             raise ValueError(f"{MASK}: expected those of a team's members in their observations, got one in an info")
@@ -203,7 +203,7 @@ def _parallel(env: Any) -> Any:
 
 
 def _joined_actions(team: str, spaces: list[gym.Space]) -> tuple[gym.Space, list[int]]:
-    """The actions of all members as one space, and the choices or components of each."""
+    """Returns one space for all members' actions, and each member's number of choices or components."""
     if all(isinstance(space, gym.Discrete) for space in spaces):
         sizes = [int(space.n) for space in spaces]
         return gym.MultiDiscrete(sizes, start=[int(space.start) for space in spaces]), sizes

@@ -54,11 +54,11 @@ class Rules:
 class HuntState:
     """The state of treasure hunts with the same rules, all at the same turn of the same agent.
 
-    The grounds stand one after another in one array, so that a cell's place also says which hunt it is of. Their walls
+    The grounds stand one after another in one array, so that a cell's index also tells its hunt. Their walls
     are as thick as the view, so that every window fits.
 
     Attributes:
-        turn: of the episode. index: of the agent that acts.
+        turn: the episode's present turn. index: the number of the agent that acts.
         earned: float64 [agents, hunts], the reward for each agent's last action.
     """
 
@@ -98,7 +98,7 @@ class HuntState:
         self.turn = self.index = 0
 
     def look(self, index: int, obs: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
-        """An agent's observations, float32 [hunts, 5, width, width], in `obs` if it is given."""
+        """Returns an agent's observations, float32 [hunts, 5, width, width], written into `obs` if it is given."""
         if obs is None:
             obs = np.empty((len(self._all), *self.observation_space.shape), np.float32)
         seen = self._planes.take(self._cells.take(self._positions[index][:, None] + self._window))
@@ -106,7 +106,7 @@ class HuntState:
         return obs
 
     def move(self, actions: NDArray[np.int64]) -> None:
-        """Moves the agent that acts, int64 [hunts], if possible."""
+        """Moves the agent that acts, by actions int64 [hunts], where its way is free."""
         origin = self._positions[self.index]
         target = origin + self._moves.take(actions)
         codes = self._cells.take(target)
@@ -117,7 +117,7 @@ class HuntState:
         self._entered[self._all, codes] = True
 
     def pass_turn(self) -> None:
-        """The next agent acts; a new turn begins by returning collected entities."""
+        """Lets the next agent act; a new turn first puts collected entities back."""
         self.index += 1
         if self.index == self.rules.agents:
             self.index = 0
@@ -126,7 +126,7 @@ class HuntState:
                 self._bring_back()
 
     def _bring_back(self) -> None:
-        """Draw i of a turn decides on entity i, later draws say where; in each hunt one entity after another."""
+        """Puts collected entities back: a turn's draw i decides on entity i, later draws place one after another."""
         hunt, entity = np.nonzero(self._collected)  # by hunt, then by entity
         if len(hunt):
             back = self._draws.peek(hunt, entity) < self.rules.respawn
@@ -200,7 +200,7 @@ class TreasureHunt:
         self.agent: str | None = None
 
     def vectorized(self, copies: int) -> TreasureHunts:
-        """Several copies with the same rules, which compute together; see `marlcore.envs.vectorize`."""
+        """Returns several copies with the same rules, computed together; see `marlcore.envs.vectorize`."""
         return TreasureHunts(self._rules, copies)
 
     def reset(self, seed: int | None = None) -> None:
@@ -215,7 +215,7 @@ class TreasureHunt:
         return state.look(state.index)[0], float(state.earned[state.index, 0]), False, state.is_over, {}
 
     def step(self, action: int | None) -> None:
-        """Move the agent whose turn it is; when the time is over, None removes it."""
+        """Move the agent whose turn it is; after the last turn, None removes the agent."""
         agent = check_action(self.agent, action, self.agent is not None and self._state.is_over)
         if action is not None:
             if not 0 <= action < 4:
@@ -225,11 +225,11 @@ class TreasureHunt:
         self.agent = self.agents[self._state.index] if self._state.turn <= self._rules.horizon else None
 
     def close(self) -> None:
-        """The environment holds no resources."""
+        """Does nothing: the environment holds no resources."""
 
 
 class TreasureHunts(Lockstep):
-    """A VectorEnvironment of treasure hunts: with the same seeds as plain copies."""
+    """A VectorEnvironment of treasure hunts; it behaves as plain copies with the same seeds do."""
 
     def __init__(self, rules: Rules, copies: int) -> None:
         super().__init__(copies)

@@ -16,7 +16,7 @@ WINNER = "winner"
 
 
 class TwoPlayer(Wrapper):
-    """An environment that is written for its first player, as a PettingZoo Parallel environment of both.
+    """Turns an environment written for its first player into a PettingZoo Parallel environment of both.
 
     It is like a Gymnasium environment, and has methods for its second player: `obs_agent_two()`,
     `get_info_agent_two()` and, unless the game is zero-sum, `get_reward_agent_two(info)`. `step` takes the first
@@ -33,8 +33,8 @@ class TwoPlayer(Wrapper):
     Attributes:
         possible_agents: "player_1" and "player_2". agents: those of the current episode.
 
-    Raises: TypeError: the environment lacks a method. ValueError: its action space cannot be halved, or the table has
-        other columns than a half.
+    Raises: TypeError: the environment lacks a method. ValueError: its action space cannot be halved, or the table's
+        rows are not as long as a half.
     """
 
     def __init__(self, env: Any, *, actions: ArrayLike | None = None, max_steps: int | None = None) -> None:
@@ -83,7 +83,7 @@ class TwoPlayer(Wrapper):
         return self._by_player(obs), rewards, *ends, infos
 
     def _by_player(self, first: Any) -> dict[str, Any]:
-        """Both observations, in the dtype of the space: physics engines compute with another one."""
+        """Returns both observations in the space's dtype, since physics engines compute in another one."""
         space = self._env.observation_space
         both = dict(zip(PLAYERS, (first, self._game.obs_agent_two()), strict=True))
         if not isinstance(space, gym.Box):

@@ -18,8 +18,8 @@ class VMASEnvironment:
     Args:
         scenario: such as balance.
         copies: VMAS's num_envs.
-        options: of `vmas.make_env`, and of the scenario. Episodes are truncated after `max_steps`; without it, some
-            scenarios never end.
+        options: arguments of `vmas.make_env` and of the scenario. Episodes are truncated after `max_steps`; without it,
+            some scenarios never end.
 
     Raises: ValueError: an observation is no array, or marlcore does not support an action space.
     """
@@ -74,11 +74,11 @@ class VMASEnvironment:
         self._actions[turn.agent] = self.spaces[turn.agent].shifted(action)
 
     def close(self) -> None:
-        """The environment holds no resources."""
+        """Does nothing: the environment holds no resources."""
 
 
 def _converted(space: Any) -> gym.Space:
-    """A space of Gym, which VMAS uses, as Gymnasium's. Raises ValueError: it is of another kind."""
+    """Converts a space of Gym, which VMAS uses, to Gymnasium's. Raises ValueError: it is of another kind."""
     if hasattr(space, "n"):
         return gym.Discrete(int(space.n))
     if hasattr(space, "nvec"):

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 class Children(Closing):
     """The child processes of one user, forked by a server that has imported `preload`.
 
-    `interrupts` notes signals that end the wait for a starting server; None: signals within `uninterrupted`. A `server`
+    `interrupts` notes signals that end the wait for a starting server; None: only within `uninterrupted`. A `server`
     of other children is used but not closed. `fork`: see `ForkServer`.
     """
 
@@ -64,7 +64,7 @@ class Children(Closing):
 
     @contextmanager
     def uninterrupted(self) -> Iterator[None]:
-        """Delivers a stop signal at the end of the block, so that no process is lost that was just started."""
+        """Delays stop signals to the end of the block, so that no process that was just started is lost."""
         self.interrupts = Interrupts()
         try:
             with self.interrupts:
@@ -127,7 +127,7 @@ class Child:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal, such as SIGSTOP, or a debugger holds it."""
+        """Whether a signal, such as SIGSTOP, or a debugger has stopped the process."""
         with suppress_failed_calls():  # it has just ended
             return Path(f"/proc/{self.pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in b"tT"
         return False
@@ -138,7 +138,7 @@ class Child:
             self.connection.send_bytes(request)
 
     def receive(self) -> memoryview | WorkerFailed | None:
-        """Its next result or failure; None if there is none, or the process died while it sent one."""
+        """Returns the process's next result or failure; None without one, or if it died while sending it."""
         try:
             message = self.connection.recv_bytes() if self.connection.poll() else None
         except EOFError:
@@ -152,14 +152,14 @@ class Child:
         return memoryview(message)[1:] if message.startswith(_DONE) else pickle.loads(message[1:])
 
     def failure(self) -> WorkerFailed | None:
-        """How a worker that has ended failed; None if it ended well."""
+        """Returns the failure of a worker that has ended; None if it ended well."""
         result = self.receive()
         if result is None:
             return self.ending()
         return result if isinstance(result, WorkerFailed) else None
 
     def ending(self) -> WorkerFailed:
-        """How a process that has ended did so, by its exit status."""
+        """Returns the failure of a process that has ended without a traceback, from its exit status."""
         code = read_status(self._status) if readable(STATUS_S, self._status) else None
         cause = "the process that it was forked from" if code is None else cause_of(code)
         reason = "worker" if code is not None and code >= 0 else "death"
@@ -190,15 +190,15 @@ class Child:
 
 
 def _surroundings(name: str) -> dict[str, Any]:
-    """multiprocessing's preparation data for spawned processes, without `__main__`: arguments, directory, path."""
+    """Returns multiprocessing's preparation data for spawned processes (arguments, path), without `__main__`."""
     data = {key: value for key, value in spawn.get_preparation_data(name).items() if not key.startswith("init_main")}
     return data | {"authkey": bytes(data["authkey"])}  # only multiprocessing can pickle its class
 
 
 def failure_of(name: str, error: BaseException, short: bool = False) -> WorkerFailed:
-    """A worker's failure by the exception that is handled now: with its traceback, unless its message tells all.
+    """Returns a worker's failure for the exception being handled, with its traceback unless the message tells all.
 
-    A short one leaves out this package's frames.
+    `short` leaves out this package's frames.
     """
     if isinstance(error, Diverged | Deadlocked):
         return WorkerFailed(name, "diverged" if isinstance(error, Diverged) else "deadlock", str(error))
@@ -216,9 +216,9 @@ def failure_of(name: str, error: BaseException, short: bool = False) -> WorkerFa
 
 
 def short_traceback(error: BaseException) -> str | None:
-    """The traceback without the package's frames, save those that called into other code.
+    """Returns the traceback without the package's frames, except for frames that called other code.
 
-    None if no frame would be left out; empty if none is of other code, since the error is the package's own.
+    None if no frame would be left out; empty if no other code has a frame, since the error is the package's own.
     """
     whole = TracebackException.from_exception(error)
     stacks = [(part, _foreign(part.stack)) for part in _chain(whole)]
@@ -239,14 +239,14 @@ def _chain(part: TracebackException | None) -> Iterator[TracebackException]:
 
 
 def _foreign(stack: StackSummary) -> list[FrameSummary]:
-    """The frames of other code, each first one behind the frame that called it."""
+    """Returns the frames of other code, and this package's frames that called them."""
     foreign = [not frame.filename.startswith(PACKAGE) for frame in stack]
     after = [*foreign[1:], False]
     return [frame for frame, *keeps in zip(stack, foreign, after, strict=True) if any(keeps)]
 
 
 def check_picklable(**things: Any) -> None:
-    """Raises TypeError: a value cannot be pickled for another process; the message has its name."""
+    """Raises TypeError if a value cannot be pickled for another process; the message has the value's name."""
     for name, thing in things.items():
         try:
             cloudpickle.dumps(thing)
@@ -266,7 +266,7 @@ def enter(surroundings: dict[str, Any]) -> None:
 
 
 def leave_if_forked(worker: int) -> None:
-    """Ends this process at once, undoing nothing, unless its id is the worker's.
+    """Ends this process at once, without cleanup, unless its id is the worker's.
 
     An environment may fork. A fork that comes back from the environment's code is not the worker, and must neither
     report nor close anything in the worker's name.
@@ -282,7 +282,7 @@ def leave_if_forked(worker: int) -> None:
 
 
 def message_of(name: str, act: Callable[[], bytes]) -> bytes:
-    """The message for `Child.receive` with what `act` returns, or with its failure."""
+    """Returns the message for `Child.receive`: the result of `act`, or its failure."""
     pid = os.getpid()
     try:
         message = _DONE + act()

@@ -1,4 +1,4 @@
-"""The control block: words that one process each writes, and all read.
+"""The control block: shared words, each of which one process writes and all processes read.
 
 | stop: the parent's line | for each worker its counters | for each worker the parent's notes on it | tallies |
 
@@ -15,7 +15,7 @@ from ..memory import LINE, PREFIX, Segment, Shared, Words, described_workers, in
 
 # Words of a worker's line. READY: the number of the last process that reached its first step. EPISODES: ended by the
 # last process of an actor that ended any; 1 after an evaluator's first. DONE: nonzero once its work is complete, for
-# workers that wait for that. BEGUN: the steps at which an evaluator's last evaluation began. SKIPS: due ones
+# workers that wait for that. BEGUN: the steps at which an evaluator's last evaluation began. SKIPS: due evaluations
 # that it never made
 STEPS, UPDATES, READY, BEATS, EPISODES, DONE, BEGUN, SKIPS = range(8)
 # Words of the parent's line for a worker. SHARE: the steps at which an actor is done
@@ -29,7 +29,7 @@ class Control(Shared):
     """A run's control block; `about` is the creator's description of the run."""
 
     kind = "control block"
-    files = f"{PREFIX}control-*"  # a pattern of their names
+    files = f"{PREFIX}control-*"  # a pattern of the segments' names
 
     def _understand(self, segment: Segment) -> None:
         names = described_workers(segment)
@@ -41,12 +41,12 @@ class Control(Shared):
         self._words = next(lines)
         self.about: dict[str, Any] = {**segment.description["about"]}
         self.workers = {name: next(lines) for name in names}  # each worker's counters
-        self.notes = {name: next(lines) for name in names}  # the parent's, on each worker
+        self.notes = {name: next(lines) for name in names}  # the parent's notes on each worker
         self.tallies = {name: next(lines) for name in tallies}
 
     @classmethod
     def create(cls, workers: list[str], tallies: Sequence[str] = (), **about: Any) -> "Control":
-        """A zeroed block for workers and tallies of these names; `about` must be representable in JSON."""
+        """Creates a zeroed block for workers and tallies of these names; `about` must be representable in JSON."""
         description = {"kind": cls.kind, "workers": workers, "tallies": list(tallies), "about": about}
         return cls(Segment.create("control", description, LINE * (1 + 2 * len(workers) + len(tallies))))
 
@@ -57,7 +57,7 @@ class Control(Shared):
 
     @property
     def finishing(self) -> bool:
-        """Whether workers must stop because the run is complete, so that learners first make the due updates."""
+        """Whether workers must stop because the run is complete; learners first make the due updates."""
         return self._words.load(0) == _FINISH
 
     def stop(self) -> None:
@@ -70,7 +70,7 @@ class Control(Shared):
 
     @contextmanager
     def checked_waits(self, check: Callable[[], None]) -> Iterator[None]:
-        """Waits inside call `check`; one that it ends by ClosedError, since the workers stop, ends the block."""
+        """Makes waits in the block call `check`. The block swallows its ClosedError if the workers are stopping."""
         interrupt_waits_with(check)
         try:
             yield

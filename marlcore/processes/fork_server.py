@@ -30,12 +30,12 @@ from .signals import stop_signals_blocked
 
 START_S = 120.0  # limit for the imports
 REPLY_S = 10.0  # limit for an answer; a server that exceeds it counts as stopped and is killed
-STARTS = 4  # of the server, before the error after repeated deaths
+STARTS = 4  # of the server; when the last one died, `fork` raises
 BACKOFF_S = 0.2  # before the second start; doubled before each further start
 KILL_S = 10.0  # longer than the kernel takes to end a killed process and free its memory, unless it is stuck
 LOOK_S = 0.05
-STATUS_S = 1.0  # for a dead process's exit status to arrive
-CLOSED = (errno.EPIPE, errno.ECONNRESET)  # of a call on a channel whose other end is gone
+STATUS_S = 1.0  # limit for a dead process's exit status to arrive
+CLOSED = (errno.EPIPE, errno.ECONNRESET)  # errors of a call on a channel whose other end is gone
 _PROGRAM = """
 import sys
 sys.path[:] = sys.argv[4:]
@@ -71,7 +71,7 @@ class ForkServer:
         self._lock = threading.Lock()  # several runs may share the server
 
     def begin(self) -> None:
-        """Starts the server without waiting until it is ready, unless it was started; `fork` waits for that."""
+        """Starts the server, unless it was started, without waiting for it; `fork` waits until it is ready."""
         if self._channel is None:
             self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
@@ -95,9 +95,9 @@ class ForkServer:
 
         The function and its arguments must be picklable, and importable without `__main__`.
 
-        Returns: its pid, its pidfd, and a pipe with its exit status once known, see `read_status`.
+        Returns: its pid, its pidfd, and a pipe that delivers its exit status, see `read_status`.
 
-        Raises: OSError: the system starts no process, or `hurry` returned True. MarlcoreError: the server always died.
+        Raises: OSError: the system starts no process, or `hurry` returned True. MarlcoreError: each server died.
         """
         with ExitStack() as at_end, ExitStack() as unless_forked:
             task = os.memfd_create("marlcore-task")
@@ -120,7 +120,7 @@ class ForkServer:
             return number, fds[0], ended
 
     def _ask(self, fds: list[int]) -> tuple[int, list[int]]:
-        """The server's answer; restarts the server if it is gone."""
+        """Returns the server's answer; restarts the server if it is gone."""
         for failed in range(1, STARTS + 1):
             try:
                 self.begin()
@@ -155,7 +155,7 @@ class ForkServer:
         raise _Gone(f"it did not answer within {seconds:g} s")
 
     def _status(self) -> str:
-        """How a server that closed its channel ended, where that is known."""
+        """Says how a server that closed its channel ended, if that is known."""
         if self._process is not None:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(STATUS_S)
@@ -182,9 +182,9 @@ class ForkServer:
 
 
 def start_child(start: Callable[[], Program]) -> Program:
-    """Calls `start` in a thread that outlives the child: the kernel sends PR_SET_PDEATHSIG when the thread ends.
+    """Calls `start` in a thread that outlives the child, since the thread's end triggers PR_SET_PDEATHSIG.
 
-    The first thread lives as long as the process. Raises: OSError: no thread starts; what `start` raises.
+    The first thread lives as long as the process. Raises: OSError: no thread starts; any error of `start`.
     """
     if threading.get_native_id() == os.getpid():
         return start()
@@ -254,7 +254,7 @@ class ForkOfThis:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Waits for its end. Raises subprocess.TimeoutExpired."""
+        """Waits for the fork's end. Raises subprocess.TimeoutExpired."""
         if self._pidfd < 0:
             return
         if not readable(timeout, self._pidfd):
@@ -268,8 +268,8 @@ class ForkOfThis:
 def is_safe_to_fork() -> bool:
     """Whether a fork of this process can work: no other thread may hold a lock that the fork needs, and no GPU is open.
 
-    Native threads of array libraries, which have this process's name, handle forks, as long as a fork that uses OpenMP
-    stays at one thread; threads of others have names.
+    Native threads of array libraries bear this process's name and handle forks, as long as a fork that uses OpenMP
+    stays at one thread. Other threads have other names.
     TensorBoard's thread waits for its own queue alone.
     """
     numba_threads = getattr(sys.modules.get("numba.np.ufunc.parallel"), "_is_initialized", False)
@@ -292,11 +292,11 @@ def _is_inherited(fd: int) -> bool:
 
 
 def cause_of(code: int) -> str:
-    """An exit status, in the form of `Popen.returncode`, in words."""
+    """Puts an exit status, in the form of `Popen.returncode`, into words."""
     return f"signal {_SIGNALS.get(-code, -code)}" if code < 0 else f"exit code {code}"
 
 
 def read_status(pipe: int) -> int | None:
-    """A process's exit status, in the form of `Popen.returncode`; None if the server died before it wrote one."""
+    """Reads a process's exit status, in the form of `Popen.returncode`; None if the server died before it wrote one."""
     data = os.read(pipe, NUMBER.size)
     return NUMBER.unpack(data)[0] if data else None

@@ -26,12 +26,12 @@ def setup_logging(path: str | Path) -> None:
 
 
 def has_log_file() -> bool:
-    """Whether a file that `setup_logging` opened takes this process's log."""
+    """Whether this process logs to a file that `setup_logging` opened."""
     return any(isinstance(handler, _LogFile) for handler in logging.getLogger().handlers)
 
 
 def setup_worker(path: str | Path | None) -> None:
-    """`setup_logging`; and should the worker hang, its stacks go to the same file before it is killed.
+    """Does `setup_logging`; if the worker hangs, its stacks go to the same file before it is killed.
 
     None leaves the log as it is; the stacks go to standard error.
     """

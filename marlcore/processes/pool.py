@@ -25,8 +25,8 @@ class Pool(Closing):
     """Processes that answer requests; they live until the pool is closed, or this process dies.
 
     A process that dies is replaced, and its request is given to another one, so an answer must have no effect beside
-    its reply. `make`, called once in each process, returns the function that answers; what another process cannot
-    import is pickled by value. At most `size` processes start, when they are needed. `fork`: see `ForkServer`.
+    its reply. `make`, called once in each process, returns the function that answers; definitions that a process
+    cannot import are pickled by value. At most `size` processes start, when they are needed. `fork`: see `ForkServer`.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class Pool(Closing):
         self._size, self._name = size, name
         self._children = Children(preload, fork=fork)
         self._started = 0
-        self._requests: dict[int, bytes] = {}  # by key: those without a reply
-        self._replies: dict[int, memoryview] = {}  # by key: those that were not returned yet
-        self._deaths: Counter[int] = Counter()  # by key
+        self._requests: dict[int, bytes] = {}  # by key: requests without a reply
+        self._replies: dict[int, memoryview] = {}  # by key: replies that were not returned yet
+        self._deaths: Counter[int] = Counter()  # of processes, by key of the request
         self._asked: dict[Child, int] = {}  # the key of the request that each busy process answers
-        self._cut: Child | None = None  # whose message an exception, such as one of a signal handler, may cut in two
+        self._cut: Child | None = None  # an exception, such as a signal handler's, may have cut its message in two
 
     def begin(self) -> None:
         """Starts the server that forks the processes, without waiting for it."""
@@ -55,7 +55,7 @@ class Pool(Closing):
 
     @property
     def free(self) -> int:
-        """Requests that can be given now; some of them would start a process."""
+        """The number of requests that can be given now, some of which would start a process."""
         return self._size - len(self._asked)
 
     def ask(self, key: int, request: bytes) -> None:
@@ -70,9 +70,9 @@ class Pool(Closing):
         self._deal()
 
     def replies(self, seconds: float | None) -> list[tuple[int, memoryview]]:
-        """The replies that came, each with its key; waits for the first at most so long, None for ever.
+        """Returns the replies that came, with their keys; waits up to `seconds` for the first, None for ever.
 
-        An exception of a signal handler passes through; the next call returns the replies before it.
+        An exception of a signal handler passes through; the next call returns the replies that came before it.
 
         Raises: WorkerFailed: an answer raised, or each process that got a request died. OSError: see `ask`.
         """
@@ -111,7 +111,7 @@ class Pool(Closing):
         return child
 
     def _receive(self, child: Child) -> None:
-        """Takes a reply, or notices the death of the process, whose request `_deal` then gives to another."""
+        """Takes a reply, or removes a dead process, so that `_deal` gives its request to another process."""
         self._cut = child
         reply = child.receive()
         if reply is None:
@@ -128,7 +128,7 @@ class Pool(Closing):
             raise reply
 
     def _remove_dead(self, child: Child) -> None:
-        """Removes a dead process. Raises WorkerFailed: so many processes died of its request."""
+        """Removes a dead process. Raises WorkerFailed: its request has killed too many processes."""
         child.kill()  # its connection may have ended first
         ending, key = child.ending(), self._asked.get(child)
         self._end(child)

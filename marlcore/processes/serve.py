@@ -44,8 +44,8 @@ def end_with_parent(parent: int) -> None:
 def show_title(name: str) -> None:
     """Makes `ps aux` call this process "marlcore NAME", and `ps` NAME, cut to 15 bytes.
 
-    The kernel shows the command line from this process's memory. It writes there itself, through /proc/self/mem, so a
-    wrong address is an error, never a signal. A last byte that is not 0 tells it that the line is a title.
+    The kernel shows the command line from this process's memory. This function writes there through /proc/self/mem, so
+    a wrong address is an error, never a signal. A last byte that is not 0 tells the kernel that the line is a title.
     """
     title = name.encode(errors="replace")
     with suppress_failed_calls():  # /proc is not mounted, or not the kernel's
@@ -58,7 +58,7 @@ def show_title(name: str) -> None:
 
 
 def readable(seconds: float | None, *fds: int) -> set[int]:
-    """The descriptors that can be read or whose other end is closed; waits for the first one, None for ever."""
+    """Returns the descriptors that can be read or whose other end is closed; waits for one, None for ever."""
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)
@@ -66,7 +66,7 @@ def readable(seconds: float | None, *fds: int) -> set[int]:
 
 
 def receive(channel: socket.socket, nbytes: int, count: int) -> tuple[bytes, list[int]]:
-    """A message and its descriptors, which programs started from here do not inherit."""
+    """Receives a message and its descriptors, which programs started from here do not inherit."""
     message, fds, _, _ = socket.recv_fds(channel, nbytes, count)
     for fd in fds:
         os.set_inheritable(fd, False)
@@ -152,14 +152,14 @@ class _Server:
 
 
 def fork() -> int:
-    """`os.fork` without Python's warning of threads: those of the array libraries handle forks."""
+    """Calls `os.fork` without Python's warning of threads, since array libraries' threads handle forks."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
 
 def open_child(pid: int) -> int:
-    """A pidfd of a forked process. Raises OSError: none is available; the process was killed."""
+    """Opens a pidfd of a forked process. Raises OSError: none is available; the process was killed."""
     try:
         return os.pidfd_open(pid)
     except OSError:
@@ -187,7 +187,7 @@ def _run(task: int, report: int, tracker: int) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Exits at once; the kernel closes everything, and an orderly teardown of torch would take a second."""
+    """Exits at once; the kernel closes everything, since an orderly teardown of torch would take a second."""
     for child in multiprocessing.active_children():
         if child.daemon:  # an ordinary exit would terminate it too
             child.terminate()

@@ -23,9 +23,9 @@ _masks = threading.local()
 
 
 def stopped(folder: str, resume: str = "") -> KeyboardInterrupt:
-    """Ctrl-C, after work that can be continued: `folder` is its directory, `resume` names what continues it.
+    """Returns a KeyboardInterrupt for work in `folder` that `resume`, by default the folder's name, can continue.
 
-    No class of its own: only after KeyboardInterrupt itself does Python end by the signal, as shells expect.
+    It has no class of its own: Python ends by the signal, as shells expect, only after KeyboardInterrupt itself.
     """
     stop: Any = KeyboardInterrupt(f"stopped; call it again with resume={resume or folder!r} to continue")
     stop.folder = folder
@@ -127,8 +127,8 @@ def write_stacks_when_asked(file: TextIO | None = None) -> None:
     """Makes the signal STACKS write the Python stacks of all threads to an open file; None: to stderr.
 
     faulthandler's handler needs no interpreter lock, so that it also works where a call of C holds that for ever. A
-    thread of its own takes the signal if all others block it; it blocks every other one, which is theirs. It ends when
-    this process first forks: Python warns of forks beside threads.
+    thread made for it takes the signal if all others block it, and blocks all other signals. The thread ends when this
+    process first forks, since Python warns of forks beside threads.
     """
     stream = file or sys.__stderr__  # a program may have put something else into sys.stderr
     if stream is None or stream.closed:  # this process has no standard error
@@ -153,7 +153,7 @@ def write_stacks_when_asked(file: TextIO | None = None) -> None:
 
 @contextmanager
 def handlers_kept() -> Iterator[None]:
-    """Around a call of a library that replaces this program's handlers of SIGINT and SIGTERM, as `ray.init` does."""
+    """Restores the handlers of SIGINT and SIGTERM after a library's call that replaces them, as `ray.init` does."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -167,7 +167,7 @@ def handlers_kept() -> Iterator[None]:
 
 @contextmanager
 def stop_signals_blocked() -> Iterator[None]:
-    """For a start of a process, which then begins without the stop signals of its group."""
+    """Blocks stop signals while a process starts, so that signals to its group do not reach it."""
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         yield

@@ -17,8 +17,8 @@ from .control import BEATS, EPISODES, PID, READY, RESTARTS, STEPS, UPDATES, Cont
 
 LONGEST_BACKOFF_S = 30.0
 START_S = 120.0  # smallest timeout of a start, which imports, compiles and waits for the first weights
-STACKS_S = 1.0  # for a worker that hangs to write its stacks
-LONGEST_LOOK_S = 1.0  # counted between two looks: a parent that was itself stopped saw no heartbeats meanwhile
+STACKS_S = 1.0  # time for a worker that hangs to write its stacks
+LONGEST_LOOK_S = 1.0  # silence counted between two looks: a parent that was itself stopped saw no heartbeats
 
 Start = Callable[[str, int], Child]  # called with a worker's name and the number of its process, from 1
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class RestartPolicy:
 
 
 class Supervisor:
-    """Watches the workers of a run, whose processes `start` makes; `timeouts`: the longest silences in seconds."""
+    """Watches a run's workers; `start` makes their processes, `timeouts` are their longest silences in seconds."""
 
     def __init__(
         self, children: Children, control: Control, start: Start, timeouts: Mapping[str, float], policy: RestartPolicy
@@ -116,12 +116,12 @@ class Supervised:
 
     @property
     def ready(self) -> bool:
-        """Whether its process has reached its first step."""
+        """Whether the worker's process has reached its first step."""
         return self._counters.load(READY) == self.attempts
 
     @property
     def failure(self) -> WorkerFailed:
-        """All failures in the window as one."""
+        """Returns all failures in the window as one."""
         texts = [failure.traceback for *_, failure in self._failures]
         if len(texts) > 1:
             starts = range(self.attempts - len(texts) + 1, self.attempts + 1)
@@ -130,7 +130,7 @@ class Supervised:
         return WorkerFailed(self.name, self._failures[-1][-1].reason, "\n".join(texts))
 
     def look(self, now: float) -> None:
-        """Handles its death, hang or due restart. Raises WorkerFailed: it failed more often than the run allows."""
+        """Handles a death, a hang or a due restart. Raises WorkerFailed: it failed more often than the run allows."""
         if self.process is None:
             if self.due is not None and now >= self.due:
                 self.start()

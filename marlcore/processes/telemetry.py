@@ -47,20 +47,20 @@ class Telemetry(Shared):
         return cls(Segment.create("telemetry", description, _geometry(workers).nbytes))
 
     def reporter(self, worker: str) -> "Reporter":
-        """The writing end of a worker's lane. Raises LaneBusy: the lane has a living writer."""
+        """Returns the writing end of a worker's lane. Raises LaneBusy: the lane has a living writer."""
         return Reporter(self, self._workers.index(worker))
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """Of each lane, the metrics that were read or lost so far; `read_from` continues there."""
+        """Returns for each lane the number of metrics read or lost so far; `read_from` continues there."""
         return tuple(self._read)
 
     def read_from(self, positions: Sequence[int]) -> None:
-        """Makes `tail` continue where another reader of this telemetry was; see `positions`."""
+        """Makes `tail` continue where another reader of this telemetry stopped; see `positions`."""
         self._read = [int(position) for position in positions]
 
     def tail(self) -> list[Metric]:
-        """The metrics reported since the last call, in order of time."""
+        """Returns the metrics reported since the last call, in order of time."""
         metrics = chain.from_iterable(map(self._tail_lane, range(len(self._workers))))
         return sorted(metrics, key=lambda metric: metric.time_s)
 
@@ -92,7 +92,7 @@ def _geometry(workers: list[str]) -> LaneGeometry:
 
 @lru_cache(1024)
 def encoded_name(label: str, name: str) -> bytes:
-    """The name in UTF-8. Raises ValueError, naming the label: it is longer than 64 bytes, or has a lone surrogate."""
+    """Encodes a name in UTF-8. Raises ValueError, naming the label: over 64 bytes, or a lone surrogate."""
     encoded = name.encode(errors="surrogatepass")
     if len(encoded) > NAME_BYTES or encoded != name.encode(errors="replace"):
         raise ValueError(f"{label}: expected at most {NAME_BYTES} bytes of UTF-8, got {brief(name)}")
@@ -101,7 +101,7 @@ def encoded_name(label: str, name: str) -> bytes:
 
 @lru_cache(1024)
 def fitting_name(name: str) -> str:
-    """The name, cut to 64 bytes of UTF-8, with "?" for lone surrogates."""
+    """Cuts the name to 64 bytes of UTF-8, with "?" for lone surrogates."""
     return name.encode(errors="replace")[:NAME_BYTES].decode(errors="ignore")
 
 

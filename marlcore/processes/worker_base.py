@@ -11,7 +11,7 @@ from .control import BEATS, Control
 
 
 class WorkerBase:
-    """A worker in its process; in one that its environment forked, each method ends that process."""
+    """A worker in its process. In a process that its environment forked, each method ends that process."""
 
     def __init__(self, name: str, control: Control, attempt: int) -> None:
         self.name = name
@@ -25,7 +25,7 @@ class WorkerBase:
         self._resources = ExitStack()
 
     def hold(self, resource: Any) -> Any:
-        """Closes a resource at the end, before those held earlier."""
+        """Registers a resource that `close` closes, before those held earlier."""
         leave_if_forked(self._pid)  # such as a fork that comes back from the environment's constructor
         self._resources.callback(resource.close)
         return resource
@@ -47,6 +47,6 @@ class WorkerBase:
             raise ClosedError("the run was told to stop")
 
     def close(self) -> None:
-        """Closes everything held, even if one closing fails."""
+        """Closes every resource held, even if one of them fails to close."""
         leave_if_forked(self._pid)
         self._resources.close()

@@ -115,7 +115,7 @@ class Workers:
         self._children = Children(preload)
         self._workers: list[Worker] = []
         self._telemetries: list[Telemetry] = []  # one for each worker
-        self._failures: dict[Child, WorkerFailed] = {}  # those that were not raised yet
+        self._failures: dict[Child, WorkerFailed] = {}  # failures that were not raised yet
         self._lock = threading.Lock()  # any waiting thread may check the workers
         self._numbers: Counter[str] = Counter()
         self._reported: list[Metric] = []
@@ -152,7 +152,7 @@ class Workers:
     def start_named(
         self, name: str, function: Callable[Concatenate[WorkerContext, P], object], /, *args: P.args, **kwargs: P.kwargs
     ) -> Worker:
-        """`start` with a name for the worker: unique, at most 64 bytes.
+        """Does `start` with a name for the worker: unique, at most 64 bytes.
 
         Raises: see `start`; ValueError: the name is too long or taken.
         """
@@ -174,7 +174,7 @@ class Workers:
         return self._workers[-1]
 
     def check(self) -> None:
-        """Raises WorkerFailed: a worker failed, which was not yet raised. ClosedError: not inside the block."""
+        """Raises WorkerFailed: a worker failed, and this was not raised yet. ClosedError: not inside the block."""
         if os.getpid() != self._owner:
             raise StaleHandle("the workers were started before a fork, and are the parent's")
         if not self._open:
@@ -198,7 +198,7 @@ class Workers:
             self._children.wait(left)
 
     def reports(self) -> list[Metric]:
-        """The workers' reports since the last call, in order of time; after the block, the rest.
+        """Returns the workers' reports since the last call, in order of time; after the block, the last ones.
 
         Each has `.agent` (the worker's name), `.name`, `.value`, `.step` and `.time_s` since the group was entered. A
         worker that reports more than 4032 numbers between two calls overwrites its oldest.
@@ -208,7 +208,7 @@ class Workers:
         return reports
 
     def __iter__(self) -> Iterator[Worker]:
-        """All workers in the order of their start, including those that have ended."""
+        """Iterates over all workers, also ended ones, in the order of their start."""
         return iter([*self._workers])
 
     def __len__(self) -> int:
@@ -277,7 +277,7 @@ class Workers:
             self._note_ends()
         for child in self._children.living:
             log.warning("%s did not end when it was told to stop, and is killed", child.name)
-        with self._lock:  # another thread's wait must not take those killed here for failures
+        with self._lock:  # another thread's wait must not take processes killed here for failures
             self._children.close()
         self._collect()
         self._open = False

@@ -32,7 +32,7 @@ from ..memory import LINE, ROOM_OFFSET, Event, LaneGeometry, NativeLanes, Segmen
 CURSOR_ROWS = 4
 
 TURN, LONGEST, _, PASSED, WANTED, LOOKS = range(6)  # words of slot 0: see above
-_RELEASED, _HALVES = 0, 1  # of a lane's slot
+_RELEASED, _HALVES = 0, 1  # words of a lane's slot
 _REFUSED, _ASKED = 2, 3  # words of a lane's counters line, after committed and reserved
 _LINE_WORDS = LINE // 8
 
@@ -48,10 +48,10 @@ class CursorLines:
         counters = segment.body[geometry.counters_offset(0) : geometry.counters_offset(geometry.lanes)]
         self._counters = Words(counters)
         self._rows = Event(segment.body)  # on which the reader waits for more
-        self._last_asked: dict[int, int] = {}  # rows, by lane; at first whatever an earlier writer asked
+        self._last_asked: dict[int, int] = {}  # rows, by lane; unknown before this writer's first request
 
     def load(self) -> Ints:
-        """A consistent cursor, int64 [4, lanes]."""
+        """Returns a consistent cursor, int64 [4, lanes]."""
         while True:
             turn = self._words.load(TURN)
             cursor = self.half(turn & 1)
@@ -66,11 +66,11 @@ class CursorLines:
         return np.array(words, np.int64)
 
     def word(self, word: int) -> int:
-        """A word of slot 0. After the reader's end it stays until its successor opens the queue."""
+        """Returns a word of slot 0, which stays after the reader's end until a successor opens the queue."""
         return self._words.load(word)
 
     def released(self, lane: int) -> int:
-        """The lowest ticket that writers must not overwrite."""
+        """Returns the lowest ticket that writers must not overwrite."""
         return self._words.load(_lane_word(lane) + _RELEASED)
 
     def refused(self, lane: int) -> int:
@@ -81,7 +81,7 @@ class CursorLines:
         self._counters.add(lane * _LINE_WORDS + _REFUSED, transitions)
 
     def ask(self, lane: int, rows: int) -> bool:
-        """For the lane's writer: asks the reader for room for an add of so many rows, 0: no more. False if it had."""
+        """For the lane's writer: asks the reader for room for `rows` rows, 0: none. False if it last asked so."""
         if rows == self._last_asked.get(lane):
             return False
         self._counters.store(lane * _LINE_WORDS + _ASKED, rows)
@@ -96,7 +96,7 @@ class CursorLines:
 
 
 class ReadCursor(CursorLines):
-    """The cursor as its reader moves it; `longest` is the word of this name."""
+    """The cursor as its reader moves it; `longest` becomes the word of this name."""
 
     def __init__(self, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, longest: int) -> None:
         super().__init__(segment, geometry)
@@ -120,7 +120,7 @@ class ReadCursor(CursorLines):
         self._room.notify()  # a writer may be waiting with an add that is too long for this reader
 
     def move(self, cursor: Ints) -> None:
-        """Makes this the cursor, with one store."""
+        """Replaces the cursor, with one store."""
         half = (self._words.load(TURN) + 1) & 1
         written = self._written[half]
         changed = np.argwhere(written != cursor).tolist()
@@ -133,14 +133,14 @@ class ReadCursor(CursorLines):
         self._words.store(PASSED, int(cursor[inorder.PASSED].sum()))
 
     def want(self, unread: int) -> None:
-        """Lets writers add until so many transitions are unread; 0: until their own limit."""
+        """Lets writers add until `unread` transitions are unread; 0: until their own limit."""
         if unread != self._wanted:
             self._words.store(WANTED, unread)
             self._wanted = unread
             self._room.notify()
 
     def crowded(self, committed: Ints) -> NDArray[np.bool_]:
-        """The lanes, with so many rows committed, whose writer asks for more room than there is: bool [lanes]."""
+        """Marks the lanes, bool [lanes], in which `committed` rows leave less room than their writer asked for."""
         left = self._released + self._capacity - committed
         return left < np.minimum(self._asked, self._longest)
 

@@ -19,7 +19,7 @@ Flags = NDArray[np.bool_]
 
 
 class UnreadLimit:
-    """Makes writers wait while `most` transitions are unread, or as many as the reader waits for, if those are more."""
+    """Makes writers wait while `most` transitions are unread, or more if the reader waits for more."""
 
     def __init__(self, view: LaneView, lines: CursorLines, most: int) -> None:
         self._view = view
@@ -28,7 +28,7 @@ class UnreadLimit:
         self._room = Event(view.segment.body, ROOM_OFFSET)
 
     def wait(self, timeout: float | None, check_open: Check) -> float | None:
-        """The deadline of the add, if it waited. Raises TimeoutError: the reader took too few in `timeout` seconds."""
+        """Waits until an add may begin; returns its deadline if it waited. Raises TimeoutError: too few were read."""
         if not self._missing():
             return None
         deadline = deadline_of(timeout)
@@ -38,20 +38,20 @@ class UnreadLimit:
         return deadline
 
     def left(self) -> int:
-        """Transitions that writers may add now; not above 0 if they must wait."""
+        """Returns the number of transitions that writers may add now; 0 or less if they must wait."""
         passed = self._lines.word(PASSED)  # read first: changes between the two loads can only delay this writer
         unread = self._view.native.inserted() - passed
         return max(self._most, self._lines.word(WANTED)) - unread
 
     def _missing(self) -> int:
-        """Transitions that the reader must take before a writer may add."""
+        """Returns the number of transitions that the reader must take before a writer may add."""
         return max(0, 1 - self.left())
 
 
 class QueueGate:
     """The gate that a lane's writer passes before each add; `wait` is a transitions.Gate.
 
-    `unread` is the queue's limit of unread transitions; None without one, or where another gate holds it.
+    `unread` is the queue's limit of unread transitions; None if there is none, or another gate applies it.
     """
 
     def __init__(self, view: LaneView, lane: int, when_full: str, unread: UnreadLimit | None = None) -> None:
@@ -62,7 +62,7 @@ class QueueGate:
         self._unread = unread
         self._lines = CursorLines(view.segment, view.geometry)
         self._room = Event(view.segment.body, ROOM_OFFSET)
-        self._looks = 0  # of the reader when this gate last asked it
+        self._looks = 0  # the reader's looks when this gate last asked it
         self.left = _UNLIMITED if when_full == "drop_oldest" else 0  # a lower bound of the rows that may be added
 
     def wait(
@@ -73,9 +73,9 @@ class QueueGate:
         check_open: Check,
         deadline: float | None = None,
     ) -> bool:
-        """Waits until the rows may be added, from now or until the deadline; False if they are dropped, and counted.
+        """Waits for room until the deadline, by default `timeout` from now; False if the rows are dropped instead.
 
-        `check_open` raises what an add of the rows would raise, before they are dropped, and in waits.
+        Dropped rows are counted. `check_open`, called before that and in waits, raises the errors of an add.
         """
         rows = transitions + boundaries
         if self._unread is not None:
@@ -100,12 +100,12 @@ class QueueGate:
         return True
 
     def _missing(self, rows: int) -> int:
-        """Rows that the reader must release before `rows` rows fit; if they fit now, reserves the room.
+        """Returns the rows that the reader must release before `rows` rows fit; if they fit, reserves the room.
 
         Raises: ValueError: the reader cannot always make room for this many rows. SegmentCorrupt: damaged counters.
         Deadlocked: the reader had too few rows twice since it was asked for room, and made none.
         """
-        looks, longest = self._lines.word(LOOKS), self._lines.word(LONGEST)  # first: what each freed is seen below
+        looks, longest = self._lines.word(LOOKS), self._lines.word(LONGEST)  # first: rows they freed count below
         released, committed = self._lines.released(self._lane), self._view.native.committed(self._lane)
         left = released + self._capacity - committed
         if not (0 <= longest < self._capacity and 0 <= released <= committed and left >= 0):
@@ -123,7 +123,7 @@ class QueueGate:
         return max(0, rows - left)
 
     def _ask(self, rows: int, looks: int) -> None:
-        """Asks the reader for room for so many rows; 0: there is room."""
+        """Asks the reader for room for `rows` rows; 0: there is room."""
         if self._lines.ask(self._lane, rows):
             self._looks = self._lines.word(LOOKS)  # a look that had begun by now does not count
         elif rows and looks - self._looks > 1:
@@ -143,9 +143,9 @@ class QueueGates:
         self._left = np.array([gate.left for gate in self._gates], np.int64)
 
     def wait_each(self, which: Ints, boundaries: Flags, timeout: float | None, check_open: Check) -> Flags | bool:
-        """Waits for room in one lane after another; a lane keeps its room meanwhile, since only this writer fills it.
+        """Waits for room in one lane after another; earlier lanes keep theirs, since only this writer fills them.
 
-        If the wait for a lane fails, the gates before it have counted rows that were not added as added. That is
+        If the wait for a lane fails, earlier gates count their rows as added, although they were not. That is
         harmless: such a gate only looks at the reader's cursor earlier than it must.
         """
         deadline = None if self._unread is None else self._unread.wait(timeout, check_open)
@@ -164,7 +164,7 @@ class QueueGates:
 
 
 class RowsRoom:
-    """The gate of raw rows in a queue that waits: room in each lane, and in all of them together."""
+    """The gate of raw rows in a queue whose writers wait: limits each lane, and all lanes together."""
 
     def __init__(self, view: LaneView, unread: UnreadLimit | None) -> None:
         self._view = view

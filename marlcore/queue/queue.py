@@ -74,7 +74,7 @@ class TrajectoryQueue(TransitionLanes):
         name: str = "queue",
         path: str | os.PathLike[str] | None = None,
     ) -> "TrajectoryQueue":
-        """A new, empty queue.
+        """Creates an empty queue.
 
         Args:
             spec: the fields of a transition.
@@ -85,8 +85,8 @@ class TrajectoryQueue(TransitionLanes):
                 writers never wait, and overwrite the oldest unread rows. "drop_newest": writers never wait, and
                 drop rows that find no room; the row after a gap begins an episode.
             max_unread: with "wait", writers also wait while this many transitions are unread in all lanes together, so
-                that they are never much ahead; while the reader waits for more, until two batches more are unread. An
-                add that begins with one fewer unread is made whole.
+                that they are never much ahead. While the reader waits for more, the limit is at least two batches
+                more than are unread. An add that begins below the limit is made whole.
             name, path: as for `ReplayBuffer.create`.
 
         Raises:
@@ -104,7 +104,7 @@ class TrajectoryQueue(TransitionLanes):
         return cls._create(spec, lanes, lane_rows, name, path, when_full=when_full, max_unread=max_unread)
 
     def writer(self, lane: int = 0, *, timeout: float | None = None) -> Writer:
-        """The writing end of a lane, exclusively for this process until it closes it or dies.
+        """Returns the writer of a lane, which this process holds alone until it closes the writer or dies.
 
         A successor continues after the last row; no window of a batch crosses the seam. One `add_batch` may add only as
         many rows as the reader can free at once: a longer one is a ValueError that names the limit. With "drop_oldest"
@@ -130,12 +130,12 @@ class TrajectoryQueue(TransitionLanes):
         gamma: float = 0.99,
         pad: Pad = "repeat",
     ) -> TrajectoryReader:
-        """The reading end, for this process alone until it closes it or dies; a successor continues at the cursor.
+        """Returns the reader, which this process holds alone; after its end a successor continues at the cursor.
 
         A batch holds one run of each lane, lower lanes first; `batch.index` maps rows to lanes. The runs are as equal
-        in length as the lanes' content allows. A lane without a writer contributes nothing. While too few rows are
-        there for a batch, and a writer waits for room in a lane, the reader takes that lane's rows at once: the batch
-        begins with them, and may have several runs of it.
+        in length as the lanes' content allows. A lane without a writer contributes nothing. If a batch lacks
+        rows while a writer waits for room in a lane, the reader takes that lane's rows at once: the batch begins with
+        them, and may have several runs of that lane.
 
         A transition is delivered once its n steps are written. If a successor has a longer stack, it drops the first
         transitions whose frames were overwritten. Skipped rows keep their room until the row before them is read, so
@@ -160,7 +160,7 @@ class TrajectoryQueue(TransitionLanes):
         return reader
 
     def rows_reader(self) -> RowsReader:
-        """Reads committed rows as they are, in the place of the queue's reader; rows that it releases make room.
+        """Returns a reader of unchanged rows, in place of the queue's reader; rows that it releases make room.
 
         Raises: LaneBusy: the queue has a living reader. ValueError: its writers do not wait.
         """

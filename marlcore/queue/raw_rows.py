@@ -1,4 +1,4 @@
-"""The raw rows of a trajectory queue: their reader takes the place of the queue's, and makes room for writers."""
+"""Reads the raw rows of a trajectory queue, in place of the queue's reader, and makes room for writers."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ _BOUNDARY_SHIFT, _BOUNDARY = 24, 4  # see csrc/api.h
 
 
 class QueueRowsReader(RowsReader):
-    """Reads committed rows in a reader's place; made by `TrajectoryQueue.rows_reader`."""
+    """Reads unchanged rows in place of the queue's reader; made by `TrajectoryQueue.rows_reader`."""
 
     once = True
 
@@ -39,7 +39,7 @@ class QueueRowsReader(RowsReader):
         self._claim.close()
 
     def _transitions(self, lane: int, ticket: int) -> int:
-        """Transitions of a lane below a ticket, modulo 2^32; no writer overwrites them before their release."""
+        """Counts a lane's transitions below a ticket, modulo 2^32, by the unread row just before it."""
         if self._view.native.read(lane, ticket - 1, 1, self._record):
             raise SegmentCorrupt(f"{self._view.segment.path}: lane {lane} lacks row {ticket - 1}, which is unread")
         ordinal, place = map(int, self._record[0, :8].view(np.uint32))

@@ -40,7 +40,7 @@ class ReaderStats:
 def lane_rows_for(
     batch_size: int, lanes: int, together: int = 1, length: int | None = None, stack: int = 1, state_every: int = 1
 ) -> int:
-    """Rows of a lane with which writers of `together` lanes each seldom wait for such a reader with n_step 1.
+    """Returns a lane's rows at which writers of `together` lanes each seldom wait for such a reader with n_step 1.
 
     All rows of a writer's share of a batch fit into one of its lanes, with as many boundary rows. `state_every` is the
     interval at which the spec stores recurrent states.
@@ -52,7 +52,7 @@ def lane_rows_for(
 def checked_window(
     lanes: LaneView, batch_size: int, length: int | None, stack: int, n_step: int, gamma: float, pad: str
 ) -> Window:
-    """A reader's window, by the options of `TrajectoryQueue.reader`. Raises ValueError, TypeError: see there."""
+    """Returns a reader's window from the options of `TrajectoryQueue.reader`; raises the same errors."""
     spec, lane_rows = lanes.spec, lanes.geometry.capacity
     unroll = {} if length is None else {"length": length}
     for name, value in {"batch_size": batch_size, "stack": stack, "n_step": n_step, **unroll}.items():
@@ -77,7 +77,7 @@ def checked_window(
 
 
 def _longest_add(lanes: LaneView, window: Window) -> int:
-    """The largest add, in rows, for which a lane has room once the reader has taken all whole transitions or unrolls.
+    """Returns the rows of the largest add that fits once the reader has taken all whole transitions or unrolls.
 
     The lane then holds an unfinished transition or unroll, and the rows that a stack or a stored state still needs.
     """
@@ -113,9 +113,9 @@ class TrajectoryReader(Closing):
         self._whole = np.ones(count, np.uint8)
         self._validate = lanes.native.validator(self._each, self._tallies[inorder.LEAST], self._whole)
         self._first = 0
-        self._memory: BatchMemory | None = None  # of a batch that crowded lanes began
+        self._memory: BatchMemory | None = None  # the memory of a batch that crowded lanes began
         self._filled = 0  # its transitions or unrolls so far
-        self._enough = 0  # rows committed to all lanes without which there is no next batch
+        self._enough = 0  # the next batch needs at least so many rows committed to all lanes
         self._stuck = False  # whether a lane stayed crowded after a look, which only damaged counters cause
         self._claim = claim_reader(lanes.segment, lanes.geometry)
         with ClosedAfterError(self._claim):
@@ -169,7 +169,7 @@ class TrajectoryReader(Closing):
 
     @property
     def may_be_ready(self) -> bool:
-        """Whether as many rows as the next batch lacked at the last `read` came since, or a writer waits for room."""
+        """Whether the rows that the last `read` lacked for a batch have come, or a writer waits for room."""
         return self._missing(self._enough) == 0
 
     def check_open(self) -> None:
@@ -198,7 +198,7 @@ class TrajectoryReader(Closing):
         return copied
 
     def _copy_whole(self, memory: BatchMemory) -> tuple[int, int, int]:
-        """Repeats `_copy` until writers overwrote none of the rows meanwhile."""
+        """Repeats `_copy` until no writer overwrites its rows during the copy."""
         lapped_since = None
         self._margin[:] = 0
         while True:
@@ -216,7 +216,7 @@ class TrajectoryReader(Closing):
                 raise MarlcoreError(f"{path}: writers overwrote whatever was copied; use a larger capacity")
 
     def _continues(self, batch: Batch) -> NDArray[np.bool_] | None:
-        """See Batch: numbers of a lane's neighbouring rows differ by the number of lanes."""
+        """Returns `Batch.continues`: indices of a lane's neighbouring rows differ by the number of lanes."""
         window, view = self._window, self._view
         if window.length is not None or window.n_step > 1 or view.spec.next_obs:
             return None

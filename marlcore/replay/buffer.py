@@ -53,7 +53,7 @@ class ReplayBuffer(TransitionLanes):
         name: str = "replay",
         path: str | os.PathLike[str] | None = None,
     ) -> "ReplayBuffer":
-        """A new, empty replay.
+        """Creates an empty replay.
 
         Args:
             spec: the fields of a transition.
@@ -88,7 +88,7 @@ class ReplayBuffer(TransitionLanes):
         into: str | os.PathLike[str] | None = None,
         limited: bool = True,
     ) -> "ReplayBuffer":
-        """A new replay with the content of a save: the same rows under the same tickets; writers continue after them.
+        """Returns a new replay with a save's content: the same rows under the same tickets. Writers continue there.
 
         The save stays unchanged. To use a save in place, as a replay in a file, `attach` to its path.
 
@@ -97,7 +97,7 @@ class ReplayBuffer(TransitionLanes):
             spec: the spec that the caller expects.
             name: part of the new segment's name in /dev/shm.
             into: an ordinary file for the replay, which must not exist yet.
-            limited: keep the save's limiter, which may expect further rows before the next batch. False: without it, so
+            limited: keep the save's limiter, which may expect further rows before the next batch. False drops it, so
                 that batches of a run's replay can be drawn at once.
 
         Raises:
@@ -120,14 +120,14 @@ class ReplayBuffer(TransitionLanes):
         name: str = "replay",
         path: str | os.PathLike[str] | None = None,
     ) -> "ReplayBuffer":
-        """A new replay of one lane, filled with recorded episodes, each by one `Writer.add_batch`.
+        """Returns a new replay of one lane, filled with recorded episodes, each by one `Writer.add_batch`.
 
         An episode is a dict of arrays: `obs` [T, ...], or [T + 1, ...] with the observation after the last action (a
         dict of arrays for several fields, or a tuple whose parts the spec or Minari's space names); `action` and
         `reward` [T, ...]; `terminated`, `truncated`: a bool, or bool [T]; `final_obs` [...] or `next_obs` [T, ...],
         where obs has T rows; extras of the spec [T, ...]. Other entries are ignored. The names of Minari and D4RL will
         do too, such as `observations` and `timeouts`. An episode that does not terminate counts as truncated, and needs
-        its last observation. Where the spec has recurrent states (`every` above 1) that an episode lacks, they are 0.
+        its last observation. Recurrent states of the spec (`every` above 1) that an episode lacks are set to 0.
 
         Args:
             episodes: an iterable of episodes; a Minari dataset; or the path of a .npz file, or a dict, whose arrays
@@ -143,8 +143,8 @@ class ReplayBuffer(TransitionLanes):
 
         Raises:
             ValueError, TypeError: an episode's field is missing, has another shape, dtype or range, or is not finite,
-                in one line with the episode's number; there is none, or they exceed the capacity. SharedMemoryFull: no
-                room for the replay. After any of these there is no replay, and no file of one.
+                in one line with the episode's number; no episode came, or the rows exceed the capacity.
+                SharedMemoryFull: no room for the replay. After any of these there is no replay, and no file of one.
         """
         recorded = RecordedEpisodes(episodes, spec, action_space)
         read = iter(recorded)
@@ -196,7 +196,7 @@ class ReplayBuffer(TransitionLanes):
 
     @property
     def sampler_state(self) -> dict[str, NDArray[Any]] | None:
-        """A copy of the sampler's state saved with this replay, for `load_state_dict`; None without one.
+        """Returns a copy of the sampler's state saved with this replay, for `load_state_dict`; None without one.
 
         Raises: SegmentCorrupt: the state is damaged.
         """
@@ -204,7 +204,7 @@ class ReplayBuffer(TransitionLanes):
         return read_state(self._mapped)
 
     def writer(self, lane: int = 0, *, shared: bool = False, timeout: float | None = None) -> Writer:
-        """The writing end of a lane, exclusively for this process until it closes it or dies.
+        """Returns the writer of a lane, which this process holds alone until it closes the writer or dies.
 
         A successor continues after the last row; samples never cross the seam.
 
@@ -243,7 +243,7 @@ class ReplayBuffer(TransitionLanes):
         lanes: range | None = None,
         hindsight: Hindsight | None = None,
     ) -> Sampler:
-        """A sampler of batches; any number may live at once, in any process, each with its own priorities.
+        """Returns a sampler of batches. Any number may live at once, in any process, each with its own priorities.
 
         Args:
             batch_size: rows of a batch.
@@ -268,7 +268,7 @@ class ReplayBuffer(TransitionLanes):
         return Sampler(rows, SampleGate.of(view, rows.batch_size))
 
     def view(self, lanes: range | None = None) -> LaneView:
-        """Consecutive lanes as this process has them mapped; None: all. Raises ValueError: they are not such lanes."""
+        """Returns consecutive lanes as mapped in this process; None: all. Raises ValueError: no such lanes exist."""
         self._segment.check_open()
         if lanes is None:
             return self._mapped
@@ -278,7 +278,7 @@ class ReplayBuffer(TransitionLanes):
         return self._mapped.of(self._mapped.geometry.part(lanes))
 
     def __len__(self) -> int:
-        """Transitions held, without boundary rows.
+        """Counts the transitions held, without boundary rows.
 
         Raises: SegmentCorrupt: the count exceeds the rows. MarlcoreError: writers lapped every attempt to count.
         """

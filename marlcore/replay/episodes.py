@@ -63,7 +63,7 @@ class RecordedEpisodes:
 
     @property
     def _declared(self) -> Collection[str] | None:
-        """The names of an observation's arrays, ALONE of a single one; None if nothing declares them."""
+        """The names of an observation's arrays, ALONE for a single array; None if no spec or space declares them."""
         if self.spec is not None:
             return self.spec.obs_fields.keys()
         space = getattr(self.source, "observation_space", None)  # a Minari dataset's
@@ -104,7 +104,7 @@ class RecordedEpisodes:
         return arguments
 
     def _action(self, spec: TransitionSpec, action: NDArray[Any], mask: NDArray[Any] | None) -> NDArray[Any]:
-        """The actions as rows hold them: those of a Discrete or MultiDiscrete counted from 0."""
+        """Returns the actions as rows hold them: those of a Discrete or MultiDiscrete counted from 0."""
         if self.action_space is not None:
             low, high, start = _bounds(self.action_space)
             for place in np.argwhere(~((action >= low) & (action <= high))):
@@ -122,7 +122,7 @@ class RecordedEpisodes:
 
 
 def rows_taken(arguments: Mapping[str, Any]) -> int:
-    """The rows of an episode, with that of its final_obs."""
+    """Counts the rows of an episode, the row of its final_obs included."""
     return len(arguments["reward"]) + (arguments["final_obs"] is not None)
 
 
@@ -179,7 +179,7 @@ def _episodes_in(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _seams(fields: Mapping[str, Any], steps: int) -> NDArray[np.bool_]:
-    """Whether each of the first steps - 1 rows has a `next_obs` that is not the `obs` of the row after it."""
+    """Marks rows, bool [steps - 1], whose `next_obs` differs from the next row's `obs`; the last row has no mark."""
     seams = np.zeros(steps - 1, np.bool_)
     following = by_name(fields.get("next_obs", {}))
     for name, array in by_name(fields["obs"]).items():
@@ -191,7 +191,7 @@ def _seams(fields: Mapping[str, Any], steps: int) -> NDArray[np.bool_]:
 
 
 def _fields_of(episode: Any, declared: Collection[str] | None) -> dict[str, Any]:
-    """An episode's fields by our names. Raises ValueError, TypeError: they are missing, double or ambiguous."""
+    """Returns an episode's fields by our names. Raises ValueError, TypeError: they are missing, double or ambiguous."""
     if not isinstance(episode, Mapping):
         if not hasattr(episode, "observations"):
             raise TypeError(f"expected a dict of arrays or an episode of Minari, got {brief(episode)}")
@@ -215,10 +215,10 @@ def _needed(fields: Mapping[str, Any], name: str) -> Any:
 
 
 def _arrays(label: str, obs: Any, declared: Collection[str] | None, keys: tuple[Any, ...] = ()) -> Any:
-    """Observations as an array, or as arrays by name (see `part_name`), of which texts and empty ones are left out.
+    """Returns observations as an array, or as arrays by name (see `part_name`), without texts and empty arrays.
 
-    A tuple holds the steps of the array that is declared by its name, otherwise the parts of a Tuple. Raises
-    ValueError: nothing is declared.
+    A tuple is a list of steps if `declared` has an array of its name, otherwise the parts of a Tuple space. Raises
+    ValueError: a tuple comes, but no names are declared.
     """
     inside: Iterable[tuple[Any, Any]]
     if isinstance(obs, Mapping):
@@ -241,7 +241,7 @@ def _arrays(label: str, obs: Any, declared: Collection[str] | None, keys: tuple[
 
 
 def _array(label: str, values: Any, kinds: str = _NUMBERS) -> NDArray[Any]:
-    """Raises ValueError: it is no array of these kinds, such as a list of dicts, one for each step."""
+    """Returns the values as an array. Raises ValueError: they are no array of these kinds, such as a list of dicts."""
     try:
         array = np.asarray(values)
     except ValueError:  # a list of different shapes
@@ -260,7 +260,7 @@ def _names_in(space: Any, keys: tuple[Any, ...] = ()) -> set[str]:
 
 
 def _final_obs(fields: Mapping[str, Any], obs: Values, steps: int) -> Any:
-    """The observation after an episode [1, ...]: its own, the last of T + 1, or that of next_obs; None without one."""
+    """Returns the observation after an episode, [1, ...]: final_obs, or the last of obs or next_obs; or None."""
     lengths = {array.shape[:1] for array in by_name(obs).values()}
     if lengths not in ({(steps,)}, {(steps + 1,)}):
         raise ValueError(f"obs: expected {steps} rows, as action has, or one more, got {brief(lengths)}")
@@ -276,7 +276,7 @@ def _field_of(array: NDArray[Any]) -> Field:
 
 
 def _values(label: str, spec: TransitionSpec, obs: Any, rows: int) -> Values:
-    """Observations [rows, ...] in the form of the spec. Raises ValueError, TypeError: they do not fit it."""
+    """Returns observations [rows, ...] in the form of the spec. Raises ValueError, TypeError: they do not fit it."""
     fields, arrays = spec.obs_fields, by_name(obs)
     if not isinstance(spec.obs, Mapping) and isinstance(obs, Mapping):
         raise TypeError(f"{label}: expected {spec.obs.describe()}, got {brief(obs)}")
@@ -292,7 +292,7 @@ def _values(label: str, spec: TransitionSpec, obs: Any, rows: int) -> Values:
 
 
 def _ends(name: str, value: Any, steps: int) -> bool:
-    """Whether an episode ends so: a bool, or a bool of each transition that is True of the last one alone."""
+    """Whether an episode ends this way, from a bool, or a bool for each transition: True for the last one alone."""
     if value is None or isinstance(value, (bool, np.bool_)):
         return bool(value)
     flags = rows_of(name, _FLAG, value, steps)
@@ -302,7 +302,7 @@ def _ends(name: str, value: Any, steps: int) -> bool:
 
 
 def _bounds(space: Any) -> tuple[Any, Any, Any]:
-    """The least and the greatest actions of a Gymnasium space, and the one that rows hold as 0."""
+    """Returns the least and the greatest actions of a Gymnasium space, and the action that rows hold as 0."""
     if hasattr(space, "low"):
         return space.low, space.high, 0
     if not hasattr(space, "start"):  # a MultiBinary

@@ -55,14 +55,14 @@ class Hindsight(Declared):
     compute_terminated: Annotated[Compute | None, _function] = None
 
     def check(self, spec: TransitionSpec, window: Window) -> None:
-        """Raises ValueError: rows of the spec have no goals, or the window is not of single steps."""
+        """Raises ValueError if rows of the spec have no goals, or the window is not of single steps."""
         self.check_goals(spec)
         if window.n_step != 1 or window.length is not None:
             got = "a sequence" if window.length is not None else f"n_step={window.n_step}"
             raise ValueError(f"hindsight: expected single transitions with n_step=1, got {got}")
 
     def check_goals(self, spec: TransitionSpec) -> None:
-        """Raises ValueError: rows of the spec have no goals, or do not follow one another."""
+        """Raises ValueError if rows of the spec have no goals, or do not follow one another."""
         goals = [spec.obs_fields.get(name) for name in (ACHIEVED, DESIRED)]
         if None in goals or goals[0] != goals[1]:
             got = {name: field.describe() for name, field in spec.obs_fields.items()}
@@ -72,7 +72,7 @@ class Hindsight(Declared):
 
 
 class Relabelling:
-    """One sampler's hindsight: it changes the rows of a batch after each draw, and their rewards at the end."""
+    """Applies hindsight for one sampler: changes goals in rows after each draw, and a batch's rewards at the end."""
 
     def __init__(self, options: Hindsight, lanes: LaneView, window: Window, read_plan: ReadPlan) -> None:
         options.check(lanes.spec, window)
@@ -90,13 +90,13 @@ class Relabelling:
             self._record[name] = address_of(array)
 
     def draw(self, memory: BatchMemory, rows: NDArray[np.int64], filled: int) -> None:
-        """Draws the goals of the slots just filled; their rows are validated after it."""
+        """Draws goals for the slots just filled, before their rows are validated."""
         d = self._read_plan
         self._record["relabelled"] = address_of(memory.relabelled)
         kernels.relabel(d.plan, d.columns, memory.address, rows, filled, self._record)
 
     def batch(self, memory: BatchMemory) -> Batch:
-        """The batch in a memory whose rows are drawn, with the rewards and ends that follow from its goals.
+        """Returns the batch in a filled memory, with the rewards and ends that follow from its goals.
 
         Raises ValueError: a function's result is wrong.
         """

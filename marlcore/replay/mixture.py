@@ -1,4 +1,4 @@
-"""Batches drawn from several replays, or parts of one, in fixed shares, such as an anchor's and a pool's."""
+"""Mixtures: batches drawn in fixed fractions from several replays, or from parts of one replay."""
 
 import math
 import time
@@ -36,8 +36,8 @@ class Mixture:
         replays: of equal specs.
         fractions: each replay's part of a batch, at least 0; their sum is 1.
         batch_size: rows of a batch.
-        prioritized: for all replays, or one entry for each; None draws uniformly. Weights are divided by the largest
-            of their replay's rows; each batch of the mixture is one of beta_steps.
+        prioritized: options for all replays, or a list of one entry for each; None draws uniformly. Weights are divided
+            by the largest of their replay's rows; each batch of the mixture counts as one of beta_steps.
         min_size: transitions that each replay must hold before the mixture draws from it.
         stack, n_step, gamma, seed, pad, sequence, hindsight: as for `ReplayBuffer.sampler`; a goal comes from its row's
             own lane, so from the same replay, and hindsight's functions are called once for the whole batch.
@@ -70,7 +70,7 @@ class Mixture:
     ) -> None:
         _check_replays(replays)
         count = len(replays)
-        check_whole("min_size", min_size)  # a sampler's default, None for its batch size, means nothing here
+        check_whole("min_size", min_size)  # unlike a sampler's, it cannot be None
         self._fractions = _checked_fractions(fractions, count)
         several = isinstance(prioritized, (list, tuple))
         preferred = _for_each("prioritized", "one", prioritized if several else [prioritized] * count, count)
@@ -81,7 +81,7 @@ class Mixture:
         self._parts: list[RowSampler] = []
         self.samplers: list[Sampler] = []
         self._inside: dict[int, None] = {}  # see guard.py
-        # By a replay's nonce, its gate, and the numbers of its parts with a share
+        # By each replay's nonce: its gate, and the numbers of those parts of it that have a share
         self._replays: dict[int, tuple[SampleGate | None, list[int]]] = {}
         for i, replay in enumerate(replays):
             view, nonce = replay.view(parts[i]), replay.handle.nonce
@@ -153,17 +153,17 @@ class Mixture:
 
     @one_thread
     def clear(self) -> None:
-        """See `Sampler.clear`; for every replay."""
+        """Does `Sampler.clear` for every replay."""
         for part in self._parts:
             part.clear()
 
     @property
     def due(self) -> bool:
-        """Whether samplers are a batch behind, by the limiters of all replays that have one; False without any."""
+        """Whether, by every limiter of the replays, samplers are a batch behind; False without limiters."""
         return bool(self._gates) and all(gate.due for gate, _ in self._gates)
 
     def limit_to(self, share: Share) -> None:
-        """See `Sampler.limit_to`; for every replay, or for none if one of them has no limiter."""
+        """Does `Sampler.limit_to` for every replay, or for none if one of them has no limiter."""
         limit_all([gate for gate, _ in self._replays.values()], share)
 
     @property
@@ -173,7 +173,7 @@ class Mixture:
 
     @one_thread
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """The fractions carried over, and each sampler's state; its keys start with its replay's number and a dot."""
+        """Returns the carried fractions and the samplers' states; its keys start with the replay's number and a dot."""
         state: dict[str, NDArray[Any]] = {"owed": self._owed.copy()}
         for i, part in enumerate(self._parts):
             state |= {f"{i}.{name}": array for name, array in part.state_dict().items()}
@@ -181,7 +181,7 @@ class Mixture:
 
     @one_thread
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restores the state of a mixture of the same replays, or of saves of them.
+        """Restores the state of a mixture of the same replays, or of their saves.
 
         Raises ValueError: a part is missing, or of another shape, dtype or sampler; TypeError: the state is not a dict.
         Nothing was changed.
@@ -221,7 +221,7 @@ class Mixture:
                 time.sleep(min(POLL_S, left))
 
     def _fill(self, memory: BatchMemory, counts: Ints) -> Ints:
-        """`_draw` without waiting. Raises NotEnoughData: no replay with a share has anything to draw."""
+        """Does `_draw` without waiting. Raises NotEnoughData: no replay with a share has anything to draw."""
         left, source = np.arange(self._batch_size), np.empty(self._batch_size, np.int64)
         shares, short = self._fractions.copy(), list[int]()
         while True:
@@ -251,7 +251,7 @@ def _for_each(name: str, what: str, values: Any, replays: int) -> list[Any]:
 
 
 def _apportion(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:
-    """Integers near the shares, `total` in all, by the largest remainders; negative shares count as 0."""
+    """Rounds the shares to integers with the sum `total`, by the largest remainders; negative shares count as 0."""
     counts = np.maximum(np.floor(shares), 0).astype(np.int64)
     left = total - int(counts.sum())
     if left >= 0:
@@ -262,7 +262,7 @@ def _apportion(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:
 
 
 def _check_replays(replays: Any) -> None:
-    """Raises TypeError: not a list of replays. LayoutMismatch: their specs differ; names the first difference."""
+    """Raises TypeError: no list of replays. LayoutMismatch: their specs differ; it names the first difference."""
     check_type("replays", replays, Several, expected="a list of ReplayBuffers")
     for i, replay in enumerate(replays):
         check_type(f"replays[{i}]", replay, ReplayBuffer)

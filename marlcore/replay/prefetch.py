@@ -89,7 +89,7 @@ class Prefetch(Generic[B], Closing):
         self._work.start(thread)
 
     def sample(self, timeout: float | None = None) -> B:
-        """The next batch: one that is ready, otherwise the next draw.
+        """Returns the next batch: a ready one, otherwise the next draw.
 
         Args:
             timeout: seconds to wait for data; None does not wait for data. A draw that has begun is always awaited.
@@ -118,7 +118,7 @@ class Prefetch(Generic[B], Closing):
         self._work.call("clear", drop=True)
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """The sampler's state after the current draw, if any; for `ReplayBuffer.save`.
+        """Returns the sampler's state after the current draw, if any; for `ReplayBuffer.save`.
 
         Batches that are ready count as drawn: a resumed run does not get them.
         """
@@ -141,7 +141,7 @@ class Prefetch(Generic[B], Closing):
         self._finalizer.detach()
 
     def forked(self) -> None:
-        """In a forked child, which lacks the thread: refuses further use."""
+        """Refuses further use in a forked child, which lacks the thread."""
         self._finalizer.detach()
         self._work.forked()
 

@@ -63,7 +63,7 @@ class Work:
         self._shortage = "no batch was drawn yet"
         self._error: BaseException | None = None  # raised by a draw
         self._ended: tuple[type[MarlcoreError], str] | None = None  # the error of every further call
-        self._began = self._over = False  # of the thread
+        self._began = self._over = False  # whether the thread did
         self._to_thread, self._to_consumer = Bell(), Bell()
 
     def start(self, thread: threading.Thread) -> None:
@@ -143,7 +143,7 @@ class Work:
         return current or bool(self.call("can_sample"))
 
     def call(self, name: str, *args: Any, drop: bool = False) -> Any:
-        """The result of a sampler's method, called between draws; `drop` then drops the ready batches."""
+        """Calls a sampler's method between draws, and returns its result; `drop` then drops the ready batches."""
         self.check_open()
         method = getattr(self.sampler, name, None)
         if method is None:
@@ -252,7 +252,7 @@ def _replace(batch: TorchBatch, new: Any) -> None:
 
 
 def _start(thread: threading.Thread, work: weakref.ReferenceType[Work]) -> None:
-    """Starts the thread; keeps no sampler, since it may return after the thread's end."""
+    """Starts the thread; holds no reference to the sampler, since it may return after the thread's end."""
     try:
         thread.start()
     except RuntimeError as error:

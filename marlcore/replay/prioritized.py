@@ -43,12 +43,12 @@ class Prioritized(Declared):
     initial: str | None = None
 
     def limit(self, leaves: int) -> float:
-        """The highest priority for which the sum of `leaves` masses is finite."""
+        """Returns the highest priority for which the sum of `leaves` masses is finite."""
         mass = sys.float_info.max / (2 * leaves)
         return float(mass ** (1 / max(1.0, float(self.alpha))) - self.epsilon)
 
     def check(self, spec: TransitionSpec) -> None:
-        """Raises ValueError: `initial` is not a float32 scalar extra of the spec."""
+        """Raises ValueError if `initial` is not a float32 scalar extra of the spec."""
         if self.initial is not None and spec.extras.get(self.initial) != Field():
             extra = spec.extras[self.initial].describe() if self.initial in spec.extras else "none of them"
             got = f"{self.initial!r}, which is {extra}"
@@ -59,7 +59,7 @@ EQUAL = Prioritized(alpha=0.0)
 
 
 class PriorityTree:
-    """The strategy of a sampler with priorities, in private memory; beyond what Uniform does, it weighs rows."""
+    """Draws rows by priority, from a sum tree in private memory. It has Uniform's methods, and weighs rows."""
 
     def __init__(self, options: Prioritized, lanes: LaneView, read_plan: ReadPlan) -> None:
         geometry, batch_size = lanes.geometry, read_plan.chosen.shape[1]
@@ -127,7 +127,7 @@ class PriorityTree:
         return self.total > 0.0
 
     def draw(self, memory: BatchMemory, rows: NDArray[np.int64]) -> tuple[int, int]:
-        """Raises ValueError: an actor's priority is negative or infinite; it counts as the highest so far."""
+        """Draws rows. Raises ValueError: an actor's priority is negative or infinite; it counts as the highest."""
         self._catch_up()
         if self._record["bad_ticket"][0] >= 0 and len(rows):
             self._refuse_bad()
@@ -135,7 +135,7 @@ class PriorityTree:
         return kernels.draw(d.plan, d.columns, memory.address, rows, self._record), 0
 
     def weigh(self, memory: BatchMemory, rows: NDArray[np.int64]) -> None:
-        """Also advances beta."""
+        """Computes the rows' importance weights, and advances beta."""
         kernels.weigh(self._read_plan.plan, memory.address, rows, self._record, self.beta)
         self.batches += 1
 
@@ -208,7 +208,7 @@ class PriorityTree:
 def checked_priorities(
     index: ArrayLike, priority: ArrayLike, limit: float = sys.float_info.max
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The arguments of `Sampler.update_priorities` as arrays; raises the same errors."""
+    """Returns the arguments of `Sampler.update_priorities` as arrays; raises the same errors."""
     indices, values = _array("index", index, None), _array("priority", priority, np.float64)
     if indices.ndim != 1 or (indices.dtype.kind not in "iu" and len(indices)):
         raise ValueError(f"index: expected integers (n,), got {indices.dtype} {indices.shape}")

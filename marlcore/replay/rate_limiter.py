@@ -1,4 +1,4 @@
-"""The rate limiter, and the gates by which samplers and writers wait for it, to keep samples per insert in a band.
+"""The rate limiter keeps samples per insert in a band; samplers and writers wait for it at gates.
 
 No counter is shared between writers, since that would need a lock. The inserts follow from the lanes' own counters.
 Each sampler counts the rows it drew in its own slot, a line of the segment:
@@ -28,7 +28,7 @@ SHARE = Number(above=0, high=1)
 SLOTS = 16
 BULK_S = 0.01  # longest extra wait, for more rows than needed, of a side that must wait anyway
 
-# Of the samples per insert: a number, or a function of the transitions inserted from now on (negative: before now)
+# A share of the samples per insert: a number, or a function of the transitions inserted from now on (negative: before)
 Share: TypeAlias = float | Callable[[float], float]
 
 _SAMPLED, _STARVING = 0, 1
@@ -75,7 +75,7 @@ class RateLimiter:
             )
 
     def inserts_missing(self, inserted: int, sampled: int, batch: float) -> int:
-        """Transitions that writers must insert before a sampler may draw `batch` rows; 0 if it may draw now."""
+        """Returns the transitions that writers must insert before a sampler may draw `batch` rows; 0: none."""
         if inserted < self.min_size:
             return self.min_size - inserted
         lead = self.tolerance if self.lead is None else self.lead
@@ -83,21 +83,21 @@ class RateLimiter:
         return max(1, math.ceil(over / self.samples_per_insert)) if over > 0 else 0
 
     def samples_missing(self, inserted: int, sampled: int, rows: float) -> int:
-        """Rows that samplers must draw before a writer may add `rows` transitions; 0 if it may add now."""
+        """Returns the rows that samplers must draw before a writer may add `rows` transitions; 0: none."""
         over = self.balance(inserted + rows, sampled) - self.tolerance
         return 0 if inserted < self.min_size or over <= 0 else max(1, math.ceil(over))
 
     def rows_allowed(self, inserted: int, sampled: int) -> int:
-        """The most transitions that a writer may add now."""
+        """Returns the most transitions that a writer may add now."""
         return math.floor((self.tolerance + sampled) / self.samples_per_insert) + self.min_size - inserted
 
     def balance(self, inserted: float, sampled: float) -> float:
-        """Rows by which samplers are behind; negative if they are ahead."""
+        """Returns the rows by which samplers are behind; negative if they are ahead."""
         return self.samples_per_insert * (inserted - self.min_size) - sampled
 
     @classmethod
     def of(cls, segment: Segment) -> "RateLimiter | None":
-        """The limiter of a replay, from its description."""
+        """Returns a replay's limiter, from the segment's description; None without one."""
         plain = segment.description["limiter"]
         return None if plain is None else cls(**plain)
 
@@ -117,7 +117,7 @@ class _Side:
         return self._slots.sum(_SAMPLED, SLOTS, _LINE_WORDS)
 
     def _missing(self, rows: float) -> int:
-        """Rows that the other side must insert or draw before `rows` rows may pass here."""
+        """Returns the rows that the other side must insert or draw before `rows` rows may pass here."""
         raise NotImplementedError
 
     def _sleep(self, rows: float, bulk: float, event: Event, deadline: float | None, check: Check) -> bool:
@@ -136,7 +136,7 @@ class WriteGate(_Side):
     """The gate that the writer of one lane, or of several, passes before each add."""
 
     def wait(self, transitions: int, boundaries: int, timeout: float | None, check_open: Check) -> bool:
-        """Boundary rows are not counted."""
+        """Waits until the transitions may be added; boundary rows do not count. Raises ValueError, TimeoutError."""
         limiter = self._limiter
         if limiter.samples_per_insert * transitions > limiter.tolerance:
             raise ValueError(
@@ -156,7 +156,7 @@ class WriteGate(_Side):
         return False
 
     def room_for(self, lanes: Any, wanted: Any) -> Any:
-        """The rows that may be added now, first come first served; see transitions.RowsGate."""
+        """Returns the rows that may be added now, first come first served; see transitions.RowsGate."""
         sampled = self._sampled()
         room = self._limiter.rows_allowed(self._lanes.inserted(), sampled)
         return share_of(room, wanted) if room < wanted.sum() and not self._any_starves() else wanted
@@ -182,7 +182,7 @@ class SampleGate(_Side):
 
     @classmethod
     def of(cls, view: LaneView, batch: int) -> "SampleGate | None":
-        """The gate of these lanes' replay; None without a limiter. Raises ValueError: the batch is too large for it."""
+        """Returns the gate of the lanes' replay; None without a limiter. Raises ValueError: the batch is too large."""
         limiter = RateLimiter.of(view.segment)
         return None if limiter is None else cls(view.of(view.geometry.whole), limiter, batch)  # it counts all lanes
 
@@ -200,10 +200,10 @@ class SampleGate(_Side):
                 f"{limiter.tolerance:g}"
             )
         super().__init__(view, limiter)
-        self._weight, self._cost = 1.0, float(batch)  # with which a drawn row counts, and a whole batch
+        self._weight, self._cost = 1.0, float(batch)  # the rows that a drawn row and a whole batch count as
         self._rest = 0.0  # the part of a row that is not yet counted
-        self._share: Callable[[float], float] | None = None  # where it changes
-        self._priced_at = -1  # the rows drawn before the batch that costs `_cost` by `_share`
+        self._share: Callable[[float], float] | None = None  # if it is a function
+        self._priced_at = -1  # the rows drawn when `_share` last set `_cost`
         self._rows = Event(view.segment.body)
         self._claim, slot = self._take_slot()
         self._at = slot * _LINE_WORDS
@@ -246,7 +246,7 @@ class SampleGate(_Side):
         self._priced_at = sampled
 
     def wait(self, deadline: float | None) -> float:
-        """Waits until a batch may be drawn; returns the seconds slept. Raises: as `Sampler.sample`."""
+        """Waits until a batch may be drawn, and returns the seconds slept. Raises: as `Sampler.sample`."""
         self._segment.check_open()
         if self.may_sample():
             return 0.0
@@ -298,7 +298,7 @@ class SampleGate(_Side):
 
 
 def limit_all(gates: Sequence[SampleGate | None], share: Share) -> None:
-    """Limits the draws of all replays with these gates to a share, or of none. Raises: see `Sampler.limit_to`."""
+    """Limits all gates to a share, or none if one lacks a limiter or refuses it. Raises: see `Sampler.limit_to`."""
     if None in gates:
         raise ValueError("limit_to: expected a replay with a limiter, got one without")
     for gate in sorted(filter(None, gates), key=lambda gate: gate.most):  # if any refuses the share, the first does

@@ -27,7 +27,7 @@ class Sampler:
     """
 
     def __init__(self, rows: RowSampler, gate: SampleGate | None, inside: dict[int, None] | None = None) -> None:
-        """`inside`: the guard (see guard.py) of an object with which it serves one thread together."""
+        """`inside`: the guard (see guard.py) of another object that only the sampler's thread may use."""
         self.stats, self.prioritized = rows.stats, rows.prioritized
         self._rows, self._gate = rows, gate
         self._inside = {} if inside is None else inside
@@ -72,16 +72,16 @@ class Sampler:
 
     @property
     def due(self) -> bool:
-        """Whether samplers are a batch behind, by the replay's limiter; False without a limiter."""
+        """Whether, by the replay's limiter, samplers are a batch behind; False without a limiter."""
         return self._gate is not None and self._gate.due
 
     def limit_to(self, share: Share) -> None:
-        """From now on draws only a share of the limiter's samples per insert: a row counts as 1 / share rows.
+        """Limits draws, from now on, to a share of the limiter's samples per insert: a row counts as 1 / share rows.
 
         Args:
-            share: above 0 and at most 1. A share that changes is a function of the transitions inserted from now on
-                (negative: before now). Each insert then makes samples due at its own share, however late they are
-                drawn. The thread that samples calls the function once for each insert and each sample.
+            share: above 0 and at most 1; or a function that returns an insert's share, given the transitions inserted
+                from now on (negative: before now). The insert's share holds for the samples that it makes due,
+                however late they are drawn. The thread that samples calls it once for each insert and each sample.
 
         Raises ValueError: there is no limiter, the share is out of range, or it is so small that both sides would wait.
             The results of a function are checked when sampling.
@@ -96,7 +96,7 @@ class Sampler:
 
         Args:
             index: integers (n,), from `batch.index`.
-            priority: (n,), at least 0, finite to the power of alpha too; of two for one index, the later counts.
+            priority: (n,), at least 0, finite to the power of alpha too; if an index comes twice, the later counts.
                 Tensors may be on any device, and may require gradients.
 
         Raises:
@@ -109,14 +109,14 @@ class Sampler:
     def clear(self) -> None:
         """From now on draws only transitions that are written later, and waits until there are min_size of them.
 
-        Other samplers are not concerned, and nothing is erased. No draw reaches back across this point either: a stack
+        Other samplers are not affected, and nothing is erased. No draw reaches back across this point either: a stack
         at the first later transition would, so such transitions are not drawn.
         """
         self._rows.clear()
 
     @one_thread
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """The generator and the priorities as arrays, for `load_state_dict` or `ReplayBuffer.save`."""
+        """Returns the generator's state and the priorities as arrays, for `load_state_dict` or `ReplayBuffer.save`."""
         return self._rows.state_dict()
 
     @one_thread
@@ -129,7 +129,7 @@ class Sampler:
         self._rows.load_state_dict(state)
 
     def _wait(self, deadline: float | None) -> None:
-        """Sleeps until a row can be drawn, woken by writers; without a deadline, only looks once more."""
+        """Sleeps until writers make a row that can be drawn; without a deadline, only looks once more."""
         if self._gate is not None:
             self._gate.starve()
         began = time.monotonic()

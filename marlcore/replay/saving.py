@@ -1,7 +1,7 @@
 """Saving a replay while its writers run, and loading it; the copy of a live segment is again a segment.
 
 Each lane's rows are copied oldest first, up to a cut of all lanes at one moment; the copy's `reserved` marks the oldest
-one that no writer overwrote meanwhile. A sampler's arrays follow the lanes; the description has their places.
+row that no writer overwrote during the copy. A sampler's arrays follow the lanes; the description has their places.
 """
 
 import math
@@ -20,7 +20,7 @@ from ..regular_files import naming
 from ..transitions import LaneView
 
 STATE = "sampler"  # the key of a description that lists the arrays of a sampler's state
-UNLIMITED = "unlimited"  # that of a copy without the limiter of its original, whose slots stay in their places
+UNLIMITED = "unlimited"  # the key of a copy that drops its original's limiter, but keeps the limiter's slots
 _KINDS = "biufc"
 
 
@@ -62,7 +62,7 @@ def save_segment(view: LaneView, path: str | os.PathLike[str], state: Mapping[st
 
 
 def copy_segment(view: LaneView, name: str, path: str | os.PathLike[str] | None, limited: bool) -> Segment:
-    """A new segment with the rows of this one, followed by the sampler's arrays; see `ReplayBuffer.load`."""
+    """Returns a new segment with this segment's rows, followed by the sampler's arrays; see `ReplayBuffer.load`."""
     segment, end = view.segment, view.geometry.nbytes
     _saved_arrays(view)
     for lane in range(view.geometry.lanes):
@@ -77,7 +77,7 @@ def copy_segment(view: LaneView, name: str, path: str | os.PathLike[str] | None,
 
 
 def read_state(view: LaneView) -> dict[str, NDArray[Any]] | None:
-    """A copy of the sampler's arrays; None without any. Raises: SegmentCorrupt: their description is invalid."""
+    """Copies the sampler's arrays; None without any. Raises: SegmentCorrupt: their description is invalid."""
     if STATE not in view.segment.description:
         return None
     return {name: array.copy() for name, array in _saved_arrays(view).items()}
@@ -106,7 +106,7 @@ def _put_cut(put: Put, view: LaneView) -> None:
 
 
 def _runs(geometry: LaneGeometry, lane: int, lo: int, hi: int) -> Iterator[tuple[int, int]]:
-    """The byte ranges [begin, end) of the body with a lane's tickets [lo, hi), oldest first in each column."""
+    """Yields the body's byte ranges [begin, end) with a lane's tickets [lo, hi), oldest first in each column."""
     first, rows = lo % geometry.capacity, hi - lo
     head = min(rows, geometry.capacity - first)
     for column in range(len(geometry.columns)):
@@ -129,7 +129,7 @@ def _checked_array(name: Any, value: Any) -> NDArray[Any]:
 
 
 def _saved_arrays(view: LaneView) -> dict[str, NDArray[Any]]:
-    """The described arrays in the segment's memory, each checked to lie in the body after the lanes."""
+    """Returns the described arrays in the segment's memory, each checked to lie in the body after the lanes."""
     segment = view.segment
     described = segment.description.get(STATE, {})
     array_at = partial(_array_at, segment.body, view.geometry.nbytes)

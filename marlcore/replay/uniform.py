@@ -12,10 +12,10 @@ from ..transitions import BatchMemory, ReadPlan
 
 
 class Uniform:
-    """The strategy without priorities: each transition or sequence that can be drawn is equally likely, of weight 1."""
+    """Draws without priorities: each transition or sequence that can be drawn is equally likely, of weight 1."""
 
     all_zero = False  # if no row can be drawn, whether only priorities of 0 prevent it
-    limit = sys.float_info.max  # of priorities, of which there are none
+    limit = sys.float_info.max  # of priorities; unused, since there are none
 
     def __init__(self, read_plan: ReadPlan) -> None:
         self._read_plan = read_plan
@@ -33,7 +33,7 @@ class Uniform:
         return bool(uniform.list_sampleable(self._read_plan.plan, self._one_ticket))
 
     def draw(self, memory: BatchMemory, rows: NDArray[np.int64]) -> tuple[int, int]:
-        """Chooses and copies transitions for output rows, slot i for rows[i]: (slots filled, draws refused).
+        """Draws transitions into the output rows, slot i into rows[i]; returns (slots filled, draws refused).
 
         It fills no slot if no row can be drawn.
         """
@@ -43,7 +43,7 @@ class Uniform:
         return filled or self.draw_listed(memory, rows), refused
 
     def draw_listed(self, memory: BatchMemory, rows: NDArray[np.int64]) -> int:
-        """`draw` if nearly every draw is refused: first lists the tickets that can be drawn."""
+        """Does `draw` if nearly every draw is refused: first lists the tickets that can be drawn."""
         d = self._read_plan
         tickets = np.empty((2, int(np.sum(d.windows[1] - d.windows[0]))), np.int64)
         listed = uniform.list_sampleable(d.plan, tickets)
@@ -53,4 +53,4 @@ class Uniform:
         return {}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """There is no state to restore."""
+        """Does nothing: there is no state to restore."""

@@ -110,7 +110,7 @@ class Batch:
         return f"<Batch {' x '.join(map(str, self.reward.shape))} of {', '.join(['obs', 'action', *self.extras])}>"
 
     def torch(self, device: torch.device | str = "cpu") -> TorchBatch:
-        """The same fields as tensors: on the CPU views of this memory, elsewhere copies."""
+        """Returns the same fields as tensors: views of this memory on the CPU, copies elsewhere."""
         return TorchBatch(self, device)
 
 
@@ -158,7 +158,7 @@ class TorchBatch:
 
 
 class BatchLayout:
-    """The layout of the arrays of `batch` transitions, or sequences of this length, and the columns copied into them.
+    """Lays out the arrays of `batch` transitions or sequences in a block, and lists the columns copied into them.
 
     The bases of the columns (see kernels/plan.py) are offsets in the segment's body.
     """
@@ -199,7 +199,7 @@ class BatchLayout:
         return self._arrays[name].offset
 
     def carve(self, root: NDArray[np.uint8]) -> dict[str, Any]:
-        """A batch's fields as arrays of these bytes; see Batch."""
+        """Returns a batch's fields as arrays in these bytes; see Batch."""
         arrays = self._arrays
         fields: dict[str, Any] = {name: arrays[name].of(root) for name in COMPUTED}
         if len(self._lead) == 1:
@@ -220,7 +220,7 @@ class BatchLayout:
         return self._geometry.column_offset(place.column) + place.offset, self._geometry.stride(place.column)
 
     def _frames(self, place: Place) -> tuple[int, ...]:
-        """Adds a block of frames for each slot; obs, and next_obs unless it is stored, are views of it."""
+        """Adds a block of frames for each slot; makes obs, and next_obs unless it is stored, views of it."""
         stack, field, frame = self._stack, place.field, place.field.nbytes
         near = stack - 1 + self.length + (self._next == ONE_MORE)
         far = self.length * stack if self._next == OWN_STACKS else 0  # stacks of next_obs alone
@@ -233,7 +233,7 @@ class BatchLayout:
         return (*self._source(place), frame, block.offset, self._next)
 
     def _view(self, name: str, block: _Array, first: int, field: Field, step: int) -> None:
-        """Adds a view of a block of frames: of each slot, stacks from frame `first` on, `step` bytes apart."""
+        """Adds a view of a block of frames: each slot's stacks begin at frame `first`, `step` bytes apart."""
         frame = field.nbytes
         shape, strides = field.shape, np.ndarray(field.shape, field.dtype, b"\0" * frame).strides
         if self._stack > 1:
@@ -253,9 +253,9 @@ class BatchMemory:
     def __init__(self, layout: BatchLayout) -> None:
         # Written once now: page faults during a batch's copies would cost more than the copies.
         self.root = np.full(layout.nbytes, 0, np.uint8)
-        self.address: int = self.root.ctypes.data  # of all bytes
+        self.address: int = self.root.ctypes.data  # of the block
         self.fields = layout.carve(self.root)
-        self.relabelled = np.zeros(layout.batch_size, np.bool_)  # by hindsight, whichever samplers draw the rows
+        self.relabelled = np.zeros(layout.batch_size, np.bool_)  # rows relabelled by hindsight, of any sampler
         self._dicts = tuple(name for name, value in self.fields.items() if isinstance(value, dict))
         self._arrays = [self.root, *_every_array(self.fields)]
         self._unused = self._references()
@@ -272,6 +272,6 @@ class BatchMemory:
 
 
 def _every_array(fields: dict[str, Any]) -> list[NDArray[Any]]:
-    # Apart from `__init__`, whose local names would count as references.
+    # A function of its own, since local names in `__init__` would count as references.
     nested = [value.values() if isinstance(value, dict) else [value] for value in fields.values()]
     return [array for values in nested for array in values if array is not None]

@@ -86,14 +86,14 @@ class TransitionLanes(Shared):
         return attached
 
     def rows_reader(self) -> RowsReader:
-        """Reads committed rows as they are, to send them elsewhere; in a queue it takes the reader's place."""
+        """Returns a reader of unchanged rows, to send them elsewhere; in a queue it replaces the queue's reader."""
         self._segment.check_open()
         return RowsReader(self._mapped)
 
     def vector_writer(self, lanes: Iterable[int] | None = None, *, timeout: float | None = None) -> VectorWriter:
-        """The writing ends of several lanes, for one call that adds a row to each: for vectorised environments.
+        """Returns a writer of several lanes, which adds a row to each in one call: for vectorised environments.
 
-        Each lane is this writer's alone, as with `writer`; a lane may not be a shared one. In a queue with "wait", a
+        It holds each lane alone, as `writer` does; a lane must not be a shared one. In a queue with "wait", a
         call waits until every one of its lanes has room, and only then writes. With "drop_newest", it leaves out the
         rows whose lanes have no room: their tickets are -1, and the next rows of their lanes begin episodes.
 
@@ -102,7 +102,7 @@ class TransitionLanes(Shared):
             timeout: see `writer`.
 
         Raises:
-            LaneBusy: one of the lanes has a living writer; then none is taken.
+            LaneBusy: one of the lanes has a living writer; then no lane is held.
             ValueError: a lane does not exist or comes twice, or the timeout is negative.
         """
         numbers = self._checked_lanes(range(self.lanes) if lanes is None else lanes)
@@ -110,7 +110,7 @@ class TransitionLanes(Shared):
         return self._opened(lambda lock: VectorWriter(self._mapped, numbers, lock, timeout, gate), numbers, timeout)
 
     def rows_writer(self, lanes: Iterable[int]) -> RowsWriter:
-        """Writes rows of other replays or queues of the same spec to these lanes, exclusively until it is closed.
+        """Returns a writer of rows from other replays or queues of this spec; it holds these lanes until closed.
 
         Raises: LaneBusy: one of the lanes has a living writer. ValueError: a lane does not exist or comes twice.
         """
@@ -159,7 +159,7 @@ class TransitionLanes(Shared):
     def _opened(
         self, make: Callable[[File], W], lanes: list[int], timeout: float | None = None, shared: bool = False
     ) -> W:
-        """The writer that `make` returns for a claim on these lanes."""
+        """Claims these lanes, and returns the writer that `make` makes from the claim."""
         check_timeout(timeout)
         lock = claim(self._segment, self._mapped.native, *lanes, shared=shared)
         with ClosedAfterError(lock):
@@ -179,7 +179,7 @@ class TransitionLanes(Shared):
 
 
 def spec_difference(has: TransitionSpec, got: TransitionSpec) -> str:
-    """The first field in which two specs differ, with both values."""
+    """Returns the first field in which two specs differ, with both values."""
     ours, theirs = dict(_parts(has)), dict(_parts(got))
     label = next(label for label in ours | theirs if ours.get(label) != theirs.get(label))
     return f"spec {label}: expected {ours.get(label, 'none')}, got {theirs.get(label, 'none')}"

@@ -30,7 +30,7 @@ class Place:
     offset: int
 
     def views(self, records: NDArray[np.uint8]) -> NDArray[Any]:
-        """The field in each of n records, uint8 [n, record bytes], as a writable view [n, *shape]."""
+        """Returns the field in each of n records, uint8 [n, record bytes], as a writable view [n, *shape]."""
         dtype = np.dtype({"names": ["f"], "formats": [(self.field.dtype, self.field.shape)],
                           "offsets": [self.offset], "itemsize": records.shape[1]})  # fmt: skip
         return records.view(dtype)[:, 0]["f"]
@@ -47,7 +47,7 @@ class RecordLayout:
 
     @classmethod
     def of(cls, spec: TransitionSpec) -> "RecordLayout":
-        """The layout of a spec; equal specs have equal layouts, whatever the order of their fields."""
+        """Returns the layout of a spec; equal specs have equal layouts, whatever the order of their fields."""
         obs, extras = sorted(spec.obs_fields.items()), sorted(spec.extras.items())
         fields = [("obs", name, field) for name, field in obs]
         if spec.next_obs:
@@ -71,7 +71,7 @@ class RecordLayout:
 
 @dataclass(frozen=True)
 class LaneView:
-    """The lanes of a replay or queue, or consecutive ones of them, as this process has them mapped."""
+    """All lanes of a replay or queue, or some consecutive lanes, as this process has them mapped."""
 
     segment: Segment
     geometry: LaneGeometry
@@ -80,7 +80,7 @@ class LaneView:
     spec: TransitionSpec
 
     def of(self, geometry: LaneGeometry) -> "LaneView":
-        """The view of other lanes: a part of these, or the whole that these are a part of."""
+        """Returns the view of other lanes: some of these lanes, or the whole that contains them."""
         return replace(self, geometry=geometry, native=geometry.bind(self.segment.body))
 
 
@@ -89,7 +89,7 @@ def _is_inline(field: Field) -> bool:
 
 
 def _pack(fields: list[Field]) -> tuple[list[int], int]:
-    """Offsets of the fields after the head, widest items first so that each is aligned; and the record's size."""
+    """Returns the fields' offsets after the head, widest items first to align each, and the record's size."""
     offsets = [0] * len(fields)
     end = HEAD_BYTES
     for i in sorted(range(len(fields)), key=lambda i: -fields[i].numpy.itemsize):

@@ -1,6 +1,6 @@
-"""Raw rows of lanes, boundary rows included: out of one replay or queue, and into another one of the same spec.
+"""Reads raw rows, boundary rows included, from one replay or queue, and writes them to another of the same spec.
 
-Rows keep their values, flags and policy versions. Their places in episodes count on from the lane that takes them.
+Rows keep their values, flags and policy versions. Their places in episodes continue the target lane's.
 """
 
 import time
@@ -21,7 +21,7 @@ SKIP, TAKE, SEAM = 3, 4, 5
 
 Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
-# Of rows for some lanes, int64 [n] each, the numbers of rows for which there is room now.
+# Takes lanes and the rows wanted for each, int64 [n]; returns the rows for which there is room now, int64 [n].
 RowsGate = Callable[[Ints, Ints], Ints]
 
 
@@ -30,8 +30,8 @@ class RowsReader(Closing):
 
     Attributes:
         lo, hi: by lane, the range of tickets that `look` found, int64 [lanes].
-        row_bytes: of a row in a message, about.
-        once: whether rows below those of `release` have been consumed.
+        row_bytes: the approximate bytes of a row in a message.
+        once: whether `release` consumes rows, so that nothing reads them again.
     """
 
     once = False
@@ -47,9 +47,9 @@ class RowsReader(Closing):
         self.read = self._native.read
 
     def first_to_send(self, lane: int, ticket: int) -> int:
-        """The first ticket from this one on that may follow lost rows, or the end of the lane's rows.
+        """Returns the first ticket, from `ticket` on, that may follow lost rows; without one, the end of the lane.
 
-        With stored recurrent states it begins an episode, since states stay in step with whole episodes alone.
+        With stored recurrent states its row begins an episode, since states match the rows of whole episodes alone.
         """
         if self._view.spec.state_every == 1 or ticket >= self.hi[lane]:
             return ticket
@@ -60,7 +60,7 @@ class RowsReader(Closing):
         return ticket + int(np.argmax(np.append(place & AGE, 0) == 0))
 
     def release(self, tickets: Ints) -> None:
-        """Lets writers that wait overwrite rows below these tickets, one per lane."""
+        """Lets waiting writers overwrite rows below these tickets, one per lane."""
 
     def close(self) -> None:
         """Lets another reader take its place."""
@@ -79,16 +79,16 @@ class RowsWriter(Closing):
         self._native = NativeRows(view.native)
         self._room = Event(view.segment.body, ROOM_OFFSET)
         self._most = max(1, view.geometry.capacity - 1)  # rows of one append; the newest holds the lane's counts
-        self._pass = nullcontext() if gate is None else Lock()  # from looking for room until it is filled
+        self._pass = nullcontext() if gate is None else Lock()  # held from the look for room until it is filled
         self.place, self.committed = self._native.place, self._native.committed
 
     def append(self, parts: Ints, source: Bytes, timeout: float) -> Ints:
-        """Writes parts of the spans in `source`, as far as there is room, or will be within `timeout` seconds.
+        """Writes parts of the spans in `source`: the rows that find room within `timeout` seconds.
 
         Args:
             parts: int64 [n, 6], of different lanes: see `mc_part` in csrc/api.h.
 
-        Returns: the rows written of each, int64 [n].
+        Returns: the rows written of each part, int64 [n].
         """
         self._view.segment.check_open()
         written = np.zeros(len(parts), np.int64)
@@ -109,7 +109,7 @@ class RowsWriter(Closing):
         self._claim.close()
 
     def _append_some(self, left: Ints, source: Bytes) -> Ints:
-        """Writes as many of the rows as there is room for now, and takes them from `left`; how many of each."""
+        """Writes the rows that find room now, and removes them from `left`; returns the rows of each part."""
         with self._pass:
             allowed = self._allowed(left)
             now = left[allowed > 0]
@@ -127,6 +127,6 @@ class RowsWriter(Closing):
 
 
 def share_of(room: int, wanted: Ints) -> Ints:
-    """Room for `room` rows, given to the first ones of the wanted."""
+    """Divides `room` rows of room among the wanted rows, first come first served."""
     share: Ints = np.clip(room - (np.cumsum(wanted) - wanted), 0, wanted)
     return share

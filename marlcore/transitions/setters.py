@@ -21,7 +21,7 @@ _FLOATS = frozenset(map(np.dtype, ("float16", "float32", "float64")))
 
 
 class FieldSetters:
-    """Setters of a transition's fields, except reward and ends; put_of(place, name in errors, boundary row or not)."""
+    """Setters of a transition's fields, except reward and ends; `put_of(place, label, is_boundary_row)` makes each."""
 
     def __init__(
         self, spec: TransitionSpec, layout: RecordLayout, put_of: Callable[[Place, str, bool], Setter]
@@ -56,7 +56,7 @@ def put_all(label: str, puts: Mapping[str, Setter], values: Mapping[str, Any]) -
 
 
 def setter(label: str, field: Field, view: NDArray[Any]) -> Setter:
-    """A setter of one value in `view`, [1, *shape] of the field's dtype."""
+    """Returns a setter of one value in `view`, [1, *shape] of the field's dtype."""
     if not field.shape and view.dtype.char in MEMORYVIEW_ITEMS:
         return _scalar_put(label, field, view)
     if len(field.shape) == 1 and view.dtype.kind in "iuf":
@@ -65,7 +65,7 @@ def setter(label: str, field: Field, view: NDArray[Any]) -> Setter:
 
 
 def _scalar_put(label: str, field: Field, view: NDArray[Any]) -> Setter:
-    """A memoryview itself checks the type and range of a Python or NumPy number."""
+    """Returns a setter through a memoryview, which checks the type and range of a Python or NumPy number."""
     memory: Any = view.data
 
     def put(value: Any) -> None:
@@ -86,7 +86,7 @@ def _scalar_put(label: str, field: Field, view: NDArray[Any]) -> Setter:
 
 
 def _vector_put(label: str, field: Field, view: NDArray[Any]) -> Setter:
-    """Assigning an array to a memoryview also checks its shape and dtype."""
+    """Returns a setter through a memoryview, which checks an array's shape and dtype."""
     memory: Any = view.data
 
     def put(value: Any) -> None:
@@ -119,13 +119,13 @@ class Slots:
 
 
 def rows_setter(label: str, field: Field, view: NDArray[Any], slots: Slots) -> Setter:
-    """A setter of a field's rows, [count, *shape], at these slots of `view`."""
+    """Returns a setter of a field's rows, [count, *shape], at these slots of `view`."""
     rows, dtype, shape = slots.count, field.numpy, (slots.count, *field.shape)
     where: Any = slots.where
     if isinstance(where, slice):
         view, where = view[where], ...
-    direct = {dtype}  # of arrays that an assignment converts as `rows_of` does
-    wider: frozenset[np.dtype[Any]] = frozenset()  # the same, unless a value is beyond the field's range
+    direct = {dtype}  # dtypes that an assignment converts as `rows_of` does
+    wider: frozenset[np.dtype[Any]] = frozenset()  # likewise, unless a value exceeds the field's range
     if dtype in _FLOATS:
         direct = {narrow for narrow in _FLOATS if narrow.itemsize <= dtype.itemsize}
         wider = _FLOATS - direct

@@ -21,11 +21,11 @@ _FLAG = Field((), "bool")
 class _Staging:
     """Rows on their way into lanes: small fields are staged in records, large ones are lent to the C core.
 
-    `rows` and `finals` are the records of the transitions, and of the boundary rows; the first two lines of `ends`,
-    bool [3, m], hold the transitions' terminated and truncated at `ended`.
+    `rows` and `finals` are the slots of transitions and of boundary rows in `records`. The first two lines of `ends`,
+    bool [3, m], hold the transitions' terminated and truncated, at the slots `ended`.
     """
 
-    _vector: NativeVector | None = None  # whose next call takes the rows that are lent
+    _vector: NativeVector | None = None  # its next call takes the lent rows
 
     def __init__(self, view: LaneView, records: Bytes, rows: Slots, finals: Slots, ends: Flags, ended: Slots) -> None:
         def put_of(place: Place, label: str, final: bool) -> Setter:
@@ -35,7 +35,7 @@ class _Staging:
             return rows_setter(label, place.field, place.views(records), slots)
 
         self.rows = rows.count
-        self.lent: dict[tuple[int, bool], Any] = {}  # for one call: by column, and whether of boundary rows
+        self.lent: dict[tuple[int, bool], Any] = {}  # for one call; keys: the column, and whether boundary rows
         self._ends = ends
         self._some_ended = False
         self._put_reward = rows_setter("reward", _REWARD, records.view(np.float32)[:, REWARD_OFFSET // 4], rows)
@@ -45,7 +45,7 @@ class _Staging:
         self._fields = FieldSetters(view.spec, view.layout, put_of)
 
     def put(self, obs: Any, action: Any, extras: dict[str, Any]) -> None:
-        """Checks and stages these fields, each with a leading axis of its rows; `put_outcomes` the other ones."""
+        """Checks and stages these fields, each with a leading axis of its rows; `put_outcomes` stages the others."""
         fields = self._fields
         fields.obs(obs)
         fields.action(action)
@@ -82,7 +82,7 @@ class _Staging:
 class BatchStaging(_Staging):
     """Consecutive transitions of one lane, for `Writer.add_batch`; boundary rows follow the `truncated` ones.
 
-    Raises: ValueError: the lane has no room for so many rows beside `spare` ones.
+    Raises: ValueError: the rows, with `spare` further rows, exceed the lane.
     """
 
     def __init__(
@@ -108,19 +108,19 @@ class BatchStaging(_Staging):
         self._append = native.rows_adder(records, ends.view(np.uint8), self._final_needed)
 
     def check(self) -> int:
-        """0, or the negative code that `append` would return."""
+        """Returns 0, or the negative code that `append` would return."""
         if not np.isfinite(self._rewards).all():
             return -errno.EDOM
         final_missing = self._final_needed and not self.boundaries and self._ends[1].any()
         return -errno.EPROTO if final_missing else 0
 
     def append(self) -> int:
-        """The first row's ticket, or a negative code."""
+        """Appends the rows; returns the first row's ticket, or a negative code."""
         rows_of_column = self._with_finals if self.boundaries else self.lent.__getitem__
         return self._append([*map(rows_of_column, self._large)])
 
     def _with_finals(self, key: tuple[int, bool]) -> NDArray[Any]:
-        """A large field's rows among those of boundary rows; of fields that these lack, zeros."""
+        """Merges a large field's rows with its boundary rows; zeros stand for boundary rows without the field."""
         rows: NDArray[Any] = self.lent[key]
         frames = np.empty((self._all, *rows.shape[1:]), rows.dtype)
         frames[self._slots.where] = rows

@@ -125,7 +125,7 @@ class VectorWriter(WriterBase):
         return VectorStaging(self._native, self._view, records)
 
     def _staging_of(self, lanes: ArrayLike) -> VectorStaging:
-        """Staging for these lanes, kept for the next rows of the same number. The C core refuses the index -1."""
+        """Returns staging for these lanes, reused for equal numbers of rows. The C core refuses the index -1."""
         numbers = _numbers(lanes)
         rows = len(numbers)
         staging = self._stagings.get(rows)
@@ -154,8 +154,8 @@ class HeldRows:
     """The transitions of several copies: assign observations and actions, then `append` them with their outcomes.
 
     Attributes:
-        writer: of the rows.
-        obs: an array [rows, *shape], or several by name, as the spec's obs says.
+        writer: the VectorWriter that appends the rows.
+        obs: an array [rows, *shape], or a dict of arrays if the spec's obs is one.
         action: [rows, *shape].
         extras: by name, [rows, *shape].
     """
@@ -168,7 +168,7 @@ class HeldRows:
         self._staging.which[:] = np.arange(rows)
 
         def arrays(role: str) -> dict[str, NDArray[Any]]:
-            """Of small fields in the records, and of large ones beside them."""
+            """Returns arrays by name: views of the records for small fields, new arrays for large ones."""
             places = {place.name: place for place in view.layout.of_role(role)}
             large = {name: place.field.zeros(rows) for name, place in places.items() if place.column}
             self._large |= {places[name].column: array for name, array in large.items()}
@@ -182,7 +182,7 @@ class HeldRows:
     def append(
         self, which: Any, reward: Any, terminated: Any, truncated: Any, final_obs: Any, lanes: Any = None
     ) -> None:
-        """Appends a slice of all rows, or those of the numbers int64 [k]; see `VectorWriter.add`."""
+        """Appends a slice of the rows, or the rows with the numbers int64 [k]; see `VectorWriter.add`."""
         writer, staging = self.writer, self._staging
         if not isinstance(which, slice):
             staging = writer._staging_of(lanes)

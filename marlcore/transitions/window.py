@@ -1,4 +1,4 @@
-"""Shared by all readers of transitions: the lanes' windows, memory for batches, and the check after copying."""
+"""Code that all readers of transitions share: the lanes' windows, memory for batches, and the check after copying."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class Window:
         return self.sequence.period or self.sequence.length - self.sequence.burn_in if self.sequence else 1
 
     def check(self, spec: TransitionSpec, lane_rows: int) -> None:
-        """Raises ValueError or TypeError: names the field, the expected value and the actual one."""
+        """Raises ValueError or TypeError: the message names the field, the expected value and the actual one."""
         check_declared(self)
         check_type("sequence", self.sequence, Sequence, or_none=True)
         if self.pad not in get_args(Pad):
@@ -67,13 +67,13 @@ class Window:
             )
 
     def least_rows(self, spec: TransitionSpec) -> int:
-        """Rows of a lane that always holds a whole window; those of a sequence begin only once in a period."""
+        """Returns the rows that a lane needs to hold a whole window always; sequences begin once in a period."""
         if self.length is None:
             return self.stack + self.n_step
         return max(self.stack, spec.state_every) + self.n_step + self.length - 1 + self.period - 1
 
     def check_periods(self, spec: TransitionSpec, lane_rows: int) -> None:
-        """Raises ValueError: a lane may at times hold no whole window of a sequence."""
+        """Raises ValueError if a lane may at times hold no whole window of a sequence."""
         least = self.least_rows(spec)
         if self.length is not None and least > lane_rows:
             raise ValueError(
@@ -91,10 +91,10 @@ class ReadPlan:
         self._layout = BatchLayout(lanes, batch_size, window.stack, window.n_step, window.length)
         self._pool: deque[BatchMemory] = deque(maxlen=_POOL)
         self._body = lanes.segment.body
-        self.event = Event(self._body)  # on which writers wake the processes that wait for rows
+        self.event = Event(self._body)  # by which writers wake processes that wait for rows
         self.windows = np.zeros((3, geometry.lanes), np.int64)  # the tickets [lo, hi) of each lane, and its seam
         self.chosen = np.zeros((3, batch_size), np.int64)
-        self.generator = np.zeros(4, np.uint64)  # the state of every draw's
+        self.generator = np.zeros(4, np.uint64)  # its state, for every draw
         self._successors = np.zeros(batch_size * self._layout.length, np.int64)
         self.columns = self._layout.columns
         self.columns["base"] += address_of(self._body)
@@ -144,12 +144,12 @@ class ReadPlan:
             np.maximum(self.windows[rows.LO], self.floor, out=self.windows[rows.LO])
 
     def set_floor(self, tickets: NDArray[np.int64]) -> None:
-        """Sets `floor`, int64 [lanes]; no ticket above those that the lanes have committed."""
+        """Sets the lowest tickets to draw, int64 [lanes]; they must not exceed the committed tickets."""
         self.floor[:] = tickets
         self.has_floor = bool(tickets.any())
 
     def memory(self) -> BatchMemory:
-        """Memory for a batch: that of one of the last few batches which its user has released, if there is one."""
+        """Returns memory for a batch: a recent batch's, if its user has released it, otherwise new memory."""
         for memory in self._pool:
             if memory.is_free():
                 return memory
@@ -158,14 +158,14 @@ class ReadPlan:
         return memory
 
     def lapped(self, filled: int) -> NDArray[np.int64]:
-        """The slots, of the first `filled`, whose rows writers overwrote before the copy was complete."""
+        """Returns the slots, among the first `filled`, whose rows writers overwrote before the copy was complete."""
         if not self._validate(filled):
             return _NONE
         return np.flatnonzero(self._ok[:filled] == 0)
 
 
 def address_of(array: NDArray[Any]) -> int:
-    """An array's address; the caller must keep the array alive."""
+    """Returns an array's address; the caller must keep the array alive."""
     return int(array.ctypes.data)
 
 

@@ -39,7 +39,7 @@ _REWARD = Field((), "float32")
 class Writer(WriterBase):
     """Appends transitions to one lane; made by `ReplayBuffer.writer` or `TrajectoryQueue.writer`.
 
-    Any thread may use it, but only one at a time: a second thread that adds meanwhile gets UsedByTwoThreads. Any thread
+    Any thread may use it, but only one at a time: a second thread inside it gets UsedByTwoThreads. Any thread
     may call `close`.
 
     Every value is checked before the first write, so that a bad value leaves the replay unchanged. Values of another
@@ -187,7 +187,7 @@ class Writer(WriterBase):
         return f"<Writer of lane {self.lane}>"
 
     def _again(self, code: int, append: Callable[[], int], began: float | None, label: str) -> int:
-        """Repeats an append, which returned `code`, while others are in the shared lane; `began`: the wait for room."""
+        """Repeats an append that returned `code` while others use the shared lane; the wait counts from `began`."""
         began = time.monotonic() - self._slice_s if began is None else began
         while code in (-errno.EAGAIN, -errno.EINTR):
             if self._timeout is not None and time.monotonic() >= began + self._timeout:
@@ -200,7 +200,7 @@ class Writer(WriterBase):
         return code
 
     def _check_row(self) -> None:
-        """Raises what the append would raise, so that an invalid row neither waits for room nor counts as dropped."""
+        """Raises the append's errors, so that an invalid row neither waits for room nor counts as dropped."""
         self.check_open()
         if not math.isfinite(self._reward[0]):
             raise self._error_of(-errno.EDOM)
@@ -232,7 +232,7 @@ class Writer(WriterBase):
         return (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0) | BOUNDARY
 
     def _setter(self, place: Place, label: str, final: bool) -> Setter:
-        """A callable that checks one value and stages it; a large one is lent to the C core, which copies it."""
+        """Returns a setter that checks and stages one value; it lends a large value to the C core, which copies it."""
         if not place.column:
             return setter(label, place.field, place.views(self._records)[final : final + 1])
         field, dtype, shape = place.field, place.field.numpy, place.field.shape
@@ -253,7 +253,7 @@ class Writer(WriterBase):
         return put
 
     def _staging_of(self, rows: int, truncated: Any, final_obs: Any) -> BatchStaging:
-        """Staging for `rows` rows; without a final_obs it is kept for the next batch of the same length."""
+        """Returns staging for `rows` rows; without a final_obs the next batch of the same length reuses it."""
         if final_obs is None:
             if self._staging is None or self._staging.rows != rows:
                 self._staging = BatchStaging(self._native, self._view, rows, self._spare_rows)

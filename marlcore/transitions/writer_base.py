@@ -12,10 +12,10 @@ from ..errors import StaleHandle
 from ..memory import Check, File, NativeVector, NativeWriter, close_when_alone, error_of
 
 Flags = NDArray[np.bool_]
-# The wait of a limiter or a queue before an add of so many transitions and boundary rows; False: the writer must drop
-# them. Raises TimeoutError; ValueError: no wait would ever be enough; and the errors of the check in a closed writer.
+# Waits for a limiter or a queue before an add of these numbers of transitions and boundary rows. False: the writer must
+# drop them. Raises TimeoutError; ValueError: no wait would ever be enough; and the errors of the check.
 Gate = Callable[[int, int, float | None, Check], bool]
-# The same for a row in each of k lanes, indices of the writer's, int64 [k]; the rows to drop, bool [k], or False.
+# Waits alike for a row in each of k of the writer's lanes, int64 [k]; returns the rows to drop, bool [k], or False.
 VectorGate = Callable[[NDArray[np.int64], Flags, float | None, Check], Flags | bool]
 
 
@@ -44,12 +44,12 @@ class WriterBase(Closing):
             raise self._error_of(-errno.ESHUTDOWN)
 
     def close(self) -> None:
-        """Releases what it has claimed, once no other thread is inside an add. Repeated calls are harmless."""
+        """Releases the claimed lanes, once no other thread is inside an add. Repeated calls are harmless."""
         self._native.close()
         close_when_alone(self._claim, self._inside)
 
     def forked(self) -> None:
-        """In a forked child: makes later use raise, since its lanes are the parent's."""
+        """Makes later use in a forked child raise, since the lanes are the parent's."""
         self._native.close()
         self._forked = True
 
