@@ -1,4 +1,4 @@
-"""A policy's greedy actions as a program of ONNX or TorchScript, with normalization and recurrent state."""
+"""Exports a policy's greedy actions to ONNX or TorchScript, with normalization and recurrent state."""
 
 import copy
 import logging
@@ -81,7 +81,7 @@ def _write_onnx(step: "GreedyStep", file: Path) -> None:
 
 
 class GreedyStep(nn.Module):
-    """Observations, masks and state before by name to greedy actions and the state after; see `LoadedPolicy.export`."""
+    """Maps named observations, masks and state to greedy actions and the next state; see `LoadedPolicy.export`."""
 
     def __init__(self, policy: ActingPolicy) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class GreedyStep(nn.Module):
         return {"action": action, **{f"next_state_{name}": part for name, part in (after or {}).items()}}
 
     def examples(self, rows: int) -> dict[str, torch.Tensor]:
-        """Inputs of so many rows: floats that are normally distributed, other values of the space; masks allow all."""
+        """Returns inputs of `rows` rows: normally distributed floats, and samples of other spaces; masks allow all."""
         spaces, generator = self._spaces, np.random.default_rng(rows)
         lead = (rows, spaces.stack) if spaces.stack > 1 else (rows,)
         inputs = {}
@@ -127,7 +127,7 @@ class GreedyStep(nn.Module):
         return {**inputs, **state}
 
     def check_acts(self, inputs: dict[str, torch.Tensor]) -> None:
-        """Raises ValueError: the algorithm's `act` chooses other actions."""
+        """Compares the actions with those of the algorithm's `act`. Raises ValueError: they differ."""
         spaces, fields = self._spaces, self._spaces.obs
         parts = {name: inputs[given].numpy() for name, given in self._names.items()}
         rows = len(next(iter(parts.values())))

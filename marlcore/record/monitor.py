@@ -1,4 +1,4 @@
-"""The parent's monitor: it records and shows a run's metrics, knows its status, and saves its progress."""
+"""The parent's monitor: it records and shows a run's metrics, keeps its status, and saves its progress."""
 
 import os
 from collections import deque
@@ -26,14 +26,14 @@ class Status:
     """The state of a run.
 
     Attributes:
-        running: whether it has not ended.
-        steps, total_steps: taken by all agents together, and to take.
-        seconds: since its beginning, earlier parts of a resumed run included.
-        updates: by policy.
+        running: whether the run has not ended.
+        steps, total_steps: the steps that all agents together have taken, and those to take.
+        seconds: time since the run's beginning, including earlier parts of a resumed run.
+        updates: by policy, the updates of its learner.
         returns: by agent of which an episode ended, the mean return of the episodes that ended in the last tenth of the
-            steps so far; if none did, of the last tenth of the agent's episodes, at least one. As `Result.returns`, but
-            earlier parts of a resumed run are not counted.
-        restarts: by worker.
+            steps so far; if none did, of the last tenth of the agent's episodes, at least one. Like `Result.returns`,
+            but without earlier parts of a resumed run.
+        restarts: by worker, its restarts.
         metrics: the newest value of each metric, by (agent or policy, name).
     """
 
@@ -51,7 +51,7 @@ class Status:
 class Monitor:
     """Moves metrics from shared memory to their sinks and the screen, and saves the run's progress.
 
-    It ends the run, through `interrupts`, when a metric meets one of the stop conditions.
+    When a metric meets a stop condition, the monitor ends the run through `interrupts`.
     """
 
     directory: RunDirectory
@@ -84,11 +84,11 @@ class Monitor:
 
     @property
     def due(self) -> bool:
-        """Whether the last tick was `TICK_S` ago."""
+        """Whether the last tick was at least `TICK_S` ago."""
         return self._seconds - self._ticked_at >= TICK_S
 
     def tick(self, last: bool = False) -> None:
-        """Records new metrics; at intervals and at the last tick measures the rate, flushes, and saves the progress."""
+        """Records new metrics; at intervals and at the last tick, measures rates, flushes sinks and saves progress."""
         for metric in self.telemetry.tail():
             self._record(metric)
         steps, now = self.control.steps, self._seconds

@@ -12,7 +12,7 @@ from ..references import resolve
 
 
 class Standings(NamedTuple):
-    """What a policy's table has of k opponents, arrays [k], oldest opponent first."""
+    """A policy's records against k opponents: arrays [k], oldest opponent first."""
 
     rates: NDArray[np.float64]  # its win rates against them
     games: NDArray[np.int64]
@@ -27,10 +27,10 @@ def odds_of(
     begun: bool = True,
     role: str = MAIN,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The opponents' numbers and odds [config.opponents]: the latest policy, the anchors, and the candidates.
+    """Returns the opponents' numbers and odds [config.opponents]: the latest policy, the anchors, and the candidates.
 
-    Only main policies play against themselves. Before self-play has begun, the anchors alone have odds: as their
-    shares, or equal ones where all shares are 0.
+    Only main policies play against themselves. Before self-play has begun, only the anchors have odds: by their
+    shares, or equal odds if all shares are 0.
     """
     shares = config.shares_at(counts)
     if role != MAIN:
@@ -53,7 +53,7 @@ def odds_of(
 
 
 def pool_odds(config: SelfPlayConfig, standings: Standings) -> NDArray[np.float64]:
-    """The odds of the pools' opponents among themselves. Raises ValueError: a user's function returns none."""
+    """Returns the odds among the pools' opponents. Raises ValueError: a user's function returns unusable odds."""
     rates = standings.rates
     weights: NDArray[Any] = np.ones(len(rates))
     if config.draw == "pfsp":

@@ -40,7 +40,7 @@ from .role import WAIT_S, Role
 
 
 class ActorRole(Role):
-    """An actor; a restarted actor takes the steps that are left."""
+    """Acts in the environment and writes transitions; after a restart it takes the remaining steps."""
 
     def build(self) -> None:
         spec, crew, config = self.spec, self.memory.crew, self.config
@@ -92,7 +92,7 @@ class ActorRole(Role):
         return ActingPolicy(policy.algorithm, model, *given), weights
 
     def _seats(self, policy: AssignedPolicy, acting: ActingPolicy, weights: FollowedWeights) -> dict[str, Collector]:
-        """The seats of a policy's agents; a lane is of a part of the replay, an agent, an actor and a copy."""
+        """Returns the collector of each agent of a policy. Each (replay part, agent, actor, copy) has its own lane."""
         self.beat()
         config = self.config.of(policy.name)
         storage = self.hold(attach_transitions(self.memory.transitions[policy.name]))
@@ -157,7 +157,7 @@ class ActorRole(Role):
         return not self.done and not self.control.stopping
 
     def cut_episodes(self) -> None:
-        """Once it is done: takes the last actions in the environment, and makes the last transitions whole."""
+        """Steps the environment with the last actions, and completes the last transitions; called when it is done."""
         cut_episodes(self.env, self.seats, self)
         self.count_steps(0)
 
@@ -190,6 +190,6 @@ class ActorRole(Role):
 
 
 def _newest(opponents: NDArray[np.int64], policies: int) -> list[int]:
-    """The newest frozen copy of each policy among opponents, by number; 0 without one."""
+    """Returns for each policy the number of its newest frozen copy among the opponents; 0 if there is none."""
     places, versions = np.divmod(np.maximum(opponents, 0), SPAN)
     return [int(versions[places == place].max(initial=0)) for place in range(policies)]

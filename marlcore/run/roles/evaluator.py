@@ -31,7 +31,7 @@ NICENESS = 10  # so that the evaluator gets little time of a core that an actor 
 
 
 class EvaluatorRole(Role):
-    """The evaluator; a restarted evaluator repeats the evaluation in which its predecessor died."""
+    """Evaluates the policies as they train; after a restart it repeats the evaluation that was cut off."""
 
     def build(self) -> None:
         spec, config = self.spec, self.config
@@ -77,7 +77,7 @@ class EvaluatorRole(Role):
         return self._evaluator.due and self.finish(goes_on, final=False)
 
     def finish(self, goes_on: GoesOn, final: bool = True) -> bool:
-        """Makes an evaluation if there are newer weights; returns whether it did."""
+        """Makes an evaluation if the weights are newer than in the last one; returns whether it did."""
 
         def goes_on_with_a_beat() -> bool:
             self.beat()
