@@ -21,7 +21,7 @@ OF_EXPLORATION = ("exploration.epsilon", "exploration.ladder")
 OF_REPLAY = [f"replay.{name}" for name in ReplayConfig.__dataclass_fields__ if name not in ("stack", "pad")]
 OF_ACTING = (
     *("total_steps", "stages", "stage_names", "self_play", "stop.episodes", "learner.warmup"),
-    *(f"actor.{name}" for name in ActorConfig.__dataclass_fields__ if name != "device"),  # on which an evaluator acts
+    *(f"actor.{name}" for name in ActorConfig.__dataclass_fields__ if name != "device"),  # an evaluator acts on it
     *(f"replay.{name}" for name in ("capacity", "save", "clear_at_stage", "mixture", "path", "hindsight")),
 )
 READS_ONCE = "reads each transition once"

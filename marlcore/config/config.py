@@ -35,7 +35,7 @@ else:
 
 SECTIONS = {"learners": "learner", "replays": "replay", "explorations": "exploration", "ratios": "updates_per_step"}
 BY_POLICY = {"learners": LearnerConfig, "replays": ReplayConfig, "explorations": ExplorationConfig}
-RUN_WIDE = {  # settings that no policy has for itself
+RUN_WIDE = {  # settings that all policies share
     "learner": ("processes", "threads"),
     "replay": ("stack", "pad", "save", "clear_at_stage", "mixture", "path"),
 }

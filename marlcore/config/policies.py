@@ -28,7 +28,7 @@ class AssignedPolicy:
     agents: tuple[str, ...]
     spaces: Spaces
     algorithm: Algorithm
-    source: ReplaySource | QueueSource = field(default_factory=ReplaySource)  # of its batches, by `source_of`
+    source: ReplaySource | QueueSource = field(default_factory=ReplaySource)  # from `source_of`
     index: int = 0  # among the run's policies; seeds and devices follow it
 
 

@@ -19,7 +19,7 @@ from ..checks import brief, is_number
 from ..declared import Number, Whole, check_declared
 from ..references import reference_to, resolve
 
-PUBLISHED = ("updates", "step", "opponents", "odds")  # beside the scheduled numbers
+PUBLISHED = ("updates", "step", "opponents", "odds")  # names of further published numbers
 FINITE, WHOLE = Number(), Whole(0)
 Finite = Annotated[float, FINITE]
 

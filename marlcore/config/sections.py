@@ -53,7 +53,7 @@ def existing_directory(label: str, path: Any) -> Any:
 def probability(label: str, value: Any) -> Schedule:
     """Makes a schedule of probabilities. Raises ValueError: its first or last number is no probability."""
     schedule = Schedule.from_value(label, value)
-    for count in (0,) if isinstance(schedule, Custom) else (0, 10**9):  # a function may know no further
+    for count in (0,) if isinstance(schedule, Custom) else (0, 10**9):  # a function may not accept large counts
         if not 0.0 <= schedule.at(count) <= 1.0:
             raise ValueError(f"{label}: expected a probability, got {schedule.at(count):g} from {schedule}")
     return schedule

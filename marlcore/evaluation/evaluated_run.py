@@ -106,7 +106,7 @@ class EvaluatedRun:
         self.env_fn = factory(run.env_fn) if env_fn is None else _as_seen(run, factory(env_fn))
         load = live.policy if live and which == "last" else partial(saved.policy, which=which)
         self._load: Callable[[str], LoadedPolicy] = cache(load)
-        # Of the policies of a league, which share all agents, the first acts
+        # In a league, all policies share all agents; the first policy acts
         self._policy_of = {agent: policy for policy in reversed(saved.policies) for agent in policy.agents}
         self._named = self._policy_of | {policy.name: policy for policy in self._policy_of.values()}
         self._instead = {name: self._checked(name, player, trust) for name, player in (policies or {}).items()}
@@ -145,7 +145,7 @@ class EvaluatedRun:
 
 def _as_seen(run: LiveRun | SavedRun, env_fn: Callable[[], Any]) -> Callable[[], Any]:
     """Wraps the caller's environments in the run's teams and joint observations; see `evaluate`."""
-    with suppress(ValueError):  # its own function was not pickled, and the caller's stands in for it as it is
+    with suppress(ValueError):  # the run's function was not pickled: the caller's replaces it unwrapped
         return _wrapped(run.env_fn, env_fn)
     return env_fn
 

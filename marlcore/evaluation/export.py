@@ -18,7 +18,7 @@ from ..observations import ALONE, in_form
 from ..spaces import JOINT, MASK
 
 NEEDS = "export: ONNX needs onnx and onnxscript, try: pip install 'marlcore[onnx]'; or name a file .pt"
-TRACED, TRIED = 3, 5  # rows of the observations with which a program is traced, and with which it is tried
+TRACED, TRIED = 3, 5  # rows of the examples for tracing and for trying a program
 
 
 def export_policy(path: str | Path, policy: ActingPolicy) -> dict[str, NDArray[Any]]:
@@ -32,7 +32,7 @@ def export_policy(path: str | Path, policy: ActingPolicy) -> dict[str, NDArray[A
         kind = type(policy.algorithm).__name__
         raise ValueError(f"export: expected an algorithm with a method greedy, got {kind}; see mc.Algorithm")
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch, of its own deprecated and new parts
+        warnings.simplefilter("ignore")  # torch warns of its own deprecated and new parts
         step = GreedyStep(policy)
         step.check_acts(step.examples(TRIED))
         try:
@@ -49,7 +49,7 @@ def export_policy(path: str | Path, policy: ActingPolicy) -> dict[str, NDArray[A
 def _write_torchscript(step: "GreedyStep", file: Path) -> None:
     trace: Any = torch.jit.trace
     traced = trace(step, (step.examples(TRACED),), strict=False, check_trace=False)
-    others = step.examples(TRIED)  # numbers that tracing made constant would be those of other rows
+    others = step.examples(TRIED)  # another number of rows, to find numbers that tracing made constant
     for name, expected in step(others).items():
         torch.testing.assert_close(traced(others)[name], expected)
     traced.save(os.fspath(file))

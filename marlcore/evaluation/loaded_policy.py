@@ -41,7 +41,7 @@ from .export import export_policy
 
 FIRST_WEIGHTS_S = 60.0
 PICKLED = "checkpoints/run.pickle"
-_ALWAYS, _CRITICS = 2**26, 100  # bytes, and how many for each of a checkpoint, which may leave out the critics
+_ALWAYS, _CRITICS = 2**26, 100  # allowed bytes: always, and per checkpoint byte, since a checkpoint may lack critics
 
 
 @dataclass(eq=False, repr=False)
@@ -59,7 +59,7 @@ class LoadedPolicy:
     _model: PolicyModel
     spaces: Spaces
     _pad: Pad
-    _numbers: Mapping[str, float]  # of exploration, as they were for these weights
+    _numbers: Mapping[str, float]  # exploration parameters published with these weights
     _threads: int = 1
 
     def __post_init__(self) -> None:
@@ -190,8 +190,8 @@ class SavedRun:
     path: Path
     policies: tuple[AssignedPolicy, ...]
     config: Config
-    pickled_env_fn: bytes | None = None  # also if cloudpickle could not pickle it
-    described: bool = False  # by files that anybody may have made
+    pickled_env_fn: bytes | None = None  # None if cloudpickle could not pickle it
+    described: bool = False  # read from policies.json, which is not trusted
 
     @classmethod
     def of(cls, run_dir: str | Path, *, trust: bool = False, weights_only: bool = False) -> SavedRun:

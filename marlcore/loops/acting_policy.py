@@ -30,13 +30,13 @@ class ActingPolicy:
     pad: Pad  # of stacks; the same as in training
     generator: np.random.Generator  # for the algorithm's draws
     device: torch.device
-    explore: Mapping[str, Any] | None = None  # the numbers of exploration, arrays [copies] too; None acts greedily
+    explore: Mapping[str, Any] | None = None  # exploration parameters, numbers or arrays [copies]; None: greedy
 
     def __post_init__(self) -> None:
-        self.model.eval()  # a greedy policy draws nothing, also with dropout
+        self.model.eval()  # switches dropout off: a greedy policy draws nothing
         spaces, copies = self.spaces, self.copies
         self._action = spaces.action_field
-        self._choices = np.zeros(0, np.int64)  # of the action 0: where all copies' masks, flattened, hold it
+        self._choices = np.zeros(0, np.int64)  # index of each copy's action 0 in the flattened masks
         if spaces.masked:
             self._choices = np.add.outer(np.arange(copies) * spaces.choices, spaces.mask_starts).ravel()
         self._stacks: Values | None = None  # [copies, stack, ...], oldest first
@@ -125,7 +125,7 @@ class ActingPolicy:
         if isinstance(index, slice):
             self._state = dict(state)  # `state_before` holds views of the old tensors
             return
-        with torch.inference_mode():  # which may have made the tensors
+        with torch.inference_mode():  # the tensors may be inference tensors
             for name, stored in self._state.items():
                 stored[index] = state[name]
 

@@ -56,7 +56,7 @@ def _report_over(env: VectorEnvironment, collectors: Collectors, host: ActorHost
     over = np.flatnonzero(env.ended != host.ended)
     host.ended[over] = env.ended[over]
     finished = [ended for collector in collectors.values() for ended in collector.end(over)]
-    for ended in finished:  # results need all returns
+    for ended in finished:  # after all `end` calls: results need all agents' returns
         host.report_ended(ended)
 
 
@@ -73,7 +73,7 @@ def cut_episodes(env: VectorEnvironment, collectors: Collectors, host: ActorHost
             cut = np.isin(outcome.copies, turn.copies) & ~(outcome.terminated | outcome.truncated)
             last, outcome = outcome.part(cut), outcome.part(~cut)
             final_obs = turn.part(np.isin(turn.copies, last.copies)).obs
-            if len(last.copies):  # its return is not one of a whole episode
+            if len(last.copies):  # recorded as a row, but not reported as an episode
                 truncated = np.ones(len(last.copies), bool)
                 collectors[last.agent].record(last._replace(truncated=truncated, final_obs=final_obs))
         if len(outcome.copies):

@@ -38,12 +38,12 @@ class Collector:
     def __post_init__(self) -> None:
         copies = self.recorder.copies
         self.followed = [self.weights]
-        self.numbers = np.zeros(copies, np.int64)  # of the players: LATEST, whose rows are written, or another
+        self.numbers = np.zeros(copies, np.int64)  # each copy's player; only the rows of LATEST are written
         self.opponents: Player | None = None  # None while all learn
-        # Whichever player acted: of the last finished episodes, and so far
+        # Returns of the last finished episodes and of the present ones, whichever player acted
         self.returns, self._returns = np.zeros((2, copies))
         self._lengths = np.zeros(copies, np.int64)
-        self._infos: dict[int, Mapping[str, float]] = {}  # by copy, of the agent's end
+        self._infos: dict[int, Mapping[str, float]] = {}  # by copy, when the agent's episode ended
 
     def record(self, outcome: Outcome) -> None:
         """Adds rewards to the returns, and writes the transitions that these outcomes complete."""
@@ -103,10 +103,10 @@ class LeagueCollector:
     """Holds an agent's collectors in a league, one for each policy; one policy learns in each episode."""
 
     collectors: Sequence[Collector]
-    learning: NDArray[np.int64]  # [copies]: the place of the policy whose episode it is
+    learning: NDArray[np.int64]  # [copies]: the place of the policy that learns in the episode
 
     def __post_init__(self) -> None:
-        # Of all policies, since those that do not learn in an episode may be opponents in it
+        # All policies' weights: a policy that does not learn in an episode may be an opponent in it
         self.followed = [weights for collector in self.collectors for weights in collector.followed]
 
     def record(self, outcome: Outcome) -> None:

@@ -152,7 +152,7 @@ class _Episodes:
         self._games: set[tuple[int, ...]] = set()
         self._returns = {agent: np.zeros(episodes) for agent in env.agents}
         self._lengths = {agent: np.zeros(episodes, np.int64) for agent in env.agents}
-        # By agent and name, the last number of each episode, of which an agent that comes back has several ends.
+        # By agent and name, each episode's last number: an agent that returns ends several times in an episode.
         self._infos: dict[str, dict[str, dict[int, float]]] = {agent: defaultdict(dict) for agent in env.agents}
 
     @property

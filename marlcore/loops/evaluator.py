@@ -18,7 +18,7 @@ from .acting_policy import ActingPolicy
 from .episodes import play
 
 GoesOn = Callable[[], bool]  # asked before each round of actions; False ends the evaluation
-Games = Callable[[int, GoesOn], bool]  # plays, reports and keeps the weights at a step count; False: not all was played
+Games = Callable[[int, GoesOn], bool]  # plays, reports and keeps the weights at a step count; False: it was cut off
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Candidate:
     """Holds a policy that is evaluated, and saves its best and newest checkpoints."""
 
     policy: AssignedPolicy
-    acting: ActingPolicy  # greedily, by the weights that `subscriber` pulls; each game takes a copy
+    acting: ActingPolicy  # acts greedily by the weights that `subscriber` pulls; each game uses a copy
     subscriber: Subscriber
-    kept: Any  # the KeptCheckpoints of record/, beside which this room stands
+    kept: Any  # record's KeptCheckpoints, which this room must not import
 
     @property
     def step(self) -> int:
@@ -84,13 +84,13 @@ class Evaluator:
     steps: Callable[[], int]  # the run's step count
     seconds: float = 0.0
     clock: Callable[[], float] = time.monotonic
-    begins: Callable[[int], None] = lambda step: None  # told the step count at which an evaluation begins
+    begins: Callable[[int], None] = lambda step: None  # called with the step count when an evaluation begins
 
     def __post_init__(self) -> None:
         self._last_s = self.clock()
-        self.last = max((candidate.kept.last for candidate in self.candidates), default=0)  # the step of the last one
+        self.last = max((candidate.kept.last for candidate in self.candidates), default=0)  # of the last evaluation
         self.skipped = 0
-        self._evaluated: list[int] = []  # versions
+        self._evaluated: list[int] = []  # versions of the weights evaluated last
 
     @property
     def due(self) -> bool:

@@ -18,8 +18,8 @@ class FirstPriorities:
 
     def __init__(self, recorder: Recorder, compute: FirstPriority) -> None:
         self._recorder, self._compute = recorder, compute
-        self._waiting = np.zeros(recorder.copies, np.bool_)  # rows whose next values are still to come
-        self._rewards = np.zeros(recorder.copies, np.float32)  # of these
+        self._waiting = np.zeros(recorder.copies, np.bool_)  # copies whose row waits for the next observation's values
+        self._rewards = np.zeros(recorder.copies, np.float32)  # of the waiting rows
         self._values: dict[str, NDArray[Any]] = {}  # of the observations acted on
 
     def begin(self, copies: NDArray[np.int64]) -> None:

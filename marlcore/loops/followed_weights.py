@@ -19,14 +19,14 @@ class FollowedWeights:
     """Pulls newer weights into the subscriber's model, with the exploration parameters published beside them."""
 
     subscriber: Subscriber
-    exponents: NDArray[np.float64] | None = None  # [copies], of epsilon in each copy; None: all have the same
+    exponents: NDArray[np.float64] | None = None  # [copies], the exponent of epsilon in each copy; None: all 1
     sync_interval: int = 1  # rounds between pulls
     max_lag: int | None = None  # versions by which weights may be behind; staler ones are pulled before the next turn
 
     def __post_init__(self) -> None:
         self.explore: dict[str, Any] = {}  # changed in place: policies that act share it
         self.version = 0  # of the weights; 0 before the first pull
-        self._looked = -1  # the round of the last look for newer weights that was due
+        self._looked = -1  # the round of the last call of `pull_if_due`
         if self.exponents is not None and (self.exponents == 1.0).all():
             self.exponents = None
 

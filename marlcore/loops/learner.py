@@ -21,9 +21,9 @@ from ..transitions import Batch, TorchBatch
 from ..weights import Publisher
 from .model import FiniteCheck, Normalizer, RewardNormalizer, RunningMoments
 
-WAIT_S = 0.1  # for data, between two heartbeats
-SHARED_WAIT_S = 0.005  # for that of one policy among several, at least
-PATIENCE = 10  # that wait as a multiple of a round without an update, so that many idle policies cost no core
+WAIT_S = 0.1  # longest wait for data between two heartbeats
+SHARED_WAIT_S = 0.005  # shortest wait for one policy's data among several policies
+PATIENCE = 10  # that wait in durations of a round without updates, so that many idle policies load no core
 FROZEN_AFTER = 100  # batches
 
 
@@ -110,7 +110,7 @@ class Learner:
     clearing: Set[int] = frozenset()  # the stages from which on batches forget earlier transitions
     updates: int = 0  # so far, by all its processes
     stage: int = 0
-    also_publish: Callable[[Mapping[str, float]], Mapping[str, Any]] | None = None  # given the numbers, more of them
+    also_publish: Callable[[Mapping[str, float]], Mapping[str, Any]] | None = None  # adds to the published numbers
     also_report: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
@@ -151,7 +151,7 @@ class Learner:
         if "loss" not in update.metrics:
             raise ValueError(f"update of the trainer: expected the metric 'loss', got {sorted(update.metrics)}")
         for name, value in update.metrics.items():
-            number = float(value) if getattr(value, "is_cpu", True) else value  # one on a device would be waited for
+            number = float(value) if getattr(value, "is_cpu", True) else value  # reading it from a GPU would block
             self._sums[name] = self._sums.get(name, 0.0) + number
             self._counts[name] += 1
         self.updates += update.updates
@@ -210,7 +210,7 @@ class Learner:
         self.version = self.publisher.publish(**numbers)
         stage = int(self.published["stage"])
         first, last = sorted((self.stage, stage))
-        if any(first < begun <= last for begun in self.clearing):  # a checkpoint may hold any stage
+        if any(first < begun <= last for begun in self.clearing):  # a checkpoint's stage may differ by more than one
             self.batches.clear()
         self.stage = stage
 

@@ -21,7 +21,7 @@ from ..interfaces import RETURN
 from ..observations import by_name, in_form
 from ..spaces import Spaces
 
-LIMIT = 10.0  # of a normalized number, as in Andrychowicz et al. 2021 (arXiv:2006.05990, C64)
+LIMIT = 10.0  # bound of a normalized number, as in Andrychowicz et al. 2021 (arXiv:2006.05990, C64)
 
 
 class Normalizer(RunningMoments):
@@ -157,7 +157,7 @@ def _copied(module: nn.Module | None) -> dict[str, torch.Tensor] | None:
 def build_model(policy: AssignedPolicy, config: Config) -> PolicyModel:
     """Builds a policy's untrained model, the same for the same seed, and leaves torch's generator unchanged."""
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(run_seed(config, "network", policy.index))  # no GPU's, which would stay so
+        torch.default_generator.manual_seed(run_seed(config, "network", policy.index))  # leaves GPU generators alone
         settings = config.learner_of(policy.name)
         norm = None if settings.obs_norm == "off" else Normalizer(policy.spaces)
         rewards = None if settings.reward_norm == "off" else RewardNormalizer()

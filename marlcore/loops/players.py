@@ -76,7 +76,7 @@ class ScriptedPlayer:
 
     def _action(self, copy: int, obs: Any) -> NDArray[Any]:
         spaces, label, seen = self._spaces, self._label, obs
-        if self._joint:  # without the part that is for critics alone
+        if self._joint:  # drop the part that only critics see
             visible = {name.removeprefix(f"{ALONE}__"): value for name, value in obs.items() if name != JOINT}
             seen = visible[ALONE] if visible.keys() == {ALONE} else visible
         action = as_field(label, spaces.action_field, self._acts[copy](seen))
@@ -130,7 +130,7 @@ def hides_joint(algorithm: Algorithm | None, spaces: Spaces) -> bool:
 class PlayersByNumber:
     """Acts by several players of an agent: one in each copy, by its number there."""
 
-    numbers_in: Callable[[NDArray[np.int64]], NDArray[np.int64]]  # in copies [k], the numbers [k] of those who act now
+    numbers_in: Callable[[NDArray[np.int64]], NDArray[np.int64]]  # copies [k] to numbers [k] of their present players
     player_of: Callable[[int], Player]
 
     def choose(self, obs: Values, index: NDArray[np.int64], begins: NDArray[np.bool_]) -> Action:

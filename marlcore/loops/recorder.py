@@ -24,8 +24,8 @@ class Recorder:
     rows: HeldRows  # of each copy
     spec: TransitionSpec
     lanes: NDArray[np.int64]  # [copies], or [parts, copies] where the replay has several parts
-    gamma: float = 1.0  # of the returns so far, which rows with an extra RETURN have
-    stores_every_end: bool = False  # the final observations of terminated episodes too, for hindsight
+    gamma: float = 1.0  # discount of the running returns that rows with an extra RETURN have
+    stores_every_end: bool = False  # stores final observations of terminated episodes too, for hindsight
 
     def __post_init__(self) -> None:
         spec, self.lanes = self.spec, np.atleast_2d(self.lanes)
@@ -35,7 +35,7 @@ class Recorder:
         self._of_algorithm = {name: field for name, field in spec.extras.items() if name not in OF_OUTCOMES}
         self._discounted = np.zeros(copies)
         self._versions = np.zeros(copies, np.int64)  # of the weights that chose the actions
-        self._version: int | None = 0  # that of all copies, if they are known to be one
+        self._version: int | None = 0  # the version of all copies; None if they may differ
         self._waiting = np.zeros(copies, np.bool_)  # for an outcome
 
     def index_of(self, copies: NDArray[np.int64]) -> Any:
@@ -44,7 +44,7 @@ class Recorder:
 
     def begin(self, copies: NDArray[np.int64]) -> int:
         """Begins an episode in these copies; returns how many actions are lost, because their outcomes never came."""
-        # The last episode may have ended for all before this agent's next turn, so that no row of it says so.
+        # The last episode may have ended before this agent's next turn; then no row marks its end.
         self.rows.writer.new_episode(self._lanes[copies])
         lost = copies[self._waiting[copies]]
         self._waiting[lost] = False
@@ -75,7 +75,7 @@ class Recorder:
         for name, field in self._of_algorithm.items():
             value, owner = (state[name], "algorithm's state") if name in state else (chosen.extras[name], "algorithm")
             array = rows_of(f"{name} of the {owner}", field, value, rows)
-            if array.dtype.kind in "fc" and name not in state and name != PRIORITY:  # whose NaN means the highest
+            if array.dtype.kind in "fc" and name not in state and name != PRIORITY:  # a NaN priority means the highest
                 check_finite(f"{name} of the {owner}", array)
             self.rows.extras[name][index] = array
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..checks import brief
 
-_CLOSE = 1e-6  # of probabilities to a sum of 1, and of a game's returns to 0
+_CLOSE = 1e-6  # tolerance of sums: probabilities to 1, returns to 0
 
 
 class GameState(Protocol):
@@ -68,7 +68,7 @@ def exploitability(
     """
     given: Any = [strategies] if callable(strategies) else list(strategies)
     shares: Any = [None] * 2 if weights is None else weights
-    if not given or any(map(callable, given)):  # which play both seats
+    if not given or any(map(callable, given)):  # the strategies play both seats
         given, shares = [given] * 2, [weights] * 2
     if len(given) != 2 or len(shares) != 2:
         raise ValueError(f"strategies: expected two sequences, and two of weights, got {len(given)} and {len(shares)}")

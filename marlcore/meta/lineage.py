@@ -30,7 +30,7 @@ class MemberState(Declared):
     """The saved state of a population's member, without its run."""
 
     settings: dict[str, Any]
-    target: AtLeast0  # total steps of its run at the end of the segment that it is in, or was in last
+    target: AtLeast0  # total steps of its run at the end of its present or last segment
     begin: AtLeast0 = 0  # steps at which that segment began
     score: float = math.nan  # the newest
     done: bool = False  # takes no more steps
@@ -43,7 +43,7 @@ class Lineage:
 
     folder: Path
     config: PopulationConfig
-    total_steps: int  # of each member that is not left behind
+    total_steps: int  # of each member that halving does not end
     members: list[MemberState]
     seed: int  # of the members' decisions
     rows: list[dict[str, Any]] = field(default_factory=list)  # of the table, one for each segment that has ended
@@ -115,7 +115,7 @@ class Lineage:
         """Sets the next targets of the members that halving promotes, and returns those members' numbers."""
         lengths, promotions = rungs(self.config, self.total_steps), []
         scores: list[dict[int, float]] = [{} for _ in lengths]
-        for row in self.rows:  # a member's first row is of the first rung, and so on
+        for row in self.rows:  # a member's n-th row belongs to the n-th rung
             rung = next(rung for rung in scores if row["member"] not in rung)
             rung[row["member"]] = np.nan_to_num(float(row["score"]), nan=LOST, neginf=LOST)
         for scored, length, following in zip(scores, lengths, lengths[1:], strict=False):

@@ -83,7 +83,7 @@ def work_population(
         folder = open_run(folder, CONTINUED)
     config = config.with_absolute_paths()
     _check_names(algorithm, config, population)
-    with warned_once(lambda record: record.msg):  # whatever the steps of the segment are
+    with warned_once(lambda record: record.msg):  # equal warnings of segments differ in their steps
         policies = _check_values(env_fn, algorithm, replace(config, run_dir=None), population, progress)
         if population.method == "pbt" and population.interval >= config.total_steps:
             log.warning("interval: no member looks at others before its %d steps are over", config.total_steps)
@@ -100,12 +100,12 @@ def _work(runs: _Runs, mode: str, parallel: int, children: Children, progress: b
     lineage = runs.lineage
     lineage.write()
     if not runs.waiting:
-        plot_lineage(lineage)  # a program that was killed may not have noted what it did last
+        plot_lineage(lineage)  # a killed program may not have plotted its last results
         if all(member.done for member in lineage.members):
             expected = "total_steps: expected more, since no member has steps left to take"
             raise ValueError(f"{expected}, got {lineage.total_steps}")
         raise ValueError("resume: expected a member that has not diverged, got none that others could copy")
-    table = SharedProgress(len(lineage.members) * lineage.total_steps) if progress else None  # at most
+    table = SharedProgress(len(lineage.members) * lineage.total_steps) if progress else None  # an upper bound
     with closing(make_runs(runs.waiting, mode, parallel, children, table, plots=False)) as ended:
         try:
             for label, result in ended:
@@ -148,7 +148,7 @@ class _Runs:
         """Settles a run that has ended. Raises WorkerFailed: it failed for another reason than divergence."""
         member = self.lineage.members[number]
         try:
-            if result().steps >= member.target:  # else Ctrl-C cut it
+            if result().steps >= member.target:  # else Ctrl-C cut the segment short
                 self._settle(number)
         except WorkerFailed as error:
             if error.reason != "diverged":
@@ -164,7 +164,7 @@ class _Runs:
             member.score = score
         steps, method = max(self._steps(number), member.begin), lineage.config.method
         if method == "pbt":
-            deciding = {number, *(i for i, other in enumerate(lineage.members) if other.score == LOST)}  # which waited
+            deciding = {number, *(i for i, other in enumerate(lineage.members) if other.score == LOST)}  # they waited
             beginning = [i for i in sorted(deciding) if self._exploit(i, steps if i == number else None)]
         else:
             lineage.ended(number, steps, score)
@@ -193,7 +193,7 @@ class _Runs:
                 member.copied = len(lineage.rows)
                 take_links(self.run_dir(parent), self.run_dir(number), self.policies, member.copied)
             member.settings = explored(lineage.config, lineage.members[parent].settings, generator)
-            member.score = math.nan  # until what it copied has been scored with its settings
+            member.score = math.nan  # unknown until the copied weights are scored with the new settings
         elif score == LOST:
             return False
         lineage.advance(number, steps)
@@ -209,7 +209,7 @@ class _Runs:
         arguments = {"env_fn": self.env_fn, "algorithm": algorithm, "config": config}
         if self._has_begun(number):
             arguments |= {"resume": run_dir, "init_from": links_to_take(run_dir, self.policies, member.copied) or None}
-        else:  # what a program that was killed began to make
+        else:  # left by a killed program
             shutil.rmtree(run_dir, ignore_errors=True)
         self.waiting[f"member {number}"] = arguments
 
@@ -244,7 +244,7 @@ def _link(source: Path, target: Path) -> None:
     while True:
         try:
             return os.link(source, target)
-        except FileNotFoundError:  # also where it was replaced between its lookup and its link
+        except FileNotFoundError:  # the file may have been replaced between lookup and link
             if not source.exists():
                 raise
 

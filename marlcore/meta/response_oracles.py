@@ -33,10 +33,10 @@ from .meta_solvers import MetaSolver, mixture_by, solver_of
 from .result import Population, PSROResult, add_policies, plot_result, read_into, write_result
 from .several import folder_of, working_in
 
-_LEAST_SHARE = 1e-6  # of a policy that is played against; solvers leave rounding errors
+_LEAST_SHARE = 1e-6  # least share of an opponent in a run; solvers leave rounding errors
 _NEVER = 2**62  # updates
 _MOST_COPIES = 64  # of the environment, in games between policies
-_NORMAL_975 = 1.96  # its 0.975 quantile
+_NORMAL_975 = 1.96  # the normal distribution's 0.975 quantile
 _ZERO = 1e-6  # a return's rounding error
 
 
@@ -97,7 +97,7 @@ def psro(
     with children_of(config) as children, shown_with(progress), working_in(folder, "psro"):
         oracles = Oracles(folder, env_fn, algorithm, config, games, progress, children)
         result = oracles.checked(resume is not None)
-        _mix(result, solve)  # perhaps by another solver than before
+        _mix(result, solve)  # a resumed psro may have another solver
         write_result(result, name)  # before all else, so that a psro which is killed at once can continue
         _iterate(oracles, result, solve, name, iterations, min_gain)
         for place, population in enumerate(result.populations):
@@ -184,7 +184,7 @@ class Oracles:
             path.parent.mkdir(mode=0o755, exist_ok=True)
             save_checkpoint(path, {**model.saved(), "updates": 0, "step": 0})
         save_policies(self.folder, self._make_env, self.policies, self._config)
-        payoff = self._payoff(0, 0)  # also of one population, so that a game which is not zero-sum is refused now
+        payoff = self._payoff(0, 0)  # also with one population: it refuses games that are not zero-sum
         if not self._shared:
             result.payoffs[:], result.half_widths[:] = payoff
 
@@ -198,7 +198,7 @@ class Oracles:
         number = len(result.payoffs)
         shutil.rmtree(self._run_dir(number), ignore_errors=True)  # of a psro that was killed
         for place, policy in enumerate(self.policies):
-            self.children.interrupts = interrupts = Interrupts()  # which end the wait for a server, too
+            self.children.interrupts = interrupts = Interrupts()  # they also end the wait for a server
             arguments = self._run(place, number, result.populations[place - 1].mixture)
             shared = Shared(Children(interrupts=interrupts, server=self.children.server))
             run = train(*arguments, progress=self.progress, _shared=shared)

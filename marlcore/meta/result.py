@@ -16,7 +16,7 @@ from ..evaluation import LoadedPolicy
 from ..record import believed, canvas, read_json, write_json
 
 TABLE, PICTURE, TABLES = "psro.json", "psro.png", ("payoffs", "half_widths")
-_MOST_NUMBERED = 16  # policies, of which a picture shows each payoff as a number
+_MOST_NUMBERED = 16  # with more policies, the picture shows payoffs only as colours
 
 
 class MixedPlayer:
@@ -41,7 +41,7 @@ class MixedPlayer:
         return self._present.act(obs, mask, reward)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MixedPlayer:
-        copied = MixedPlayer(list(map(copy.copy, self._policies)), self._mixture)  # which share their weights
+        copied = MixedPlayer(list(map(copy.copy, self._policies)), self._mixture)  # the copies share their weights
         (copied._generator,) = self._generator.spawn(1)
         copied.reset()
         return copied
@@ -54,7 +54,7 @@ class Population:
     policies: list[LoadedPolicy] = field(default_factory=list)
     mixture: NDArray[np.float64] = field(default_factory=lambda: np.ones(1))
     gains: list[tuple[float, float]] = field(default_factory=list)
-    place: int = 0  # 1 of the second agent
+    place: int = 0  # 1 for the second agent
 
     def player(self, seed: int | None = 0) -> MixedPlayer:
         """Returns a player that draws a policy from the mixture for each episode.
@@ -101,7 +101,7 @@ def add_policies(result: PSROResult, payoffs: NDArray[np.float64], halves: NDArr
         shares[-1, :-1] = other
         if result.opponent is not None:  # else the mixture returns 0 against itself
             shares[:-1, :-1] = -np.outer(mixture, other)
-        met = shares != 0  # the intervals of others may be unknown
+        met = shares != 0  # others' half widths may be NaN
         population.gains.append((float(shares[met] @ means[met]), float(np.linalg.norm(shares[met] * widths[met]))))
     result.payoffs, result.half_widths = payoffs, halves
 

@@ -46,7 +46,7 @@ def work_seeds(
 
 
 def _plot(run_dirs: Sequence[Path], folder: Path) -> None:
-    if run_dirs:  # else all that have ended were stopped before their first step
+    if run_dirs:  # else all ended runs were stopped before their first step
         described = read_config(run_dirs[0])
         seeds = ", ".join(str(path.name.removeprefix("seed-")) for path in run_dirs)
         title = f"{described['env']}, {described['algorithm']}, seeds {seeds}"

@@ -145,7 +145,7 @@ def _side_by_side(
 ) -> Ended:
     running: dict[str, Run] = {}
     with children.interrupts as interrupts, ExitStack() as stack:
-        stack.callback(_end_all, running, interrupts)  # the runs beside one that fails
+        stack.callback(_end_all, running, interrupts)  # if a run fails, the others end too
         while waiting or running:
             if interrupts.stopping:
                 waiting.clear()
@@ -179,7 +179,7 @@ def _stop(running: Mapping[str, Run], hurry: bool) -> None:
 def _end_all(running: Mapping[str, Run], interrupts: Interrupts) -> None:
     """Stops the runs and waits for them; a signal during this wait ends them without last checkpoints."""
     patient = not interrupts.stopping
-    _stop(running, hurry=False)  # all before waiting for the first
+    _stop(running, hurry=False)  # stop all runs before waiting for the first
     while not all(run.done for run in running.values()):
         if interrupts.again or (patient and interrupts.stopping):
             _stop(running, hurry=True)

@@ -20,7 +20,7 @@ from .trust import WEIGHTS, open_run
 Weights: TypeAlias = str | Path | Mapping[str, torch.Tensor]
 InitFrom: TypeAlias = Weights | Mapping[str, Weights]
 
-NO_COUNTS = {"updates": 0, "version": 0, "step": 0, "stage": 0}  # of a checkpoint before a learner's first update
+NO_COUNTS = {"updates": 0, "version": 0, "step": 0, "stage": 0}  # counts before a learner's first update
 _KINDS: dict[str, Any] = dict.fromkeys(("network", "acting", "trainer", "numbers", "self_play"), dict)
 _KINDS |= {"norm": dict | None, "reward_norm": dict | None}
 _KINDS |= {"return": float, "torch": torch.Tensor, "sampler": dict}
@@ -34,7 +34,7 @@ class KeptCheckpoints:
         self._policy = policy
         self._keep = keep
         self.best = float(load_checkpoint(self._path("best")).get("return", -math.inf))  # the highest return so far
-        self.last = max(kept_steps(run_dir, policy), default=0)  # the step of the newest
+        self.last = max(kept_steps(run_dir, policy), default=0)  # the step of the newest checkpoint
 
     def best_weights(self) -> dict[str, torch.Tensor] | None:
         """Returns the best checkpoint's acting weights; None before the first. Raises ValueError: it is damaged."""
@@ -68,7 +68,7 @@ def saved_checkpoints(run_dir: Path, policy: str) -> list[str]:
 def kept_steps(run_dir: Path, policy: str, prefix: str = "") -> list[int]:
     """Returns the steps of a policy's kept checkpoints, ascending; with a prefix, the numbers after it instead."""
     found = [name[len(prefix) :] for name in saved_checkpoints(run_dir, policy) if name.startswith(prefix)]
-    return sorted(int(name) for name in found if name.isdecimal() and len(name) < 19)  # else it is no count of steps
+    return sorted(int(name) for name in found if name.isdecimal() and len(name) < 19)  # longer numbers are no steps
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any], hold: Hold | None = None) -> None:
@@ -84,7 +84,7 @@ def load_checkpoint(path: Path, *, own_name: bool = True, label: str = "resume")
         return {}
     try:
         data = read_sealed(path, own_name=own_name)
-        if not data.startswith(ZIP):  # torch's older formats, which are never written here, have executed code
+        if not data.startswith(ZIP):  # torch's older formats, never written here, can execute code
             raise ValueError("expected a zip")
         with ZipFile(io.BytesIO(data)) as archive:
             if sum(member.file_size for member in archive.infolist()) > len(data):
@@ -103,7 +103,7 @@ def load_checkpoint(path: Path, *, own_name: bool = True, label: str = "resume")
 def taken_over(state: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """Combines a run's own counts with the trainer of another checkpoint; the caller adds the weights."""
     taken = NO_COUNTS | {name: value for name, value in state.items() if name != "trainer"}
-    if "trainer" in other:  # else it is a state_dict, or kept by an evaluation
+    if "trainer" in other:  # state_dicts and evaluations' checkpoints have no trainer
         taken |= {"trainer": other["trainer"], "torch": state.get("torch", other["torch"])}
     return taken
 

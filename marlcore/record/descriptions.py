@@ -33,7 +33,7 @@ from .trust import IMPORTED, open_run
 POLICIES = "checkpoints/policies.json"
 OF_POLICIES = ("learner", "learners", "exploration", "explorations", "stages")  # the settings that policies act by
 ANCHORS, ROLES = "self_play.anchors", "self_play.roles"
-# See `fixed_settings`; the further ones only where replays were saved.
+# See `fixed_settings`; OF_ROWS and OF_PRIORITIES apply only if replays were saved.
 FIXED = {
     "algorithm": "its checkpoints are of that algorithm",
     "policies": "each of its policies has a checkpoint",
@@ -64,7 +64,7 @@ def describe(env_fn: Any, policies: tuple[AssignedPolicy, ...], config: Config) 
     while isinstance(made_by, (JointObservations, Teams)):
         made_by = made_by.env_fn
     options: dict[str, Any] = {}
-    if isinstance(made_by, NamedEnvironment):  # whose name alone would make another one
+    if isinstance(made_by, NamedEnvironment):  # its name alone would make another environment
         options["env_options"] = {name: _plain(value) for name, value in made_by.options.items()}
         options["env_wrappers"] = [*made_by.wrappers]
     return {
@@ -94,7 +94,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return [_plain(member) for member in value]
     simple = isinstance(value, (bool, int, str, type(None))) or (isinstance(value, float) and math.isfinite(value))
-    return value if simple else {"repr": re.sub(" at 0x[0-9a-f]+", "", repr(value))}  # which differs in each process
+    return value if simple else {"repr": re.sub(" at 0x[0-9a-f]+", "", repr(value))}  # addresses differ in each process
 
 
 def described_run(run_dir: str | Path, *, trust: bool = False) -> tuple[Any, Algorithm | dict[str, Algorithm], Config]:
@@ -186,9 +186,9 @@ def _as_json(described: dict[str, Any]) -> Any:
 def _each(label: str, before: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Yields a setting's name with its old and new value, then those of each policy that has its own section."""
     old, new = before.get(label), now[label]
-    if label == ANCHORS:  # whose shares may change
+    if label == ANCHORS:  # the anchors' shares may change
         old, new = [*(old or ())], [*new]
-    if label == ROLES:  # whose order numbers the opponents in tables of results
+    if label == ROLES:  # the order of roles numbers the opponents in tables of results
         old, new = [*(old or {}).items()], [*new.items()]
     yield label, old, new
     section, _, name = label.partition(".")
@@ -226,7 +226,7 @@ def write_policies(run_dir: Path, policies: tuple[AssignedPolicy, ...], config: 
     """Writes the file that `described_policies` reads."""
     plain = config.to_dict()
     settings = {label: plain[label] for label in OF_POLICIES}
-    settings["replay"] = {"pad": config.replay.pad}  # whose path need not exist where the policies are loaded
+    settings["replay"] = {"pad": config.replay.pad}  # its path need not exist where the policies are loaded
     write_json(run_dir / POLICIES, {"policies": [*map(_described_policy, policies)], "config": settings})
 
 
@@ -298,7 +298,7 @@ def _without_functions(exploration: Mapping[str, Any]) -> dict[str, Any]:
 
 def _described(space: gym.Space) -> dict[str, Any]:
     if isinstance(space, gym.Dict):
-        # A key of another kind is kept as a value that cannot be a key.
+        # A key of another kind becomes a dict, which is no valid key, so loading refuses it.
         keys = [key if isinstance(key, (str, int, float)) else {"repr": repr(key)} for key in space.spaces]
         return {"kind": "Dict", "spaces": list(zip(keys, map(_described, space.spaces.values()), strict=True))}
     if isinstance(space, gym.Tuple):
@@ -324,7 +324,7 @@ def _space(plain: Mapping[str, Any]) -> gym.Space:
     """Inverts `_described`. Raises KeyError, TypeError, ValueError: `plain` is no described space."""
     kind = plain["kind"]
     if kind == "Dict":
-        return gym.Dict([(key, _space(part)) for key, part in plain["spaces"]])  # of a dict it would sort the keys
+        return gym.Dict([(key, _space(part)) for key, part in plain["spaces"]])  # a dict's keys would be sorted
     if kind == "Tuple":
         return gym.Tuple([_space(part) for part in plain["spaces"]])
     if kind == "MultiBinary":
@@ -334,7 +334,7 @@ def _space(plain: Mapping[str, Any]) -> gym.Space:
     dtype = np.dtype(plain["dtype"])
     first, second = (np.broadcast_to(np.array(plain[name], dtype), plain["shape"]) for name in _NUMBERS[kind])
     if kind == "Discrete":
-        other = {} if dtype == np.int64 else {"dtype": dtype}  # of which earlier releases of Gymnasium know nothing
+        other = {} if dtype == np.int64 else {"dtype": dtype}  # older releases of Gymnasium lack the argument
         return gym.Discrete(first.item(), start=second.item(), **other)
     if kind == "MultiDiscrete":
         return gym.MultiDiscrete(first, dtype=dtype, start=second)

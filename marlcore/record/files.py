@@ -64,7 +64,7 @@ def write_sealed(path: Path, data: bytes, **options: Any) -> None:
     """Writes a pickle or a zip with a seal; see `write_atomically`."""
     start = f', "file": {json.dumps(path.name)}, "sha256": "'.encode()
     end = b'"}\n'
-    if data.startswith(ZIP):  # the seal becomes its comment, whose length ends a zip
+    if data.startswith(ZIP):  # the seal becomes the zip's comment, after the comment's length
         length = (len(start) + _DIGITS + len(end)).to_bytes(2, "little")
         _write_sealed(path, memoryview(data)[:-2], length + start, end, **options)
     else:
@@ -90,7 +90,7 @@ def read_sealed(path: Path, *, own_name: bool = True, most: int | None = None) -
     with open_regular(path) as file:
         file.seek(max(os.fstat(file.fileno()).st_size - _LONGEST, 0))
         sealed = _SEAL.search(file.read(_LONGEST))
-    data = read_regular(path, most) if sealed else b""  # a hole of gigabytes is not read
+    data = read_regular(path, most) if sealed else b""  # never reads a sparse file of gigabytes without a seal
     if fault := _fault(path, data, own_name):
         raise ValueError(f"{str(path)!r}: {fault}")
     return data

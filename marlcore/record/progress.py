@@ -22,7 +22,7 @@ from .run_directory import agent_order
 
 _RETURNS = 100  # episodes in the running mean
 _FRAME_S = 0.25
-_RATE_S = 10.0  # over which the rate of several runs is taken
+_RATE_S = 10.0  # averaging time of the rate of several runs
 _MIN_WIDTH = 8  # of a column of the table
 _COLUMNS = {  # metric: title, number of values averaged, format
     "episode_return": (f"return (last {_RETURNS})", _RETURNS, ",.2f"),
@@ -39,7 +39,7 @@ class _Watched:
     """Wraps a stream and ignores its write errors: a run outlives its terminal, and a `tee` that Ctrl-C kills first."""
 
     def __init__(self, stream: TextIO | None) -> None:
-        self._gone = stream is None  # as in a process started without the stream
+        self._gone = stream is None  # the process was started without the stream
         self._stream: Any = stream
 
     def write(self, text: str) -> int:
@@ -55,7 +55,7 @@ class _Watched:
         try:
             getattr(self._stream, method)(*text)
         except OSError as error:  # metrics.csv still records everything
-            if error.errno is None:  # a signal handler's
+            if error.errno is None:  # raised by a signal handler
                 raise
             self._gone = True
 
@@ -80,7 +80,7 @@ class Progress:
         self._news = True  # since the last line
         self._live: Live | None = None
         if self._console.is_terminal and not self._console.is_dumb_terminal:
-            piped = sys.stdout is None or not sys.stdout.isatty()  # this output must stay in its pipe
+            piped = sys.stdout is None or not sys.stdout.isatty()  # piped output must stay in its pipe
             self._live = Live(
                 console=self._console, auto_refresh=False, get_renderable=self._table, redirect_stdout=not piped
             )
@@ -171,7 +171,7 @@ class SharedProgress(Progress):
         self._total = total_steps  # of all runs together
         self.lock = threading.Lock()
         self._run_steps: dict[str, int] = {}  # by run
-        self._counted = deque([(monotonic(), 0)])  # (seconds, steps of all runs since the table began) of late
+        self._counted = deque([(monotonic(), 0)])  # recent (seconds, steps of all runs since the table began)
 
     def part(self, run: str, steps: int) -> PartOfProgress:
         """Returns a run's part of the table; the run begins at `steps` steps."""

@@ -78,7 +78,7 @@ class RemoteCopy(Closing):
         if found:
             raise ValueError(f"run_dir: expected a new or empty directory, got {address!r}, which holds files")
         self._path: Path | None = None
-        self._sent: dict[str, tuple[int, int]] = {}  # by file, when it was changed last, and its bytes
+        self._sent: dict[str, tuple[int, int]] = {}  # by file: its modification time in ns, and its size
         self._folders: set[str] = set()
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._work, name="marlcore-remote", daemon=True)
@@ -100,7 +100,7 @@ class RemoteCopy(Closing):
         assert self._path is not None
         path, now = self._path, self._look(self._path)
         changed = sorted(name for name in now if now[name] != self._sent.get(name))
-        # Read first and written last: at the address it is never newer than the files that it refers to.
+        # Referring files are read first and written last, so that they are never newer than the files they refer to.
         last = {name: (path / name).read_bytes() for name in changed if _refers(name, now)}
         for name in changed:
             if name not in last:
@@ -142,7 +142,7 @@ class RemoteCopy(Closing):
         found = {}
         for path in folder.rglob("*"):
             with suppress(FileNotFoundError):  # it was removed meanwhile
-                if path.is_file() and not path.name.startswith("."):  # else it is not whole yet
+                if path.is_file() and not path.name.startswith("."):  # a dot file is an unfinished write
                     status = path.stat()
                     found[path.relative_to(folder).as_posix()] = status.st_mtime_ns, status.st_size
         return found

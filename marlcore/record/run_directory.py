@@ -29,7 +29,7 @@ from .trust import RECORD, open_run
 
 KINDS: dict[str, Any] = dict.fromkeys((*SECTIONS, "init_from", "hyperparameters"), dict)  # in config.json
 KINDS |= {"self_play.roles": dict | None, "self_play.anchors": dict | list | None, "total_steps": int}
-LOCK = ".lock"  # which other users cannot open, let alone lock
+LOCK = ".lock"  # other users can neither open nor lock it
 RUNS = "runs"  # parent of run directories without a given path
 
 
@@ -70,7 +70,7 @@ class RunDirectory:
                 write_json(root / "config.json", config, indent=2)  # last: this file marks a run
                 return cls(root, csv, lock, undo.pop_all())
         except OSError as error:
-            if error.errno is None:  # a signal handler's
+            if error.errno is None:  # raised by a signal handler
                 raise
             raise ValueError(
                 f"run_dir: expected a place that can be written, got {str(path or runs)!r} ({error.strerror})"
@@ -88,7 +88,7 @@ class RunDirectory:
             with ClosedAfterError(lock):
                 return cls(root, CsvSink(root / "metrics.csv", "r+"), lock)
         except OSError as error:
-            if error.errno is None:  # a signal handler's
+            if error.errno is None:  # raised by a signal handler
                 raise
             expected = "resume: expected the directory of a run"
             raise ValueError(f"{expected}, got {str(path)!r} ({error})") from error
@@ -207,7 +207,7 @@ def read_progress(run_dir: str | Path) -> dict[str, Any]:
     counts = steps.values() if isinstance(steps, dict) else [None]
     whole = *counts, saved.get("skips", 0)
     kinds = [(saved.get("time_s", 0.0), (int, float)), *((count, (int,)) for count in whole)]
-    if not all(type(number) in kind and 0 <= number < 2**63 for number, kind in kinds):  # as the control block's words
+    if not all(type(number) in kind and 0 <= number < 2**63 for number, kind in kinds):  # must fit in control words
         raise ValueError(f"{str(path)!r}: expected time_s and steps, a number for each worker, got {brief(saved)}")
     return saved
 
@@ -224,7 +224,7 @@ def has_all_steps(run_dir: str | Path) -> bool:
 
 def has_ended(path: str | Path) -> bool:
     """Whether the directory holds a run and no process works in it; False also while a run is being created."""
-    with suppress_failed_calls():  # another user's, of which nothing is known
+    with suppress_failed_calls():  # another user's directory: its state is unknown
         root = open_run(path, RECORD)
         return (root / "config.json").exists() and not is_directory_locked(root)
     return False
@@ -247,7 +247,7 @@ def _make(directory: Path, undo: ExitStack) -> bool:
     missing = takewhile(lambda path: not path.exists(), directory.parents)
     for path in (*reversed([*missing]), directory):
         new = False
-        with suppress_failed_calls(errno.EEXIST):  # another run was quicker
+        with suppress_failed_calls(errno.EEXIST):  # another run made it first
             path.mkdir(mode=0o755)
             undo.callback(_remove_empty, path)
             new = True
@@ -255,7 +255,7 @@ def _make(directory: Path, undo: ExitStack) -> bool:
 
 
 def _remove_empty(directory: Path) -> None:
-    with suppress_failed_calls():  # files that other processes put there stay, and so do the directories that hold them
+    with suppress_failed_calls():  # keeps other processes' files, and the directories that hold them
         directory.rmdir()
 
 

@@ -13,7 +13,7 @@ from ..processes import Metric
 from .callback import Stop
 from .events import EvaluationEvent, Event, Events
 
-ROWS = 1000  # metrics among which the one of a condition, unless it is of evaluations, is expected
+ROWS = 1000  # first metrics among which a condition's metric is expected, unless evaluations report it
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +27,8 @@ class StopConditions:
     def __post_init__(self) -> None:
         self._episodes = Counter[str]()
         self._windows: dict[str, deque[float]] = {}  # by agent or policy
-        self._best, self._best_step = -math.inf, 0  # of the metric, or of its negative
-        self._known = dict[str, str]()  # while the condition's metric has not come, others' names, and an agent of each
+        self._best, self._best_step = -math.inf, 0  # the metric's best value (negated with `minimize`) and its step
+        self._known = dict[str, str]()  # until the condition's metric comes: other metrics' names, each with an agent
         self._rows = 0
 
     def take(self, metric: Metric, event: Event | None = None) -> Stop | None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ..checks import absolute
 
-FOLDERS = ("checkpoints", "logs", "tensorboard", "wandb")  # in which a run writes
-CODE = ("config.json", "population.json", "psro.json", "checkpoints")  # of a directory that a door would believe
+FOLDERS = ("checkpoints", "logs", "tensorboard", "wandb")  # folders in which a run writes
+CODE = ("config.json", "population.json", "psro.json", "checkpoints")  # files whose content a door would trust
 
 
 @dataclass(frozen=True)

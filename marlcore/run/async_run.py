@@ -22,7 +22,7 @@ from .spec import RunSpec
 
 POLL_S = 0.1
 GRACE_S = 60.0  # least time for the last checkpoints
-SAID_S, STOPPED_S = 5.0, 10.0  # after a signal or a failure: until a line names the last workers; for stopped ones
+SAID_S, STOPPED_S = 5.0, 10.0  # after a halt: until a line names the last workers; until stopped ones are given up
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def start_all(supervisor: Supervisor, interrupts: Interrupts, fallback: bool) ->
                 if not interrupts.stopping:
                     worker.start()
     except OSError as error:
-        if error.errno is None:  # a signal handler's
+        if error.errno is None:  # raised by a signal handler
             raise
         if not fallback:
             raise MarlcoreError(f"mode: no processes can be started here ({error})") from error
@@ -129,7 +129,7 @@ class _End:
         self.halted, self.since = True, self.since or time.monotonic()
         if self.interrupts.stopping:
             self.monitor.say_stopping()
-        self.control.stop()  # also a last evaluation, which waits for learners
+        self.control.stop()  # also cancels a last evaluation, which waits for learners
         self.supervisor.stand_down()
         for worker in self.supervisor.running:
             if not worker.ready:
@@ -173,7 +173,7 @@ def run_async(
         elif end.since is None and (interrupts.finishing or (all(worker.done for worker in stepping) and remote.done)):
             end.finish()
         if end.is_over(waiting):
-            if waiting[0] != EVALUATOR:  # the last of the workers
+            if waiting[0] != EVALUATOR:  # the evaluator is the last worker
                 failed = failed or WorkerFailed(waiting[0], "hang", f"it did not end within {end.grace_s:g} s")
             else:
                 log.warning("evaluation: the last one was cut off, since it took more than %g s", end.grace_s)

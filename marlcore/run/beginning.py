@@ -96,11 +96,11 @@ class ResumedRun(NewRun):
     def open(self, stack: ExitStack, conditions: StopConditions) -> RunDirectory:
         self.directory = directory = stack.enter_context(RunDirectory.resume(self._resumed))
         before, now = environment_of(read_config(self._resumed)), environment_of(self.described)
-        if before != now and "<" not in f"{before}{now}":  # else it is a local function's name or an object's
+        if before != now and "<" not in f"{before}{now}":  # "<" occurs in reprs, which differ in each process
             log.warning("resume: the environment is %s", printable(f"{now} instead of {before}, with the same spaces"))
         for name in self._spec.names:
             checkpoint = directory.checkpoint_path(name)
-            Hold(checkpoint, "", 0).end()  # a learner that still lives elsewhere saves no more
+            Hold(checkpoint, "", 0).end()  # from now on, a learner that still lives elsewhere cannot save
             if not os.path.lexists(checkpoint) and name not in self._launch.initial:
                 log.warning("resume: %s has no checkpoint yet, its learner starts from scratch", printable(name))
         policies = [policy for policy in self._spec.policies if policy.name not in self._spec.recorded]
@@ -119,7 +119,7 @@ class ResumedRun(NewRun):
         machines.sweep()
         self.described["init_from"] = read_config(self.directory.path).get("init_from", {}) | self._sources
         super().commit(control, machines)
-        self.directory.replace_config(self.described)  # after what its `init_from` names was taken
+        self.directory.replace_config(self.described)  # after the weights that `init_from` names were saved
         if not self._config.replay.save:  # they would be older than the next checkpoints
             for name in self._spec.names:
                 self.directory.replay_path(name).unlink(missing_ok=True)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .run import Result, Run
     from .spec import Algorithms
 
-require("train")  # otherwise a door would say so only when it is called
+require("train")  # otherwise a missing package would show only at a call
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Shared:
 
     children: Children
     table: Table | None = None
-    plots: bool = True  # whether it draws its own curves at its end
+    plots: bool = True  # whether the run draws its own curves at its end
 
 
 def train(
@@ -183,7 +183,7 @@ def children_of(config: Config | None) -> Children:
     """Returns the owner of a run's processes, after starting its fork server, which begins its imports now."""
     children = Children(interrupts=Interrupts())
     if getattr(config, "mode", "async") == "async":
-        with suppress(OSError):  # a run that can start no processes says so, or works without
+        with suppress(OSError):  # without processes, the run reports this or works serially
             children.server.begin()
     return children
 

@@ -21,7 +21,7 @@ class Launch:
     """Holds a checked run's spec, and the arguments that only the starting process uses."""
 
     spec: RunSpec
-    runs: Path  # the parent of a directory without a name
+    runs: Path  # the parent of the run's directory if `run_dir` is None
     resume: Path | None  # the directory of the run that continues, on this machine
     remote: str | None  # the address to which the run's directory is copied
     initial: Mapping[str, Mapping[str, Any]]  # by policy: the state of a checkpoint from which it starts

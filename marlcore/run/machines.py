@@ -31,7 +31,7 @@ class OneMachine:
     spec: RunSpec
     directory: RunDirectory
     learners: Sequence[str] = ()  # learner processes on other machines
-    holds: Mapping[str, Hold] = field(default_factory=dict)  # by policy that learns there, on its checkpoint
+    holds: Mapping[str, Hold] = field(default_factory=dict)  # of each policy that learns there, on its checkpoint
 
     def place(self, policy: AssignedPolicy, store: ParameterStore) -> tuple[SegmentHandle, SegmentHandle]:
         """Returns a policy's transitions and weights; `store` was made here. Raises ValueError, SharedMemoryFull."""
@@ -55,7 +55,7 @@ class Cluster(OneMachine):
     def __init__(
         self, stack: ExitStack, spec: RunSpec, directory: RunDirectory, environment: str, interrupts: Interrupts
     ) -> None:
-        from ..cluster.nodes import RayCluster, try_learner  # here, so that a run on one machine needs none of it
+        from ..cluster.nodes import RayCluster, try_learner  # imported here, so that a run on one machine needs no Ray
 
         config, token = spec.config, secrets.token_hex(8)
         learners = learner_names(config, [name for name in spec.names if name in config.cluster.learners])
@@ -78,7 +78,7 @@ class Cluster(OneMachine):
 
         config, crew = self.spec.config, crews(self.spec.config)[0]
         uplink = Uplink(self.stack, policy, config, crew, store.description, config.cluster.seats, 1)
-        store.close()  # its learner's machine has one
+        store.close()  # its learner's machine has its own store
         self._uplinks[policy.name] = uplink
         return uplink.transitions, uplink.weights
 

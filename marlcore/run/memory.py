@@ -33,7 +33,7 @@ class Memory:
     """Holds the handles of a run's segments on this machine, and its directory; a worker needs it beside the spec."""
 
     crew: Crew  # the actors that write here
-    run_dir: Path  # unused where only actors are
+    run_dir: Path  # unused on machines that have only actors
     began: float  # in time.monotonic, which all processes of a machine share
     control: SegmentHandle
     telemetry: SegmentHandle
@@ -41,7 +41,7 @@ class Memory:
     weights: Mapping[str, SegmentHandle]  # by policy
     league: Sequence[SelfPlay] = ()  # in the order of the policies
     reloaded: Collection[str] = ()  # the policies whose replay an earlier part of the run has saved
-    holds: Mapping[str, Hold] = field(default_factory=dict)  # by policy whose learner may move to another machine
+    holds: Mapping[str, Hold] = field(default_factory=dict)  # of each policy whose learner may move to another machine
 
     def checkpoint(self, policy: str) -> Path:
         return checkpoint_path(self.run_dir, policy)

@@ -78,7 +78,7 @@ def _copied(launch: Launch) -> Iterator[Callable[[Path], None]]:
         return
     with RemoteCopy(launch.remote, new=launch.resume is None) as copy, ExitStack() as undo:
         if launch.resume is not None:
-            undo.callback(shutil.rmtree, launch.resume)  # which was copied here
+            undo.callback(shutil.rmtree, launch.resume)  # this local copy
 
         def follow(path: Path) -> None:
             undo.pop_all()

@@ -108,7 +108,7 @@ class _InTurn:
         playing = [actor for actor in self.actors if not actor.done]
         with self._giving_turns():
             turns = [_guarded(actor, observe, actor.env, actor.seats, actor) for actor in playing]
-        for learner in self.learners:  # before the actions, so that they are of the newest weights
+        for learner in self.learners:  # before the actions, so that actors act with the newest weights
             _guarded(learner, learner.take_turn)
         with self._giving_turns():  # with first priorities, most rows are written before the next actions
             for actor, due in zip(playing, turns, strict=True):
@@ -129,7 +129,7 @@ class _InTurn:
                 continue  # it diverged or the disk is full: it would fail again
             try:
                 learner.finish()
-            except Exception as error:  # it may be the one that failed
+            except Exception as error:  # it may be the learner that failed
                 log.warning("%s: its last updates are not saved (%s)", learner.name, str(error))
 
 
@@ -137,7 +137,7 @@ def _guarded(role: Role, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     """Makes a role's step; turns its errors into WorkerFailed, as a role in its own process does."""
     try:
         return step(*args, **kwargs)
-    except (_Stopped, WorkerFailed, ClosedError):  # of a wait: the run or its program was stopped, or a learner failed
+    except (_Stopped, WorkerFailed, ClosedError):  # a wait ended: the run was stopped, or a learner failed
         raise
     except Exception as error:
         raise failure_of(role.name, error, short=True) from error

@@ -118,7 +118,7 @@ class Session:
                 remote = self._machines.begin(stack, self.memory, self.control, self.telemetry)
                 run_async(supervisor, *run, self.control, self.monitor, interrupts, remote)
             else:
-                children.close()  # some may have been started
+                children.close()  # some workers may have been started
                 for notes in self.control.notes.values():
                     notes.store(PID, os.getpid())
                 run_serial(*run, self.monitor, interrupts)

@@ -41,7 +41,7 @@ from ..transitions import spec_difference
 
 Algorithms: TypeAlias = Algorithm | str | Mapping[str, Algorithm | str]
 
-OFFLINE = Config(learner=LearnerConfig(n_step=1))  # longer returns would be those of the policy that gathered the data
+OFFLINE = Config(learner=LearnerConfig(n_step=1))  # longer returns would follow the policy that gathered the data
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ def recorded_spec(
 def assigned(make_env: Callable[[], Any], algorithm: Algorithms, config: Config) -> RunSpec:
     """Returns an unchecked spec: assigns policies to agents, and fills in settings that follow from the environment."""
     if config.replay.stack is None:
-        stack = getattr(make_env, "stack", 1)  # of an environment class it may be a method
+        stack = getattr(make_env, "stack", 1)  # it may be a method if `make_env` is an environment class
         config = replace(config, replay=replace(config.replay, stack=stack if isinstance(stack, int) else 1))
     for device in config.actor.devices:
         choose_device(device)
@@ -220,7 +220,7 @@ def _check_policies(spec: RunSpec) -> None:
         say(f"observations: left out {', '.join(left_out)}, {reason}")
     spec.config.check_policies(spec.names)
     for name in spec.names:
-        if name not in spec.config.cluster.learners:  # whose machine is asked
+        if name not in spec.config.cluster.learners:  # else the learner's own machine checks its device
             choose_device(spec.config.learner_of(name).device)
 
 
@@ -232,7 +232,7 @@ def _checked(spec: RunSpec) -> RunSpec:
         _check_script(policy, config)
     for policy in spec.policies if config.self_play.pool else ():
         check_self_play(config, policy)
-    check_picklable(config=config, algorithm=[policy.algorithm for policy in spec.policies])  # which a run saves
+    check_picklable(config=config, algorithm=[policy.algorithm for policy in spec.policies])  # since a run saves them
     if config.mode == "async":
         check_picklable(env_fn=spec.env_fn)
     return replace(spec, config=config)

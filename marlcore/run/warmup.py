@@ -48,7 +48,7 @@ def warm_up() -> float:
         queue.unlink()
         queue.reader(batch_size=1).close()
     next_random(np.ones(4, np.uint64))  # as preload.py calls it
-    # Those that drop-ins and algorithms call beside the replay
+    # Kernels that drop-ins and algorithms call beside the replay
     bytes_, ints, floats = np.zeros(64, np.uint8), np.zeros(2, np.int64), np.zeros(2)
     columns.gather(np.zeros(1, COLUMN), 1, ints[:0], bytes_)
     offsets = sumtree.level_offsets(8)

@@ -21,7 +21,7 @@ from .pool import SPAN, Pool, Snapshot, members_of, pooled_numbers
 from .ratings import Rating, rating_of
 
 _NORMAL_975 = 1.96  # the normal distribution's 0.975 quantile
-_MOST_ROWS = 400  # of the history; then every second one is dropped
+_MOST_ROWS = 400  # rows of the history; beyond, every second row is dropped
 
 
 @dataclass
@@ -29,13 +29,13 @@ class Standing:
     """The league's state in a checkpoint; a field that an older checkpoint lacks has its default."""
 
     payoff: dict[str, Any] = field(default_factory=dict)  # the table's `state_dict`
-    games_before: int = 0  # the last admission
+    games_before: int = 0  # games before the last admission
     begun: bool = False
-    highest: float | None = None  # win rate against the anchors over whole windows, of `League.best`
+    highest: float | None = None  # win rate of `League.best` against the anchors, over a whole window
     measured: int = 0  # games against the anchors before the present window
-    decided: int = 0  # the newest copy after which an exploiter returned to its first weights, or learned on
-    results: int | None = None  # the nonce of their telemetry
-    positions: list[int] = field(default_factory=list)  # to which they were read
+    decided: int = 0  # the newest copy for which an exploiter's return to its first weights was decided
+    results: int | None = None  # the nonce of the results' telemetry
+    positions: list[int] = field(default_factory=list)  # positions up to which results were read
 
 
 @dataclass
@@ -55,7 +55,7 @@ class League:
     state: InitVar[Mapping[str, Any]]  # of a checkpoint; empty without one
     best: Snapshot | None = None  # of the learner; None without rollback
     initial: Snapshot | None = None  # of the learner; None unless it is an exploiter
-    seed: int = 0  # of the draws of returns to it
+    seed: int = 0  # seeds the draws of returns to `initial`
 
     def __post_init__(self, state: Mapping[str, Any]) -> None:
         self._standing = standing = Standing(**state)
@@ -131,7 +131,7 @@ class League:
             best.keep()
         elif rate < standing.highest - (self.config.rollback or 0.0):
             best.restore()
-            standing.highest = None  # chance made it as high as it was: the next window measures anew
+            standing.highest = None  # it may have been luck: the next window measures it again
             self.report("rollback", rate)
 
     def _admits(self, updates: int) -> bool:
@@ -198,7 +198,7 @@ class Payoff:
     def __post_init__(self) -> None:  # a resumed run may have a smaller window
         for results in (*self.last.values(), self.newest, self.anchored):
             del results[: -self.window]
-        if self.rated_by != self.rating.name:  # or another rating
+        if self.rated_by != self.rating.name:  # a resumed run may have another rating
             self.ratings, self.rated_by = {LATEST: self.rating.first}, self.rating.name
 
     @property

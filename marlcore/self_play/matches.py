@@ -21,7 +21,7 @@ class Contender:
     """Holds a learning policy's collectors in an actor, and the opponents that it may meet there."""
 
     collectors: Mapping[str, Collector]  # by agent; matches fill their columns
-    published: Callable[[], Mapping[str, Any]]  # what came with the weights: the opponents' numbers and their odds
+    published: Callable[[], Mapping[str, Any]]  # extras of the weights: the opponents' numbers and odds
     opponents: Opponents
     report: Callable[[int, int], None]  # opponent and result of a game: 1 won, 0 drawn, -1 lost
 
@@ -55,9 +55,9 @@ class Matches:
 
     def __post_init__(self) -> None:
         copies, self._agents = len(self.ended), list(self.contenders[0].collectors)
-        # [copies, agents - 1]: the numbers of the opponents, from the agent after the policy's own one on
+        # [copies, agents - 1]: opponents' numbers, beginning with the agent after the policy's own
         self.present = np.zeros((copies, len(self._agents) - 1), np.int64)
-        self._episodes = np.full(copies, -1)  # of which the match was drawn
+        self._episodes = np.full(copies, -1)  # the episode for which each copy's match was drawn
         self.learning[:] = np.arange(copies) % len(self.contenders)
         # [policies, copies]: the place of the agent that the policy played in its last match there
         self._sides = np.tile(np.arange(copies) % len(self._agents), (len(self.contenders), 1))

@@ -16,7 +16,7 @@ class Standings(NamedTuple):
 
     rates: NDArray[np.float64]  # its win rates against them
     games: NDArray[np.int64]
-    evenness: NDArray[np.float64]  # of a game against each by the ratings, at most 1
+    evenness: NDArray[np.float64]  # how even a game against each is by the ratings, at most 1
 
 
 def odds_of(
@@ -47,7 +47,7 @@ def odds_of(
         numbers[place] = candidates
         alike = np.full(len(candidates), 1.0 / len(candidates))
         odds[place] = others * (alike if role == MAIN_EXPLOITER else pool_odds(config, against(candidates)))
-    if not odds.any():  # everything from a pool that is empty
+    if not odds.any():  # the pool has all the odds, but is empty
         odds[0] = 1.0
     return numbers, odds / odds.sum()
 
@@ -58,7 +58,7 @@ def pool_odds(config: SelfPlayConfig, standings: Standings) -> NDArray[np.float6
     weights: NDArray[Any] = np.ones(len(rates))
     if config.draw == "pfsp":
         losses = 1.0 - rates
-        weights = (losses / losses.max()) ** config.power  # of 1 at least, so that no power makes all of them 0
+        weights = (losses / losses.max()) ** config.power  # the largest is 1, so that no power makes all weights 0
     elif config.draw == "recent":
         weights = np.arange(len(rates), 0, -1) ** -config.power
     elif config.draw == "variance":

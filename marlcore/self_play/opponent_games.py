@@ -91,7 +91,7 @@ class OpponentGames:
         members = [number for number in spread(held, meetings) if self.opponents.load(number)]
         self.opponents.keep(members)
         if not members and not settings.anchors:
-            return None  # the learner has just replaced them
+            return None  # the learner has just replaced all of them
         return paired(games, len(settings.anchors), members, sides)
 
     def _play(self, model: PolicyModel, pairings: Pairings, seed: int, goes_on: GoesOn) -> Evaluation | None:

@@ -34,7 +34,7 @@ class Opponents:
     copies: int
     generator: np.random.Generator  # for the algorithm's draws
     device: torch.device
-    live: Sequence[ActingPolicy] = ()  # by policy, with its newest weights; empty where these are no opponents
+    live: Sequence[ActingPolicy] = ()  # each policy with its newest weights; empty if these are no opponents
 
     def __post_init__(self) -> None:
         """Builds models and anchors. Raises ValueError, TypeError: see `make_anchors`."""

@@ -15,7 +15,7 @@ from ..loops import PolicyModel
 from ..record import checkpoint_path, kept_steps, load_checkpoint, save_checkpoint
 from ..weights import ParameterStore
 
-SPAN = 10**9  # of the numbers of a policy's copies: those of a league's next policy lie so much higher
+SPAN = 10**9  # offset between the opponents' numbers of a league's successive policies
 FIRST_OPPONENT = 1  # its checkpoint stays, as the yardstick of progress
 
 

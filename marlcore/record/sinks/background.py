@@ -23,7 +23,7 @@ from .tensorboard import TensorBoardSink
 from .wandb import WandbSink, check_wandb
 
 CAPACITY = 10_000  # metrics that wait; about 2 MB
-CLOSE_S = 5.0  # for a sink to write what waits and to close
+CLOSE_S = 5.0  # for a sink to write its queue and close
 CALLBACK = "callback"
 LOOK_S = 0.1
 
@@ -60,10 +60,10 @@ class Background:
         self._queue: SimpleQueue[Metric | Event | Literal["flush", "end"]] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._offered = 0  # written by the run's thread
-        self._announced = 0  # the same
+        self._announced = 0  # also written by the run's thread
         self._written = 0  # written by the sink's thread
-        self._delivered = 0  # events, the same
-        self._late = False  # written by the run's thread: the sink gets events alone
+        self._delivered = 0  # events; also written by the sink's thread
+        self._late = False  # written by the run's thread: the sink now gets only events
         self._given_up = False  # written by either
         self._ended = False
 
@@ -126,7 +126,7 @@ class Background:
         self._thread = threading.Thread(target=self._work, name=f"marlcore-sink-{self.name}", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError as error:  # the system starts no thread
+        except RuntimeError as error:  # the system cannot start a thread
             self._thread = None
             self._fail(error)
 

@@ -122,10 +122,10 @@ def read_metrics(path: str | Path) -> list[Metric]:
 def each_metric(path: str | Path) -> Iterator[Metric]:
     """Reads like `read_metrics`, but yields one metric at a time, to save memory with long runs."""
     expected = ",".join(_HEADER)
-    with open_regular(as_path("path", path)) as file:  # first, since the rest may be the hole of a sparse file
+    with open_regular(as_path("path", path)) as file:  # the header first: the rest may be a hole of a sparse file
         header = file.readline(2 * len(expected)).decode(errors="replace").rstrip("\r\n")
     size, crc = _saved(Path(path))
-    data = read_regular(path)  # after the progress: a live run appends
+    data = read_regular(path)  # read after the saved progress, since a live run appends
     if len(data) < size or zlib.crc32(memoryview(data)[:size]) != crc:
         raise ValueError(f"{str(path)!r}: expected its first {size:,} bytes as the run wrote them, got others")
     data = data[: data.rfind(b"\n") + 1]

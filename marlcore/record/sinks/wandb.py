@@ -17,7 +17,7 @@ _ID_BYTES = 8
 def check_wandb(mode: str | None) -> None:
     """Checks that wandb can be used. Raises ValueError: it is not installed, or is online without credentials."""
     package = find_spec("wandb")
-    if package is None or package.origin is None:  # a folder `wandb` of earlier runs is no package
+    if package is None or package.origin is None:  # a folder `wandb` of earlier runs is not the package
         raise ValueError('metrics.sinks: wandb is not installed; try: pip install "marlcore[wandb]"')
     if (mode or os.environ.get("WANDB_MODE", "online")) != "online":
         return

@@ -84,7 +84,7 @@ class ActorRole(Role):
             sync_interval=config.actor.sync_interval,
             max_lag=0 if isinstance(policy.source, QueueSource) else config.actor.max_policy_lag,
         )
-        # Without a time limit: the parent judges a learner that starts slowly, or that died while it published.
+        # No time limit: the parent handles a learner that starts slowly or died while it published.
         while not self.control.stopping and not (subscriber.wait(newer_than=0, timeout=WAIT_S) and weights.pull()):
             self.beat()
         generator = np.random.default_rng(run_seed(config, "actor", use, self._steps))
@@ -124,7 +124,7 @@ class ActorRole(Role):
         config = self.config
         generator = np.random.default_rng(run_seed(config, "opponents", self._number, self.control.steps))
         pools = [self.hold(ParameterStore.attach(game.pool)) for game in self.memory.league]
-        live = [acting for acting, _ in self.policies]  # which act with the newest weights as opponents
+        live = [acting for acting, _ in self.policies]  # as opponents, they act with the newest weights
         if not config.self_play.explore:
             live = [replace(acting, explore=None, generator=generator) for acting in live]
         contenders = [self._contender(place, pools, live, seats, generator) for place, seats in enumerate(own)]
@@ -137,7 +137,7 @@ class ActorRole(Role):
         policies, pools = own_first(self.spec.policies, place), own_first(pools, place)
         subscriber = self.policies[place][1].subscriber
         for pool, newest in zip(pools, _newest(subscriber.extras["opponents"], len(pools)), strict=True):
-            # on another machine it may still be on its way
+            # on another machine, the opponent may still be in transit
             while not self.control.stopping and not pool.wait(newest - 1, WAIT_S):
                 self.beat()
         given = self.config, self.env.copies, generator, self._device
@@ -178,11 +178,11 @@ class ActorRole(Role):
             self.counters.store(EPISODES, self.env.episodes)
         self.report_gpu(self._device)
         if steps:
-            self.counters.store(READY, self.attempt)  # what raised before would raise again: see the supervisor
+            self.counters.store(READY, self.attempt)  # the supervisor does not restart a worker that raises before this
         self.beat()
 
     def work(self) -> None:
-        with self.control.checked_waits(self.check_wait):  # for a learner
+        with self.control.checked_waits(self.check_wait):  # these are waits for a learner
             act_until_done(self.env, self.seats, self)
             if not self.control.stopping:
                 self.cut_episodes()

@@ -57,7 +57,7 @@ class ReplayBatches:
             self._sampler = _mixture_of(replay, len(policy.agents) * config.lanes, config, options)
         else:
             self._sampler = replay.sampler(learner.batch_size, min_size=learner.warmup, **options)
-        if "sampler" in state:  # else it is empty, or another run's from which this one starts
+        if "sampler" in state:  # else the state is empty, or another run's (init_from)
             self._restore(state, updates != state.get("updates"))  # before a thread draws ahead
         ahead = learner.prefetch if config.mode == "async" else 0
         self._limited_ahead = bool(ahead) and config.updates_per_step is not None and not config.offline

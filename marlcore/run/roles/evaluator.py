@@ -27,7 +27,7 @@ from ...self_play import OpponentGames, Opponents, own_first
 from ...weights import ParameterStore
 from .role import WAIT_S, Role
 
-NICENESS = 10  # so that the evaluator gets little time of a core that an actor or a learner needs
+NICENESS = 10  # actors and learners on the same core come first
 
 
 class EvaluatorRole(Role):
@@ -50,7 +50,7 @@ class EvaluatorRole(Role):
         begins = partial(self.counters.store, BEGUN)
         evaluator = Evaluator(candidates, play, settings.interval, lambda: self.steps, settings.seconds, begins=begins)
         evaluator.skipped = self.counters.load(SKIPS)
-        self.counters.store(BEGUN, max(self.counters.load(BEGUN), evaluator.last))  # of earlier processes, both
+        self.counters.store(BEGUN, max(self.counters.load(BEGUN), evaluator.last))  # both outlive a restart
         self._evaluator = evaluator
 
     def _league_games(self, candidates: list[Candidate], seed: Callable[[int], int]) -> Games:
@@ -99,7 +99,7 @@ class EvaluatorRole(Role):
         os.nice(NICENESS)
         self.counters.store(READY, self.attempt)
         waits = self.config.evaluation.wait
-        while not control.stopping:  # at the end the last weights are evaluated instead, unless none may be skipped
+        while not control.stopping:  # at the end, the last weights are evaluated instead, unless `wait` is set
             if not self.step(lambda: not control.stopping or (waits and control.finishing)):
                 time.sleep(WAIT_S)
         learners = [control.workers[name] for name in control.about["learners"]]

@@ -63,7 +63,7 @@ class LearnerRole(Role):
         league = self._league(policy, model, state)
         publisher = self.hold(store.publisher(model.acting))
         trainer = _trainer_of(policy, model, settings.compile)  # after the publisher moved the weights into its row
-        if "trainer" in state:  # else it is empty, or another run's from which this one starts
+        if "trainer" in state:  # else the state is empty, or another run's (init_from)
             _restore_trainer(trainer, policy, checkpoint, state, updates)
         if league is not None:
             self._keep_snapshots(league, policy, model, trainer)
@@ -193,8 +193,8 @@ def _trainer_of(policy: AssignedPolicy, model: PolicyModel, compiled: str) -> Tr
 def compile_model(module: torch.nn.Module, mode: str) -> None:
     """Compiles a module in place; later copies of it, such as a trainer's target, are not compiled."""
     module.compile(mode=mode)
-    call: Any = module._compiled_call_impl  # which no copy takes along, unlike another `forward`
-    if mode in CUDA_GRAPHS:  # the next call overwrites what a graph returned, and an update makes several
+    call: Any = module._compiled_call_impl  # copies drop this attribute, but would keep a replaced `forward`
+    if mode in CUDA_GRAPHS:  # the next call overwrites a graph's outputs, and an update makes several calls
 
         def call_and_keep(*args: Any, **kwargs: Any) -> Any:
             return tree_map(lambda part: part.clone() if torch.is_tensor(part) else part, call(*args, **kwargs))
@@ -210,7 +210,7 @@ def _restore_trainer(
         trainer.load_state_dict(state["trainer"])
         if updates == state["updates"]:
             torch.set_rng_state(state["torch"])
-    except Exception as error:  # those of another run's may have any form
+    except Exception as error:  # another run's trainer state may have any form
         pass_on_from_handler(error)
         expected = f"resume: expected a checkpoint of {policy.name}'s trainer"
         raise ValueError(f"{expected}, got {str(checkpoint)!r} ({brief(error)})") from None

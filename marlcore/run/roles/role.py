@@ -17,8 +17,8 @@ from ..memory import Memory
 from ..spec import RunSpec
 
 GPU_S = 5.0  # between a worker's reports of its GPU
-WAIT_S = 0.1  # of workers, between looks at the parent's word
-HELD_S = 0.01  # of those that wait for an evaluation to begin, between looks
+WAIT_S = 0.1  # between a worker's checks whether the parent stops it
+HELD_S = 0.01  # between checks whether an awaited evaluation has begun
 
 
 class Role(WorkerBase):
@@ -73,8 +73,8 @@ class Role(WorkerBase):
             self._weighed = now
             self.report("", f"gpu_mib/{self.name}", torch.cuda.memory_allocated(device) / 2**20)
             if find_spec("pynvml"):
-                busy = math.nan  # where the driver cannot say, as of a part of a device by MIG
-                with suppress(Exception):  # of classes of nvidia-ml-py's own
+                busy = math.nan  # if the driver cannot say, as for a MIG slice
+                with suppress(Exception):  # nvidia-ml-py raises its own exception classes
                     busy = torch.cuda.utilization(device)
                 self.report("", f"gpu_percent/{self.name}", busy)
 
