@@ -70,7 +70,7 @@ def applied_offline(config: Config) -> Config:
 
 
 def _run_wide(config: Config) -> dict[str, str]:
-    """Returns, with a reason each, per-policy settings that all policies share but that differ from the run's."""
+    """Returns a policy's settings that differ from the run's, although all policies share them, with a reason each."""
     return {
         f"{by}.{policy}.{name}": f"all policies have {section}.{name}"
         for by, section in SECTIONS.items()

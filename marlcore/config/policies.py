@@ -178,7 +178,7 @@ def with_own_epsilons(policies: tuple[AssignedPolicy, ...], config: Config) -> C
 
 
 def learner_names(config: Config, policies: Sequence[str]) -> dict[str, list[str]]:
-    """Returns the policies that each learner process trains, by its name; by default one policy each."""
+    """Returns the policies of each learner process, by the process's name; by default one policy each."""
     processes = config.learner.processes
     if processes is None:
         return {f"learner-{policy}": [policy] for policy in policies}

@@ -56,7 +56,7 @@ class Schedule:
 
     @staticmethod
     def from_value(label: str, value: Any) -> Schedule:
-        """Makes a schedule from a number, a text or a function of the count. Raises ValueError, TypeError."""
+        """Makes a schedule from a number, text, function of the count, or schedule. Raises ValueError, TypeError."""
         if isinstance(value, Schedule):
             return value
         if isinstance(value, str):

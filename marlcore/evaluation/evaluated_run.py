@@ -25,7 +25,7 @@ class Bot(Protocol):
 
 @runtime_checkable
 class LiveRun(Protocol):
-    """A run that `start` made; see run.py."""
+    """A run that `start` returned; see run.py."""
 
     env_fn: Callable[[], Any]
 

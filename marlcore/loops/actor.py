@@ -32,7 +32,7 @@ class ActorHost(Protocol):
     def report(self, agent: str, name: str, value: float) -> None: ...
 
     def count_steps(self, steps: int) -> None:
-        """Counts the steps of a round, and beats, so that the worker does not seem to hang."""
+        """Counts the steps of a round, and sends a heartbeat, so that the worker does not seem to hang."""
 
 
 def act_until_done(env: VectorEnvironment, collectors: Collectors, host: ActorHost) -> None:
@@ -43,7 +43,7 @@ def act_until_done(env: VectorEnvironment, collectors: Collectors, host: ActorHo
 
 
 def observe(env: VectorEnvironment, collectors: Collectors, host: ActorHost) -> list[Turn]:
-    """Records the outcomes of earlier actions, which may wait for a learner, and returns the turns that are due."""
+    """Records earlier actions' outcomes, and returns the due turns; writing a row may wait for a learner."""
     outcomes, turns = env.observe()
     for outcome in outcomes:
         collectors[outcome.agent].record(outcome)
@@ -84,7 +84,7 @@ def cut_episodes(env: VectorEnvironment, collectors: Collectors, host: ActorHost
 def act(env: VectorEnvironment, collectors: Collectors, turns: list[Turn], host: ActorHost) -> None:
     """Takes the due actions, after pulling the newest weights if a pull is due.
 
-    Only policies that act now look for newer weights: with many agents, looks by all would slow each turn.
+    Only policies that act now check for newer weights: with many agents, checks by all would slow each turn.
     """
     for turn in turns:
         for weights in collectors[turn.agent].followed:

@@ -80,7 +80,7 @@ class Collector:
         return self.recorder.begin(copies)
 
     def act(self, turn: Turn) -> NDArray[Any]:
-        """Chooses a turn's actions, and remembers the learning policy's ones until their outcomes come."""
+        """Chooses a turn's actions, and remembers the learning policy's actions until their outcomes come."""
         opponents = self.opponents
         if opponents is not None and not (learns := self.numbers[turn.copies] == LATEST).all():
 
@@ -130,7 +130,7 @@ class LeagueCollector:
 
 
 def route(collectors: Mapping[str, Collector], names: list[str], turn: Turn) -> None:
-    """Assigns each beginning episode to the replay's part, of those named, that `info["tag"]` says at its first turn.
+    """Assigns each episode that begins to a part of the replay, by its first `info["tag"]`; see `part_of_tag`.
 
     Raises EnvironmentFailed: an episode of one of these agents has no tag, or no part has the tag's name.
     """

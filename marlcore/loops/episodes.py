@@ -140,7 +140,7 @@ def play(
 
 
 class _Episodes:
-    """Plays and counts a fixed number of episodes in each copy: the first episodes to end would be the short ones."""
+    """Plays a fixed number of episodes in each copy; counting the first to end would favour short episodes."""
 
     def __init__(self, env: VectorEnvironment, players: Mapping[str, Player], episodes: int) -> None:
         self._env = env

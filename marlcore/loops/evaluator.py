@@ -47,7 +47,7 @@ def play_in_common(
     env: VectorEnvironment, candidates: Sequence[Candidate], episodes: int, seed: Callable[[int], int],
     report: Callable[[str, str, float, int], None], now: int, goes_on: GoesOn,
 ) -> bool:  # fmt: skip
-    """Plays games in which each agent acts by its own policy, with a seed for each step count; see `Games`."""
+    """Plays games in which each agent acts by its own policy; the step count `now` seeds them. See `Games`."""
     seed_now = seed(now)
     players = {
         agent: replace(candidate.acting, generator=np.random.default_rng(seed_now + index))
@@ -73,7 +73,7 @@ def play_in_common(
 
 @dataclass
 class Evaluator:
-    """Evaluates a run's policies every `interval` steps and every `seconds` seconds; 0 turns that one off.
+    """Evaluates a run's policies every `interval` steps and every `seconds` seconds; 0 disables either.
 
     `skipped` counts evaluations by steps that fell due while another one was under way, and were never made.
     """
@@ -103,7 +103,7 @@ class Evaluator:
     def evaluate(self, goes_on: GoesOn, final: bool = False) -> bool:
         """Evaluates newer weights, if any; returns whether it did. An evaluation that was cut off stays due.
 
-        A `final` evaluation replaces one by steps only if that is due at the very last step.
+        A `final` evaluation counts as one by steps only if the last step is a multiple of `interval`.
         """
         now, now_s = self.steps(), self.clock()
         try:

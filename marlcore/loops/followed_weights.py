@@ -35,7 +35,7 @@ class FollowedWeights:
         return bool(self.subscriber.extras["updates"])
 
     def pull_if_due(self, rounds: int) -> None:
-        """Pulls if `rounds`, the rounds before this turn, passed a multiple of `sync_interval` since the last call.
+        """Pulls if `rounds`, the count before this turn, has passed a multiple of `sync_interval` since the last call.
 
         Also pulls if the weights are behind by more than `max_lag` versions.
         """

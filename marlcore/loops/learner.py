@@ -52,7 +52,7 @@ class Batches(Protocol):
 
 
 def learn_while(learning: Callable[[], bool], learners: Sequence[Learner], count_updates: Callable[[], None]) -> None:
-    """Updates in turn each policy that has data, and counts each round; waits shortly if no policy has data."""
+    """Updates in turn each policy that has data, and counts each round; waits briefly if no policy has data."""
     waiting, wait_s = cycle(learners), WAIT_S if len(learners) == 1 else 0.0
     while learning():
         began = time.monotonic()

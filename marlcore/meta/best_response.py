@@ -60,8 +60,8 @@ def exploitability(
     Args:
         root: the first state of a zero-sum game with perfect recall, in which players move one at a time.
         strategies: one function or several. Each maps a state to a dict of the current player's legal actions and
-            their probabilities; missing actions have 0. It is called once for each information state. Or two sequences
-            of such functions: for player 0 and for player 1.
+            their probabilities; missing actions have 0. Each function is called once for each information state. Or
+            two sequences of such functions: for player 0 and for player 1.
         weights: the probabilities of the strategies, in the same form; None: equal ones.
 
     Raises: ValueError: the weights or a strategy's probabilities are no distribution, or the game is not as above.

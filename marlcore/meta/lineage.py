@@ -168,7 +168,7 @@ def _fixed(config: PopulationConfig, total_steps: int) -> dict[str, Any]:
 def parent_of(member: int, scores: Mapping[int, float], share: float, generator: np.random.Generator) -> int | None:
     """Truncation selection: if a member is in the lowest share, draws one of the highest share to copy; else None.
 
-    A share has at least one member. A member that diverged always copies one of the highest share, if there is one.
+    A share has at least one member. A member that diverged always copies, if the highest share has a better one.
     """
     ranked = sorted(scores, key=scores.__getitem__)
     count = max(1, int(share * len(ranked)))

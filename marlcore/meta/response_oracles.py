@@ -72,7 +72,7 @@ def psro(
             replicator dynamics; "uniform"; or a function from a population's payoffs, float64 [own policies,
             opponent's policies], to its mixture, [own policies].
         games: number of games between a new policy and each opponent; with one population, half on each side.
-        min_gain: psro ends early when every new policy gains less than this over the previous mixture: it is no
+        min_gain: psro ends early when every new policy gains less than this over the previous mixture, so none is a
             better response. None: never early.
         progress: show each run's progress, and each iteration's result, on standard error.
         resume: the directory of a `psro` that ended or was killed; it continues after the last complete iteration.

@@ -93,7 +93,7 @@ class PSROResult(Population):
 
 
 def add_policies(result: PSROResult, payoffs: NDArray[np.float64], halves: NDArray[np.float64]) -> None:
-    """Sets tables with one more policy of each population, and adds its gains over the mixtures, still the old ones."""
+    """Sets the enlarged tables, and adds the new policies' gains over the mixtures; call it before these change."""
     first, second = result.mixture, result.populations[-1].mixture
     views = (first, second, payoffs, halves), (second, first, -payoffs.T, halves.T)
     for population, (mixture, other, means, widths) in zip(result.populations, views, strict=False):

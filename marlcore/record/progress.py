@@ -216,7 +216,7 @@ Table: TypeAlias = Progress | PartOfProgress  # where a run shows its progress
 
 
 class LateReturns:
-    """Keeps an agent's late returns, and forgets earlier ones, in 16 bytes each; a run may end before `total_steps`."""
+    """Keeps an agent's late returns, 16 bytes each, and forgets earlier ones; a run may end before `total_steps`."""
 
     def __init__(self, total_steps: int) -> None:
         self._total = total_steps

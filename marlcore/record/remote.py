@@ -1,4 +1,4 @@
-"""Runs with a remote directory, an fsspec address: the run works in a local directory, whose changes are copied."""
+"""Supports a run's directory at an fsspec address: the run works in a local copy, whose changes are copied there."""
 
 from __future__ import annotations
 

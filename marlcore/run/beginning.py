@@ -148,7 +148,7 @@ class ResumedRun(NewRun):
 def _restore(
     model: PolicyModel, policy: AssignedPolicy, config: Config, state: Mapping[str, Any], checkpoint: Path
 ) -> None:
-    """Loads a checkpoint into a model. Raises ValueError: it does not fit; the line names the hyperparameters to blame.
+    """Loads a checkpoint into a model. Raises ValueError: it does not fit; the text names hyperparameters to blame.
 
     These are the changed ones that each make it unfit alone or, if there are none, all changed ones.
     """

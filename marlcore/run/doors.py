@@ -61,17 +61,17 @@ def train(
         config: the settings.
         progress: show a table of the run's progress, and notices of long waits, on standard error.
         resume: the directory of a run to continue from its last checkpoints; config.run_dir must be None or name the
-            same one. Or an fsspec address: the run is first copied to a new directory in runs/, and its changes back.
-            The run continues with the settings of `config`, which may differ from its earlier ones. Settings and
-            hyperparameters that its checkpoints and saved replays depend on must not: such a change raises ValueError.
+            same one. Or an fsspec address: `train` first copies the run to a new directory in runs/, and copies changed
+            files back. The run continues with the settings of `config`, which may differ from its earlier ones; only
+            settings and hyperparameters on which its checkpoints and saved replays depend must be the same.
             `total_steps` counts from the run's beginning, and must exceed the steps that the run has taken. No code of
             the directory is executed (unlike `marlcore train --resume`, which imports what config.json names).
         callback: a function that is called with each `Metric` (time_s, step, agent, name, value), or an object with any
             of the methods `on_metric(metric)`, `on_evaluation(evaluation)` and `on_checkpoint(checkpoint)`, which take
             a `Metric`, an `EvaluationEvent` and a `CheckpointEvent`. A thread of this process calls it. If it returns
             `Stop`, or raises `StopRun`, the run ends in order, with a last evaluation; any other exception ends it
-            without one, and `train` raises it. A slow callback delays no training: metrics that it cannot take in time
-            are dropped, and counted in `Result.lost`; evaluations and checkpoints are never dropped.
+            without an evaluation, and `train` raises it. A slow callback does not delay training: metrics that it
+            cannot take in time are dropped, and counted in `Result.lost`; evaluations and checkpoints never are.
         init_from: weights from which the policies start, with new optimizers, counters and schedules: a run's
             directory, whose last checkpoint of the same (or its only) policy is taken; a checkpoint of a run; a
             `state_dict` of the whole network; or a dict of these by policy. No code of them is executed. With
@@ -86,7 +86,7 @@ def train(
         WorkerFailed: a worker raised, died or hung more often than `config.supervision` allows; it carries the
             tracebacks, and says whether the worker's environment raised.
         SharedMemoryFull: /dev/shm has no room for the replays.
-        KeyboardInterrupt, SystemExit: SIGINT, or SIGTERM or SIGHUP, came; the run first stopped and wrote everything.
+        KeyboardInterrupt, SystemExit: SIGINT, or SIGTERM or SIGHUP, arrived; the run first wrote everything.
             The message of KeyboardInterrupt names how to continue the run; its attribute `folder` is the directory.
         Whatever the callback raises, except `StopRun`.
     """
@@ -125,8 +125,8 @@ def train_offline(
         updates: number of updates of each policy; with `resume`, earlier updates count.
         env_fn: as for `train`; it gives the spaces, and plays the evaluations. Or the spaces alone, if there is no
             environment.
-        config: the settings; None: the defaults with learner.n_step=1. Those of acting, of the warm-up and of the
-            replay's size do not apply, and must be the defaults.
+        config: the settings; None: the defaults with learner.n_step=1. Settings of acting, of the warm-up and of
+            the replay's size do not apply, and must be the defaults.
         progress, resume, callback, init_from, init_strict: as for `train`.
 
     `Result.returns` are NaN, since no actor plays.

@@ -138,7 +138,7 @@ def deal_steps(control: Control, config: Config, nodes: Sequence[str]) -> None:
 
 
 def dealt(total: int, steps: Sequence[int], weights: Sequence[int]) -> list[int]:
-    """Returns for each worker, which has taken `steps`, the count at which it is done, so that the sum is `total`.
+    """Returns the step counts at which workers are done; they sum to `total`. `steps`: those taken so far.
 
     The remaining steps are split by the weights; the indivisible rest goes to workers with fewest steps by weight.
     """

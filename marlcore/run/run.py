@@ -112,7 +112,7 @@ class Run:
     def wait(self, timeout: float | None = None) -> Result:
         """Waits until the run ends.
 
-        Raises: TimeoutError: it still runs after `timeout` seconds. WorkerFailed and others: the error that ended it.
+        Raises: TimeoutError: it has not ended in `timeout` seconds. WorkerFailed and others: the error that ended it.
         """
         check_timeout(timeout)
         self._thread.join(timeout)

@@ -225,7 +225,7 @@ def _check_policies(spec: RunSpec) -> None:
 
 
 def _checked(spec: RunSpec) -> RunSpec:
-    """Returns the spec with the settings that apply, after checking it against them. Raises ValueError, TypeError."""
+    """Checks the spec with the settings that apply, and returns it with these. Raises ValueError, TypeError."""
     config = applied(spec.policies, spec.config)
     for policy in spec.policies:
         _check_goals(policy, spec.env_fn)
@@ -246,7 +246,7 @@ def _check_goals(policy: AssignedPolicy, make_env: Callable[[], Any]) -> None:
 
 
 def _check_script(policy: AssignedPolicy, config: Config) -> None:
-    """Checks a script of exploration. Raises ValueError, TypeError: it is none, or rows need the algorithm's extras."""
+    """Checks a script. Raises ValueError, TypeError: it is no script, or rows need extras that it cannot compute."""
     script = config.of(policy.name).exploration.script
     if script is None:
         return

@@ -1,4 +1,4 @@
-"""Compiling every kernel in advance, so that no first sample waits for the compiler."""
+"""Compiles every kernel in advance, so that no first sample waits for the compiler."""
 
 import logging
 import time
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def compile_before_a_run() -> None:
-    """Compiles the kernels here if they never were, so that the learners do not each compile them unseen."""
+    """Compiles the kernels if this machine never has; otherwise each learner would compile them without a notice."""
     cache = jit.cache_directory()
     if cache is None or (cache / jit.WARM).exists():
         return

@@ -95,7 +95,7 @@ class League:
         self._payoff.admit(number)
 
     def _return_if_due(self) -> None:
-        """Decides once for each copy; a restarted learner decides again for copies newer than its checkpoint."""
+        """Draws once for each new copy whether an exploiter returns to its first weights; a restart may draw again."""
         first, number = max(self._standing.decided, 1) + 1, self.pool.store.version
         self._standing.decided = number
         odds = 1.0 if self._role == MAIN_EXPLOITER else self.config.reset
@@ -238,7 +238,7 @@ class Payoff:
         )
 
     def forget(self) -> None:
-        """Forgets win rates and the policy's rating, since its weights are others now."""
+        """Forgets win rates and the policy's rating, since the policy has other weights now."""
         self.last, self.newest, self.anchored, self.ratings[LATEST] = {}, [], [], self.rating.first
 
     @property

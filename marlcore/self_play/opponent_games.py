@@ -27,7 +27,7 @@ class Pairings(NamedTuple):
 
 
 def paired(games: int, anchors: int, members: Sequence[int], sides: Sequence[int]) -> Pairings:
-    """Pairs games: on every side against each anchor, then against the pool, whose next member plays each round."""
+    """Pairs games in rounds: a round plays each anchor, and the pool's next member, once on every side."""
     meetings, turn = np.divmod(np.arange(games), len(sides))
     rounds, groups = np.divmod(meetings, anchors + bool(members))
     opponents = -1 - groups
@@ -48,7 +48,7 @@ class OpponentGames:
     """Plays the newest weights, and the best weights so far, in the same games against the anchors and the pool.
 
     The best weights play again, since returns against a changing pool cannot be compared over time. The newest weights
-    replace them if their mean return is higher; each anchor, and the pool as a whole, counts alike in it.
+    replace them if their mean return is higher; in the mean, each anchor and the whole pool have equal weight.
     """
 
     env: VectorEnvironment

@@ -26,7 +26,7 @@ MakePlayer: TypeAlias = Callable[[], Player]  # of one agent, in all copies
 
 @dataclass
 class Opponents:
-    """Holds the players of opponents, by agent and number, and a frozen policy's model until `keep` leaves it out."""
+    """Holds the players of opponents, by agent and number, and frozen policies' models until `keep` releases them."""
 
     policies: Sequence[AssignedPolicy]  # of the league, the one that learns first
     pools: Sequence[ParameterStore]  # of their frozen copies

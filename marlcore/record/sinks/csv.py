@@ -99,7 +99,7 @@ class _Summed(io.FileIO):
     size, crc = 0, 0
 
     def take(self, content: bytes) -> None:
-        """Continues the file after its content, which is given."""
+        """Continues the file after `content`, which it holds already."""
         self.size, self.crc = len(content), zlib.crc32(content)
         self.seek(self.size)
 

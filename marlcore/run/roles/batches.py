@@ -118,7 +118,7 @@ def _entries(state: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 class QueueBatches(Batches):
-    """Reads a learner's batches from a queue: each transition once, almost all of them acted with the newest weights.
+    """Reads a learner's batches from a queue: each transition once, almost all from the newest weights.
 
     A checkpoint saves nothing of the queue, and a resumed run begins with an empty queue.
     """

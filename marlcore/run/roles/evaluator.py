@@ -1,4 +1,4 @@
-"""The role of the evaluator: it builds the environment and the policies, and waits for the end of the run."""
+"""The role of the evaluator: it builds the environment and the policies, and evaluates these until the run ends."""
 
 import os
 import time
