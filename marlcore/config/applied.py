@@ -1,6 +1,6 @@
-"""The settings that apply to a run. A notice names each setting that no policy uses, and the run takes its default.
+"""Finds the settings that apply to a run. Settings that no policy uses are reset to their defaults, with a notice each.
 
-So one configuration serves algorithms of different kinds.
+Thus one configuration serves algorithms of different kinds.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ OF_EXPLORATION = ("exploration.epsilon", "exploration.ladder")
 OF_REPLAY = [f"replay.{name}" for name in ReplayConfig.__dataclass_fields__ if name not in ("stack", "pad")]
 OF_ACTING = (
     *("total_steps", "stages", "stage_names", "self_play", "stop.episodes", "learner.warmup"),
-    *(f"actor.{name}" for name in ActorConfig.__dataclass_fields__ if name != "device"),  # on which an evaluator acts
+    *(f"actor.{name}" for name in ActorConfig.__dataclass_fields__ if name != "device"),  # an evaluator acts on it
     *(f"replay.{name}" for name in ("capacity", "save", "clear_at_stage", "mixture", "path", "hindsight")),
 )
 READS_ONCE = "reads each transition once"
@@ -70,7 +70,7 @@ def applied_offline(config: Config) -> Config:
 
 
 def _run_wide(config: Config) -> dict[str, str]:
-    """The settings by policy that all policies share, where they differ from the run's."""
+    """Returns a policy's settings that differ from the run's, although all policies share them, with a reason each."""
     return {
         f"{by}.{policy}.{name}": f"all policies have {section}.{name}"
         for by, section in SECTIONS.items()
@@ -103,7 +103,7 @@ def _check_rows(policy: AssignedPolicy, source: ReplaySource, config: Config) ->
 
 
 def _unused(policy: AssignedPolicy, config: Config) -> dict[str, str]:
-    """By name in the run's sections: why a policy does not use the setting."""
+    """Returns the settings that a policy does not use: their names in the run's sections, each with the reason."""
     unused: dict[str, str] = {}
     if "epsilon" not in schedules_of(policy.algorithm, config.of(policy.name)):
         unused |= dict.fromkeys(OF_EXPLORATION, _of(policy, "draws its actions without an epsilon"))
@@ -126,7 +126,7 @@ def _of(policy: AssignedPolicy, why: str) -> str:
 
 
 def _label(name: str, policy: str, config: Config) -> str:
-    """The name of a policy's setting: learners.guard.n_step, say, if the policy has its own section."""
+    """Returns the name of a policy's setting, such as learners.guard.n_step if the policy has its own section."""
     section, _, last = name.rpartition(".")
     for by in BY_POLICY:
         if SECTIONS[by] == section and policy in getattr(config, by) and last not in RUN_WIDE.get(section, ()):
@@ -135,7 +135,7 @@ def _label(name: str, policy: str, config: Config) -> str:
 
 
 def _without(config: Config, unused: Mapping[str, str]) -> Config:
-    """Resets unused settings, by dotted name. A notice says why each that was changed has no effect."""
+    """Resets unused settings, given by dotted name; for each changed one, a notice says why it has no effect."""
     default = Config().changed({by: dict.fromkeys(getattr(config, by), kind()) for by, kind in BY_POLICY.items()})
     values: dict[str, Any] = {}
     for name, why in unused.items():

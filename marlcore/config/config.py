@@ -35,7 +35,7 @@ else:
 
 SECTIONS = {"learners": "learner", "replays": "replay", "explorations": "exploration", "ratios": "updates_per_step"}
 BY_POLICY = {"learners": LearnerConfig, "replays": ReplayConfig, "explorations": ExplorationConfig}
-RUN_WIDE = {  # settings that no policy has for itself
+RUN_WIDE = {  # settings that all policies share
     "learner": ("processes", "threads"),
     "replay": ("stack", "pad", "save", "clear_at_stage", "mixture", "path"),
 }
@@ -140,7 +140,7 @@ class Config(Declared):
             )
 
     def of(self, policy: str) -> Config:
-        """The settings as they apply to a policy."""
+        """Returns the settings that apply to a policy: its own sections replace the run's."""
         sections: dict[str, Any] = {
             usual: getattr(self, by)[policy] for by, usual in SECTIONS.items() if policy in getattr(self, by)
         }
@@ -152,18 +152,18 @@ class Config(Declared):
         return self.learners.get(policy, self.learner)
 
     def timeout_of(self, policy: str) -> float:
-        """Seconds that a policy's learner may be silent."""
+        """Returns the seconds for which a policy's learner may send no heartbeat."""
         return self.learner_of(policy).timeout or self.supervision.learner_timeout
 
     def check_policies(self, names: Sequence[str]) -> None:
-        """Raises ValueError: settings by policy name another policy than these."""
+        """Checks the names in settings by policy. Raises ValueError: a name is not among `names`."""
         by_policy = {name: getattr(self, name) for name in SECTIONS} | {"cluster.learners": self.cluster.learners}
         for label, given in by_policy.items():
             if wrong := given.keys() - names:
                 raise ValueError(f"{label}: expected the policies {names}, got {min(wrong)!r}")
 
     def limiter(self, policy: str, lanes: int) -> RateLimiter | None:
-        """The rate limiter between a policy's learner and its actors; None where both run free."""
+        """Returns the rate limiter between a policy's learner and its actors; None if they run free."""
         from ..replay import RateLimiter
 
         learner, pace = self.learner_of(policy), self.of(policy).pace
@@ -179,7 +179,7 @@ class Config(Declared):
 
     @property
     def pace(self) -> Schedule | None:
-        """The updates per step as a schedule; None where actors and learners run free."""
+        """The updates per step as a schedule; None if actors and learners run free."""
         updates = self.updates_per_step
         return None if updates is None else Schedule.from_value("updates_per_step", updates)
 
@@ -190,19 +190,19 @@ class Config(Declared):
 
     @property
     def actors(self) -> int:
-        """Actor processes of the run, on all machines."""
+        """The number of the run's actor processes on all machines."""
         return self.actor.processes + self.cluster.actors
 
     @property
     def schedules(self) -> dict[str, Schedule]:
-        """The numbers that the configuration has learners publish with their weights, by name; see `schedules_of`."""
+        """Schedules, by name, of the numbers that learners publish with their weights; see `schedules_of`."""
         exploration = self.exploration
         chosen: dict[str, Any] = {} if exploration.epsilon is None else {"epsilon": exploration.epsilon}
         return chosen | dict(exploration.schedules) | ({"stage": Stages(self.stages)} if self.stages else {})
 
     @property
     def clearing_stages(self) -> frozenset[int]:
-        """The numbers of the stages whose beginnings end the use of earlier transitions."""
+        """The numbers of the stages from whose beginning learners no longer draw earlier transitions."""
         cleared, numbers = self.replay.clear_at_stage, range(1, len(self.stages) + 1)
         if isinstance(cleared, bool):
             return frozenset(numbers if cleared else ())
@@ -210,15 +210,15 @@ class Config(Declared):
 
     @property
     def lanes(self) -> int:
-        """Lanes of each agent in its policy's replay: one for each environment copy of each actor."""
+        """The number of an agent's lanes in its policy's replay: one for each environment copy of each actor."""
         return self.actors * self.actor.envs
 
     def to_dict(self) -> dict[str, Any]:
-        """A form ready for JSON; schedules are text."""
+        """Returns the settings as a dict ready for JSON; schedules are text."""
         return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
 
     def with_absolute_paths(self) -> Config:
-        """The same settings wherever the working directory moves to; a run_dir of None stays None."""
+        """Returns the settings with absolute paths, valid in any working directory; a run_dir of None stays None."""
         run_dir = self.run_dir and str(absolute(self.run_dir))
         replay = replace(self.replay, path=self.replay.path and str(absolute(self.replay.path)))
         self_play = replace(self.self_play, anchors=absolute_anchors(self.self_play.anchors))
@@ -226,7 +226,7 @@ class Config(Declared):
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Config:
-        """The configuration of `to_dict`; missing fields get their defaults. Raises ValueError: see `Config`."""
+        """Inverts `to_dict`; fields that are missing get their defaults. Raises ValueError: see `Config`."""
         names = {field.name for field in fields(cls)}
         return cls().changed(by_dotted_name({name: plain[name] for name in plain if name in names}))
 
@@ -244,7 +244,7 @@ class Config(Declared):
 
 
 def by_dotted_name(plain: Any) -> dict[str, Any]:
-    """Nested settings by dotted name, such as learners.guard.n_step. Raises ValueError: see `flattened`."""
+    """Flattens nested settings to dotted names, such as learners.guard.n_step. Raises ValueError: see `flattened`."""
     values = dict(flattened(plain, Config))
     for by, kind in BY_POLICY.items():
         if not isinstance(sections := values.pop(by, {}), Mapping):
@@ -255,7 +255,7 @@ def by_dotted_name(plain: Any) -> dict[str, Any]:
 
 
 def hints_by_policy(names: Iterable[str]) -> dict[str, Any]:
-    """The types of the settings by policy among these dotted names, such as learners.guard.n_step."""
+    """Returns the types of those dotted names that are settings by policy, such as learners.guard.n_step."""
     prefixes = {(name.partition(".")[0], name.rpartition(".")[0]) for name in names if name.count(".") > 1}
     each = (hints_of(BY_POLICY[by], f"{prefix}.") for by, prefix in prefixes if by in BY_POLICY)
     return {name: hint for hints in each for name, hint in hints.items()}

@@ -1,4 +1,4 @@
-"""A run's policies: agents, algorithms and workers; checked before anything starts."""
+"""Assigns policies to agents, algorithms and learner processes, and checks them before anything starts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,13 +22,13 @@ METHODS = ("transition", "source", "make_model", "act", "make_trainer")  # sched
 
 @dataclass(frozen=True)
 class AssignedPolicy:
-    """A policy, the agents that act by it, their spaces and its algorithm."""
+    """A policy with its agents, their spaces and its algorithm."""
 
     name: str
     agents: tuple[str, ...]
     spaces: Spaces
     algorithm: Algorithm
-    source: ReplaySource | QueueSource = field(default_factory=ReplaySource)  # of its batches, by `source_of`
+    source: ReplaySource | QueueSource = field(default_factory=ReplaySource)  # from `source_of`
     index: int = 0  # among the run's policies; seeds and devices follow it
 
 
@@ -39,9 +39,9 @@ def assign(
     stack: int,
     self_play: SelfPlayConfig = NO_SELF_PLAY,
 ) -> tuple[AssignedPolicy, ...]:
-    """The policies of agents with these spaces, in the order of their first agents. Raises ValueError, TypeError.
+    """Assigns policies to agents with these spaces, in the order of their first agents. Raises ValueError, TypeError.
 
-    The policies that have roles in self-play, if there are some, each act for all agents.
+    In a league (`self_play.roles`), each policy acts for all agents.
     """
     roles, setting = self_play.roles, "self_play" if self_play.pool else "policies"
     agents_of = dict.fromkeys(roles, tuple(spaces))
@@ -68,7 +68,7 @@ def assign(
 
 
 def policy_names(agents: list[str], policies: Mapping[str, str] | Callable[[str], str] | None) -> dict[str, str]:
-    """The policy of each agent. Raises ValueError, TypeError: see `assign`."""
+    """Returns the name of each agent's policy. Raises ValueError, TypeError: see `assign`."""
     if policies is None or callable(policies):
         policies = {agent: agent if policies is None else policies(agent) for agent in agents}
     check_type("policies", policies, Mapping, expected="the policy of each agent")
@@ -82,7 +82,7 @@ def policy_names(agents: list[str], policies: Mapping[str, str] | Callable[[str]
 
 
 def wants_teams(algorithm: Any) -> bool:
-    """Whether the algorithm, or that of some policy, trains teams. Raises ValueError, TypeError: it is no algorithm."""
+    """Whether the algorithm, or any policy's, trains teams. Raises ValueError, TypeError: it is no algorithm."""
     given = algorithm.values() if isinstance(algorithm, Mapping) else [algorithm]
     return any(getattr(_chosen(each), "wants_team", False) for each in given)
 
@@ -90,7 +90,7 @@ def wants_teams(algorithm: Any) -> bool:
 def teams_of(
     agents: Sequence[str], teams: Mapping[str, str] | Callable[[str], str] | None
 ) -> dict[str, tuple[str, ...]]:
-    """The members of each team; by default all agents form one. Raises ValueError, TypeError: see `Config.teams`."""
+    """Returns each team's members; by default all agents form one. Raises ValueError, TypeError: see `Config.teams`."""
     if teams is None:
         return {TEAM: tuple(agents)}
     if callable(teams):
@@ -116,7 +116,7 @@ def _algorithms(policies: list[str], algorithm: Any) -> dict[str, Algorithm]:
 
 
 def _check_names(label: str, values: Mapping[str, Any], names: list[str], known: str, complete: str) -> None:
-    """Raises ValueError unless there is a value for each of the names, and for no other."""
+    """Checks that each name, and no other, has a value. Raises ValueError."""
     for name in values:
         if name not in names:
             raise ValueError(f"{label}: expected {known}, got {brief(name)}{did_you_mean(name, names)}")
@@ -126,7 +126,7 @@ def _check_names(label: str, values: Mapping[str, Any], names: list[str], known:
 
 
 def _chosen(algorithm: Any) -> Algorithm:
-    """Raises ValueError, TypeError: it is not an algorithm."""
+    """Returns an algorithm given as an object or by name. Raises ValueError, TypeError: it is neither."""
     if isinstance(algorithm, str):
         from ..algos import make  # which imports torch
 
@@ -141,7 +141,7 @@ def _chosen(algorithm: Any) -> Algorithm:
 
 
 def source_of(policy: AssignedPolicy, config: Config) -> ReplaySource | QueueSource:
-    """How the policy's learner gets its batches; windows without hindsight. Raises TypeError: it is no source."""
+    """Returns the source of a policy's batches; sequences have no hindsight. Raises TypeError: it is no source."""
     from ..replay import Hindsight, Prioritized  # here, so that settings load without Numba
 
     config = replace(config, ratios={}).of(policy.name)  # `applied` refuses a ratio of None in serial mode
@@ -158,7 +158,7 @@ def source_of(policy: AssignedPolicy, config: Config) -> ReplaySource | QueueSou
 
 
 def schedules_of(algorithm: Algorithm, config: Config) -> dict[str, Schedule]:
-    """The numbers published with a policy's weights; on-policy, epsilon only if the algorithm has it."""
+    """Returns schedules of the numbers published with a policy's weights; on-policy, epsilon only if it has one."""
     given: Mapping[str, Any] = getattr(algorithm, "schedules", dict)()  # an algorithm need not derive from Algorithm
     check_free(f"schedules of {type(algorithm).__name__}", given)
     schedules = {name: Schedule.from_value(name, value) for name, value in given.items()} | config.schedules
@@ -169,7 +169,7 @@ def schedules_of(algorithm: Algorithm, config: Config) -> dict[str, Schedule]:
 
 
 def with_own_epsilons(policies: tuple[AssignedPolicy, ...], config: Config) -> Config:
-    """Leaves the run's epsilon to the policies whose algorithms have none of their own."""
+    """Applies the run's epsilon only to policies whose algorithms have no own epsilon."""
     having = [each.name for each in policies if "epsilon" in getattr(each.algorithm, "schedules", dict)()]
     if config.exploration.epsilon is None or len(having) == len(policies):
         return config
@@ -178,7 +178,7 @@ def with_own_epsilons(policies: tuple[AssignedPolicy, ...], config: Config) -> C
 
 
 def learner_names(config: Config, policies: Sequence[str]) -> dict[str, list[str]]:
-    """By name of a learner process: the policies that it trains, one each by default."""
+    """Returns the policies of each learner process, by the process's name; by default one policy each."""
     processes = config.learner.processes
     if processes is None:
         return {f"learner-{policy}": [policy] for policy in policies}

@@ -15,23 +15,23 @@ from .sections import Count
 
 
 class Distribution(ABC):
-    """Where the values of a setting come from."""
+    """A distribution from which a setting's values are drawn."""
 
     @property
     @abstractmethod
     def ends(self) -> tuple[Any, ...]:
-        """Values that are allowed if and only if all are: the ends of a range, or every option."""
+        """Values to check: if they are allowed, all values are. The ends of a range, or every option."""
 
     @abstractmethod
     def restored(self, label: str, value: Any) -> Any:
-        """The value that a file holds of it. Raises ValueError: it has no such value."""
+        """Returns a value read from a file. Raises ValueError: the distribution has no such value."""
 
     @abstractmethod
     def draw(self, generator: np.random.Generator) -> Any: ...
 
     @abstractmethod
     def perturbed(self, value: Any, factor: float) -> Any:
-        """A value near another one: larger, or after it, if the factor is above 1."""
+        """Returns a value near `value`: larger, or the next option, if `factor` is above 1; else the opposite."""
 
 
 @dataclass(frozen=True)

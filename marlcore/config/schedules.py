@@ -19,7 +19,7 @@ from ..checks import brief, is_number
 from ..declared import Number, Whole, check_declared
 from ..references import reference_to, resolve
 
-PUBLISHED = ("updates", "step", "opponents", "odds")  # beside the scheduled numbers
+PUBLISHED = ("updates", "step", "opponents", "odds")  # names of further published numbers
 FINITE, WHOLE = Number(), Whole(0)
 Finite = Annotated[float, FINITE]
 
@@ -40,12 +40,12 @@ class Schedule:
         check_declared(self, self.kind)
 
     def at(self, count: int) -> float:
-        """The number at a count of at least 0."""
+        """Returns the number at a count of at least 0."""
         raise NotImplementedError
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The lowest and the highest number. Exception: a function may go beyond them."""
+        """The lowest and the highest number; a function may go beyond them."""
         ends = self.at(0), self.at(10**9)
         return min(ends), max(ends)
 
@@ -56,7 +56,7 @@ class Schedule:
 
     @staticmethod
     def from_value(label: str, value: Any) -> Schedule:
-        """The schedule of a number, a text, a function of the count, or itself. Raises ValueError, TypeError."""
+        """Makes a schedule from a number, text, function of the count, or schedule. Raises ValueError, TypeError."""
         if isinstance(value, Schedule):
             return value
         if isinstance(value, str):
@@ -75,7 +75,7 @@ else:
 
 
 def check_free(label: str, names: Collection[str], *others: str) -> None:
-    """Raises ValueError: a schedule has the name of a number that learners publish anyway, or one of the others."""
+    """Checks schedules' names. Raises ValueError: a name is in `others`, or names a number that is published anyway."""
     if clash := {"stage", *PUBLISHED, *others}.intersection(names):
         raise ValueError(f"{label}: {min(clash)!r} is the name of a number that marlcore publishes itself")
 
@@ -94,7 +94,7 @@ def _points(label: str, points: Any) -> tuple[tuple[int, float], ...]:
 
 
 def ascending(label: str, begins: Any) -> tuple[int, ...]:
-    """Counts of at least 1, as a tuple. Raises ValueError: a value is no such count, or they do not ascend."""
+    """Returns counts of at least 1 as a tuple. Raises ValueError: a value is no such count, or they do not ascend."""
     try:
         counts = tuple(WHOLE(label, count) for count in ([None] if isinstance(begins, bytes) else begins))
     except (TypeError, ValueError):
@@ -188,7 +188,7 @@ class Custom(Schedule):
 
 
 def is_custom(value: Any) -> bool:
-    """Whether a value for `Schedule.from_value` is text that names a function, which would be imported."""
+    """Whether a value for `Schedule.from_value` is text that names a function to import."""
     return isinstance(value, str) and value.partition("(")[0].strip().lower() == Custom.kind
 
 

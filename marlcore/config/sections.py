@@ -23,7 +23,7 @@ RATIO = Number(1e-6, 1e6)
 
 
 def shares(label: str, value: Any) -> dict[str, float]:
-    """Shares by name. Raises ValueError, TypeError: one is no number of at least 0, or their sum is not 1."""
+    """Returns shares by name. Raises ValueError, TypeError: a share is no number of at least 0, or the sum is not 1."""
     check_type(label, value, Mapping, expected="shares by name")
     right = all(is_number(number) and number >= 0 for number in value.values())
     if not right or (value and not math.isclose(sum(value.values()), 1.0, abs_tol=1e-6)):
@@ -32,7 +32,7 @@ def shares(label: str, value: Any) -> dict[str, float]:
 
 
 def distinct_names(label: str, names: Any, expected: str = "") -> tuple[str, ...]:
-    """Names as a tuple. Raises ValueError: one is no name, or comes twice."""
+    """Returns names as a tuple. Raises ValueError: an item is no name, or a name occurs twice."""
     if not isinstance(names, tuple) or not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"{label}: expected {expected}a tuple of names of stages, got {brief(names)}")
     if len(set(names)) < len(names):
@@ -51,16 +51,16 @@ def existing_directory(label: str, path: Any) -> Any:
 
 
 def probability(label: str, value: Any) -> Schedule:
-    """The schedule that a value stands for. Raises ValueError: its first or last number is no probability."""
+    """Makes a schedule of probabilities. Raises ValueError: its first or last number is no probability."""
     schedule = Schedule.from_value(label, value)
-    for count in (0,) if isinstance(schedule, Custom) else (0, 10**9):  # a function may know no further
+    for count in (0,) if isinstance(schedule, Custom) else (0, 10**9):  # a function may not accept large counts
         if not 0.0 <= schedule.at(count) <= 1.0:
             raise ValueError(f"{label}: expected a probability, got {schedule.at(count):g} from {schedule}")
     return schedule
 
 
 def updates_per_step(label: str, value: Any) -> Schedule | float:
-    """A number or a schedule. Raises ValueError: a number is out of range, or it is a function, of unknown range."""
+    """Returns a number or a schedule. Raises ValueError: it is out of range, or a function, whose range is unknown."""
     if is_custom(value) or isinstance(value, Custom) or callable(value):
         raise ValueError(f"{label}: expected a number or a schedule other than a function, got {brief(value)}")
     if isinstance(value, str):
@@ -71,7 +71,7 @@ def updates_per_step(label: str, value: Any) -> Schedule | float:
 
 
 def named_schedules(label: str, value: Any) -> dict[str, Schedule]:
-    """Schedules by name. Raises ValueError, TypeError: one is no schedule, or its name is that of another number."""
+    """Returns schedules by name. Raises ValueError, TypeError: a value is no schedule, or its name is taken."""
     check_type(label, value, Mapping, expected="schedules by name")
     check_free(label, value, "epsilon")
     return {name: Schedule.from_value(f"{label}.{short(name)}", schedule) for name, schedule in value.items()}
@@ -79,7 +79,7 @@ def named_schedules(label: str, value: Any) -> dict[str, Schedule]:
 
 @dataclass(frozen=True)
 class Reference:
-    """A rule of text: one of the options, or module:name of an object that can be imported."""
+    """Checks that text is one of the options, or module:name of an object that can be imported."""
 
     expected: str
     options: tuple[str, ...] = ()
@@ -92,7 +92,7 @@ class Reference:
 
 
 def device_names(label: str, value: Any) -> str | tuple[str, ...]:
-    """A device, or several as a tuple. Raises ValueError: it is neither."""
+    """Returns a device, or a tuple of several. Raises ValueError: the value is neither."""
     names = (value,) if isinstance(value, str) else value
     if not isinstance(names, tuple) or not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"{label}: expected a device, or a tuple of devices, got {brief(value)}")
@@ -100,7 +100,7 @@ def device_names(label: str, value: Any) -> str | tuple[str, ...]:
 
 
 def sink_names(label: str, names: Any) -> tuple[str, ...]:
-    """Names of sinks, csv among them. Raises ValueError, TypeError."""
+    """Returns names of sinks, which include csv. Raises ValueError, TypeError."""
     listed = isinstance(names, (tuple, list, Set, Mapping))
     if not listed or not all(isinstance(name, str) for name in names):
         raise TypeError(f"{label}: expected names of sinks, got {brief(names)}")
@@ -229,7 +229,7 @@ class ReplayConfig(Declared):
 
     @property
     def frames(self) -> int:
-        """Observations in a network's input: `stack`, and 1 while nothing has decided it."""
+        """The number of observations in a network's input: `stack`, or 1 if that is None."""
         return self.stack or 1
 
     @property
@@ -256,7 +256,7 @@ class ExplorationConfig(Declared):
     """Further numbers for an algorithm's `explore`, by name."""
 
     def exponents(self, copies: int) -> list[float]:
-        """The exponent of epsilon in each copy."""
+        """Returns the exponent of epsilon in each copy."""
         return [1.0 + self.ladder * i / max(copies - 1, 1) for i in range(copies)]
 
 
@@ -285,13 +285,13 @@ class StopConfig(Declared):
 
     @property
     def values(self) -> int:
-        """The window, also where it follows from the metric."""
+        """The number of values in the mean: `window`, or the metric's default."""
         of_episodes = any(part.startswith(("episode_", "info")) for part in self.metric.split("/"))
         return self.window or (100 if of_episodes else 1)
 
     @property
     def of_evaluation(self) -> bool:
-        """Whether the metric is one of evaluations, each of which is judged as a whole."""
+        """Whether the metric comes from evaluations; each evaluation is judged as a whole."""
         return any(part.startswith(EVALUATED) for part in self.metric.split("/"))
 
     @property
@@ -300,7 +300,7 @@ class StopConfig(Declared):
         return self.threshold is not None or self.patience is not None
 
     def watches(self, agent: str, name: str) -> bool:
-        """Whether the metric of this agent or policy and of this name counts."""
+        """Whether a condition depends on this metric of this agent or policy."""
         return self.judges and self.metric in (name, f"{agent}/{name}")
 
 

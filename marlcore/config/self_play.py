@@ -29,7 +29,7 @@ def _last_part(reference: str) -> str:
 
 
 def _anchors(label: str, anchors: Any) -> dict[str, Schedule]:
-    """The shares by reference; functions and classes that can be imported become references."""
+    """Returns shares by reference; replaces importable functions and classes by their module:name."""
     check_type(label, anchors, Mapping, expected="shares by opponent")
     shares = {}
     for anchor, share in anchors.items():
@@ -130,7 +130,7 @@ class SelfPlayConfig(Declared):
             )
 
     def shares_at(self, counts: Mapping[str, int]) -> NDArray[np.float64]:
-        """The shares [1 + anchors] of the latest policy and of the anchors, after so many "steps" and "updates"."""
+        """Returns the shares [1 + anchors] of the latest policy and the anchors, at counts of "steps" and "updates"."""
         schedules = [Schedule.from_value("share", share) for share in (self.latest, *self.anchors.values())]
         return np.array([schedule.at(counts[schedule.of]) for schedule in schedules])
 
@@ -139,15 +139,15 @@ class SelfPlayConfig(Declared):
 
     @property
     def opponents(self) -> int:
-        """How many opponents a policy may have: the newest policies, the anchors, and the pools' members."""
+        """The most opponents that a policy can have: newest policies, anchors, and pools' members."""
         return len(self.anchors) + max(len(self.roles), 1) * (1 + self.pool)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The anchors' names: "anchor:" and the last part of the reference."""
+        """The anchors' names: "anchor:" followed by the last part of the reference."""
         return tuple(f"anchor:{_last_part(anchor)}" for anchor in self.anchors)
 
 
 def absolute_anchors(anchors: Mapping[str, Scheduled]) -> dict[str, Scheduled]:
-    """The shares of anchors, with the absolute paths of checkpoints."""
+    """Returns the anchors' shares, with absolute paths of checkpoints."""
     return {str(absolute(name)) if name.endswith(".pt") else name: share for name, share in anchors.items()}

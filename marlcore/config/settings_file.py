@@ -1,4 +1,4 @@
-"""Settings in a YAML file: the keys are those of `Config`, and `env`, `algo` and `algorithm` as on the command line."""
+"""Reads settings from a YAML file, whose keys are those of `Config`, and `env`, `algo` and `algorithm`."""
 
 import re
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ _NULL, _TEXT = "tag:yaml.org,2002:null", "tag:yaml.org,2002:str"
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML 1.1 without aliases, whose values may grow to any size, and with each key once.
+    """Loads YAML 1.1, but refuses aliases, which can expand to any size, and repeated keys.
 
-    1e-3 is a number too, and 1:30:00 a text. A key without a value is left out; `null` is None.
+    1e-3 is a number too, and 1:30:00 is text. A key without a value is left out; `null` is None.
     """
 
     def compose_node(self, parent: Any, index: Any) -> Any:
@@ -45,7 +45,7 @@ for _first in "-+0123456789":  # before YAML's own, which reads it as a number o
 
 
 class Settings(NamedTuple):
-    """The settings of a file, with defaults for the others; hyperparameters of the algorithm by name."""
+    """A file's settings, with defaults for missing ones; `algorithm` holds hyperparameters by name."""
 
     config: Config
     env: str | None = None
@@ -91,7 +91,7 @@ def preset_names() -> list[str]:
 
 
 def read_preset(name: str) -> Settings:
-    """The settings of a preset. Raises ValueError: no preset has this name."""
+    """Reads the settings of a preset. Raises ValueError: no preset has this name."""
     names = preset_names()
     if name not in names:
         raise ValueError(f"preset: expected one of {', '.join(names)}, got {brief(name)}{did_you_mean(name, names)}")

@@ -1,4 +1,4 @@
-"""Evaluating the policies of a run: of its directory, or of a live one."""
+"""Evaluates the policies of a live run, or of a run's directory."""
 
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
@@ -18,14 +18,14 @@ from .loaded_policy import LoadedPolicy, SavedRun
 
 
 class Bot(Protocol):
-    """A scripted player; it may have a method `reset()`, which is called where an episode begins."""
+    """A scripted player; its method `reset()`, if it has one, is called when an episode begins."""
 
     def act(self, obs: Any) -> Any: ...
 
 
 @runtime_checkable
 class LiveRun(Protocol):
-    """A run that `start` made; see run.py."""
+    """A run that `start` returned; see run.py."""
 
     env_fn: Callable[[], Any]
 
@@ -52,26 +52,26 @@ def evaluate(
 ) -> Evaluation:
     """Plays whole episodes with a run's policies, greedily; each agent acts by its policy.
 
-    In each copy of the environment the first episodes count, equally many in each, so that short episodes are not
+    Each copy of the environment contributes the same number of episodes, its first ones, so that short episodes are not
     favoured.
 
     A run's directory is code: its environment and algorithm are unpickled, which can execute anything. So a run that
     another user could have changed is refused. See docs/security.md.
 
     Args:
-        run_or_dir: a run that `start` made, or a run's directory; either may still go on.
-        episodes: how many.
-        which: "last", the newest published weights of a `Run`, the last checkpoints of a directory; "best", by the
-            run's evaluations; or the step of a kept checkpoint.
-        envs: copies of the environment.
+        run_or_dir: a run that `start` returned, or a run's directory; the run may still be training.
+        episodes: the number of episodes.
+        which: "last": the newest published weights of a `Run`, or the last checkpoints of a directory; "best": the
+            best checkpoints by the run's evaluations; or the step of a kept checkpoint.
+        envs: the number of environment copies.
         seed: the same seed plays the same episodes.
         explore: act as actors do with these weights, instead of greedily.
         policies: replacements, by name of a policy or an agent: a policy of `load_policy`; a script, which is a
-            function of an observation, or a class or object with a method `act(obs)`, of which each environment copy
-            has its own; module:name of a script; or the directory of a run, whose last policy of that name or agent
+            function of an observation, or a class or object with a method `act(obs)` (each environment copy gets its
+            own object); module:name of a script; or the directory of a run, whose last policy of that name or agent
             acts. A script gets the mask of the allowed actions, if any, as obs["action_mask"] beside
-            obs["observation"]; its method `reset()`, if any, is called where an episode begins.
-        env_fn: makes environments, which are put into the run's teams; by default as the run does.
+            obs["observation"]; its method `reset()`, if any, is called when an episode begins.
+        env_fn: makes the environments, to which the run's teams apply; by default the run's own function.
         trust: also load a directory that another user could have changed.
 
     Raises: ValueError, TypeError: bad input, the run is not trusted, or its environment function could not be pickled.
@@ -90,7 +90,7 @@ def evaluate(
 
 
 class EvaluatedRun:
-    """The environment (`env_fn`) and the policies of a run; arguments and errors as those of `evaluate`."""
+    """Holds a run's environment function and policies; arguments and errors are those of `evaluate`."""
 
     def __init__(
         self,
@@ -106,13 +106,13 @@ class EvaluatedRun:
         self.env_fn = factory(run.env_fn) if env_fn is None else _as_seen(run, factory(env_fn))
         load = live.policy if live and which == "last" else partial(saved.policy, which=which)
         self._load: Callable[[str], LoadedPolicy] = cache(load)
-        # Of the policies of a league, which share all agents, the first acts
+        # In a league, all policies share all agents; the first policy acts
         self._policy_of = {agent: policy for policy in reversed(saved.policies) for agent in policy.agents}
         self._named = self._policy_of | {policy.name: policy for policy in self._policy_of.values()}
         self._instead = {name: self._checked(name, player, trust) for name, player in (policies or {}).items()}
 
     def player(self, agent: str, copies: int, seed: int, explore: bool = False) -> Player:
-        """A new player of an agent; see `LoadedPolicy.player`. Raises ValueError: the run has no such agent."""
+        """Makes a player for an agent; see `LoadedPolicy.player`. Raises ValueError: the run has no such agent."""
         if agent not in self._policy_of:
             raise ValueError(f"env_fn: expected the agents {sorted(self._policy_of)}, got {agent!r}")
         policy = self._policy_of[agent]
@@ -124,7 +124,7 @@ class EvaluatedRun:
         return ScriptedPlayer(f"policies[{agent!r}]", chosen, policy.spaces, copies, policy.algorithm)
 
     def _checked(self, name: str, player: Any, trust: bool) -> Any:
-        """A policy or a script that can act for an agent or a policy of the run."""
+        """Returns the policy or script that replaces `name`, an agent or a policy. Raises ValueError, TypeError."""
         label = f"policies[{name!r}]"
         if name not in self._named:
             raise ValueError(f"policies: expected names among {sorted(self._named)}, got {name!r}")
@@ -144,8 +144,8 @@ class EvaluatedRun:
 
 
 def _as_seen(run: LiveRun | SavedRun, env_fn: Callable[[], Any]) -> Callable[[], Any]:
-    """The caller's environments in the teams, and with the joint observations, of a run; see `evaluate`."""
-    with suppress(ValueError):  # its own function was not pickled, and the caller's stands in for it as it is
+    """Wraps the caller's environments in the run's teams and joint observations; see `evaluate`."""
+    with suppress(ValueError):  # the run's function was not pickled: the caller's replaces it unwrapped
         return _wrapped(run.env_fn, env_fn)
     return env_fn
 

@@ -1,4 +1,4 @@
-"""A policy's greedy actions as a program of ONNX or TorchScript, with normalization and recurrent state."""
+"""Exports a policy's greedy actions to ONNX or TorchScript, with normalization and recurrent state."""
 
 import copy
 import logging
@@ -18,7 +18,7 @@ from ..observations import ALONE, in_form
 from ..spaces import JOINT, MASK
 
 NEEDS = "export: ONNX needs onnx and onnxscript, try: pip install 'marlcore[onnx]'; or name a file .pt"
-TRACED, TRIED = 3, 5  # rows of the observations with which a program is traced, and with which it is tried
+TRACED, TRIED = 3, 5  # rows of the examples for tracing and for trying a program
 
 
 def export_policy(path: str | Path, policy: ActingPolicy) -> dict[str, NDArray[Any]]:
@@ -32,7 +32,7 @@ def export_policy(path: str | Path, policy: ActingPolicy) -> dict[str, NDArray[A
         kind = type(policy.algorithm).__name__
         raise ValueError(f"export: expected an algorithm with a method greedy, got {kind}; see mc.Algorithm")
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch, of its own deprecated and new parts
+        warnings.simplefilter("ignore")  # torch warns of its own deprecated and new parts
         step = GreedyStep(policy)
         step.check_acts(step.examples(TRIED))
         try:
@@ -49,7 +49,7 @@ def export_policy(path: str | Path, policy: ActingPolicy) -> dict[str, NDArray[A
 def _write_torchscript(step: "GreedyStep", file: Path) -> None:
     trace: Any = torch.jit.trace
     traced = trace(step, (step.examples(TRACED),), strict=False, check_trace=False)
-    others = step.examples(TRIED)  # numbers that tracing made constant would be those of other rows
+    others = step.examples(TRIED)  # another number of rows, to find numbers that tracing made constant
     for name, expected in step(others).items():
         torch.testing.assert_close(traced(others)[name], expected)
     traced.save(os.fspath(file))
@@ -81,7 +81,7 @@ def _write_onnx(step: "GreedyStep", file: Path) -> None:
 
 
 class GreedyStep(nn.Module):
-    """Observations, masks and state before by name to greedy actions and the state after; see `LoadedPolicy.export`."""
+    """Maps named observations, masks and state to greedy actions and the next state; see `LoadedPolicy.export`."""
 
     def __init__(self, policy: ActingPolicy) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class GreedyStep(nn.Module):
         return {"action": action, **{f"next_state_{name}": part for name, part in (after or {}).items()}}
 
     def examples(self, rows: int) -> dict[str, torch.Tensor]:
-        """Inputs of so many rows: floats that are normally distributed, other values of the space; masks allow all."""
+        """Returns inputs of `rows` rows: normally distributed floats, and samples of other spaces; masks allow all."""
         spaces, generator = self._spaces, np.random.default_rng(rows)
         lead = (rows, spaces.stack) if spaces.stack > 1 else (rows,)
         inputs = {}
@@ -127,7 +127,7 @@ class GreedyStep(nn.Module):
         return {**inputs, **state}
 
     def check_acts(self, inputs: dict[str, torch.Tensor]) -> None:
-        """Raises ValueError: the algorithm's `act` chooses other actions."""
+        """Compares the actions with those of the algorithm's `act`. Raises ValueError: they differ."""
         spaces, fields = self._spaces, self._spaces.obs
         parts = {name: inputs[given].numpy() for name, given in self._names.items()}
         rows = len(next(iter(parts.values())))

@@ -1,4 +1,4 @@
-"""Trained policies for use outside a run: from its directory, or from the shared memory of a live one."""
+"""Trained policies for use outside a run, read from its directory or from a live run's shared memory."""
 
 from __future__ import annotations
 
@@ -41,25 +41,25 @@ from .export import export_policy
 
 FIRST_WEIGHTS_S = 60.0
 PICKLED = "checkpoints/run.pickle"
-_ALWAYS, _CRITICS = 2**26, 100  # bytes, and how many for each of a checkpoint, which may leave out the critics
+_ALWAYS, _CRITICS = 2**26, 100  # allowed bytes: always, and per checkpoint byte, since a checkpoint may lack critics
 
 
 @dataclass(eq=False, repr=False)
 class LoadedPolicy:
-    """A policy that acts in one environment, or in several, as its actors did; it is greedy.
+    """A trained policy that acts greedily in one environment or in several.
 
-    Made by `load_policy` or `Run.policy`. It acts with as many threads of torch as the run's workers, `learner.threads`
-    (1 by default), and gives the program its own number back after each call.
+    `load_policy` and `Run.policy` return it. Each call acts with the run's number of torch threads, `learner.threads`
+    (1 by default), and then restores the program's number.
 
     Attributes:
-        spaces: its agents' spaces.
+        spaces: the spaces of the policy's agents.
     """
 
     _algorithm: Algorithm
     _model: PolicyModel
     spaces: Spaces
     _pad: Pad
-    _numbers: Mapping[str, float]  # of exploration, as they were for these weights
+    _numbers: Mapping[str, float]  # exploration parameters published with these weights
     _threads: int = 1
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ class LoadedPolicy:
         """Begins an episode: clears the stack of observations and the recurrent state.
 
         Args:
-            ended: of a batch, those in which an episode begins, bool [B]; None: all of them.
+            ended: bool [B], the environments of a batch in which a new episode begins; None: all.
         """
         if ended is None:
             self._player = self.player(1)
@@ -78,20 +78,20 @@ class LoadedPolicy:
             self._begins |= as_field("ended", Field(self._begins.shape, "bool"), ended)
 
     def act(self, obs: Any, mask: Any = None, reward: Any = 0.0) -> int | NDArray[Any]:
-        """The action for an observation, as the environment's `step` takes it: an int for a Discrete.
+        """Returns the action for an observation, as the environment's `step` takes it: an int for a Discrete.
 
-        Of a batch of observations, with a leading axis [B, ...] in each of their arrays, the actions [B, ...]. A policy
-        with a memory or a stack has one for each of them; their number may change at a `reset` only.
+        For a batch of observations, whose arrays have a leading axis [B, ...], returns actions [B, ...]. A policy with
+        a recurrent state or a stack keeps one for each of the B; then B may change only at a `reset`.
 
         Args:
-            obs: of the observation space: an array, or a dict or tuple of them; with the mask of the allowed actions
-                if the environment puts it there.
-            mask: of the allowed actions, if the environment gives it elsewhere; of a batch [B, choices].
-            reward: of the action before, a float, or [B] of a batch; recurrent policies may have it as an input.
+            obs: an observation of the space: an array, or a dict or tuple of arrays; it includes the mask of allowed
+                actions if the environment puts the mask there.
+            mask: the mask of allowed actions if the environment gives it elsewhere: [choices], or [B, choices].
+            reward: the reward of the previous action, a float or [B]; some recurrent policies take it as an input.
                 Ignored where an episode begins.
 
-        Raises: ValueError, TypeError: the observation is not of the space, or the reward is not finite. Of floats only
-            finiteness is checked, as in training: values beyond a Box's bounds are accepted.
+        Raises: ValueError, TypeError: the observation is not of the space, or the reward is not finite. Floats need
+            only be finite, as in training: values beyond a Box's bounds are accepted.
         """
         values, rows, alone = _as_rows(self.spaces, obs, mask, hides_joint(self._algorithm, self.spaces))
         rewards = as_field("reward", Field((rows,), "float64"), reward if np.ndim(reward) else np.full(rows, reward))
@@ -108,11 +108,11 @@ class LoadedPolicy:
         return int(action) if action.ndim == 0 and action.dtype.kind in "iu" else np.asarray(action)
 
     def player(self, copies: int, seed: int = 0, explore: bool = False) -> ActingPolicy:
-        """The policy in several copies of the environment.
+        """Makes a player that acts by the policy in several copies of the environment.
 
         Args:
-            seed: of the algorithm's draws.
-            explore: as actors do with these weights; otherwise greedily.
+            seed: seeds the algorithm's random draws.
+            explore: act as actors do with these weights; otherwise greedily.
         """
         generator, device = np.random.default_rng(seed), torch.device("cpu")
         given = self._algorithm, self._model, self.spaces, copies, self._pad, generator, device
@@ -122,13 +122,13 @@ class LoadedPolicy:
         """Writes the greedy policy as a program for other runtimes: ONNX to a file .onnx, TorchScript to a file .pt.
 
         Its inputs are arrays with a first axis B of any length: `obs`, or `obs_<name>` for each part of a Dict or
-        Tuple, [B, *shape], with a stack [B, stack, *shape], oldest first; `action_mask`, bool [B, choices], if there
-        is a mask; and with memory `state_<name>`, float32 [B, ...], zeros where an episode begins. Its outputs are
-        `action`, [B, ...], as the environment takes it, and `next_state_<name>`. Put the reward of the action into
-        `next_state_previous_reward` before you pass it on. Observations are normalized by the program. A TorchScript
-        program takes a dict of tensors and returns one.
+        Tuple, [B, *shape], or with a stack [B, stack, *shape], oldest first; `action_mask`, bool [B, choices], if
+        there is a mask; and for recurrent policies `state_<name>`, float32 [B, ...], zeros where an episode begins.
+        Its outputs are `action`, [B, ...], as the environment takes it, and `next_state_<name>`. If there is a
+        `next_state_previous_reward`, put the action's reward into it before you pass it on. The program normalizes
+        observations. A TorchScript program takes and returns a dict of tensors.
 
-        Returns: an example of the inputs of one row, by name, with the zero state.
+        Returns: example inputs of one row, by name, with the zero state.
 
         Raises: ValueError: the file has another ending or no directory, torch cannot export the user's network, or the
             algorithm is the user's own and has no method `greedy`. ImportError: ONNX needs a package.
@@ -141,7 +141,7 @@ class LoadedPolicy:
 
 @dataclass(kw_only=True)
 class _WithThreads(ActingPolicy):
-    """Acts with so many threads of torch: on a busy machine small networks take ten times as long with several."""
+    """Acts with `threads` torch threads: on a busy machine, small networks take ten times as long with several."""
 
     threads: int
 
@@ -155,7 +155,7 @@ class _WithThreads(ActingPolicy):
 
 
 def _as_rows(spaces: Spaces, obs: Any, mask: Any, joint: bool) -> tuple[Values, int, bool]:
-    """The rows [k, ...] of an environment's observation or of a batch of them, checked; k; whether it is one alone."""
+    """Checks an observation or a batch; returns its rows [k, ...], k, and whether it was a single observation."""
     if mask is None and spaces.masked and isinstance(obs, Mapping) and MASK in obs:
         obs, mask = obs[ALONE] if obs.keys() == {MASK, ALONE} else obs, obs[MASK]
     unseen = joint and not (isinstance(obs, Mapping) and {ALONE, JOINT} <= obs.keys())
@@ -185,17 +185,17 @@ def _as_rows(spaces: Spaces, obs: Any, mask: Any, joint: bool) -> tuple[Values, 
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run's environment and policies, as its directory has them; `of` reads it."""
+    """Holds the environment and policies saved in a run's directory; `of` reads them."""
 
     path: Path
     policies: tuple[AssignedPolicy, ...]
     config: Config
-    pickled_env_fn: bytes | None = None  # also if cloudpickle could not pickle it
-    described: bool = False  # by files that anybody may have made
+    pickled_env_fn: bytes | None = None  # None if cloudpickle could not pickle it
+    described: bool = False  # read from policies.json, which is not trusted
 
     @classmethod
     def of(cls, run_dir: str | Path, *, trust: bool = False, weights_only: bool = False) -> SavedRun:
-        """See `load_policy`. Raises ValueError: there is no run, or another version wrote it."""
+        """Reads a run's directory; see `load_policy`. Raises ValueError: it has no run, or another version's."""
         path = open_run(run_dir, WEIGHTS if weights_only else UNPICKLED, trust)
         if weights_only:
             return cls(path, *described_policies(path), described=True)
@@ -214,7 +214,7 @@ class SavedRun:
 
     @property
     def env_fn(self) -> Callable[[], Any]:
-        """Makes environments. Raises ValueError: it could not be pickled, or cannot be unpickled here."""
+        """The function that makes environments. Raises ValueError: it was not pickled, or cannot be unpickled here."""
         reason = "it could not be pickled"
         if self.pickled_env_fn is not None:
             try:
@@ -225,7 +225,7 @@ class SavedRun:
         raise ValueError(f"env_fn: {str(self.path)!r} has no environment function ({reason}); pass env_fn= or --env")
 
     def policy(self, name: str, which: str | int = "last") -> LoadedPolicy:
-        """See `load_policy`."""
+        """Loads a policy; see `load_policy`."""
         assigned = named(name, self.policies)
         path = checkpoint_path(self.path, assigned.name, str(which))
         state = load_checkpoint(path)
@@ -244,7 +244,7 @@ class SavedRun:
 
 
 def _check_claimed(policy: AssignedPolicy, config: Config, path: Path) -> None:
-    """Raises ValueError, before memory is allocated: the network would be far larger than its checkpoint."""
+    """Checks a network's size before allocating it. Raises ValueError: it is far larger than its checkpoint."""
     with torch.device("meta"):
         tensors = build_model(policy, config).whole.state_dict().values()
     claimed, stored = sum(tensor.nbytes for tensor in tensors), path.stat().st_size
@@ -265,18 +265,18 @@ def load_policy(
     trust: bool = False,
     weights_only: bool = False,
 ) -> LoadedPolicy:
-    """A policy from a run's checkpoint.
+    """Loads a policy from a run's checkpoint.
 
     A run's directory is code: its algorithm is unpickled, which can execute anything. So a run that another user could
     have changed is refused. See docs/security.md.
 
     Args:
-        run_dir: of the run, which may still go on.
-        name: of the policy, or of one of its agents.
-        which: "last"; "best", by the run's evaluations; or a step count of a kept checkpoint.
+        run_dir: the run's directory; the run may still be training.
+        name: the policy's name, or the name of one of its agents.
+        which: "last"; "best", by the run's evaluations; or the step count of a kept checkpoint.
         trust: also load a run that another user could have changed.
-        weights_only: unpickle and import nothing of the run, so that any run may be loaded; only for policies of
-            built-in algorithms. Schedules of exploration that are functions are left out.
+        weights_only: neither unpickle nor import anything of the run, so that any run may be loaded. This works only
+            for built-in algorithms, and leaves out exploration schedules that are functions.
 
     Raises: ValueError: there is no such run, policy or checkpoint, or the run is not trusted.
     """
@@ -291,7 +291,7 @@ def load_policy(
 
 
 def published_policy(policy: AssignedPolicy, weights: SegmentHandle, config: Config) -> LoadedPolicy:
-    """A policy with the newest weights of a live run; see `Run.policy`."""
+    """Returns a policy with the newest weights of a live run; see `Run.policy`."""
     model = build_model(policy, config)
     with ParameterStore.attach(weights) as store:
         subscriber = store.subscriber(model.acting)
@@ -308,7 +308,7 @@ def _loaded(policy: AssignedPolicy, model: PolicyModel, config: Config, numbers:
 def save_policies(
     run_dir: Path, env_fn: Callable[[], Any], policies: tuple[AssignedPolicy, ...], config: Config
 ) -> None:
-    """Saves what `SavedRun` reads; without the environment function if cloudpickle cannot pickle it."""
+    """Saves the files that `SavedRun` reads, without the environment function if cloudpickle cannot pickle it."""
     try:
         pickled = cloudpickle.dumps(env_fn)  # apart, since policies can act without it
     except Exception:  # pickling may raise anything; in serial mode nothing else needs it
@@ -318,7 +318,7 @@ def save_policies(
 
 
 def named(name: str, policies: Any) -> Any:
-    """The policy of that name, or of the agent of that name; ValueError: there is none."""
+    """Returns the policy with this name, or with an agent of this name. Raises ValueError: there is none."""
     agents = {agent: policy for policy in reversed(policies) for agent in policy.agents}  # the first of a league
     named = agents | {policy.name: policy for policy in policies}
     if not isinstance(name, str) or name not in named:

@@ -1,7 +1,7 @@
-"""The loops: acting, learning and evaluating, and what they hold: collectors of transitions, players, whole episodes.
+"""The loops of acting, learning and evaluating, and their parts: collectors of transitions, players, whole episodes.
 
 A loop gets everything that it uses as an argument. This room starts no process, opens no file, and creates or attaches
-nothing in shared memory.
+no shared memory.
 """
 
 from .acting_policy import ActingPolicy

@@ -1,4 +1,4 @@
-"""A policy as it acts: an algorithm with a model and its exploration, and what it remembers of several copies."""
+"""A policy that acts: an algorithm, a model and exploration, with a memory for each copy of the environment."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ from .model import PolicyModel
 
 @dataclass
 class ActingPolicy:
-    """The player of a policy: it remembers each copy's stack of observations and recurrent state.
+    """Acts by a policy, and remembers each copy's stack of observations and recurrent state.
 
-    `dataclasses.replace` makes another agent's player, which shares all but the memory.
+    `dataclasses.replace` makes another agent's player, which shares everything except this memory.
     """
 
     algorithm: Algorithm
@@ -30,13 +30,13 @@ class ActingPolicy:
     pad: Pad  # of stacks; the same as in training
     generator: np.random.Generator  # for the algorithm's draws
     device: torch.device
-    explore: Mapping[str, Any] | None = None  # the numbers of exploration, arrays [copies] too; None acts greedily
+    explore: Mapping[str, Any] | None = None  # exploration parameters, numbers or arrays [copies]; None: greedy
 
     def __post_init__(self) -> None:
-        self.model.eval()  # a greedy policy draws nothing, also with dropout
+        self.model.eval()  # switches dropout off: a greedy policy draws nothing
         spaces, copies = self.spaces, self.copies
         self._action = spaces.action_field
-        self._choices = np.zeros(0, np.int64)  # of the action 0: where all copies' masks, flattened, hold it
+        self._choices = np.zeros(0, np.int64)  # index of each copy's action 0 in the flattened masks
         if spaces.masked:
             self._choices = np.add.outer(np.arange(copies) * spaces.choices, spaces.mask_starts).ravel()
         self._stacks: Values | None = None  # [copies, stack, ...], oldest first
@@ -47,11 +47,11 @@ class ActingPolicy:
 
     @property
     def remembers(self) -> bool:
-        """Whether actions depend on earlier observations of their copy."""
+        """Whether actions depend on earlier observations in the same copy."""
         return self._stacks is not None or self._state is not None
 
     def choose(self, obs: Values, index: Any, begins: NDArray[np.bool_]) -> Action:
-        """See `Player`. Raises ValueError, TypeError: an action or the state is wrong, not finite or not allowed."""
+        """See `Player`. Raises ValueError, TypeError: an action or the state is malformed, or an action not allowed."""
         mask = obs[MASK] if self.spaces.masked else None
         if self._stacks is not None:
             obs = each(lambda stacks, new: self._pushed(stacks, new, index, begins), self._stacks, obs)
@@ -76,7 +76,7 @@ class ActingPolicy:
         return chosen if action is chosen.action else chosen._replace(action=action)
 
     def act(self, obs: Values, index: Any, state: Mapping[str, torch.Tensor] | None) -> Action:
-        """Chooses actions for the k observations of the copies `index`, stacked if the model wants that."""
+        """Chooses actions for k observations, already stacked if the model wants stacks, of the copies `index`."""
         model, explore, mask = self.model, self.explore, None
         tensors: Any
         if isinstance(obs, dict):
@@ -93,7 +93,7 @@ class ActingPolicy:
         )
 
     def _pushed(self, stacks: NDArray[Any], new: NDArray[Any], index: Any, begins: NDArray[np.bool_]) -> NDArray[Any]:
-        """The stacks [k, stack, ...] that end with new observations [k, ...], kept for the next ones."""
+        """Pushes new observations [k, ...] into the kept stacks, and returns these, [k, stack, ...]."""
         pushed: NDArray[Any] = stacks[index]
         pushed[:, :-1] = pushed[:, 1:]
         pushed[:, -1] = new
@@ -104,7 +104,7 @@ class ActingPolicy:
         return pushed
 
     def _check_allowed(self, action: NDArray[Any], mask: NDArray[np.bool_]) -> None:
-        """Checks actions [k, ...] of the space against the masks [k, choices]."""
+        """Checks that the masks [k, choices] allow the actions [k, ...]. Raises ValueError."""
         allowed = mask.take(action.ravel() + self._choices[: action.size])
         if not allowed.all():
             row = action[int(np.argmin(allowed.reshape(len(action), -1).all(axis=1)))]
@@ -113,7 +113,7 @@ class ActingPolicy:
             )
 
     def _keep(self, state: Mapping[str, torch.Tensor], index: Any, rows: int) -> None:
-        """Keeps the state [rows, ...] of the copies `index`, and leaves `state_before` as it is."""
+        """Stores the new state [rows, ...] of the copies `index`, without changing `state_before`."""
         if self._state is None:
             self._state = {name: part.new_zeros((self.copies, *part.shape[1:])) for name, part in state.items()}
         if state.keys() != self._state.keys():
@@ -125,17 +125,17 @@ class ActingPolicy:
         if isinstance(index, slice):
             self._state = dict(state)  # `state_before` holds views of the old tensors
             return
-        with torch.inference_mode():  # which may have made the tensors
+        with torch.inference_mode():  # the tensors may be inference tensors
             for name, stored in self._state.items():
                 stored[index] = state[name]
 
     def reward(self, reward: NDArray[Any], index: Any) -> None:
-        """Takes the rewards [k] of the last actions in the copies `index` into a state that has a part for them."""
+        """Stores the rewards [k] of the last actions in the copies `index`, if the state has a part for them."""
         if self._state is not None and PREVIOUS_REWARD in self._state:
             with torch.inference_mode():
                 self._state[PREVIOUS_REWARD][index] = torch.as_tensor(reward).to(self._state[PREVIOUS_REWARD])
 
 
 def _wide(flags: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Flags [k] in a shape that broadcasts over rows [k, ...], on their device."""
+    """Reshapes flags [k] so that they broadcast over rows [k, ...], and moves them to the rows' device."""
     return flags.to(rows.device).reshape(-1, *([1] * (rows.ndim - 1)))

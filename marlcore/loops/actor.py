@@ -1,6 +1,6 @@
-"""The actor's loop: observe, record the outcomes, act; it waits for a learner only where a limiter holds the ratio.
+"""The actor's loop: observe, record the outcomes, act. It waits for a learner only if a limiter holds the ratio.
 
-It sees all copies of the environment at once, as arrays: no line of this file runs once for each copy.
+The loop handles all copies of the environment at once, as arrays: no line of this file runs once for each copy.
 """
 
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ Collectors = Mapping[str, Collector | LeagueCollector]  # by agent
 
 
 class ActorHost(Protocol):
-    """An actor's worker, as its loop sees it."""
+    """The functions that an actor's loop needs from its worker."""
 
     rounds: int  # so far
     ended: NDArray[np.int64]  # [copies], episodes that are over, as of the last round
 
     def acting(self) -> bool:
-        """Whether steps of this actor's share are left, and the run was not told to stop."""
+        """Whether this actor's share has steps left, and the run was not told to stop."""
 
     def begin(self, turn: Turn) -> None:
         """Assigns opponents and parts of the replay to the episodes that begin."""
@@ -32,7 +32,7 @@ class ActorHost(Protocol):
     def report(self, agent: str, name: str, value: float) -> None: ...
 
     def count_steps(self, steps: int) -> None:
-        """Counts the steps of a round, and shows that the worker does not hang."""
+        """Counts the steps of a round, and sends a heartbeat, so that the worker does not seem to hang."""
 
 
 def act_until_done(env: VectorEnvironment, collectors: Collectors, host: ActorHost) -> None:
@@ -43,7 +43,7 @@ def act_until_done(env: VectorEnvironment, collectors: Collectors, host: ActorHo
 
 
 def observe(env: VectorEnvironment, collectors: Collectors, host: ActorHost) -> list[Turn]:
-    """Records the outcomes of earlier actions, and returns the turns that are due; a write may wait for a learner."""
+    """Records earlier actions' outcomes, and returns the due turns; writing a row may wait for a learner."""
     outcomes, turns = env.observe()
     for outcome in outcomes:
         collectors[outcome.agent].record(outcome)
@@ -56,14 +56,14 @@ def _report_over(env: VectorEnvironment, collectors: Collectors, host: ActorHost
     over = np.flatnonzero(env.ended != host.ended)
     host.ended[over] = env.ended[over]
     finished = [ended for collector in collectors.values() for ended in collector.end(over)]
-    for ended in finished:  # results need all returns
+    for ended in finished:  # after all `end` calls: results need all agents' returns
         host.report_ended(ended)
 
 
 def cut_episodes(env: VectorEnvironment, collectors: Collectors, host: ActorHost) -> None:
-    """After the last actions: records their outcomes, and truncates the episodes that would continue.
+    """Records the outcomes of the last actions, and truncates the episodes that would continue.
 
-    So the last transitions are whole, and a queue's reader finds the last batch.
+    The last transitions are then complete, and a queue's reader gets the last batch.
     """
     outcomes, turns = env.observe()
     following = {turn.agent: turn for turn in turns}
@@ -73,7 +73,7 @@ def cut_episodes(env: VectorEnvironment, collectors: Collectors, host: ActorHost
             cut = np.isin(outcome.copies, turn.copies) & ~(outcome.terminated | outcome.truncated)
             last, outcome = outcome.part(cut), outcome.part(~cut)
             final_obs = turn.part(np.isin(turn.copies, last.copies)).obs
-            if len(last.copies):  # its return is not one of a whole episode
+            if len(last.copies):  # recorded as a row, but not reported as an episode
                 truncated = np.ones(len(last.copies), bool)
                 collectors[last.agent].record(last._replace(truncated=truncated, final_obs=final_obs))
         if len(outcome.copies):
@@ -82,9 +82,9 @@ def cut_episodes(env: VectorEnvironment, collectors: Collectors, host: ActorHost
 
 
 def act(env: VectorEnvironment, collectors: Collectors, turns: list[Turn], host: ActorHost) -> None:
-    """Takes the actions that are due, by the newest weights if it is time for them.
+    """Takes the due actions, after pulling the newest weights if a pull is due.
 
-    Only policies that act now look for weights: the others would make each of many agents' turns longer.
+    Only policies that act now check for newer weights: with many agents, checks by all would slow each turn.
     """
     for turn in turns:
         for weights in collectors[turn.agent].followed:

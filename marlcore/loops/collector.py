@@ -1,4 +1,4 @@
-"""An agent in all copies of the environment: who acts in each, its returns, and the rows of those that learn."""
+"""Collects one agent's experience in all copies: chooses its player there, sums its returns, and writes its rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from .recorder import Recorder
 
 
 class Ended(NamedTuple):
-    """Finished episodes of an agent in which the policy that learns was its player; arrays [k]."""
+    """Finished episodes in which the learning policy played the agent; arrays [k]."""
 
     agent: str
     copies: NDArray[np.int64]
@@ -28,7 +28,7 @@ class Ended(NamedTuple):
 
 @dataclass
 class Collector:
-    """An agent in all copies, for one policy that learns: its actions, returns and rows."""
+    """Plays one agent in all copies for one learning policy: chooses actions, sums returns, and writes rows."""
 
     player: ActingPolicy | ScriptedAtFirst  # of the policy that learns
     weights: FollowedWeights  # of the same
@@ -38,15 +38,15 @@ class Collector:
     def __post_init__(self) -> None:
         copies = self.recorder.copies
         self.followed = [self.weights]
-        self.numbers = np.zeros(copies, np.int64)  # of the players: LATEST, whose rows are written, or another
+        self.numbers = np.zeros(copies, np.int64)  # each copy's player; only the rows of LATEST are written
         self.opponents: Player | None = None  # None while all learn
-        # Whichever player acted: of the last finished episodes, and so far
+        # Returns of the last finished episodes and of the present ones, whichever player acted
         self.returns, self._returns = np.zeros((2, copies))
         self._lengths = np.zeros(copies, np.int64)
-        self._infos: dict[int, Mapping[str, float]] = {}  # by copy, of the agent's end
+        self._infos: dict[int, Mapping[str, float]] = {}  # by copy, when the agent's episode ended
 
     def record(self, outcome: Outcome) -> None:
-        """Adds to the returns, and writes the transitions that the results of earlier actions complete."""
+        """Adds rewards to the returns, and writes the transitions that these outcomes complete."""
         rows = self.recorder.index_of(outcome.copies)
         self._returns[rows] += outcome.reward
         if outcome.infos:
@@ -65,7 +65,7 @@ class Collector:
             self.player.reward(outcome.reward, rows)
 
     def end(self, copies: NDArray[np.int64]) -> list[Ended]:
-        """Resets the returns of episodes that are over for all agents; returns those of the policy that learns."""
+        """Resets the returns of episodes that have ended for all agents; returns the learning policy's episodes."""
         self.returns[copies], lengths = self._returns[copies], self._lengths[copies]
         self._returns[copies], self._lengths[copies] = 0.0, 0
         infos = [(copy, self._infos.pop(copy)) for copy in copies.tolist() if copy in self._infos]
@@ -74,13 +74,13 @@ class Collector:
         return [Ended(agent, copies[learns], returns, lengths[learns], infos)] if learns.any() else []
 
     def begin(self, copies: NDArray[np.int64]) -> int:
-        """Begins an episode in these copies; returns how many actions are lost, since their outcomes never came."""
+        """Begins an episode in these copies; returns how many actions are lost, because their outcomes never came."""
         if self.priorities is not None:
             self.priorities.begin(copies)
         return self.recorder.begin(copies)
 
     def act(self, turn: Turn) -> NDArray[Any]:
-        """Chooses the actions of a turn, and remembers those of the policy that learns for their outcome."""
+        """Chooses a turn's actions, and remembers the learning policy's actions until their outcomes come."""
         opponents = self.opponents
         if opponents is not None and not (learns := self.numbers[turn.copies] == LATEST).all():
 
@@ -100,13 +100,13 @@ class Collector:
 
 @dataclass
 class LeagueCollector:
-    """An agent's collectors in a league, one for each policy, of which one learns in each episode. See `Collector`."""
+    """Holds an agent's collectors in a league, one for each policy; one policy learns in each episode."""
 
     collectors: Sequence[Collector]
-    learning: NDArray[np.int64]  # [copies]: the place of the policy whose episode it is
+    learning: NDArray[np.int64]  # [copies]: the place of the policy that learns in the episode
 
     def __post_init__(self) -> None:
-        # Of all policies, since those that do not learn in an episode may be opponents in it
+        # All policies' weights: a policy that does not learn in an episode may be an opponent in it
         self.followed = [weights for collector in self.collectors for weights in collector.followed]
 
     def record(self, outcome: Outcome) -> None:
@@ -117,22 +117,22 @@ class LeagueCollector:
         return [ended for collector, rows in self._split(copies) for ended in collector.end(copies[rows])]
 
     def begin(self, copies: NDArray[np.int64]) -> int:
-        """Begins for all policies, since the last episode may have been another one's."""
+        """Begins an episode in the collectors of all policies: another policy may have learned in the last one."""
         return sum(collector.begin(copies) for collector in self.collectors)
 
     def act(self, turn: Turn) -> NDArray[Any]:
         return joined(self.learning[turn.copies], lambda place, rows: self.collectors[place].act(turn.part(rows)))
 
     def _split(self, copies: NDArray[np.int64]) -> Iterator[tuple[Collector, NDArray[np.bool_]]]:
-        """The collectors that learn in some of these copies, each with a mask of them."""
+        """Yields each collector whose policy learns in some of these copies, with a mask of those."""
         learning = self.learning[copies]
         return ((self.collectors[place], learning == place) for place in np.unique(learning).tolist())
 
 
 def route(collectors: Mapping[str, Collector], names: list[str], turn: Turn) -> None:
-    """Assigns the episodes that begin to the replay's parts of these names, by `info["tag"]` at the first turn.
+    """Assigns each episode that begins to a part of the replay, by its first `info["tag"]`; see `part_of_tag`.
 
-    Raises EnvironmentFailed: an episode of one of these agents has no tag, or one without a part.
+    Raises EnvironmentFailed: an episode of one of these agents has no tag, or no part has the tag's name.
     """
     for copy in turn.copies[turn.begins].tolist() if turn.agent in collectors else ():
         try:
@@ -142,9 +142,9 @@ def route(collectors: Mapping[str, Collector], names: list[str], turn: Turn) -> 
 
 
 def part_of_tag(tag: Any, names: list[str]) -> int:
-    """The number of the part of these names that a tag "anchor:weak" belongs to: of that name, else of "anchor".
+    """Returns the index in `names` of a tag "anchor:weak" or, if it is not there, of "anchor".
 
-    Without names, the replay has one part for all. Raises ValueError: the tag has no part.
+    Without names, returns 0: the replay has one part. Raises ValueError: no part has either name.
     """
     if not names:
         return 0

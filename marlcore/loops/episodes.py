@@ -1,4 +1,4 @@
-"""Whole episodes in several copies of an environment, and their returns by agent, with confidence intervals."""
+"""Plays whole episodes in several copies of an environment; gives returns by agent, with confidence intervals."""
 
 import io
 import math
@@ -27,13 +27,13 @@ class Evaluation:
     """The outcome of an evaluation's episodes.
 
     Attributes:
-        returns: by agent, float64 [episodes]: all that the environment gave it, also where it never acted.
-        lengths: by agent, int64 [episodes], its actions.
+        returns: by agent, float64 [episodes]: the sum of its rewards, also in episodes in which it never acted.
+        lengths: by agent, int64 [episodes]: the number of its actions.
         infos: by agent and name, the mean of the numbers in its infos at the ends of episodes.
-        distinct: episodes that differ from each other in an observation, an action or a reward. 1 after several
-            episodes: all are copies of one game, so that nothing is known of the spread of returns.
-        results: by agent, int64 [episodes]: 1 where it won, 0 after a draw, -1 where it lost, by the sign of
-            `info["winner"]` at the episode's end. Where there is none, its return is compared with the highest of the
+        distinct: the number of episodes that differ from each other in an observation, an action or a reward. If it
+            is 1 after several episodes, all are copies of one game, and the spread of returns is unknown.
+        results: by agent, int64 [episodes]: 1 after a win, 0 after a draw, -1 after a loss, by the sign of
+            `info["winner"]` at the episode's end. Without that, its return is compared with the highest return of the
             other agents, or with 0 if it is alone.
     """
 
@@ -49,19 +49,19 @@ class Evaluation:
 
     @property
     def mean(self) -> dict[str, float]:
-        """By agent: the mean return."""
+        """The mean return, by agent."""
         return {agent: float(returns.mean()) for agent, returns in self.returns.items()}
 
     @property
     def std(self) -> dict[str, float]:
-        """By agent: the sample standard deviation of the return; NaN after one game and its copies."""
+        """The sample standard deviation of the return, by agent; NaN if `distinct` is 1."""
         if self.distinct == 1:
             return dict.fromkeys(self.returns, math.nan)
         return {agent: float(returns.std(ddof=1)) for agent, returns in self.returns.items()}
 
     @property
     def interval(self) -> dict[str, tuple[float, float]]:
-        """By agent: the mean return's 95 % confidence interval; NaN after one game and its copies.
+        """The 95 % confidence interval of the mean return, by agent; NaN if `distinct` is 1.
 
         mean +- t(d - 1) s / sqrt(d - 1), where d counts the distinct games, t is Student's 0.975 quantile, and s^2 the
         mean squared deviation of all episodes: copies of a game add nothing to what is known of the mean.
@@ -101,9 +101,9 @@ class Evaluation:
 
 
 def t_975(freedom: int) -> float:
-    """The 0.975 quantile of Student's t: sqrt(freedom) tan(angle), where the angle is found by bisection.
+    """Returns the 0.975 quantile of Student's t: sqrt(freedom) tan(angle), where bisection finds the angle.
 
-    The probability of values closer to 0 is a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4).
+    The probability between -t and t is a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4).
     """
     if freedom < 1:
         return math.nan
@@ -127,7 +127,7 @@ def play(
     seed: int,
     goes_on: Callable[[], bool] = lambda: True,
 ) -> Evaluation | None:
-    """Plays episodes with new players; the same seed plays the same ones. None if `goes_on` ended it before a round."""
+    """Plays episodes with new players, the same for the same seed. Returns None if `goes_on` returned False."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         env.reset(seed)
@@ -140,7 +140,7 @@ def play(
 
 
 class _Episodes:
-    """The results of episodes. Each copy's number of them is fixed, since the first to end are the short ones."""
+    """Plays a fixed number of episodes in each copy; counting the first to end would favour short episodes."""
 
     def __init__(self, env: VectorEnvironment, players: Mapping[str, Player], episodes: int) -> None:
         self._env = env
@@ -152,7 +152,7 @@ class _Episodes:
         self._games: set[tuple[int, ...]] = set()
         self._returns = {agent: np.zeros(episodes) for agent in env.agents}
         self._lengths = {agent: np.zeros(episodes, np.int64) for agent in env.agents}
-        # By agent and name, the last number of each episode, of which an agent that comes back has several ends.
+        # By agent and name, each episode's last number: an agent that returns ends several times in an episode.
         self._infos: dict[str, dict[str, dict[int, float]]] = {agent: defaultdict(dict) for agent in env.agents}
 
     @property
@@ -185,7 +185,7 @@ class _Episodes:
                     self._infos[outcome.agent][name][int(self._place[copy])] = float(value)
 
     def _digest(self, agent: str, copies: NDArray[np.int64], *columns: NDArray[Any]) -> None:
-        """Adds arrays [k, ...] to the digests of an agent's episodes; equal ones are of equal episodes."""
+        """Adds arrays [k, ...] to the digests of an agent's episodes; equal episodes have equal digests."""
         digests = self._digests[agent]
         for i, copy in enumerate(copies.tolist()):
             digests[copy] = hash((digests[copy], *(rows[i].tobytes() for rows in columns)))
@@ -219,10 +219,10 @@ class _Episodes:
 
 
 def compared(returns: Any, others: Any) -> Any:
-    """1 where a return is higher than another, -1 where it is lower, 0 where they differ by rounding at most."""
+    """Returns 1 where `returns` are higher than `others`, -1 where lower, 0 where they are equal up to rounding."""
     return np.where(np.isclose(returns, others, rtol=1e-9, atol=1e-9), 0.0, np.sign(np.subtract(returns, others)))
 
 
 def counted(episodes: int, copies: int) -> NDArray[np.int64]:
-    """How many episodes count in each copy, int64 [copies]; in the results, those of a copy follow one another."""
+    """Returns how many episodes count in each copy, int64 [copies]; a copy's results lie next to each other."""
     return np.bincount(np.arange(episodes) % copies, minlength=copies)

@@ -1,6 +1,6 @@
-"""The evaluator's loop: at intervals, greedy episodes with the newest weights.
+"""The evaluator's loop: it plays greedy episodes with the newest weights at intervals.
 
-An evaluation never changes its weights midway, and the same weights are not evaluated twice.
+The weights never change during an evaluation, and the same weights are not evaluated twice.
 """
 
 import time
@@ -18,17 +18,17 @@ from .acting_policy import ActingPolicy
 from .episodes import play
 
 GoesOn = Callable[[], bool]  # asked before each round of actions; False ends the evaluation
-Games = Callable[[int, GoesOn], bool]  # plays, reports and keeps the weights at a step count; False: not all was played
+Games = Callable[[int, GoesOn], bool]  # plays, reports and keeps the weights at a step count; False: it was cut off
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A policy that is evaluated, and its best and newest checkpoints."""
+    """Holds a policy that is evaluated, and saves its best and newest checkpoints."""
 
     policy: AssignedPolicy
-    acting: ActingPolicy  # greedily, by the weights that `subscriber` pulls; each game takes a copy
+    acting: ActingPolicy  # acts greedily by the weights that `subscriber` pulls; each game uses a copy
     subscriber: Subscriber
-    kept: Any  # the KeptCheckpoints of record/, beside which this room stands
+    kept: Any  # record's KeptCheckpoints, which this room must not import
 
     @property
     def step(self) -> int:
@@ -47,7 +47,7 @@ def play_in_common(
     env: VectorEnvironment, candidates: Sequence[Candidate], episodes: int, seed: Callable[[int], int],
     report: Callable[[str, str, float, int], None], now: int, goes_on: GoesOn,
 ) -> bool:  # fmt: skip
-    """Plays games, seeded by the step count, in which each agent acts by its own policy; see `Games`."""
+    """Plays games in which each agent acts by its own policy; the step count `now` seeds them. See `Games`."""
     seed_now = seed(now)
     players = {
         agent: replace(candidate.acting, generator=np.random.default_rng(seed_now + index))
@@ -73,9 +73,9 @@ def play_in_common(
 
 @dataclass
 class Evaluator:
-    """Evaluates a run's policies every `interval` steps, and every so many seconds; 0: not by these.
+    """Evaluates a run's policies every `interval` steps and every `seconds` seconds; 0 disables either.
 
-    `skipped` counts the evaluations by steps that were due and never made, since another one was under way.
+    `skipped` counts evaluations by steps that fell due while another one was under way, and were never made.
     """
 
     candidates: Sequence[Candidate]
@@ -84,26 +84,26 @@ class Evaluator:
     steps: Callable[[], int]  # the run's step count
     seconds: float = 0.0
     clock: Callable[[], float] = time.monotonic
-    begins: Callable[[int], None] = lambda step: None  # told the step count at which an evaluation begins
+    begins: Callable[[int], None] = lambda step: None  # called with the step count when an evaluation begins
 
     def __post_init__(self) -> None:
         self._last_s = self.clock()
-        self.last = max((candidate.kept.last for candidate in self.candidates), default=0)  # the step of the last one
+        self.last = max((candidate.kept.last for candidate in self.candidates), default=0)  # of the last evaluation
         self.skipped = 0
-        self._evaluated: list[int] = []  # versions
+        self._evaluated: list[int] = []  # versions of the weights evaluated last
 
     @property
     def due(self) -> bool:
         return self._passed(self.steps()) > 0 or (self.seconds > 0 and self.clock() - self._last_s >= self.seconds)
 
     def _passed(self, now: int) -> int:
-        """How many evaluations by steps fell due since the last one."""
+        """Returns how many evaluations by steps have fallen due since the last evaluation."""
         return now // self.interval - self.last // self.interval if self.interval else 0
 
     def evaluate(self, goes_on: GoesOn, final: bool = False) -> bool:
         """Evaluates newer weights, if any; returns whether it did. An evaluation that was cut off stays due.
 
-        The `final` evaluation counts as one by steps only if one is due at the very last step.
+        A `final` evaluation counts as one by steps only if the last step is a multiple of `interval`.
         """
         now, now_s = self.steps(), self.clock()
         try:

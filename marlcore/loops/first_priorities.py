@@ -1,4 +1,4 @@
-"""First priorities of transitions, which Ape-X's actors compute (Horgan et al. 2018, arXiv:1803.00933)."""
+"""First priorities of transitions, computed by the actors as in Ape-X (Horgan et al. 2018, arXiv:1803.00933)."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,22 +14,22 @@ FirstPriority = Callable[[ByName, NDArray[Any], ByName], NDArray[np.float32]]  #
 
 
 class FirstPriorities:
-    """Writes a recorder's row when the values of its next observation are known, or its episode has ended."""
+    """Holds a recorder's row back until its next observation's values are known or its episode ends, then writes it."""
 
     def __init__(self, recorder: Recorder, compute: FirstPriority) -> None:
         self._recorder, self._compute = recorder, compute
-        self._waiting = np.zeros(recorder.copies, np.bool_)  # rows whose next values are still to come
-        self._rewards = np.zeros(recorder.copies, np.float32)  # of these
+        self._waiting = np.zeros(recorder.copies, np.bool_)  # copies whose row waits for the next observation's values
+        self._rewards = np.zeros(recorder.copies, np.float32)  # of the waiting rows
         self._values: dict[str, NDArray[Any]] = {}  # of the observations acted on
 
     def begin(self, copies: NDArray[np.int64]) -> None:
-        """Writes the rows in copies where an episode begins, so that their next values never come."""
+        """Writes the rows that still wait in copies where an episode begins: their next values never come."""
         waiting = copies[self._waiting[copies]]
         if len(waiting):
             self._write_waiting(waiting, dict.fromkeys(self._values, np.full(len(waiting), np.nan)))
 
     def remember(self, copies: NDArray[np.int64], values: ByName) -> None:
-        """Takes the values [k] of the present observations, and writes the rows that waited for them."""
+        """Takes the values [k] of the current observations, and writes the rows that waited for them."""
         waiting = self._waiting[copies]
         if waiting.any():
             self._write_waiting(copies[waiting], {name: rows[waiting] for name, rows in values.items()})
@@ -37,7 +37,7 @@ class FirstPriorities:
             self._values.setdefault(name, np.zeros(len(self._waiting)))[copies] = rows
 
     def write(self, outcome: Outcome) -> None:
-        """Writes the rows that end an episode, and holds the others."""
+        """Writes the rows that end an episode, and holds back the others."""
         ended = outcome.terminated | outcome.truncated
         waiting = outcome.copies[~ended]
         self._waiting[waiting], self._rewards[waiting] = True, outcome.reward[~ended]
@@ -51,7 +51,7 @@ class FirstPriorities:
         self._write(Outcome(self._recorder.agent, copies, self._rewards[copies], never, never, None), after)
 
     def _write(self, outcome: Outcome, after: ByName) -> None:
-        """Writes rows with the values [k] of their next observations; NaN where these never came."""
+        """Writes rows with priorities from the values [k] of their next observations, NaN where none came."""
         before = {name: rows[outcome.copies] for name, rows in self._values.items()}
         self._recorder.rows.extras[PRIORITY][outcome.copies] = self._compute(before, outcome.reward, after)
         self._recorder.write(outcome)

@@ -1,4 +1,4 @@
-"""The weights of a policy that acts while it learns: they follow their learner's publications."""
+"""The weights of a policy that acts while it learns, updated from its learner's publications."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ FIRST_PULL_S = 0.1
 
 @dataclass
 class FollowedWeights:
-    """Pulls newer weights into the subscriber's model, and the numbers of exploration that were published with them."""
+    """Pulls newer weights into the subscriber's model, with the exploration parameters published beside them."""
 
     subscriber: Subscriber
-    exponents: NDArray[np.float64] | None = None  # [copies], of epsilon in each copy; None: all have the same
+    exponents: NDArray[np.float64] | None = None  # [copies], the exponent of epsilon in each copy; None: all 1
     sync_interval: int = 1  # rounds between pulls
     max_lag: int | None = None  # versions by which weights may be behind; staler ones are pulled before the next turn
 
     def __post_init__(self) -> None:
         self.explore: dict[str, Any] = {}  # changed in place: policies that act share it
         self.version = 0  # of the weights; 0 before the first pull
-        self._looked = -1  # the round of the last look for newer weights that was due
+        self._looked = -1  # the round of the last call of `pull_if_due`
         if self.exponents is not None and (self.exponents == 1.0).all():
             self.exponents = None
 
@@ -35,9 +35,9 @@ class FollowedWeights:
         return bool(self.subscriber.extras["updates"])
 
     def pull_if_due(self, rounds: int) -> None:
-        """Before a turn in the round after so many: pulls if it is the first since a multiple of `sync_interval`.
+        """Pulls if `rounds`, the count before this turn, has passed a multiple of `sync_interval` since the last call.
 
-        Also pulls where the weights are behind by more than `max_lag` versions.
+        Also pulls if the weights are behind by more than `max_lag` versions.
         """
         due = rounds // self.sync_interval > self._looked // self.sync_interval
         if due or (self.max_lag is not None and self.subscriber.newest - self.subscriber.version > self.max_lag):
@@ -45,7 +45,7 @@ class FollowedWeights:
         self._looked = rounds
 
     def pull(self) -> bool:
-        """Takes newer weights, if any; it waits for them only while it has none."""
+        """Pulls newer weights, if any, and returns whether it did; waits only for the first ones, at most 0.1 s."""
         try:
             pulled = self.subscriber.pull(timeout=0.0 if self.version else FIRST_PULL_S)
         except TimedOut:
@@ -59,5 +59,5 @@ class FollowedWeights:
 
 
 def exploration_of(extras: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of exploration among what was published with the weights."""
+    """Returns the exploration parameters, such as epsilon, from the extras published with the weights."""
     return {name: value for name, value in extras.items() if name not in PUBLISHED}

@@ -1,4 +1,4 @@
-"""The learner's loop: sample, update, publish; it waits for data, and where a limiter holds the ratio."""
+"""The learner's loop: sample, update, publish. It waits for data, and for actors if a limiter holds the ratio."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from ..transitions import Batch, TorchBatch
 from ..weights import Publisher
 from .model import FiniteCheck, Normalizer, RewardNormalizer, RunningMoments
 
-WAIT_S = 0.1  # for data, between two heartbeats
-SHARED_WAIT_S = 0.005  # for that of one policy among several, at least
-PATIENCE = 10  # that wait as a multiple of a round without an update, so that many idle policies cost no core
+WAIT_S = 0.1  # longest wait for data between two heartbeats
+SHARED_WAIT_S = 0.005  # shortest wait for one policy's data among several policies
+PATIENCE = 10  # that wait in durations of a round without updates, so that many idle policies load no core
 FROZEN_AFTER = 100  # batches
 
 
 class Batches(Protocol):
-    """The batches of a policy, from a `Sampler`, a `Mixture`, a `Prefetch` or, as the defaults are, its queue."""
+    """A policy's source of batches: a `Sampler`, `Mixture`, `Prefetch` or queue; the defaults are a queue's."""
 
     sample: Callable[..., Batch | TorchBatch]  # within a `timeout`
     prioritized: bool = False  # the priorities that updates return are used
@@ -41,18 +41,18 @@ class Batches(Protocol):
         return
 
     def follow(self, pace: Callable[[float], float]) -> None:
-        """Follows a pace, the updates per step as a function of the run's steps from now, negative in the past."""
+        """Follows a pace: updates per step as a function of steps from now, which are negative in the past."""
         return
 
     @property
     def due(self) -> bool:
-        """Whether an update is due by `updates_per_step`, or may be possible at once; False without that setting."""
+        """Whether an update is due by `updates_per_step` or may be possible at once; False without the setting."""
 
     def stats(self) -> dict[str, float]: ...
 
 
 def learn_while(learning: Callable[[], bool], learners: Sequence[Learner], count_updates: Callable[[], None]) -> None:
-    """Updates the policies that have data in turn, and counts each round; waits a while if no policy has data."""
+    """Updates in turn each policy that has data, and counts each round; waits briefly if no policy has data."""
     waiting, wait_s = cycle(learners), WAIT_S if len(learners) == 1 else 0.0
     while learning():
         began = time.monotonic()
@@ -69,7 +69,7 @@ def catch_up(learners: Sequence[Learner], count_updates: Callable[[], None]) -> 
 
 
 def learn(learner: Learner, wait_s: float = 0.0) -> bool:
-    """Updates a policy once; returns False if after `wait_s` seconds it still has too little data."""
+    """Updates a policy once; returns False if it lacks data even after `wait_s` seconds."""
     batches = learner.batches
     try:
         sampled = batches.sample(timeout=wait_s or None)
@@ -92,7 +92,7 @@ def learn(learner: Learner, wait_s: float = 0.0) -> bool:
 
 @dataclass
 class Learner:
-    """A policy's trainer and batches; publishes, reports and saves at intervals. Raises Diverged: see `FiniteCheck`."""
+    """Trains a policy; publishes, reports and saves at intervals. Raises Diverged: see `FiniteCheck`."""
 
     batches: Batches
     trainer: Trainer
@@ -110,7 +110,7 @@ class Learner:
     clearing: Set[int] = frozenset()  # the stages from which on batches forget earlier transitions
     updates: int = 0  # so far, by all its processes
     stage: int = 0
-    also_publish: Callable[[Mapping[str, float]], Mapping[str, Any]] | None = None  # given the numbers, more of them
+    also_publish: Callable[[Mapping[str, float]], Mapping[str, Any]] | None = None  # adds to the published numbers
     also_report: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
@@ -123,12 +123,12 @@ class Learner:
         self.publish()
 
     def _pace_at(self, ahead: float) -> float:
-        """The updates per step, `ahead` steps of the run from now."""
+        """Returns the updates per step of the pace, `ahead` steps of the run from now."""
         assert self.pace is not None
         return self.pace.at(self.updates if self.pace.of == "updates" else max(0, int(self.steps() + ahead)))
 
     def normalize(self, batch: TorchBatch) -> None:
-        """Normalizes a batch's observations and rewards, after taking them into the statistics if settings say so."""
+        """Normalizes a batch's observations and rewards; first adds them to the statistics if the settings say so."""
         norm, rewards = self.norm, self.rewards
         if norm is not None:
             if self._takes(self.config.obs_norm, norm):
@@ -140,24 +140,24 @@ class Learner:
             batch.raw_reward, batch.reward = batch.reward, rewards(batch.reward)
 
     def _takes(self, mode: str, moments: RunningMoments) -> bool:
-        """Whether statistics of the mode "frozen" or "running" take a batch in."""
+        """Whether statistics still take batches: always in mode "running", and at first in mode "frozen"."""
         most = self.config.norm_frozen_after
         return mode == "running" or bool(moments.batches < FROZEN_AFTER if most is None else moments.count < most)
 
     def count(self, update: Update) -> None:
-        """Adds an update's metrics to the averages. Raises TypeError, ValueError: it is no Update, or has no loss."""
+        """Adds an update's metrics to the averages. Raises TypeError: it is no Update. ValueError: it has no loss."""
         if not isinstance(update, Update):
             raise TypeError(f"update of the trainer: expected an mc.Update, got {brief(update)}")
         if "loss" not in update.metrics:
             raise ValueError(f"update of the trainer: expected the metric 'loss', got {sorted(update.metrics)}")
         for name, value in update.metrics.items():
-            number = float(value) if getattr(value, "is_cpu", True) else value  # one on a device would be waited for
+            number = float(value) if getattr(value, "is_cpu", True) else value  # reading it from a GPU would block
             self._sums[name] = self._sums.get(name, 0.0) + number
             self._counts[name] += 1
         self.updates += update.updates
 
     def follow_up(self, made: int, batch: Batch | TorchBatch) -> None:
-        """Publishes, reports and saves after the last `made` updates, each at its interval."""
+        """Publishes, reports and saves if the last `made` updates passed the interval of each."""
         config = self.config
 
         def passed(interval: int) -> bool:
@@ -193,7 +193,7 @@ class Learner:
         self._last_report = now
 
     def publish(self) -> None:
-        """Publishes the weights and numbers, with the updates for a successor; in a new stage, clears the batches."""
+        """Publishes weights, schedules' values and the update count; clears the batches if a clearing stage begins."""
         self.check_loss()
         self.finite.check_published(self.updates)
         counts = {"steps": self.steps(), "updates": self.updates}
@@ -210,7 +210,7 @@ class Learner:
         self.version = self.publisher.publish(**numbers)
         stage = int(self.published["stage"])
         first, last = sorted((self.stage, stage))
-        if any(first < begun <= last for begun in self.clearing):  # a checkpoint may hold any stage
+        if any(first < begun <= last for begun in self.clearing):  # a checkpoint's stage may differ by more than one
             self.batches.clear()
         self.stage = stage
 
@@ -229,5 +229,5 @@ class Learner:
 
 
 def _valid(batch: TorchBatch, values: Any) -> Any:
-    """A batch's values, without those after an episode's end in a window."""
+    """Returns a batch's values without those that lie after an episode's end in a window."""
     return values if batch.mask is None else rows_at(values, batch.valid[..., -1])

@@ -1,4 +1,4 @@
-"""A policy's model: its acting part, the normalization of observations, its device, and the check of its numbers."""
+"""A policy's model: its acting part, its normalizations, its device, and the check that its numbers are finite."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from ..interfaces import RETURN
 from ..observations import by_name, in_form
 from ..spaces import Spaces
 
-LIMIT = 10.0  # of a normalized number, as in Andrychowicz et al. 2021 (arXiv:2006.05990, C64)
+LIMIT = 10.0  # bound of a normalized number, as in Andrychowicz et al. 2021 (arXiv:2006.05990, C64)
 
 
 class Normalizer(RunningMoments):
-    """Subtracts the running mean of each number of an observation's float parts, and divides by its deviation.
+    """Standardizes each number in an observation's float parts by its running mean and standard deviation.
 
-    Until the first update, it leaves observations as they are.
+    Before the first update, observations stay unchanged.
     """
 
     def __init__(self, spaces: Spaces) -> None:
         super().__init__({part.name: part.field.shape for part in spaces.parts if part.field.numpy.kind == "f"})
 
     def forward(self, obs: Any) -> Any:
-        """The observations with their float parts normalized, float32, within [-10, 10]."""
+        """Returns the observations with their float parts normalized, float32, within [-10, 10]."""
         return self.normalized(obs) if self.is_active else obs
 
     @property
@@ -52,27 +52,27 @@ class Normalizer(RunningMoments):
 class RewardNormalizer(RunningMoments):
     """Divides rewards by the standard deviation of the discounted return, as VecNormalize of Stable-Baselines3 does.
 
-    The returns are those so far, of each episode from its beginning: rows have them beside their rewards, which stay as
-    the environment gave them. The learner scales them when they are sampled: so it alone writes the statistics, and
-    each row of a replay is scaled by today's, however old it is.
+    A row stores the raw reward and the discounted return of its episode so far. The learner scales the rewards when it
+    samples them. So only the learner writes the statistics, and old rows of a replay are scaled by the current
+    statistics, too.
     """
 
     def __init__(self) -> None:
         super().__init__({RETURN: ()})
 
     def forward(self, reward: torch.Tensor) -> torch.Tensor:
-        """The scaled rewards, float32, within [-10, 10]; sums of n steps are clipped as a whole."""
+        """Returns the scaled rewards, float32, within [-10, 10]; n-step sums are clipped as a whole."""
         return (reward / self.deviation(RETURN)).clamp(-LIMIT, LIMIT).float()
 
 
 class PolicyModel(nn.Module):
-    """A policy's model. Its tensors are what is published: those of the acting part, and of the normalizations.
+    """A policy's model. A learner publishes this module's tensors: those of the acting part and the normalizations.
 
     Attributes:
-        whole: the algorithm's model with all of its parts, for the learner; its tensors are not this module's.
-        model: its acting part, by which actors act.
+        whole: the algorithm's whole model, for the learner; its other tensors are no part of this module.
+        model: the acting part of `whole`, by which actors act.
         norm: the normalization of observations.
-        rewards: that of rewards, for the actors' first priorities, and for a learner's successor.
+        rewards: the normalization of rewards, for the actors' first priorities and a restarted learner.
     """
 
     whole: nn.Module
@@ -86,7 +86,7 @@ class PolicyModel(nn.Module):
 
     @property
     def acting(self) -> PolicyModel:
-        """The same without the parts for the learner alone."""
+        """The same model without the parts that only the learner uses."""
         return PolicyModel(self.model, self.norm, self.rewards)
 
     def to(self, *args: Any, **kwargs: Any) -> PolicyModel:
@@ -94,11 +94,11 @@ class PolicyModel(nn.Module):
         return super().to(*args, **kwargs)
 
     def saved(self) -> dict[str, Any]:
-        """The weights for a checkpoint; copies, since torch saves no views of one storage that differ in dtype."""
+        """Copies the weights for a checkpoint: torch cannot save views of one storage that differ in dtype."""
         return {"network": _copied(self.whole), "norm": _copied(self.norm), "reward_norm": _copied(self.rewards)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores the weights of a checkpoint: a learner's, or an evaluator's with those of the acting part alone."""
+        """Restores the weights of a learner's checkpoint, or of an evaluator's, which has the acting part alone."""
         if "acting" in state:
             self.load_state_dict(state["acting"])
             return
@@ -108,10 +108,10 @@ class PolicyModel(nn.Module):
                 module.load_state_dict(state[name])
 
     def initialise(self, state: Mapping[str, Any], strict: bool, policy: str) -> list[str]:
-        """Takes the weights of another run's checkpoint, or of a state_dict of the whole network ("network").
+        """Loads the weights of another run's checkpoint, or of a state_dict of the whole network ("network").
 
-        Returns the names of the weights that do not fit, which are left out. Raises ValueError: some do not fit and
-        `strict` is True, or none fits.
+        Leaves out weights that do not fit, and returns their names. Raises ValueError: some do not fit and `strict`
+        is True, or none fits.
         """
         first: tuple[nn.Module, Mapping[str, torch.Tensor]]
         first = (self, state["acting"]) if "acting" in state else (self.whole, state.get("network", {}))
@@ -143,7 +143,7 @@ class PolicyModel(nn.Module):
         return left_out
 
     def restore_checked(self, state: Mapping[str, Any], path: Path, expected: str) -> None:
-        """Restores the weights of the checkpoint `path`. Raises ValueError: it is of another network."""
+        """Restores the weights of the checkpoint `path`. Raises ValueError: it belongs to another network."""
         try:
             self.restore(state)
         except (KeyError, RuntimeError) as error:
@@ -155,9 +155,9 @@ def _copied(module: nn.Module | None) -> dict[str, torch.Tensor] | None:
 
 
 def build_model(policy: AssignedPolicy, config: Config) -> PolicyModel:
-    """The untrained model of a policy, the same for the same seed; torch's generator is unchanged."""
+    """Builds a policy's untrained model, the same for the same seed, and leaves torch's generator unchanged."""
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(run_seed(config, "network", policy.index))  # no GPU's, which would stay so
+        torch.default_generator.manual_seed(run_seed(config, "network", policy.index))  # leaves GPU generators alone
         settings = config.learner_of(policy.name)
         norm = None if settings.obs_norm == "off" else Normalizer(policy.spaces)
         rewards = None if settings.reward_norm == "off" else RewardNormalizer()
@@ -165,13 +165,13 @@ def build_model(policy: AssignedPolicy, config: Config) -> PolicyModel:
 
 
 def run_seed(config: Config, what: str, index: int, begin: int = 0) -> int:
-    """An independent seed for each use of randomness in a run, and for each point of restart."""
+    """Returns an independent seed for each use of randomness (`what`, `index`) and each point of restart (`begin`)."""
     key = [config.seed, index, *what.encode(), *([begin] if begin else [])]
     return int(np.random.SeedSequence(key).generate_state(1)[0])
 
 
 def choose_device(name: str, index: int = 0, spread: bool = False) -> torch.device:
-    """The device of a name; "auto" is CUDA, with `spread` the GPU at the index, then MPS, then the CPU.
+    """Returns the named device; "auto" is CUDA (with `spread`, GPUs in turn by `index`), else MPS, else the CPU.
 
     Raises: ValueError: torch does not know the device, or this machine does not have it.
     """
@@ -195,7 +195,7 @@ def choose_device(name: str, index: int = 0, spread: bool = False) -> torch.devi
 class FiniteCheck:
     """Checks a policy's loss, weights and checkpoints; each method raises Diverged if a number is NaN or infinite.
 
-    Buffers and parts of the trainer's state that were infinite at the beginning, such as a mask of -inf, may stay so.
+    Buffers and trainer state that were infinite at the beginning, such as a mask of -inf, are exempt.
     """
 
     policy: str
@@ -247,7 +247,7 @@ def _is_float(tensor: torch.Tensor) -> bool:
 
 
 def _tensors(name: str, state: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors and floats in a state of dicts and sequences, with the names that lead to them."""
+    """Yields the tensors and floats in a state of nested dicts and sequences, each with its dotted name."""
     if isinstance(state, torch.Tensor):
         yield name, state
     elif isinstance(state, float):

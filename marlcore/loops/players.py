@@ -1,6 +1,6 @@
-"""Players of an agent in several copies of the environment: scripts, and several of whom one acts in each.
+"""Players of an agent in several copies of the environment: scripts, and a choice of player for each copy.
 
-The player of a network is in acting_policy.py.
+acting_policy.py has the player that acts by a network.
 """
 
 import copy
@@ -23,21 +23,21 @@ LATEST = 0  # the number of the policy that learns; its opponents have other num
 
 
 class Player(Protocol):
-    """An agent's actions in several copies of the environment."""
+    """Chooses an agent's actions in several copies of the environment."""
 
     def choose(self, obs: Values, index: Any, begins: NDArray[np.bool_]) -> Action:
-        """Actions, in the form of rows, for k observations of the copies `index`, of which some begin an episode."""
+        """Chooses actions [k, ...] as rows store them, for k observations of the copies `index`; `begins` is [k]."""
 
     def reward(self, reward: NDArray[Any], index: Any) -> None:
-        """Takes in the rewards [k] of the last actions in the copies `index`."""
+        """Takes the rewards [k] of the last actions in the copies `index`."""
 
 
 class ScriptedPlayer:
-    """A script that chooses: a function of an observation, or a class or an object with a method `act(obs)`.
+    """Acts by a script: a function of an observation, or a class or an object with a method `act(obs)`.
 
-    Each copy of the environment has an object of its own. A method `reset()`, if there is one, is called where an
-    episode begins. A script gets the observation as `Spaces.obs` says, without what critics of the `algorithm` alone
-    see. Raises TypeError: it is none of these.
+    Each copy of the environment has its own object, whose method `reset()`, if it has one, is called when an episode
+    begins. A script gets the observation as `Spaces.obs` says, without the parts that only critics of the `algorithm`
+    see. Raises TypeError: the script is none of these.
     """
 
     def __init__(self, name: str, script: Any, spaces: Spaces, copies: int, algorithm: Algorithm | None = None) -> None:
@@ -64,7 +64,7 @@ class ScriptedPlayer:
             self._resets = [player.reset for player in players]
 
     def choose(self, obs: Values, index: Any, begins: NDArray[np.bool_]) -> Action:
-        """Raises ValueError, TypeError: an action is not of the space, or the mask forbids it."""
+        """See `Player`. Raises ValueError, TypeError: an action is outside the space, or the mask forbids it."""
         copies = np.arange(len(self._acts))[index].tolist()
         if self._resets:
             for i in np.flatnonzero(begins).tolist():
@@ -72,11 +72,11 @@ class ScriptedPlayer:
         return Action(np.stack([self._action(copy, rows_at(obs, i)) for i, copy in enumerate(copies)]))
 
     def reward(self, reward: NDArray[Any], index: Any) -> None:
-        """Scripts take no rewards."""
+        """Ignores the rewards: scripts take none."""
 
     def _action(self, copy: int, obs: Any) -> NDArray[Any]:
         spaces, label, seen = self._spaces, self._label, obs
-        if self._joint:  # without the part that is for critics alone
+        if self._joint:  # drop the part that only critics see
             visible = {name.removeprefix(f"{ALONE}__"): value for name, value in obs.items() if name != JOINT}
             seen = visible[ALONE] if visible.keys() == {ALONE} else visible
         action = as_field(label, spaces.action_field, self._acts[copy](seen))
@@ -92,9 +92,9 @@ class ScriptedPlayer:
 
 @dataclass
 class ScriptedAtFirst:
-    """A policy that learns, and a script that acts instead in episodes that begin before the policy has `learned`.
+    """Acts by a script in episodes that begin before the policy has `learned`, and by the policy in later ones.
 
-    A run refuses a script where rows have extras, which no script computes.
+    A run refuses a script if rows have the algorithm's extras, since no script computes them.
     """
 
     policy: ActingPolicy
@@ -121,16 +121,16 @@ class ScriptedAtFirst:
 
 
 def hides_joint(algorithm: Algorithm | None, spaces: Spaces) -> bool:
-    """Whether observations have a part for critics alone; other algorithms see an environment's own of its name."""
+    """Whether the algorithm hides the part JOINT from its actors; to other algorithms it is an ordinary part."""
     wants = getattr(algorithm, "wants_joint", False) or getattr(algorithm, "wants_team", False)
     return wants and any(part.name == JOINT for part in spaces.parts)
 
 
 @dataclass
 class PlayersByNumber:
-    """Several players of an agent, of whom one acts in each copy."""
+    """Acts by several players of an agent: one in each copy, by its number there."""
 
-    numbers_in: Callable[[NDArray[np.int64]], NDArray[np.int64]]  # in copies [k], the numbers [k] of those who act now
+    numbers_in: Callable[[NDArray[np.int64]], NDArray[np.int64]]  # copies [k] to numbers [k] of their present players
     player_of: Callable[[int], Player]
 
     def choose(self, obs: Values, index: NDArray[np.int64], begins: NDArray[np.bool_]) -> Action:
@@ -147,7 +147,7 @@ class PlayersByNumber:
 
 
 def joined(numbers: NDArray[Any], choose: Callable[[int, NDArray[np.bool_]], NDArray[Any]]) -> NDArray[Any]:
-    """The actions [k, ...] of k rows, of which those of each number are chosen together; `choose` gets their places."""
+    """Returns actions [k, ...] for k rows; calls `choose` once for each number, with the mask of its rows."""
     different = np.unique(numbers).tolist()
     chosen = [(rows := numbers == number, choose(number, rows)) for number in different]
     first = chosen[0][1]

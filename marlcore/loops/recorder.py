@@ -1,4 +1,4 @@
-"""The rows of an agent in all copies of the environment: columns of its last actions, whose outcomes are to come."""
+"""Records one agent's rows in all copies: holds its last actions in columns until their outcomes come."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ from ..transitions import HeldRows
 
 @dataclass
 class Recorder:
-    """Writes a row for each action of an agent when its outcome is known."""
+    """Writes a row for each of an agent's actions once its outcome is known."""
 
     agent: str
     rows: HeldRows  # of each copy
     spec: TransitionSpec
     lanes: NDArray[np.int64]  # [copies], or [parts, copies] where the replay has several parts
-    gamma: float = 1.0  # of the returns so far, which rows with an extra RETURN have
-    stores_every_end: bool = False  # the final observations of terminated episodes too, for hindsight
+    gamma: float = 1.0  # discount of the running returns that rows with an extra RETURN have
+    stores_every_end: bool = False  # stores final observations of terminated episodes too, for hindsight
 
     def __post_init__(self) -> None:
         spec, self.lanes = self.spec, np.atleast_2d(self.lanes)
@@ -35,16 +35,16 @@ class Recorder:
         self._of_algorithm = {name: field for name, field in spec.extras.items() if name not in OF_OUTCOMES}
         self._discounted = np.zeros(copies)
         self._versions = np.zeros(copies, np.int64)  # of the weights that chose the actions
-        self._version: int | None = 0  # that of all copies, if they are known to be one
+        self._version: int | None = 0  # the version of all copies; None if they may differ
         self._waiting = np.zeros(copies, np.bool_)  # for an outcome
 
     def index_of(self, copies: NDArray[np.int64]) -> Any:
-        """An index of these copies' rows; all of them need no copy."""
+        """Returns an index of these copies' rows; for all copies it is a slice, which avoids copying."""
         return slice(None) if len(copies) == self.copies else copies
 
     def begin(self, copies: NDArray[np.int64]) -> int:
-        """Begins an episode in these copies; returns how many actions are lost, since their outcomes never came."""
-        # The last episode may have ended for all before this agent's next turn, so that no row of it says so.
+        """Begins an episode in these copies; returns how many actions are lost, because their outcomes never came."""
+        # The last episode may have ended before this agent's next turn; then no row marks its end.
         self.rows.writer.new_episode(self._lanes[copies])
         lost = copies[self._waiting[copies]]
         self._waiting[lost] = False
@@ -53,7 +53,7 @@ class Recorder:
         return len(lost)
 
     def remember(self, turn: Turn, chosen: Action, state_before: Mapping[str, torch.Tensor], version: int) -> None:
-        """Keeps the actions of a turn until their outcomes come, with the recurrent state before them."""
+        """Keeps a turn's actions, and the recurrent state before them, until their outcomes come."""
         index = self.index_of(turn.copies)
         if self._of_algorithm or chosen.extras:
             self._remember_extras(index, chosen, state_before, len(turn.copies))
@@ -64,7 +64,7 @@ class Recorder:
         self._waiting[index] = True
 
     def _remember_extras(self, index: Any, chosen: Action, state_before: Mapping[str, torch.Tensor], rows: int) -> None:
-        """Keeps the extras of `rows` actions; of those that are parts of the recurrent state, the state before."""
+        """Keeps the extras of `rows` actions; extras that are parts of the recurrent state come from `state_before`."""
         missing = self._of_algorithm.keys() - chosen.extras.keys()
         state = {name: part.numpy(force=True) for name, part in state_before.items() if name in missing}
         if chosen.extras.keys() | state.keys() != self._of_algorithm.keys():
@@ -75,12 +75,12 @@ class Recorder:
         for name, field in self._of_algorithm.items():
             value, owner = (state[name], "algorithm's state") if name in state else (chosen.extras[name], "algorithm")
             array = rows_of(f"{name} of the {owner}", field, value, rows)
-            if array.dtype.kind in "fc" and name not in state and name != PRIORITY:  # whose NaN means the highest
+            if array.dtype.kind in "fc" and name not in state and name != PRIORITY:  # a NaN priority means the highest
                 check_finite(f"{name} of the {owner}", array)
             self.rows.extras[name][index] = array
 
     def take(self, outcome: Outcome) -> None:
-        """Keeps what comes with the results of earlier actions, before their rows are written."""
+        """Puts discounted returns and members' rewards of these outcomes into their rows, for `write`."""
         index = self.index_of(outcome.copies)
         self._waiting[index] = False
         if RETURN in self.rows.extras:

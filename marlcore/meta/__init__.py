@@ -1,7 +1,7 @@
-"""Programs of whole runs: several seeds, populations, and oracles, which train against mixtures of earlier policies.
+"""Programs made of whole runs: several seeds, populations, and PSRO, which trains against mixtures of earlier policies.
 
-Nothing here knows of actors or learners: each member, seed or oracle is a run of its own. Each name imports its module
-on first use.
+This room knows no actors or learners: each seed, member or oracle is a run of its own. A name imports its module on
+first use.
 """
 
 from ..lazy import attach_stub

@@ -1,4 +1,4 @@
-"""A game of two agents as an environment of one agent, whose opponent is a mixture of saved policies."""
+"""Turns a game of two agents into an environment of one agent, who plays against a mixture of saved policies."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,7 +16,7 @@ Saved: TypeAlias = tuple[Path, str, str]  # a policy, as the arguments of `load_
 
 
 class Against(Wrapper):
-    """A VectorEnvironment of `agent`, whose opponent in each episode is drawn from saved policies by their shares.
+    """A VectorEnvironment of `agent` alone; each episode's opponent is drawn from saved policies by their shares.
 
     The policies act greedily. `reset` loads them. `observe` plays the opponent's turns before it returns.
     """

@@ -1,4 +1,4 @@
-"""Exploitability of policies in games of two players that can be enumerated, exactly."""
+"""Computes the exact exploitability of policies in two-player games small enough to enumerate."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from numpy.typing import NDArray
 
 from ..checks import brief
 
-_CLOSE = 1e-6  # of probabilities to a sum of 1, and of a game's returns to 0
+_CLOSE = 1e-6  # tolerance of sums: probabilities to 1, returns to 0
 
 
 class GameState(Protocol):
-    """A state of a game in extensive form; OpenSpiel's states (`pyspiel.State`) are such."""
+    """A state of an extensive-form game; OpenSpiel's `pyspiel.State` fits this protocol."""
 
     def is_terminal(self) -> bool: ...
 
     def is_chance_node(self) -> bool: ...
 
     def chance_outcomes(self) -> Sequence[tuple[int, float]]:
-        """At a chance node: actions and their probabilities."""
+        """Returns a chance node's actions and their probabilities."""
 
     def current_player(self) -> int:
-        """0 or 1."""
+        """Returns the player who acts, 0 or 1."""
 
     def legal_actions(self) -> Sequence[int]: ...
 
     def child(self, action: int) -> GameState:
-        """A new state after the action; this one stays as it is."""
+        """Returns a new state after the action; this state stays unchanged."""
 
     def returns(self) -> Sequence[float]:
-        """At a terminal state: the returns of players 0 and 1, whose sum is 0."""
+        """Returns the returns of players 0 and 1 at a terminal state; their sum is 0."""
 
     def information_state_string(self) -> str:
-        """All that the current player knows, its own earlier actions included."""
+        """Encodes everything that the current player knows, including its own earlier actions."""
 
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -49,26 +49,26 @@ def exploitability(
     strategies: Strategy | Sequence[Strategy] | Sequence[Sequence[Strategy]],
     weights: Sequence[float] | Sequence[Sequence[float]] | None = None,
 ) -> float:
-    """The mean, over both seats, of a best response's return against a strategy, or a mixture of strategies.
+    """Returns a best response's mean return, over both seats, against a strategy or a mixture of strategies.
 
-    This is half of NashConv, and OpenSpiel's `exploitability`. It is 0 for an equilibrium and positive otherwise. A
-    strategy plays both seats, unless each has its own. Of a mixture, one strategy is drawn before the game and kept to
-    its end.
+    This is half of NashConv, and equals OpenSpiel's `exploitability`: 0 for an equilibrium, positive otherwise. A
+    strategy plays both seats, unless each seat has its own. A mixture draws one strategy before each game and keeps it
+    to the end.
 
     The cost is the number of states times the depth of the game.
 
     Args:
         root: the first state of a zero-sum game with perfect recall, in which players move one at a time.
-        strategies: one or several functions of a state, whose `current_player` is to act, to a dict of its legal
-            actions' probabilities; an action that is left out has 0. Called once for each information state. Or two
-            sequences of them: those of player 0, and those of player 1.
-        weights: of the strategies, in the same form; None: equal ones.
+        strategies: one function or several. Each maps a state to a dict of the current player's legal actions and
+            their probabilities; missing actions have 0. Each function is called once for each information state. Or
+            two sequences of such functions: for player 0 and for player 1.
+        weights: the probabilities of the strategies, in the same form; None: equal ones.
 
     Raises: ValueError: the weights or a strategy's probabilities are no distribution, or the game is not as above.
     """
     given: Any = [strategies] if callable(strategies) else list(strategies)
     shares: Any = [None] * 2 if weights is None else weights
-    if not given or any(map(callable, given)):  # which play both seats
+    if not given or any(map(callable, given)):  # the strategies play both seats
         given, shares = [given] * 2, [weights] * 2
     if len(given) != 2 or len(shares) != 2:
         raise ValueError(f"strategies: expected two sequences, and two of weights, got {len(given)} and {len(shares)}")
@@ -89,9 +89,9 @@ def is_distribution(values: Floats) -> bool:
 
 @dataclass
 class _BestResponse:
-    """A player's best response to a mixture.
+    """Computes a player's best response to a mixture.
 
-    `reach` [strategies] is the probability that chance and each strategy lead to a state, if the player lets them.
+    `reach` [strategies] is the probability that chance and each strategy reach a state if the player steers to it.
     """
 
     player: int
@@ -105,7 +105,7 @@ class _BestResponse:
         return self._value(root, reach)
 
     def _collect(self, state: GameState, reach: Floats) -> None:
-        """Groups the states in which the player acts by the player's information."""
+        """Groups the states in which the player acts by its information state."""
         if self._acts_in(state):
             self._reached[state.information_state_string()].append((state, reach))
         for child, further in self._children(state, reach):
@@ -129,7 +129,7 @@ class _BestResponse:
         return [(state.child(action), reach * odds) for action, odds in rows]
 
     def _value(self, state: GameState, reach: Floats) -> float:
-        """The player's expected return after the state, times the reach."""
+        """Returns the player's expected return from the state on, times the reach."""
         if state.is_terminal():
             returns = state.returns()
             if len(returns) != 2 or abs(sum(returns)) > _CLOSE:
@@ -140,7 +140,7 @@ class _BestResponse:
         return sum(self._value(child, further) for child, further in self._children(state, reach))
 
     def _best(self, state: GameState) -> int:
-        """The best action for all states that the player cannot tell apart from this one."""
+        """Returns the best action for this state's information set: all states that the player cannot tell apart."""
         information = state.information_state_string()
         if information not in self._chosen:
             values = {

@@ -1,6 +1,6 @@
-"""The doors to several runs: `train_seeds` repeats one, `train_population` varies it.
+"""The doors to several runs: `train_seeds` repeats a run, `train_population` varies it.
 
-This file imports little: a door starts the fork server, whose imports take longest, before its own.
+This file imports little at its top: each door first starts the fork server, whose imports take longest.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def train_seeds(
     init_from: InitFrom | None = None,
     init_strict: bool = True,
 ) -> list[Result]:
-    """Trains once with each seed, `parallel` runs at a time, which share a fork server and a table of progress.
+    """Trains once with each seed; `parallel` runs work at a time, and share a fork server and a table of progress.
 
-    The runs' directories are config.run_dir/seed-SEED, by default in runs/<date and time>-seeds; beside them,
-    curves.png shows the mean of the runs that have ended, and a band from the lowest to the highest. If a run fails,
-    the others are stopped; the error is raised when they have ended.
+    The runs' directories are config.run_dir/seed-SEED, by default in runs/<date and time>-seeds. The file curves.png
+    beside them shows the mean of the ended runs, and a band from the lowest to the highest. If a run fails, the others
+    are stopped; the error is raised when they have ended.
 
-    Raises: as `train`; ValueError also if a seed comes twice, or if runs in serial mode, which all work in this
-        process, are to run in parallel.
+    Raises: as `train`; ValueError also if a seed occurs twice, or if `parallel` is above 1 in serial mode, whose runs
+        all work in this process.
     """
     with children_of(config) as children:
         from .seeds import work_seeds
@@ -56,27 +56,27 @@ def train_population(
     progress: bool = True,
     resume: str | Path | None = None,
 ) -> list[Member]:
-    """Trains a population of runs with settings of their own, `population.parallel` at a time, on one fork server.
+    """Trains a population of runs, each with its own settings, `population.parallel` at a time, on one fork server.
 
-    With the method "pbt", a member that ends an interval compares its score with the newest ones of the others; no
-    member waits for another. Its score is the mean over its agents of their last evaluation or, if the run does not
-    evaluate, of the last tenth of the episodes of the interval.
+    With the method "pbt", a member that ends an interval compares its score with the other members' newest scores; no
+    member waits for another. A score is the mean over the run's agents of their last evaluation or, if the run does not
+    evaluate, of the last tenth of the interval's episodes.
 
     The members' directories are config.run_dir/member-NUMBER, by default in runs/<date and time>-population. Beside
-    them lie lineage.csv, a row for each interval of each member, lineage.png, and population.json, from which
+    them lie lineage.csv, with a row for each interval of each member, lineage.png, and population.json, from which
     `resume` continues.
 
     Args:
         env_fn, algorithm: as for `train`; one algorithm for all policies.
-        config: the settings that all members share. `total_steps` are those of each member, without halving.
-        population: what differs between them.
+        config: the settings that all members share. Each member takes `total_steps`, unless halving ends it.
+        population: the settings that differ between members, and the method.
         progress: show one table of progress.
         resume: the directory of a population to continue, also after SIGKILL. `size`, `method`, `interval` and the
             names of its settings must be as before.
 
     Returns: the members, the best first.
 
-    Raises: as `train`, but a member that diverges does not end the others.
+    Raises: as `train`; but if a member diverges, the others continue.
     """
     with children_of(config) as children:
         from .population import work_population

@@ -1,4 +1,4 @@
-"""The members of a population: settings, scores, copies, and each method's decisions. No run is made here."""
+"""The members of a population: settings, scores, copies, and each method's decisions. This file makes no run."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ LOST = -math.inf  # the score of a member that diverged; NaN stands for an unkno
 
 @dataclass
 class MemberState(Declared):
-    """A member of a population, without its run."""
+    """The saved state of a population's member, without its run."""
 
     settings: dict[str, Any]
-    target: AtLeast0  # total steps of its run at the end of the segment that it is in, or was in last
+    target: AtLeast0  # total steps of its run at the end of its present or last segment
     begin: AtLeast0 = 0  # steps at which that segment began
     score: float = math.nan  # the newest
     done: bool = False  # takes no more steps
@@ -39,18 +39,18 @@ class MemberState(Declared):
 
 @dataclass
 class Lineage:
-    """A population as its files hold it."""
+    """Holds a population's members and table, as its files store them."""
 
     folder: Path
     config: PopulationConfig
-    total_steps: int  # of each member that is not left behind
+    total_steps: int  # of each member that halving does not end
     members: list[MemberState]
     seed: int  # of the members' decisions
     rows: list[dict[str, Any]] = field(default_factory=list)  # of the table, one for each segment that has ended
 
     @classmethod
     def begun(cls, folder: Path, config: PopulationConfig, total_steps: int, seed: int) -> Lineage:
-        """A new population, whose settings are drawn. Raises ValueError: the folder holds something."""
+        """Makes a new population with drawn settings. Raises ValueError: the folder is not empty."""
         if folder.exists() and (not folder.is_dir() or holds_files(folder)):
             raise ValueError(f"run_dir: expected a new or empty directory, got {str(folder)!r}")
         generator = np.random.default_rng(seed)
@@ -60,9 +60,9 @@ class Lineage:
 
     @classmethod
     def read(cls, folder: Path, config: PopulationConfig, total_steps: int, seed: int) -> Lineage:
-        """The population of a folder, with values that the settings' distributions allow, and no others.
+        """Reads a folder's population, and checks that its distributions allow all its members' values.
 
-        Raises ValueError: there is none, it was begun with other settings, or it holds what no population writes.
+        Raises ValueError: there is none, it was begun with other settings, or its file is invalid.
         """
         with believed(EXPECTED, folder, STATE):
             saved = read_json(folder / STATE)
@@ -78,7 +78,7 @@ class Lineage:
         return cls(folder, config, total_steps, members, seed, saved["rows"])
 
     def write(self) -> None:
-        """Replaces the file that `read` reads, and then the table."""
+        """Replaces population.json, which `read` reads, and then lineage.csv."""
         members = [{**asdict(state), "score": repr(state.score)} for state in self.members]
         write_json(
             self.folder / STATE, {**_fixed(self.config, self.total_steps), "members": members, "rows": self.rows}
@@ -91,7 +91,7 @@ class Lineage:
         write_atomically(self.folder / TABLE, table.getvalue().encode())
 
     def ended(self, member: int, steps: int, score: float) -> None:
-        """Adds a row for the segment that a member has ended."""
+        """Adds a table row for the segment that a member has ended."""
         state = self.members[member]
         state.begin = steps
         row: dict[str, Any] = {"member": member, "step": steps, "score": repr(score), "copied": ""}
@@ -100,11 +100,11 @@ class Lineage:
         self.rows.append(row)
 
     def copied(self, member: int, parent: int) -> None:
-        """Adds the copied member to the row of a member's last segment."""
+        """Notes the member that was copied, `parent`, in the row of a member's last segment."""
         next(row for row in reversed(self.rows) if row["member"] == member)["copied"] = parent
 
     def advance(self, member: int, steps: int) -> None:
-        """Sets a member's next target, of pbt and random."""
+        """Sets a member's next target, for the methods pbt and random."""
         state, interval = self.members[member], self.config.interval
         state.target = self.total_steps
         if self.config.method == "pbt":
@@ -112,10 +112,10 @@ class Lineage:
         state.done = steps >= self.total_steps
 
     def promote(self) -> list[int]:
-        """Sets the next targets of the members that halving promotes to a further rung, and returns them."""
+        """Sets the next targets of the members that halving promotes, and returns those members' numbers."""
         lengths, promotions = rungs(self.config, self.total_steps), []
         scores: list[dict[int, float]] = [{} for _ in lengths]
-        for row in self.rows:  # a member's first row is of the first rung, and so on
+        for row in self.rows:  # a member's n-th row belongs to the n-th rung
             rung = next(rung for rung in scores if row["member"] not in rung)
             rung[row["member"]] = np.nan_to_num(float(row["score"]), nan=LOST, neginf=LOST)
         for scored, length, following in zip(scores, lengths, lengths[1:], strict=False):
@@ -127,16 +127,16 @@ class Lineage:
 
     @property
     def scores(self) -> dict[int, float]:
-        """By member: the newest score, where one is known."""
+        """The newest score of each member that has one, by number."""
         return {member: state.score for member, state in enumerate(self.members) if not math.isnan(state.score)}
 
     def generator_of(self, member: int) -> np.random.Generator:
-        """The generator of a member's next decision, which is the same in a resumed population."""
+        """Returns the generator for a member's next decision, the same one in a resumed population."""
         return np.random.default_rng([self.seed, len(self.rows), member])
 
 
 def _member(config: PopulationConfig, plain: Mapping[str, Any]) -> MemberState:
-    """A member of the file. Raises ValueError and others: no population with these settings has such a member."""
+    """Reads a member from the file. Raises ValueError and others: no population with these settings has it."""
     settings = plain["settings"]
     if settings.keys() != config.settings.keys():
         raise names_error("settings", config.settings, settings)
@@ -155,7 +155,7 @@ def _check_row(config: PopulationConfig, row: Mapping[str, Any]) -> None:
 
 
 def _fixed(config: PopulationConfig, total_steps: int) -> dict[str, Any]:
-    """The settings that a resumed population must have as before; its ranges may change."""
+    """Returns the settings that must not change when a population is resumed; ranges may change."""
     return {
         "rungs": rungs(config, total_steps) if config.method == "halving" else [],
         "size": config.size,
@@ -166,9 +166,9 @@ def _fixed(config: PopulationConfig, total_steps: int) -> dict[str, Any]:
 
 
 def parent_of(member: int, scores: Mapping[int, float], share: float, generator: np.random.Generator) -> int | None:
-    """Truncation selection: the member of the highest share that one of the lowest share copies; None for others.
+    """Truncation selection: if a member is in the lowest share, draws one of the highest share to copy; else None.
 
-    A share has at least one member. A member that diverged copies one of the highest share in any case.
+    A share has at least one member. A member that diverged always copies, if the highest share has a better one.
     """
     ranked = sorted(scores, key=scores.__getitem__)
     count = max(1, int(share * len(ranked)))
@@ -180,7 +180,7 @@ def parent_of(member: int, scores: Mapping[int, float], share: float, generator:
 
 
 def explored(config: PopulationConfig, settings: Mapping[str, Any], generator: np.random.Generator) -> dict[str, Any]:
-    """Settings near those of a copied member: each is perturbed or, with a probability, drawn anew."""
+    """Perturbs a copied member's settings; draws each anew instead with the probability `resample`."""
     return {
         name: source.draw(generator)
         if generator.random() < config.resample
@@ -190,13 +190,13 @@ def explored(config: PopulationConfig, settings: Mapping[str, Any], generator: n
 
 
 def promoted(rung: Mapping[int, float], begun: Collection[int], eta: int) -> list[int]:
-    """Asynchronous successive halving: the best 1/eta of the members scored at a rung, without those in `begun`."""
+    """Asynchronous successive halving: returns the best 1/eta of the members scored at a rung, except `begun` ones."""
     ranked = sorted((member for member in rung if rung[member] > LOST), key=rung.__getitem__, reverse=True)
     return [member for member in ranked[: len(rung) // eta] if member not in begun]
 
 
 def plot_lineage(lineage: Lineage) -> None:
-    """Draws each member's scores over its steps, and a thin line from a copied member's score to that of the copy."""
+    """Plots each member's scores over its steps, and a dotted line from a copied member's score to its copy's."""
     title = f"{lineage.config.method} of {lineage.config.size} members"
     with canvas(lineage.folder / PICTURE, title, 7) as (_, axes):
         points: dict[int, list[tuple[int, float]]] = {member: [] for member in range(len(lineage.members))}
@@ -220,6 +220,6 @@ def plot_lineage(lineage: Lineage) -> None:
 
 
 def rungs(config: PopulationConfig, total_steps: int) -> list[int]:
-    """The steps of the rungs of successive halving, the last of which are all."""
+    """Returns the steps of each rung of successive halving; the last rung has `total_steps`."""
     lengths = (config.interval * config.eta**power for power in itertools.count())
     return [*itertools.takewhile(lambda steps: steps < total_steps, lengths), total_steps]

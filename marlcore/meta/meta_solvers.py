@@ -1,4 +1,4 @@
-"""Meta-solvers: from a table of payoffs in a zero-sum game to the mixture of its row player."""
+"""Meta-solvers: functions from a zero-sum game's payoff table to a mixture for its row player."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -16,7 +16,7 @@ _ROUNDS, _RATE = 5_000, 0.05  # of replicator dynamics; the rate in units of 1 /
 
 
 def nash(payoffs: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The row player's part of a Nash equilibrium: the mixture whose worst payoff is highest, by linear programming.
+    """Finds the row player's Nash mixture, whose worst payoff is highest, by linear programming.
 
     Raises: ModuleNotFoundError: SciPy is not installed.
     """
@@ -39,7 +39,7 @@ def nash(payoffs: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def replicator(payoffs: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The average of the row player's mixtures under replicator dynamics of both players, in discrete time.
+    """Averages the row player's mixtures over discrete-time replicator dynamics of both players.
 
     In zero-sum games the mixtures cycle, and their average approaches an equilibrium.
     """
@@ -55,7 +55,7 @@ def replicator(payoffs: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def uniform(payoffs: NDArray[np.float64]) -> NDArray[np.float64]:
-    """All policies alike, as in fictitious play."""
+    """Gives all policies the same share, as in fictitious play."""
     return np.full(len(payoffs), 1.0 / len(payoffs))
 
 
@@ -63,7 +63,7 @@ META_SOLVERS: dict[str, MetaSolver] = {"nash": nash, "replicator": replicator, "
 
 
 def solver_of(meta_solver: str | MetaSolver) -> MetaSolver:
-    """Raises ValueError: it is neither a function nor a name of one."""
+    """Returns a meta-solver given as a function or by name. Raises ValueError: it is neither."""
     if callable(meta_solver):
         return meta_solver
     if meta_solver not in META_SOLVERS:
@@ -72,7 +72,7 @@ def solver_of(meta_solver: str | MetaSolver) -> MetaSolver:
 
 
 def mixture_by(solve: MetaSolver, payoffs: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The solver's mixture. Raises ValueError: it is no distribution over the policies."""
+    """Returns the solver's mixture. Raises ValueError: it is no distribution over the policies."""
     mixture = np.asarray(solve(payoffs.copy()), np.float64)
     if mixture.shape != (len(payoffs),) or not is_distribution(mixture):
         expected = f"meta_solver: expected a function that returns {len(payoffs)} probabilities that sum to 1"
@@ -81,7 +81,7 @@ def mixture_by(solve: MetaSolver, payoffs: NDArray[np.float64]) -> NDArray[np.fl
 
 
 def _normalized(mixture: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Without the rounding errors of a solver: none below 0, and a sum of 1."""
+    """Removes a solver's rounding errors: clips shares at 0, and scales their sum to 1."""
     positive: NDArray[np.float64] = np.maximum(mixture, 0.0)
     normalized: NDArray[np.float64] = positive / positive.sum()
     return normalized

@@ -1,7 +1,7 @@
-"""Populations: runs with different settings, which copy each other's checkpoints and change settings, or end early.
+"""Populations of runs with different settings: members copy others' checkpoints and change settings, or end early.
 
-A member's run is resumed for each segment. A checkpoint file never changes, it is only replaced; so a link is a whole
-copy, however large the file is and however often its source saves.
+A member's run is resumed for each segment. A checkpoint file never changes, it is only replaced. So a hard link is a
+full copy at no cost, even while the source saves again.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Member:
-    """A member of a population in the end.
+    """A member of a population that has ended.
 
     Attributes:
-        number: from 0 on, in the order of the first draws.
-        run_dir: its run, which `load_policy` takes.
-        steps: that it has taken.
-        score: the newest; -inf if it diverged, NaN if none is known.
-        settings: those that it had last, by dotted name.
+        number: the member's number, from 0, in the order of the first draws.
+        run_dir: its run's directory, for `load_policy`.
+        steps: the steps that it has taken.
+        score: its newest score; -inf if it diverged, NaN if it has none.
+        settings: its last settings, by dotted name.
     """
 
     number: int
@@ -72,7 +72,7 @@ def work_population(
     env_fn: Callable[[], Any] | str, algorithm: Algorithm | str, config: Config | None, population: PopulationConfig,
     progress: bool, resume: str | Path | None, children: Children,
 ) -> list[Member]:  # fmt: skip
-    """The members of a population, the best first. Raises: see `train_population`."""
+    """Trains a population, and returns its members, the best first. Raises: see `train_population`."""
     check_type("population", population, PopulationConfig)
     check_type("config", config, Config, or_none=True)
     algorithm, config = _changeable(algorithm), config or Config()
@@ -83,7 +83,7 @@ def work_population(
         folder = open_run(folder, CONTINUED)
     config = config.with_absolute_paths()
     _check_names(algorithm, config, population)
-    with warned_once(lambda record: record.msg):  # whatever the steps of the segment are
+    with warned_once(lambda record: record.msg):  # equal warnings of segments differ in their steps
         policies = _check_values(env_fn, algorithm, replace(config, run_dir=None), population, progress)
         if population.method == "pbt" and population.interval >= config.total_steps:
             log.warning("interval: no member looks at others before its %d steps are over", config.total_steps)
@@ -100,12 +100,12 @@ def _work(runs: _Runs, mode: str, parallel: int, children: Children, progress: b
     lineage = runs.lineage
     lineage.write()
     if not runs.waiting:
-        plot_lineage(lineage)  # a program that was killed may not have noted what it did last
+        plot_lineage(lineage)  # a killed program may not have plotted its last results
         if all(member.done for member in lineage.members):
             expected = "total_steps: expected more, since no member has steps left to take"
             raise ValueError(f"{expected}, got {lineage.total_steps}")
         raise ValueError("resume: expected a member that has not diverged, got none that others could copy")
-    table = SharedProgress(len(lineage.members) * lineage.total_steps) if progress else None  # at most
+    table = SharedProgress(len(lineage.members) * lineage.total_steps) if progress else None  # an upper bound
     with closing(make_runs(runs.waiting, mode, parallel, children, table, plots=False)) as ended:
         try:
             for label, result in ended:
@@ -116,7 +116,7 @@ def _work(runs: _Runs, mode: str, parallel: int, children: Children, progress: b
 
 @dataclass
 class _Runs:
-    """The runs of a population's members; `waiting` holds those that may begin their next segment."""
+    """Manages the runs of a population's members; `waiting` holds the runs whose next segment may begin."""
 
     env_fn: Any
     algorithm: Algorithm
@@ -130,7 +130,7 @@ class _Runs:
         return self.lineage.folder / f"member-{number:0{digits}}"
 
     def resume(self) -> None:
-        """Continues where the files say; a segment whose end was not noted ends now."""
+        """Continues from the files' state; first settles segments that ended unrecorded."""
         lineage, config = self.lineage, self.lineage.config
         for number, member in enumerate(lineage.members):
             more = member.target < lineage.total_steps and config.method != "halving"
@@ -145,10 +145,10 @@ class _Runs:
                 self._wait(number)
 
     def end(self, number: int, result: Callable[[], Result]) -> None:
-        """Takes a run that has ended. Raises WorkerFailed: it failed, and not since the member diverged."""
+        """Settles a run that has ended. Raises WorkerFailed: it failed for another reason than divergence."""
         member = self.lineage.members[number]
         try:
-            if result().steps >= member.target:  # else Ctrl-C cut it
+            if result().steps >= member.target:  # else Ctrl-C cut the segment short
                 self._settle(number)
         except WorkerFailed as error:
             if error.reason != "diverged":
@@ -157,14 +157,14 @@ class _Runs:
             self._settle(number, failed=True)
 
     def _settle(self, number: int, failed: bool = False) -> None:
-        """Scores a segment that has ended, and decides who begins another one."""
+        """Scores a segment that has ended, and decides which members begin another one."""
         lineage, member = self.lineage, self.lineage.members[number]
         score = LOST if failed else _score(self.run_dir(number), member.begin, self.config.evaluation.evaluates)
         if not math.isnan(score):
             member.score = score
         steps, method = max(self._steps(number), member.begin), lineage.config.method
         if method == "pbt":
-            deciding = {number, *(i for i, other in enumerate(lineage.members) if other.score == LOST)}  # which waited
+            deciding = {number, *(i for i, other in enumerate(lineage.members) if other.score == LOST)}  # they waited
             beginning = [i for i in sorted(deciding) if self._exploit(i, steps if i == number else None)]
         else:
             lineage.ended(number, steps, score)
@@ -176,9 +176,9 @@ class _Runs:
                 self._wait(i)
 
     def _exploit(self, number: int, ended: int | None) -> bool:
-        """Has a member copy a better one if it is among the worst; `ended`: the steps of a segment that ends now.
+        """Lets a member copy a better one if it is among the worst; `ended`: the steps of a segment that ends now.
 
-        Returns False: it diverged, and there is nobody to copy yet.
+        Returns False if the member diverged and no other member can be copied yet.
         """
         lineage, member = self.lineage, self.lineage.members[number]
         generator, steps = lineage.generator_of(number), member.begin if ended is None else ended
@@ -193,14 +193,14 @@ class _Runs:
                 member.copied = len(lineage.rows)
                 take_links(self.run_dir(parent), self.run_dir(number), self.policies, member.copied)
             member.settings = explored(lineage.config, lineage.members[parent].settings, generator)
-            member.score = math.nan  # until what it copied has been scored with its settings
+            member.score = math.nan  # unknown until the copied weights are scored with the new settings
         elif score == LOST:
             return False
         lineage.advance(number, steps)
         return True
 
     def _wait(self, number: int) -> None:
-        """Lets a member's next segment begin."""
+        """Adds a member's next segment to `waiting`."""
         lineage, member, run_dir = self.lineage, self.lineage.members[number], self.run_dir(number)
         config, algorithm = _with(self.config, self.algorithm, member.settings)
         segment = sum(row["member"] == number for row in lineage.rows)
@@ -209,7 +209,7 @@ class _Runs:
         arguments = {"env_fn": self.env_fn, "algorithm": algorithm, "config": config}
         if self._has_begun(number):
             arguments |= {"resume": run_dir, "init_from": links_to_take(run_dir, self.policies, member.copied) or None}
-        else:  # what a program that was killed began to make
+        else:  # left by a killed program
             shutil.rmtree(run_dir, ignore_errors=True)
         self.waiting[f"member {number}"] = arguments
 
@@ -232,7 +232,7 @@ def _link_of(run_dir: Path, policy: str, copy: int) -> Path:
 
 
 def take_links(source: Path, run_dir: Path, policies: list[str], copy: int) -> None:
-    """Links a run's last checkpoints into another one's directory, for a copy by number; removes earlier links."""
+    """Hard-links a run's last checkpoints into another run's directory as copy number `copy`; removes older links."""
     for old in (run_dir / "checkpoints").glob("*.parent-*.pt"):
         old.unlink()
     for policy in policies:
@@ -240,17 +240,17 @@ def take_links(source: Path, run_dir: Path, policies: list[str], copy: int) -> N
 
 
 def _link(source: Path, target: Path) -> None:
-    """Links a file that may be replaced meanwhile. Raises FileNotFoundError: there is none."""
+    """Hard-links a file that its writer may replace at any time. Raises FileNotFoundError: it does not exist."""
     while True:
         try:
             return os.link(source, target)
-        except FileNotFoundError:  # also where it was replaced between its lookup and its link
+        except FileNotFoundError:  # the file may have been replaced between lookup and link
             if not source.exists():
                 raise
 
 
 def links_to_take(run_dir: Path, policies: list[str], copy: int | None) -> dict[str, Path]:
-    """By policy, the checkpoints linked for a copy that the run has not started from yet; `copy` None: none."""
+    """Returns, by policy, the links of a copy that the run has not started from yet; {} if `copy` is None."""
     if copy is None:
         return {}
     links = {policy: _link_of(run_dir, policy, copy) for policy in policies}
@@ -267,7 +267,7 @@ def _changeable(algorithm: Algorithm | str) -> Algorithm:
 
 
 def _check_shared(config: Config) -> None:
-    """Raises ValueError: a setting has no meaning for members that are compared, or that run in segments."""
+    """Checks the shared settings. Raises ValueError: a setting conflicts with comparing members or with segments."""
     if config.stop != StopConfig():
         raise ValueError(f"stop: expected the defaults in a population, got {config.stop}")
     if config.self_play.pool:
@@ -280,7 +280,7 @@ def _check_shared(config: Config) -> None:
 
 
 def _with(config: Config, algorithm: Any, settings: Mapping[str, Any]) -> tuple[Config, Algorithm]:
-    """The settings and the algorithm with others, by dotted name. Raises ValueError, TypeError."""
+    """Replaces settings and hyperparameters by dotted name. Raises ValueError, TypeError."""
     chosen = {name: value for name, value in settings.items() if name.startswith(ALGORITHM)}
     config = changed(config, {name: value for name, value in settings.items() if name not in chosen})
     hyperparameters = {name.removeprefix(ALGORITHM): value for name, value in chosen.items()}
@@ -288,7 +288,7 @@ def _with(config: Config, algorithm: Any, settings: Mapping[str, Any]) -> tuple[
 
 
 def _check_names(algorithm: Algorithm, config: Config, population: PopulationConfig) -> None:
-    """Raises ValueError: a setting does not exist, or a population may not vary it."""
+    """Checks settings' names. Raises ValueError: one does not exist, or a population may not vary it."""
     hyperparameters: dict[str, Any] = vars(algorithm) if dataclasses.is_dataclass(algorithm) else {}
     known = {*hints_of(Config), *(f"{ALGORITHM}{name}" for name in hyperparameters)}
     fixed = dict.fromkeys(OWN, "the population sets it, or all members share it")
@@ -305,7 +305,7 @@ def _check_names(algorithm: Algorithm, config: Config, population: PopulationCon
 def _check_values(
     env_fn: Any, algorithm: Algorithm, config: Config, population: PopulationConfig, progress: bool
 ) -> list[str]:
-    """The names of the policies. Raises ValueError: a setting may not have one of its values."""
+    """Checks all settings' values; returns the policies' names. Raises ValueError: a value is not allowed."""
     policies, copies = policies_of(env_fn, algorithm, config, progress), population.method != "random"
     whole = _fingerprint(policies, config) if copies else None
     for name, distribution in population.settings.items():
@@ -341,7 +341,7 @@ def _check_interval(policies: tuple[AssignedPolicy, ...], interval: int) -> None
 
 
 def _fingerprint(policies: tuple[AssignedPolicy, ...], config: Config) -> Any:
-    """What must not differ between the segments of a member, or of a member and its copy."""
+    """Returns the properties that must be equal in all segments of a member and in a member that it copies."""
     models = [build_model(policy, config).whole.state_dict() for policy in policies]
     shapes = [{name: tuple(tensor.shape) for name, tensor in model.items()} for model in models]
     limiters = [config.limiter(p.name, len(p.agents) * config.lanes) for p in policies] if config.replay.save else []
@@ -349,7 +349,7 @@ def _fingerprint(policies: tuple[AssignedPolicy, ...], config: Config) -> Any:
 
 
 def _score(run_dir: Path, begin: int, evaluates: bool) -> float:
-    """The mean over agents of their last evaluation, or of the last tenth of their episodes, since `begin`; or NaN."""
+    """Returns agents' mean last evaluation, or last tenth of episodes, since step `begin`; NaN if there is none."""
     name = "eval_return" if evaluates else "episode_return"
     values: dict[str, list[float]] = {}
     for metric in each_metric(run_dir / "metrics.csv"):

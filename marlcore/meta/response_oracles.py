@@ -1,8 +1,8 @@
-"""Policy-space response oracles (Lanctot et al. 2017, arXiv:1711.00832): training runs as the oracles.
+"""Policy-space response oracles (Lanctot et al. 2017, arXiv:1711.00832), with training runs as the oracles.
 
-Of one population, each iteration is a run of self-play whose opponents are the earlier policies, as anchors with the
-mixture's shares. Of two, it is a run for each agent, against the other one's mixture. Checkpoints of the runs join the
-populations, and games fill the table of payoffs.
+With one population, each iteration is a self-play run against the earlier policies, as anchors with the mixture's
+shares. With two populations, each iteration is one run for each agent, against the other agent's mixture. The runs'
+checkpoints join the populations, and games between policies fill the payoff table.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from .meta_solvers import MetaSolver, mixture_by, solver_of
 from .result import Population, PSROResult, add_policies, plot_result, read_into, write_result
 from .several import folder_of, working_in
 
-_LEAST_SHARE = 1e-6  # of a policy that is played against; solvers leave rounding errors
+_LEAST_SHARE = 1e-6  # least share of an opponent in a run; solvers leave rounding errors
 _NEVER = 2**62  # updates
 _MOST_COPIES = 64  # of the environment, in games between policies
-_NORMAL_975 = 1.96  # its 0.975 quantile
+_NORMAL_975 = 1.96  # the normal distribution's 0.975 quantile
 _ZERO = 1e-6  # a return's rounding error
 
 
@@ -52,30 +52,30 @@ def psro(
     progress: bool = True,
     resume: str | Path | None = None,
 ) -> PSROResult:
-    """Policy-space response oracles: mixtures of policies that are hard to exploit, in a zero-sum game of two agents.
+    """Finds mixtures of policies that are hard to exploit in a two-agent zero-sum game (policy-space response oracles).
 
     Each iteration trains a policy against the mixture of the earlier ones, plays it against each of them, and solves
     the table of payoffs for a new mixture. The first opponent is untrained. A policy acts greedily once it is trained.
 
-    Agents with equal spaces have one population, whose policies play both sides in turn, unless `config.policies` gives
-    each its own policy, or `algorithm` is by policy. Otherwise there are two populations, and each iteration trains a
-    policy for each agent.
+    Agents with equal spaces share one population, whose policies play both sides in turn. If the spaces differ,
+    `config.policies` gives each agent its own policy, or `algorithm` is a dict by policy, there are two populations,
+    and each iteration trains a policy for each agent.
 
     Args:
         env_fn: makes an environment of two agents, whose returns sum to 0; as for `train`.
-        algorithm: of each policy; as for `train`.
-        config: the settings of each run, of which an iteration has one for each population; their seeds follow
-            from `config.seed`. `run_dir` is the directory of all of them, by default runs/<date and time>-psro.
+        algorithm: the algorithm of each policy, as for `train`.
+        config: the settings of each run; an iteration has one run for each population. Seeds follow from
+            `config.seed`. `run_dir` is the directory of all runs, by default runs/<date and time>-psro.
             `self_play` and `evaluation` must be the defaults.
-        iterations: policies of each population to train, at most; with `resume` those before included.
+        iterations: most policies to train in each population; with `resume`, earlier iterations count.
         meta_solver: "nash", by linear programming, `pip install "marlcore[games]"`; "replicator", the average of
-            replicator dynamics; "uniform"; or a function from a population's payoffs, float64 [its policies, the
-            opponent's], to its mixture, [its policies].
-        games: between a new policy and each opponent; of one population, half of them on each side.
-        min_gain: ends when no new policy gains as much over the mixture before it: they are no better responses. None:
-            after all iterations.
+            replicator dynamics; "uniform"; or a function from a population's payoffs, float64 [own policies,
+            opponent's policies], to its mixture, [own policies].
+        games: number of games between a new policy and each opponent; with one population, half on each side.
+        min_gain: psro ends early when every new policy gains less than this over the previous mixture, so none is a
+            better response. None: never early.
         progress: show each run's progress, and each iteration's result, on standard error.
-        resume: the directory of a `psro` that ended or was killed, which continues after its last whole iteration.
+        resume: the directory of a `psro` that ended or was killed; it continues after the last complete iteration.
 
     Raises: as `train`, KeyboardInterrupt for all runs together; ValueError also if a game's returns do not sum
         to 0. ModuleNotFoundError: Nash needs SciPy.
@@ -97,7 +97,7 @@ def psro(
     with children_of(config) as children, shown_with(progress), working_in(folder, "psro"):
         oracles = Oracles(folder, env_fn, algorithm, config, games, progress, children)
         result = oracles.checked(resume is not None)
-        _mix(result, solve)  # perhaps by another solver than before
+        _mix(result, solve)  # a resumed psro may have another solver
         write_result(result, name)  # before all else, so that a psro which is killed at once can continue
         _iterate(oracles, result, solve, name, iterations, min_gain)
         for place, population in enumerate(result.populations):
@@ -108,7 +108,7 @@ def psro(
 def _iterate(
     oracles: Oracles, result: PSROResult, solve: MetaSolver, name: str, iterations: int, min_gain: float | None
 ) -> None:
-    """Adds policies to the result, and files to its directory, until it is over; `name` is the solver's."""
+    """Runs the remaining iterations: adds policies to the result and writes its files; `name` is the solver's."""
     oracles.begin(result)
     while len(result.payoffs) <= iterations:
         gains = [population.gains[-1][0] for population in result.populations if population.gains]
@@ -132,9 +132,9 @@ def _mix(result: PSROResult, solve: MetaSolver) -> None:
 
 @dataclass
 class Oracles:
-    """The runs of a `psro`, and the games between their policies. Policies 0 are untrained.
+    """Makes the runs of a `psro`, and plays the games between their policies. Policies number 0 are untrained.
 
-    A place is that of a population: 0, or 1 where the second agent has its own.
+    `place` is a population's index: 0, or 1 if the second agent has its own population.
     """
 
     folder: Path
@@ -146,7 +146,7 @@ class Oracles:
     children: Children  # whose server forks the workers of all runs
 
     def checked(self, resumed: bool) -> PSROResult:
-        """The result so far. Raises ValueError, TypeError: bad input, or a directory that cannot continue."""
+        """Checks the input; returns the result so far. Raises ValueError, TypeError: bad input or directory."""
         if not resumed and holds_files(self.folder):
             raise ValueError(f"run_dir: expected a new or empty directory, got {str(self.folder)!r}, which holds files")
         spec = assigned(factory(self.env_fn), self.algorithm, self.config)
@@ -174,7 +174,7 @@ class Oracles:
         return result
 
     def begin(self, result: PSROResult) -> None:
-        """Saves policies 0, and plays their games, unless an iteration ended earlier.
+        """Saves policies number 0, and plays their games, unless an earlier call completed an iteration.
 
         Raises: ValueError: the game's returns do not sum to 0.
         """
@@ -184,7 +184,7 @@ class Oracles:
             path.parent.mkdir(mode=0o755, exist_ok=True)
             save_checkpoint(path, {**model.saved(), "updates": 0, "step": 0})
         save_policies(self.folder, self._make_env, self.policies, self._config)
-        payoff = self._payoff(0, 0)  # also of one population, so that a game which is not zero-sum is refused now
+        payoff = self._payoff(0, 0)  # also with one population: it refuses games that are not zero-sum
         if not self._shared:
             result.payoffs[:], result.half_widths[:] = payoff
 
@@ -194,11 +194,11 @@ class Oracles:
             yield checkpoint_path(*self._saved(place, 0)), build_model(policy, config)
 
     def respond(self, result: PSROResult) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Trains responses to the mixtures; the tables of payoffs and of half widths with them."""
+        """Trains responses to the mixtures; returns the tables of payoffs and half widths that include them."""
         number = len(result.payoffs)
         shutil.rmtree(self._run_dir(number), ignore_errors=True)  # of a psro that was killed
         for place, policy in enumerate(self.policies):
-            self.children.interrupts = interrupts = Interrupts()  # which end the wait for a server, too
+            self.children.interrupts = interrupts = Interrupts()  # they also end the wait for a server
             arguments = self._run(place, number, result.populations[place - 1].mixture)
             shared = Shared(Children(interrupts=interrupts, server=self.children.server))
             run = train(*arguments, progress=self.progress, _shared=shared)
@@ -218,9 +218,9 @@ class Oracles:
         return load_policy(*self._saved(place, number))
 
     def _payoff(self, row: int, column: int) -> tuple[float, float]:
-        """The mean return of policy `row` against policy `column`, over both sides if they are of one population.
+        """Returns policy `row`'s mean return against policy `column`, over both sides if there is one population.
 
-        Beside it, half the width of its confidence interval.
+        The second number is half the width of the mean's 95 % confidence interval.
         """
         means, variances = [], []
         policies, sides = (self.policy(0, row), self.policy(-1, column)), 2 if self._shared else 1
@@ -238,7 +238,7 @@ class Oracles:
         return sum(means) / sides, _NORMAL_975 * math.sqrt(sum(variances)) / sides
 
     def _run(self, place: int, number: int, mixture: NDArray[np.float64]) -> tuple[Any, Algorithms, Config]:
-        """The arguments of `train` for a response to the mixture."""
+        """Returns the arguments of `train` for a response to the mixture."""
         policy, run_dir = self.policies[place], self._run_dir(number)
         seed = int(np.random.SeedSequence([self.config.seed, number, place]).generate_state(1)[0])
         played = {self._saved(place - 1, i): share for i, share in enumerate(mixture.tolist()) if share > _LEAST_SHARE}

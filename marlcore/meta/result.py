@@ -1,4 +1,4 @@
-"""The outcome of PSRO: its policies, the table of their payoffs, and a player that acts by the mixture."""
+"""The outcome of PSRO: its policies, their payoff table, and a player that acts by the mixture."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..evaluation import LoadedPolicy
 from ..record import believed, canvas, read_json, write_json
 
 TABLE, PICTURE, TABLES = "psro.json", "psro.png", ("payoffs", "half_widths")
-_MOST_NUMBERED = 16  # policies, of which a picture shows each payoff as a number
+_MOST_NUMBERED = 16  # with more policies, the picture shows payoffs only as colours
 
 
 class MixedPlayer:
-    """Draws a policy by the mixture where an episode begins, and acts by it greedily until the episode ends.
+    """Draws a policy from the mixture when an episode begins, and acts greedily by it until the episode ends.
 
-    It can stand in `policies=` of `evaluate`, where each copy of the environment has a player with draws of its own.
+    `evaluate(policies=)` takes it, and gives each copy of the environment a player with its own draws.
     """
 
     def __init__(
@@ -32,16 +32,16 @@ class MixedPlayer:
         self.reset()
 
     def reset(self) -> None:
-        """Begins an episode: draws its policy."""
+        """Begins an episode by drawing its policy."""
         self._present = self._policies[int(self._generator.choice(len(self._policies), p=self._mixture))]
         self._present.reset()
 
     def act(self, obs: Any, mask: Any = None, reward: float = 0.0) -> int | NDArray[Any]:
-        """The action of the policy that was drawn; see `LoadedPolicy.act`."""
+        """Returns the drawn policy's action; see `LoadedPolicy.act`."""
         return self._present.act(obs, mask, reward)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MixedPlayer:
-        copied = MixedPlayer(list(map(copy.copy, self._policies)), self._mixture)  # which share their weights
+        copied = MixedPlayer(list(map(copy.copy, self._policies)), self._mixture)  # the copies share their weights
         (copied._generator,) = self._generator.spawn(1)
         copied.reset()
         return copied
@@ -54,12 +54,12 @@ class Population:
     policies: list[LoadedPolicy] = field(default_factory=list)
     mixture: NDArray[np.float64] = field(default_factory=lambda: np.ones(1))
     gains: list[tuple[float, float]] = field(default_factory=list)
-    place: int = 0  # 1 of the second agent
+    place: int = 0  # 1 for the second agent
 
     def player(self, seed: int | None = 0) -> MixedPlayer:
-        """A player that draws a policy by the mixture for each episode.
+        """Returns a player that draws a policy from the mixture for each episode.
 
-        `seed` is of its draws: two players of one population need different ones in a game.
+        `seed` seeds its draws: two players of the same population in one game need different seeds.
         """
         return MixedPlayer(self.policies, self.mixture, None if seed is None else [self.place, seed])
 
@@ -70,15 +70,15 @@ class PSROResult(Population):
 
     Attributes:
         run_dir: the directory of psro.json, psro.png, checkpoints, and each iteration's runs, iteration-1 and so on.
-        policies: those of the first agent, or of both, in the order of their training; the first one is untrained.
-        mixture: float64 [policies], the probability of each, by the meta-solver.
-        gains: by iteration, how much more than the mixture before it the new policy returned on average, both against
-            the opponent's mixture, and half the width of the difference's 95 % confidence interval.
+        policies: the policies of the first agent, or of both, in the order of training; the first one is untrained.
+        mixture: float64 [policies], the probability of each policy, by the meta-solver.
+        gains: by iteration, the new policy's mean return against the opponent's mixture minus the previous mixture's,
+            and half the width of this difference's 95 % confidence interval.
         opponent: `policies`, `mixture` and `gains` of the second agent; None where both have one population.
-        payoffs: float64 [policies, policies], the mean return of the policy of the row against the opponent's policy of
-            the column.
-        half_widths: float64 [policies, policies], half the width of the payoff's 95 % confidence interval; NaN where
-            all games were copies of one, so that nothing is known of their spread.
+        payoffs: float64 [policies, policies], the mean return of the row's policy against the opponent's policy of the
+            column.
+        half_widths: float64 [policies, policies], half the width of each payoff's 95 % confidence interval; NaN where
+            all games were copies of one game, so that their spread is unknown.
     """
 
     run_dir: Path
@@ -88,12 +88,12 @@ class PSROResult(Population):
 
     @property
     def populations(self) -> tuple[Population, ...]:
-        """The first agent's and the second's, or the one of both."""
+        """The populations of the first and the second agent, or the one that they share."""
         return (self,) if self.opponent is None else (self, self.opponent)
 
 
 def add_policies(result: PSROResult, payoffs: NDArray[np.float64], halves: NDArray[np.float64]) -> None:
-    """Sets the tables, which have a new policy of each population, while the mixtures are still the old ones."""
+    """Sets the enlarged tables, and adds the new policies' gains over the mixtures; call it before these change."""
     first, second = result.mixture, result.populations[-1].mixture
     views = (first, second, payoffs, halves), (second, first, -payoffs.T, halves.T)
     for population, (mixture, other, means, widths) in zip(result.populations, views, strict=False):
@@ -101,13 +101,13 @@ def add_policies(result: PSROResult, payoffs: NDArray[np.float64], halves: NDArr
         shares[-1, :-1] = other
         if result.opponent is not None:  # else the mixture returns 0 against itself
             shares[:-1, :-1] = -np.outer(mixture, other)
-        met = shares != 0  # the intervals of others may be unknown
+        met = shares != 0  # others' half widths may be NaN
         population.gains.append((float(shares[met] @ means[met]), float(np.linalg.norm(shares[met] * widths[met]))))
     result.payoffs, result.half_widths = payoffs, halves
 
 
 def write_result(result: PSROResult, meta_solver: str) -> None:
-    """Replaces psro.json, where null stands for NaN."""
+    """Writes the result to psro.json, in which null stands for NaN."""
     members = {"meta_solver": meta_solver, **_plain(result, "mixture", "payoffs", "half_widths", "gains")}
     if result.opponent is not None:
         members["opponent"] = _plain(result.opponent, "mixture", "gains")
@@ -120,7 +120,7 @@ def _plain(population: Population, *names: str) -> dict[str, Any]:
 
 
 def read_into(result: PSROResult) -> None:
-    """Reads what `write_result` wrote, without the policies.
+    """Fills a result, except its policies, from the file that `write_result` wrote.
 
     Raises ValueError: the file does not exist, is damaged, or has another number of populations.
     """
@@ -137,7 +137,7 @@ def read_into(result: PSROResult) -> None:
 
 
 def _numbers(saved: Any, name: str, *shape: int) -> NDArray[np.float64]:
-    """An array that `write_result` wrote. Raises TypeError: it has another shape. KeyError."""
+    """Returns an array of the saved file. Raises TypeError: it has another shape. KeyError: it is missing."""
     try:
         return np.array(saved[name], np.float64).reshape(shape)
     except (TypeError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""Runs with several seeds, and their curves together."""
+"""Makes runs with several seeds, and plots their curves together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def work_seeds(
     env_fn: Callable[[], Any] | str, algorithm: Algorithms, config: Config | None, seeds: Sequence[int],
     parallel: int, progress: bool, children: Children, **initial: Any,
 ) -> list[Result]:  # fmt: skip
-    """The results with each seed; `initial`: `init_from` and `init_strict`. Raises: see `train_seeds`."""
+    """Trains with each seed; returns the results. `initial`: `init_from`, `init_strict`. Raises: see `train_seeds`."""
     config = config or Config()
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds: expected different ones, got {list(seeds)}")
@@ -46,7 +46,7 @@ def work_seeds(
 
 
 def _plot(run_dirs: Sequence[Path], folder: Path) -> None:
-    if run_dirs:  # else all that have ended were stopped before their first step
+    if run_dirs:  # else all ended runs were stopped before their first step
         described = read_config(run_dirs[0])
         seeds = ", ".join(str(path.name.removeprefix("seed-")) for path in run_dirs)
         title = f"{described['env']}, {described['algorithm']}, seeds {seeds}"

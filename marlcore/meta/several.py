@@ -1,4 +1,4 @@
-"""Several runs in one program: by `train` in turn, or by `start` beside each other on one fork server."""
+"""Makes several runs in one program: one after another by `train`, or in parallel by `start` on one fork server."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ Ended: TypeAlias = Generator[tuple[str, Callable[[], Result]], None, None]
 
 
 def check_parallel(parallel: int, config: Config) -> None:
-    """Raises ValueError: so many runs with these settings cannot work beside each other."""
+    """Checks `parallel`. Raises ValueError: runs with these settings cannot work in parallel."""
     check_whole("parallel", parallel)
     if parallel > 1 and config.mode == "serial":
         raise ValueError(f"parallel: expected 1 in serial mode, whose runs work in this process, got {parallel}")
 
 
 def folder_of(kind: str, run_dir: str | None, resume: str | Path | None = None) -> Path:
-    """The absolute directory of several runs, by default a new one, runs/<date and time>-<kind>.
+    """Returns the absolute directory of several runs, by default a new one, runs/<date and time>-<kind>.
 
-    Raises ValueError: it is on no machine, or the one to continue does not exist or differs from `run_dir`.
+    Raises ValueError: it is a remote address, or the directory to resume does not exist or differs from `run_dir`.
     """
     label, place = ("run_dir", run_dir) if resume is None else ("resume", resume)
     if is_address(place):
@@ -62,10 +62,10 @@ def folder_of(kind: str, run_dir: str | None, resume: str | Path | None = None) 
 
 @contextmanager
 def working_in(folder: Path, kind: str) -> Iterator[None]:
-    """Keeps other processes out of the directory; Ctrl-C inside says that it can be continued.
+    """Locks the directory for the block; a KeyboardInterrupt inside names how to continue.
 
-    A directory that stays empty is removed, and one made here if the block fails before the first run has begun.
-    Raises ValueError: another process works in it.
+    Removes the directory if it stays empty, or if it is new and the block fails before the first run has begun. Raises
+    ValueError: another process works in it.
     """
     new = not folder.exists()
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ def working_in(folder: Path, kind: str) -> Iterator[None]:
 
 @contextmanager
 def naming_what_continues(folder: Path, resume: str = "") -> Iterator[None]:
-    """Has Ctrl-C inside name the directory of all runs, and what continues them, instead of those of one run."""
+    """Makes a KeyboardInterrupt inside name the directory of all runs, and how to continue them, not a single run."""
     try:
         yield
     except KeyboardInterrupt:
@@ -99,7 +99,7 @@ def naming_what_continues(folder: Path, resume: str = "") -> Iterator[None]:
 
 @contextmanager
 def warned_once(text_of: Callable[[logging.LogRecord], str]) -> Iterator[None]:
-    """Inside, runs and their checks log only the first of the warnings with the same `text_of`."""
+    """Lets runs and checks inside log only the first of all warnings with the same `text_of`."""
     seen: set[str] = set()
 
     def is_new(record: logging.LogRecord) -> bool:
@@ -121,9 +121,9 @@ def warned_once(text_of: Callable[[logging.LogRecord], str]) -> Iterator[None]:
 def make_runs(
     waiting: Waiting, mode: str, parallel: int, children: Children, table: SharedProgress | None, plots: bool = True
 ) -> Ended:
-    """Makes the runs of `waiting`; `plots`: each draws its curves.
+    """Makes the runs of `waiting`; with `plots`, each run draws its curves.
 
-    Yields each label with a function that returns the run's result, or raises the error that ended it.
+    Yields each label with a function that returns the run's result or raises the error that ended it.
     """
     with table or nullcontext():
         if mode == "serial":  # some environments work only in a program's first thread
@@ -145,7 +145,7 @@ def _side_by_side(
 ) -> Ended:
     running: dict[str, Run] = {}
     with children.interrupts as interrupts, ExitStack() as stack:
-        stack.callback(_end_all, running, interrupts)  # the runs beside one that fails
+        stack.callback(_end_all, running, interrupts)  # if a run fails, the others end too
         while waiting or running:
             if interrupts.stopping:
                 waiting.clear()
@@ -177,9 +177,9 @@ def _stop(running: Mapping[str, Run], hurry: bool) -> None:
 
 
 def _end_all(running: Mapping[str, Run], interrupts: Interrupts) -> None:
-    """Stops the runs and waits for them; a signal that comes meanwhile ends them without their last checkpoints."""
+    """Stops the runs and waits for them; a signal during this wait ends them without last checkpoints."""
     patient = not interrupts.stopping
-    _stop(running, hurry=False)  # all before waiting for the first
+    _stop(running, hurry=False)  # stop all runs before waiting for the first
     while not all(run.done for run in running.values()):
         if interrupts.again or (patient and interrupts.stopping):
             _stop(running, hurry=True)

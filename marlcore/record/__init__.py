@@ -1,6 +1,6 @@
-"""The record of a run: its directory, checkpoints, metrics and their sinks, progress on the screen, curves.
+"""Records a run: its directory, checkpoints, metrics and their sinks, progress on the screen, curves.
 
-Each file that is read back is verified. This room never touches a row, a lane or a model's meaning.
+This room verifies each file that it reads back. It never touches rows or lanes, and does not interpret models.
 """
 
 from .best_run import best_run

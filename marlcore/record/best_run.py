@@ -1,4 +1,4 @@
-"""The best of several runs."""
+"""Finds the best of several runs."""
 
 import math
 from collections import defaultdict
@@ -11,10 +11,10 @@ from .trust import RECORD, open_run
 
 
 def best_run(runs: str | Path | Sequence[str | Path], metric: str = "eval_return", agent: str | None = None) -> Path:
-    """The directory of the run in which a metric was highest at the end.
+    """Returns the directory of the run in which a metric was highest at the end.
 
-    A run's value is the mean over the last tenth of its steps: first of each agent or policy that reports the metric,
-    then over them. Of equal runs the first wins; NaN is the lowest.
+    A run's value is the mean over the last tenth of its steps: first for each agent or policy that reports the metric,
+    then over all of these. The first of several equal runs wins; NaN is the lowest.
 
     Args:
         runs: the directories of runs, or one directory that holds them, as `marlcore train --seeds` leaves it.

@@ -1,4 +1,4 @@
-"""The program's callback: it is called with a run's metrics, evaluations and checkpoints, and may end the run."""
+"""Calls the program's callback with a run's metrics, evaluations and checkpoints; the callback may end the run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ METHODS = ("on_metric", "on_evaluation", "on_checkpoint")
 
 @dataclass(frozen=True)
 class Stop:
-    """Returned by a callback, as `Stop` or `Stop(reason)`, to end the run in order."""
+    """A callback returns `Stop` or `Stop(reason)` to end the run in order."""
 
     reason: str = "the callback returned Stop"
 
@@ -35,7 +35,7 @@ Callback: TypeAlias = Callable[[Metric], object] | OnMetric | OnEvaluation | OnC
 
 
 def check_callback(callback: Any) -> None:
-    """Raises TypeError: it is no function, and no object with one of the methods."""
+    """Checks a callback. Raises TypeError: it is neither a function nor an object with one of the methods."""
     steers = any(callable(getattr(callback, name, None)) for name in METHODS)
     if callback is not None and (isinstance(callback, type) if steers else not callable(callback)):
         expected = "callback: expected a function of a Metric, an object with on_metric, on_evaluation or on_checkpoint"

@@ -1,4 +1,4 @@
-"""Checkpoints: how they are written and read, which ones evaluations keep, and from which a run starts."""
+"""Writes and reads checkpoints, keeps those of evaluations, and finds those from which a run starts."""
 
 import io
 import math
@@ -20,28 +20,28 @@ from .trust import WEIGHTS, open_run
 Weights: TypeAlias = str | Path | Mapping[str, torch.Tensor]
 InitFrom: TypeAlias = Weights | Mapping[str, Weights]
 
-NO_COUNTS = {"updates": 0, "version": 0, "step": 0, "stage": 0}  # of a checkpoint before a learner's first update
+NO_COUNTS = {"updates": 0, "version": 0, "step": 0, "stage": 0}  # counts before a learner's first update
 _KINDS: dict[str, Any] = dict.fromkeys(("network", "acting", "trainer", "numbers", "self_play"), dict)
 _KINDS |= {"norm": dict | None, "reward_norm": dict | None}
 _KINDS |= {"return": float, "torch": torch.Tensor, "sampler": dict}
 
 
 class KeptCheckpoints:
-    """A policy's best checkpoint by its evaluations, and the last `keep`. Raises ValueError: the best is damaged."""
+    """Keeps a policy's best checkpoint by evaluations, and the last `keep`. Raises ValueError: the best is damaged."""
 
     def __init__(self, run_dir: Path, policy: str, keep: int) -> None:
         self._run_dir = run_dir
         self._policy = policy
         self._keep = keep
         self.best = float(load_checkpoint(self._path("best")).get("return", -math.inf))  # the highest return so far
-        self.last = max(kept_steps(run_dir, policy), default=0)  # the step of the newest
+        self.last = max(kept_steps(run_dir, policy), default=0)  # the step of the newest checkpoint
 
     def best_weights(self) -> dict[str, torch.Tensor] | None:
-        """The acting part of the best checkpoint; None before the first. Raises ValueError: it is damaged."""
+        """Returns the best checkpoint's acting weights; None before the first. Raises ValueError: it is damaged."""
         return load_checkpoint(self._path("best")).get("acting")
 
     def add(self, state: dict[str, Any], mean: float, best: float | None = None) -> None:
-        """Saves a state among the last, and as the best if its mean return exceeds `best`, by default self.best."""
+        """Saves a state as the newest, and as the best if its `mean` return exceeds `best`, by default self.best."""
         state["return"] = mean
         step = int(state["step"])
         if self._keep:
@@ -58,7 +58,7 @@ class KeptCheckpoints:
 
 
 def saved_checkpoints(run_dir: Path, policy: str) -> list[str]:
-    """What `checkpoint_path` finds of a policy: "best", "last" and other words, then steps and opponents by number."""
+    """Lists the values of `which` for a policy's checkpoints: words such as "best", then numbered ones in order."""
     begin = f"{checkpoint_path(run_dir, policy).stem}."
     names = [path.name.removeprefix(begin) for path in (run_dir / "checkpoints").glob(f"{begin}*pt")]
     found = (name.removesuffix("pt").rstrip(".") or "last" for name in names)
@@ -66,25 +66,25 @@ def saved_checkpoints(run_dir: Path, policy: str) -> list[str]:
 
 
 def kept_steps(run_dir: Path, policy: str, prefix: str = "") -> list[int]:
-    """The steps of a policy's kept checkpoints, ascending; with a prefix, the numbers that follow it."""
+    """Returns the steps of a policy's kept checkpoints, ascending; with a prefix, the numbers after it instead."""
     found = [name[len(prefix) :] for name in saved_checkpoints(run_dir, policy) if name.startswith(prefix)]
-    return sorted(int(name) for name in found if name.isdecimal() and len(name) < 19)  # else it is no count of steps
+    return sorted(int(name) for name in found if name.isdecimal() and len(name) < 19)  # longer numbers are no steps
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any], hold: Hold | None = None) -> None:
-    """Writes a checkpoint, which `torch.load` can read too. Raises Fenced: the hold has ended."""
+    """Writes a checkpoint, which `torch.load` can also read. Raises Fenced: the learner has lost its hold."""
     data = io.BytesIO()
     torch.save(dict(state), data)
     write_sealed(path, data.getvalue(), check=hold and hold.check)
 
 
 def load_checkpoint(path: Path, *, own_name: bool = True, label: str = "resume") -> dict[str, Any]:
-    """A checkpoint, empty before the first; executes no code of it. Raises ValueError: it is damaged, or a copy."""
+    """Reads a checkpoint, executing no code of it; {} if there is none. Raises ValueError: it is damaged, or a copy."""
     if not os.path.lexists(path):  # a dangling link is a checkpoint that was lost
         return {}
     try:
         data = read_sealed(path, own_name=own_name)
-        if not data.startswith(ZIP):  # torch's older formats, which are never written here, have executed code
+        if not data.startswith(ZIP):  # torch's older formats, never written here, can execute code
             raise ValueError("expected a zip")
         with ZipFile(io.BytesIO(data)) as archive:
             if sum(member.file_size for member in archive.infolist()) > len(data):
@@ -101,17 +101,17 @@ def load_checkpoint(path: Path, *, own_name: bool = True, label: str = "resume")
 
 
 def taken_over(state: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's state with the trainer of another checkpoint and its own counts; the caller adds the weights."""
+    """Combines a run's own counts with the trainer of another checkpoint; the caller adds the weights."""
     taken = NO_COUNTS | {name: value for name, value in state.items() if name != "trainer"}
-    if "trainer" in other:  # else it is a state_dict, or kept by an evaluation
+    if "trainer" in other:  # state_dicts and evaluations' checkpoints have no trainer
         taken |= {"trainer": other["trainer"], "torch": state.get("torch", other["torch"])}
     return taken
 
 
 def initial_states(init_from: InitFrom | None, policies: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """By policy, the state from which it starts: of a checkpoint, or {"network": a state_dict}. Executes no code of it.
+    """Returns each policy's initial state: a checkpoint's, or {"network": a state_dict}. Executes no code of it.
 
-    Its item "from" names the source. Raises ValueError, TypeError: a policy has no source, or a damaged one.
+    The state's item "from" names the source. Raises ValueError, TypeError: a source is missing or damaged.
     """
     if init_from is None:
         return {}

@@ -1,4 +1,4 @@
-"""Pictures of runs as PNG files: the returns of one run, or of several together."""
+"""Plots the returns of one run, or of several runs together, as PNG files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Points = NDArray[np.float64]  # [episodes, 2]: step and return, in order of step
 
 @contextmanager
 def canvas(path: Path, title: str, height: float) -> Iterator[tuple[Figure, Axes]]:
-    """A figure, 1200 pixels wide and 100 times `height` high, that is written to `path` after the block, atomically."""
+    """Yields a figure, 1200 pixels wide and 100 times `height` high; writes it to `path` atomically after the block."""
     # Imported here: matplotlib takes longer to import than marlcore itself.
     from matplotlib.figure import Figure
 
@@ -118,7 +118,7 @@ def _plot_band(axes: Axes, agent: str, runs: list[Points], color: Any) -> None:
     for steps, returns in (points.T for points in runs):
         window = _window(len(returns))
         means.append((steps[window - 1 :], running_mean(returns, window)))
-    # Where every run has a mean.
+    # Steps at which every run has a mean.
     grid = np.linspace(max(steps[0] for steps, _ in means), min(steps[-1] for steps, _ in means), GRID)
     rows = np.stack([np.interp(grid, *mean) for mean in means])
     axes.fill_between(grid, rows.min(0), rows.max(0), color=color, alpha=0.2, linewidth=0)
@@ -126,7 +126,7 @@ def _plot_band(axes: Axes, agent: str, runs: list[Points], color: Any) -> None:
 
 
 def returns_of(metrics: Iterable[Metric]) -> dict[str, Points]:
-    """The finite returns by agent, in order."""
+    """Returns each agent's finite returns, in order of steps."""
     flat: dict[str, array[float]] = {}  # step, return, step, return ...
     for metric in metrics:
         if metric.name == "episode_return" and math.isfinite(metric.value):
@@ -137,16 +137,16 @@ def returns_of(metrics: Iterable[Metric]) -> dict[str, Points]:
 
 
 def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
-    """The mean of the last `window` values at each index from window - 1 on."""
+    """Returns the mean of the last `window` values at each index from window - 1 on."""
     sums = np.concatenate(([0.0], np.cumsum(values)))
     return (sums[window:] - sums[:-window]) / window
 
 
 def thin(steps: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A [2, at most MAX_POINTS] array of evenly picked points."""
+    """Picks evenly spaced points, and returns them as an array [2, at most MAX_POINTS]."""
     return np.stack((steps, values))[:, :: 1 + (len(steps) - 1) // MAX_POINTS]
 
 
 def _window(episodes: int) -> int:
-    """The episodes in a running mean: enough to be smooth, and at most a tenth of a short run, to keep its shape."""
+    """Returns the window of a running mean: large enough to smooth, but at most a tenth of a short run's episodes."""
     return max(1, min(100, episodes // 10), episodes // 50)

@@ -1,4 +1,4 @@
-"""Descriptions of a run in JSON: config.json, and policies.json, which is read without executing code."""
+"""Describes a run in JSON: config.json, and policies.json, from which policies load without executing code."""
 
 import dataclasses
 import itertools
@@ -33,7 +33,7 @@ from .trust import IMPORTED, open_run
 POLICIES = "checkpoints/policies.json"
 OF_POLICIES = ("learner", "learners", "exploration", "explorations", "stages")  # the settings that policies act by
 ANCHORS, ROLES = "self_play.anchors", "self_play.roles"
-# See `fixed_settings`; the further ones only where replays were saved.
+# See `fixed_settings`; OF_ROWS and OF_PRIORITIES apply only if replays were saved.
 FIXED = {
     "algorithm": "its checkpoints are of that algorithm",
     "policies": "each of its policies has a checkpoint",
@@ -54,7 +54,7 @@ _NUMBERS = {"Discrete": ("n", "start"), "MultiDiscrete": ("nvec", "start"), "Box
 
 
 def describe(env_fn: Any, policies: tuple[AssignedPolicy, ...], config: Config) -> dict[str, Any]:
-    """The environment, the algorithm (one, or a dict by policy) and every setting, in a form for JSON."""
+    """Returns the environment, the algorithm (one, or a dict by policy) and every setting, in a form for JSON."""
     first = policies[0].algorithm
     names: Any = {policy.name: algos.name_of(policy.algorithm) for policy in policies}
     chosen: Any = {policy.name: hyperparameters(policy.algorithm) for policy in policies}
@@ -64,7 +64,7 @@ def describe(env_fn: Any, policies: tuple[AssignedPolicy, ...], config: Config) 
     while isinstance(made_by, (JointObservations, Teams)):
         made_by = made_by.env_fn
     options: dict[str, Any] = {}
-    if isinstance(made_by, NamedEnvironment):  # whose name alone would make another one
+    if isinstance(made_by, NamedEnvironment):  # its name alone would make another environment
         options["env_options"] = {name: _plain(value) for name, value in made_by.options.items()}
         options["env_wrappers"] = [*made_by.wrappers]
     return {
@@ -78,27 +78,27 @@ def describe(env_fn: Any, policies: tuple[AssignedPolicy, ...], config: Config) 
 
 
 def environment_of(described: Mapping[str, Any]) -> str:
-    """The environment's name with its options and wrappers, for messages."""
+    """Returns the environment's name with its options and wrappers, for messages."""
     return " ".join(str(described[name]) for name in ("env", "env_options", "env_wrappers") if described.get(name))
 
 
 def hyperparameters(algorithm: Algorithm) -> dict[str, Any]:
-    """An algorithm's hyperparameters in a form for JSON, from which `remade` makes it again."""
+    """Returns an algorithm's hyperparameters in a form for JSON, from which `remade` recreates the algorithm."""
     if not dataclasses.is_dataclass(algorithm):
         return {name: _plain(value) for name, value in getattr(algorithm, "__dict__", {}).items()}
     return {field.name: _plain(getattr(algorithm, field.name)) for field in dataclasses.fields(algorithm) if field.init}
 
 
 def _plain(value: Any) -> Any:
-    """A form for JSON; a value that JSON cannot hold becomes its repr, only for human readers."""
+    """Returns a form for JSON; a value that JSON cannot hold becomes its repr, only for human readers."""
     if isinstance(value, (tuple, list)):
         return [_plain(member) for member in value]
     simple = isinstance(value, (bool, int, str, type(None))) or (isinstance(value, float) and math.isfinite(value))
-    return value if simple else {"repr": re.sub(" at 0x[0-9a-f]+", "", repr(value))}  # which differs in each process
+    return value if simple else {"repr": re.sub(" at 0x[0-9a-f]+", "", repr(value))}  # addresses differ in each process
 
 
 def described_run(run_dir: str | Path, *, trust: bool = False) -> tuple[Any, Algorithm | dict[str, Algorithm], Config]:
-    """The inverse of `describe`: imports the names in config.json. Raises ValueError: it cannot, or may not."""
+    """Inverts `describe`: imports the names in config.json. Raises ValueError: a name cannot or may not be imported."""
     if is_address(run_dir):
         if not trust:
             expected = "trust: expected trust=True or --trust for a run elsewhere, since loading it executes code"
@@ -125,13 +125,13 @@ def described_run(run_dir: str | Path, *, trust: bool = False) -> tuple[Any, Alg
 
 
 def remade(name: str, hyperparameters: Mapping[str, Any], label: str = "algorithm") -> Algorithm:
-    """The algorithm of that name. Raises ValueError: it cannot be imported, or JSON could not hold a hyperparameter."""
+    """Makes the named algorithm. Raises ValueError: it cannot be imported, or JSON could not hold a hyperparameter."""
     _check_named(label, name)
     return algos.make(name, **{label: _value(label, value) for label, value in hyperparameters.items()})
 
 
 def _check_named(what: str, name: str) -> None:
-    """Raises ValueError: the name belongs to a script, a notebook or a function's local."""
+    """Checks a name. Raises ValueError: it is local to a script, a notebook or a function, so nothing can import it."""
     if name.startswith("__main__:") or "<" in name:
         raise ValueError(f"{what}: expected one that can be imported, got {name}")
 
@@ -143,10 +143,10 @@ def _value(label: str, value: Any, kind: str = "hyperparameter") -> Any:
 
 
 def check_resumed(run_dir: str | Path, described: dict[str, Any], policies: tuple[AssignedPolicy, ...]) -> None:
-    """Raises ValueError: no run is there, a fixed setting changed, or the run has no steps left to take.
+    """Checks that a run can resume. Raises ValueError: there is none, a fixed setting changed, or no steps are left.
 
-    Another environment is accepted if its policies have the same agents and spaces. Whether changed hyperparameters fit
-    the networks shows when the checkpoints are loaded.
+    Another environment is accepted if its policies have the same agents and spaces. Changed hyperparameters are checked
+    later, when the checkpoints are loaded into the networks.
     """
     now = dict(flattened(_as_json(described), Config))
     # An older version's run lacks entries for newer settings, whose defaults are that version's behaviour.
@@ -170,7 +170,7 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any], policies: tupl
 
 
 def fixed_settings(replays: bool, prioritized: bool) -> dict[str, str]:
-    """The settings that a resumed run must keep, and why; `replays`: it saved its replays."""
+    """Returns the settings that a resumed run must keep, each with the reason; `replays`: it saved its replays."""
     fixed = dict(FIXED)
     if replays:
         fixed |= dict.fromkeys(OF_ROWS, "its saved replays have such rows; it can change without checkpoints/*.replay")
@@ -184,11 +184,11 @@ def _as_json(described: dict[str, Any]) -> Any:
 
 
 def _each(label: str, before: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """A setting's name with its values before and now, also of each policy that has its own such section."""
+    """Yields a setting's name with its old and new value, then those of each policy that has its own section."""
     old, new = before.get(label), now[label]
-    if label == ANCHORS:  # whose shares may change
+    if label == ANCHORS:  # the anchors' shares may change
         old, new = [*(old or ())], [*new]
-    if label == ROLES:  # whose order numbers the opponents in tables of results
+    if label == ROLES:  # the order of roles numbers the opponents in tables of results
         old, new = [*(old or {}).items()], [*new.items()]
     yield label, old, new
     section, _, name = label.partition(".")
@@ -213,7 +213,7 @@ def _check_same_spaces(path: Path, policies: tuple[AssignedPolicy, ...]) -> None
 
 
 def changed_hyperparameters(run_dir: Path, policy: AssignedPolicy) -> dict[str, tuple[Any, Any]]:
-    """By name, a policy's hyperparameters that differ from those of a run's config.json: the old and the new value."""
+    """Returns a policy's hyperparameters that differ from a run's config.json, by name: the old and the new value."""
     described = read_config(run_dir)
     before, names = described.get("hyperparameters", {}), described.get("algorithm")
     if isinstance(names, dict):
@@ -226,7 +226,7 @@ def write_policies(run_dir: Path, policies: tuple[AssignedPolicy, ...], config: 
     """Writes the file that `described_policies` reads."""
     plain = config.to_dict()
     settings = {label: plain[label] for label in OF_POLICIES}
-    settings["replay"] = {"pad": config.replay.pad}  # whose path need not exist where the policies are loaded
+    settings["replay"] = {"pad": config.replay.pad}  # its path need not exist where the policies are loaded
     write_json(run_dir / POLICIES, {"policies": [*map(_described_policy, policies)], "config": settings})
 
 
@@ -244,7 +244,7 @@ def _described_policy(policy: AssignedPolicy) -> dict[str, Any]:
 
 
 def policies_of(run_dir: Path) -> list[str]:
-    """The names of a run's policies. Raises ValueError: there is no run."""
+    """Returns the names of a run's policies. Raises ValueError: there is no run."""
     return [*_policies_in(run_dir / POLICIES, "init_from")]
 
 
@@ -254,7 +254,7 @@ def _policies_in(path: Path, label: str) -> dict[str, dict[str, Any]]:
 
 
 def described_policies(run_dir: Path) -> tuple[tuple[AssignedPolicy, ...], Config]:
-    """A run's policies and the settings that they act by, without schedules that are functions. Raises ValueError."""
+    """Reads a run's policies and the settings that they act by, except schedules by functions. Raises ValueError."""
     path = run_dir / POLICIES
     try:
         described = read_json(path)
@@ -282,7 +282,7 @@ def _policy(plain: Mapping[str, Any]) -> AssignedPolicy:
 
 
 def _config(plain: Mapping[str, Any]) -> Config:
-    """The described settings of policies, and no others, without functions, which would be imported."""
+    """Makes a Config of only the settings that policies act by, without functions, which would have to be imported."""
     known = {label: plain[label] for label in OF_POLICIES if label in plain}
     known["exploration"] = _without_functions(plain["exploration"])
     explorations = known.get("explorations", {})
@@ -298,7 +298,7 @@ def _without_functions(exploration: Mapping[str, Any]) -> dict[str, Any]:
 
 def _described(space: gym.Space) -> dict[str, Any]:
     if isinstance(space, gym.Dict):
-        # A key of another kind is kept as a value that cannot be a key.
+        # A key of another kind becomes a dict, which is no valid key, so loading refuses it.
         keys = [key if isinstance(key, (str, int, float)) else {"repr": repr(key)} for key in space.spaces]
         return {"kind": "Dict", "spaces": list(zip(keys, map(_described, space.spaces.values()), strict=True))}
     if isinstance(space, gym.Tuple):
@@ -313,7 +313,7 @@ def _described(space: gym.Space) -> dict[str, Any]:
 
 
 def _numbers_in(plain: Mapping[str, Any]) -> float:
-    """The numbers of a network's inputs or outputs that a described space claims. Raises: as `_space`."""
+    """Returns how many inputs or outputs of a network a described space claims. Raises: as `_space`."""
     if plain["kind"] in ("Dict", "Tuple"):
         return sum(_numbers_in(part[1] if plain["kind"] == "Dict" else part) for part in plain["spaces"])
     n, nvec, shape = (np.array(plain.get(name, 1), np.float64) for name in ("n", "nvec", "shape"))
@@ -321,10 +321,10 @@ def _numbers_in(plain: Mapping[str, Any]) -> float:
 
 
 def _space(plain: Mapping[str, Any]) -> gym.Space:
-    """Raises KeyError, TypeError, ValueError: `plain` is not of `_described`."""
+    """Inverts `_described`. Raises KeyError, TypeError, ValueError: `plain` is no described space."""
     kind = plain["kind"]
     if kind == "Dict":
-        return gym.Dict([(key, _space(part)) for key, part in plain["spaces"]])  # of a dict it would sort the keys
+        return gym.Dict([(key, _space(part)) for key, part in plain["spaces"]])  # a dict's keys would be sorted
     if kind == "Tuple":
         return gym.Tuple([_space(part) for part in plain["spaces"]])
     if kind == "MultiBinary":
@@ -334,7 +334,7 @@ def _space(plain: Mapping[str, Any]) -> gym.Space:
     dtype = np.dtype(plain["dtype"])
     first, second = (np.broadcast_to(np.array(plain[name], dtype), plain["shape"]) for name in _NUMBERS[kind])
     if kind == "Discrete":
-        other = {} if dtype == np.int64 else {"dtype": dtype}  # of which earlier releases of Gymnasium know nothing
+        other = {} if dtype == np.int64 else {"dtype": dtype}  # older releases of Gymnasium lack the argument
         return gym.Discrete(first.item(), start=second.item(), **other)
     if kind == "MultiDiscrete":
         return gym.MultiDiscrete(first, dtype=dtype, start=second)
@@ -342,7 +342,7 @@ def _space(plain: Mapping[str, Any]) -> gym.Space:
 
 
 def _shortened(array: NDArray[Any]) -> Any:
-    """The numbers as text, which may be infinite; one if all are equal."""
+    """Returns numbers, which may be infinite, as text; only one number if all are equal."""
     if array.size and (array == array.flat[0]).all():
         array = array.reshape(-1)[0]
     return array.astype(str).tolist()

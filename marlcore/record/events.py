@@ -1,4 +1,4 @@
-"""The events of a run: evaluations and checkpoints, recognised in the stream of its metrics, and here alone."""
+"""The events of a run, evaluations and checkpoints; only this file recognises them in the stream of metrics."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ class EvaluationEvent:
     """An evaluation of the run.
 
     Attributes:
-        step: of the run when the evaluated weights were published.
+        step: the run's step when the evaluated weights were published.
         time_s: seconds since the run's beginning.
         returns: by agent, the mean return of its episodes; in self-play also by policy.
         values: by (agent or policy, name), every metric of the evaluation.
@@ -34,10 +34,10 @@ class CheckpointEvent:
     """A checkpoint that a learner wrote.
 
     Attributes:
-        policy: its name.
-        step: of the run.
+        policy: the policy's name.
+        step: the run's step.
         time_s: seconds since the run's beginning.
-        path: of the file, which the policy's next checkpoint replaces.
+        path: the file, which the policy's next checkpoint replaces.
     """
 
     policy: str
@@ -50,14 +50,14 @@ Event: TypeAlias = EvaluationEvent | CheckpointEvent
 
 
 class Events:
-    """Recognises a run's events."""
+    """Recognises a run's events in its metrics."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._values: dict[tuple[str, str], float] = {}  # of the evaluation that is being reported
 
     def take(self, metric: Metric) -> Event | None:
-        """The event that a metric completes; takes every metric of the run, in order."""
+        """Returns the event that a metric completes, if any; must get every metric of the run, in order."""
         if metric.name == CHECKPOINT_S:
             path = checkpoint_path(self._run_dir, metric.agent)
             return CheckpointEvent(metric.agent, metric.step, metric.time_s, path)

@@ -1,8 +1,8 @@
-"""Files of a run: a reader never sees half of one, damage is noticed, and an error names the file.
+"""Files of a run: a reader never sees half a file, detects damage, and names the file in errors.
 
-A sealed file ends with its own name and a SHA-256 of all that precedes the digest. The text of this seal fits the three
+A sealed file ends with a seal: its own name, and a SHA-256 of all bytes before the digest. The seal fits the three
 formats that a run writes: it is the last two members of a JSON object, the comment of a zip (a checkpoint, which
-`torch.load` still reads), and behind a pickle, whose reader stops earlier.
+`torch.load` still reads), or follows a pickle, whose reader stops before it.
 """
 
 import functools
@@ -33,15 +33,15 @@ _warn_once = functools.cache(log.warning)
 
 
 def remove_unfinished(path: Path) -> None:
-    """Removes unfinished writes to `path`: a killed process left them, and a living one's write fails."""
+    """Removes unfinished writes to `path`, left by killed processes; the write of a living process then fails."""
     for left in path.parent.glob(f".{escape(path.name)}.*.new"):
         left.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, *data: bytes | memoryview, check: Callable[[], None] | None = None) -> None:
-    """Makes `path` hold `data`: even after a crash or an OSError, a reader sees all of it or the old content.
+    """Replaces the content of `path` by `data`; even after a crash, a reader sees the whole old or new content.
 
-    Without `check`, the file has one writer. `check` is called last; its error keeps the old content.
+    Without `check`, the file has one writer. `check` runs just before the replacement; its error keeps the old content.
     """
     if check is None:
         remove_unfinished(path)
@@ -64,7 +64,7 @@ def write_sealed(path: Path, data: bytes, **options: Any) -> None:
     """Writes a pickle or a zip with a seal; see `write_atomically`."""
     start = f', "file": {json.dumps(path.name)}, "sha256": "'.encode()
     end = b'"}\n'
-    if data.startswith(ZIP):  # the seal becomes its comment, whose length ends a zip
+    if data.startswith(ZIP):  # the seal becomes the zip's comment, after the comment's length
         length = (len(start) + _DIGITS + len(end)).to_bytes(2, "little")
         _write_sealed(path, memoryview(data)[:-2], length + start, end, **options)
     else:
@@ -86,18 +86,18 @@ def _write_sealed(path: Path, data: bytes | memoryview, start: bytes, end: bytes
 
 
 def read_sealed(path: Path, *, own_name: bool = True, most: int | None = None) -> bytes:
-    """A sealed file with its seal. Raises ValueError: it is damaged, or with `own_name` a copy of another. OSError."""
+    """Reads a sealed file, seal included. Raises ValueError: it is damaged or, with `own_name`, a copy. OSError."""
     with open_regular(path) as file:
         file.seek(max(os.fstat(file.fileno()).st_size - _LONGEST, 0))
         sealed = _SEAL.search(file.read(_LONGEST))
-    data = read_regular(path, most) if sealed else b""  # a hole of gigabytes is not read
+    data = read_regular(path, most) if sealed else b""  # never reads a sparse file of gigabytes without a seal
     if fault := _fault(path, data, own_name):
         raise ValueError(f"{str(path)!r}: {fault}")
     return data
 
 
 def read_json(path: Path, *, editable: bool = False) -> dict[str, Any]:
-    """The members that `write_json` wrote; a change of an `editable` file is logged. Raises: as `read_sealed`."""
+    """Reads the members that `write_json` wrote; logs a change if the file is `editable`. Raises: as `read_sealed`."""
     data = read_regular(path, _MOST) if editable else read_sealed(path, most=_MOST)
     if editable and (fault := _fault(path, data, own_name=True)):
         _warn_once(f"{str(path)!r}: {fault}; it is taken as it is")
@@ -112,7 +112,7 @@ def read_json(path: Path, *, editable: bool = False) -> dict[str, Any]:
 
 @contextmanager
 def believed(expected: str, folder: Path, name: str) -> Iterator[None]:
-    """Raises ValueError, with the block's own error: the file of that name has unexpected content."""
+    """Turns an error of the block into a ValueError that says that the named file has unexpected content."""
     try:
         yield
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError, OSError) as error:
@@ -120,7 +120,7 @@ def believed(expected: str, folder: Path, name: str) -> Iterator[None]:
 
 
 def _fault(path: Path, data: bytes, own_name: bool) -> str:
-    """The contradiction between a file and its seal; empty if they agree."""
+    """Returns how a file contradicts its seal; "" if they agree."""
     seal = _SEAL.search(data, max(len(data) - _LONGEST, 0))
     if seal is None or hashlib.sha256(memoryview(data)[: seal.start(2)]).hexdigest().encode() != seal[2]:
         return "expected the file as the run wrote it, got a changed or damaged one"

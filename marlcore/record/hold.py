@@ -1,4 +1,4 @@
-"""Who may write a policy's checkpoint, where learners on several machines can reach the run's directory."""
+"""Decides which learner may write a policy's checkpoint when several machines can reach the run's directory."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from .files import remove_unfinished, write_atomically
 class Hold:
     """The right of a policy's learner to write its checkpoint, until a later learner takes it.
 
-    A learner writes a checkpoint beside its file, checks its hold, and then replaces the file. The next holder takes
-    the hold, removes unfinished writes, and then reads, so an earlier learner can no longer replace the file. A save
-    removes no unfinished writes: they may be the next holder's.
+    A learner writes a new file beside its checkpoint, checks its hold, and then replaces the checkpoint. The next
+    holder takes the hold, removes unfinished writes, and then reads; so an earlier learner can no longer replace the
+    checkpoint. Saving removes no unfinished writes, since they may be the next holder's.
     """
 
     checkpoint: Path
@@ -27,17 +27,17 @@ class Hold:
         write_atomically(self._path, self._text)
 
     def begin(self) -> None:
-        """Ends unfinished writes of earlier learners; the holder calls it before it reads the checkpoint."""
+        """Removes unfinished writes of earlier learners; the holder calls it before it reads the checkpoint."""
         self.check()
         remove_unfinished(self.checkpoint)
 
     def check(self) -> None:
-        """Raises Fenced: this learner has lost the hold. OSError: the file cannot be read."""
+        """Checks the hold. Raises Fenced: this learner has lost it. OSError: the file cannot be read."""
         if self._read() != self._text:
             raise Fenced(f"{str(self._path)!r}: another learner has taken this policy over")
 
     def is_seen(self) -> bool:
-        """Whether this machine sees that a learner of this part of the run has a hold."""
+        """Whether this machine sees the hold of a learner of this part of the run."""
         return self._read().startswith(f"{self.run} ".encode())
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""The parent's monitor: it records and shows a run's metrics, knows its status, and saves its progress."""
+"""The parent's monitor: it records and shows a run's metrics, keeps its status, and saves its progress."""
 
 import os
 from collections import deque
@@ -16,7 +16,7 @@ from .stop_conditions import StopConditions
 
 SAVE_S = 5.0  # between saves of the run's progress
 RATE_S = 1.0  # between measurements of the rate, and flushes of the sinks
-RATES = 10  # such intervals, over which the rate is a mean: actors of a slow on-policy learner pause for seconds
+RATES = 10  # intervals in the rate's mean: actors of a slow on-policy learner pause for seconds
 MEMORY_S = 5.0  # between measurements of the processes' memory
 TICK_S = 0.25  # between ticks of a serial run
 
@@ -26,14 +26,14 @@ class Status:
     """The state of a run.
 
     Attributes:
-        running: whether it has not ended.
-        steps, total_steps: taken by all agents together, and to take.
-        seconds: since its beginning, earlier parts of a resumed run included.
-        updates: by policy.
+        running: whether the run has not ended.
+        steps, total_steps: the steps that all agents together have taken, and those to take.
+        seconds: time since the run's beginning, including earlier parts of a resumed run.
+        updates: by policy, the updates of its learner.
         returns: by agent of which an episode ended, the mean return of the episodes that ended in the last tenth of the
-            steps so far; if none did, of the last tenth of the agent's episodes, at least one. As `Result.returns`, but
-            earlier parts of a resumed run are not counted.
-        restarts: by worker.
+            steps so far; if none did, of the last tenth of the agent's episodes, at least one. Like `Result.returns`,
+            but without earlier parts of a resumed run.
+        restarts: by worker, its restarts.
         metrics: the newest value of each metric, by (agent or policy, name).
     """
 
@@ -51,7 +51,7 @@ class Status:
 class Monitor:
     """Moves metrics from shared memory to their sinks and the screen, and saves the run's progress.
 
-    It ends the run, through `interrupts`, when a metric meets one of the stop conditions.
+    When a metric meets a stop condition, the monitor ends the run through `interrupts`.
     """
 
     directory: RunDirectory
@@ -66,7 +66,7 @@ class Monitor:
 
     def __post_init__(self) -> None:
         now = self._seconds
-        self._episodes: dict[str, int] = {}  # by actor, those that its present process ended
+        self._episodes: dict[str, int] = {}  # by actor, the episodes that its present process ended
         self._ended = 0  # episodes, since this monitor began
         self._counted = deque([(now, self.control.steps, 0)], maxlen=RATES)  # (seconds, steps, episodes)
         self._rate = 0.0
@@ -75,7 +75,7 @@ class Monitor:
         self._events = Events(self.directory.path)
         self._newest: dict[tuple[str, str], float] = {}
         self._returns: dict[str, LateReturns] = {}
-        self._means: dict[str, float] = {}  # of the returns, at the last measurement: in a long run it takes time
+        self._means: dict[str, float] = {}  # mean returns at the last measurement: they take time in long runs
         self.status = self._status_at(now)
 
     @property
@@ -84,11 +84,11 @@ class Monitor:
 
     @property
     def due(self) -> bool:
-        """Whether the last tick was `TICK_S` ago."""
+        """Whether the last tick was at least `TICK_S` ago."""
         return self._seconds - self._ticked_at >= TICK_S
 
     def tick(self, last: bool = False) -> None:
-        """Records new metrics; at intervals and at the last tick measures the rate, flushes, and saves the progress."""
+        """Records new metrics; at intervals and at the last tick, measures rates, flushes sinks and saves progress."""
         for metric in self.telemetry.tail():
             self._record(metric)
         steps, now = self.control.steps, self._seconds
@@ -111,7 +111,7 @@ class Monitor:
         """Records the rates since `RATES` measurements ago, or since the first step."""
         for actor in self.control.about.get("actors", ()):
             count, last = self.control.workers[actor].load(EPISODES), self._episodes.get(actor, 0)
-            self._ended += count - last if count >= last else count  # a process that follows a dead one counts anew
+            self._ended += count - last if count >= last else count  # a restarted actor's count begins at 0
             self._episodes[actor] = count
         if steps == self._counted[0][1] and len(self._counted) == 1:
             self._counted.clear()  # workers are starting
@@ -129,7 +129,7 @@ class Monitor:
     def _measure_memory(self, now: float, steps: int) -> None:
         self._memory_at = now
         pids = {name: notes.load(PID) for name, notes in self.control.notes.items()}
-        workers = {name: pid for name, pid in pids.items() if pid not in (0, os.getpid())}  # that of serial mode
+        workers = {name: pid for name, pid in pids.items() if pid not in (0, os.getpid())}  # serial mode's is this one
         for name, pid in {"parent": os.getpid(), **workers}.items():
             with suppress_failed_calls():  # it has just ended, or /proc is not mounted
                 pages = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1])
@@ -161,7 +161,7 @@ class Monitor:
     def _save(self, now: float) -> None:
         self._saved_at = now
         steps = {name: counters.load(STEPS) for name, counters in self.control.workers.items()}
-        skips = sum(counters.load(SKIPS) for counters in self.control.workers.values())  # the evaluator's
+        skips = sum(counters.load(SKIPS) for counters in self.control.workers.values())  # only the evaluator has skips
         self.directory.save_progress({"time_s": now, "steps": steps, "skips": skips})
         self.sinks.flush()
 

@@ -1,4 +1,4 @@
-"""A run's progress on the screen: a live table on a terminal, otherwise a line at intervals."""
+"""Shows a run's progress: a live table on a terminal, elsewhere a line at intervals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .run_directory import agent_order
 
 _RETURNS = 100  # episodes in the running mean
 _FRAME_S = 0.25
-_RATE_S = 10.0  # over which the rate of several runs is taken
+_RATE_S = 10.0  # averaging time of the rate of several runs
 _MIN_WIDTH = 8  # of a column of the table
 _COLUMNS = {  # metric: title, number of values averaged, format
     "episode_return": (f"return (last {_RETURNS})", _RETURNS, ",.2f"),
@@ -36,10 +36,10 @@ _TITLES = [title for title, *_ in _COLUMNS.values()]
 
 
 class _Watched:
-    """A stream that ignores write errors: a run outlives its terminal, and a `tee` that Ctrl-C kills first."""
+    """Wraps a stream and ignores its write errors: a run outlives its terminal, and a `tee` that Ctrl-C kills first."""
 
     def __init__(self, stream: TextIO | None) -> None:
-        self._gone = stream is None  # as in a process started without the stream
+        self._gone = stream is None  # the process was started without the stream
         self._stream: Any = stream
 
     def write(self, text: str) -> int:
@@ -55,7 +55,7 @@ class _Watched:
         try:
             getattr(self._stream, method)(*text)
         except OSError as error:  # metrics.csv still records everything
-            if error.errno is None:  # a signal handler's
+            if error.errno is None:  # raised by a signal handler
                 raise
             self._gone = True
 
@@ -80,7 +80,7 @@ class Progress:
         self._news = True  # since the last line
         self._live: Live | None = None
         if self._console.is_terminal and not self._console.is_dumb_terminal:
-            piped = sys.stdout is None or not sys.stdout.isatty()  # this output must stay in its pipe
+            piped = sys.stdout is None or not sys.stdout.isatty()  # piped output must stay in its pipe
             self._live = Live(
                 console=self._console, auto_refresh=False, get_renderable=self._table, redirect_stdout=not piped
             )
@@ -99,7 +99,7 @@ class Progress:
             self._show()
 
     def update(self, metric: Metric) -> None:
-        """Take in a metric; metrics that the table does not show are ignored."""
+        """Takes a metric; ignores metrics that the table does not show."""
         if metric.name == EPISODES_PER_S:
             self._episodes_per_s[metric.agent] = metric.value
         if metric.name in _COLUMNS:
@@ -108,7 +108,7 @@ class Progress:
             self._agents.setdefault(metric.agent, new)[metric.name].append(metric.value)
 
     def tick(self, step: int, total_steps: int, env_steps_per_s: float) -> None:
-        """Set the progress in environment steps, and show it if it is time; call it often."""
+        """Sets the progress in environment steps, and shows it if that is due; call it often."""
         self._news = self._news or (step, total_steps) != (self._step, self._total)
         self._step, self._total, self._rate = step, total_steps, env_steps_per_s
         self._first = step if self._first is None else self._first
@@ -116,7 +116,7 @@ class Progress:
             self._show()
 
     def say(self, text: str) -> None:
-        """Print a line at once; on a terminal it appears above the table."""
+        """Prints a line at once; on a terminal it appears above the table."""
         self._print(f"marlcore: {text}")
 
     def _show(self) -> None:
@@ -164,22 +164,22 @@ class Progress:
 
 
 class SharedProgress(Progress):
-    """One table of several runs that threads watch, with a row for each agent of each run."""
+    """One table for several runs, each watched by a thread; it has a row for each agent of each run."""
 
     def __init__(self, total_steps: int, **options: Any) -> None:
         super().__init__(**options)
         self._total = total_steps  # of all runs together
         self.lock = threading.Lock()
         self._run_steps: dict[str, int] = {}  # by run
-        self._counted = deque([(monotonic(), 0)])  # (seconds, steps of all runs since the table began) of late
+        self._counted = deque([(monotonic(), 0)])  # recent (seconds, steps of all runs since the table began)
 
     def part(self, run: str, steps: int) -> PartOfProgress:
-        """The table for a run that begins at this many steps."""
+        """Returns a run's part of the table; the run begins at `steps` steps."""
         self._run_steps.setdefault(run, steps)
         return PartOfProgress(self, run)
 
     def tick_run(self, run: str, step: int) -> None:
-        """Sets the steps of a run. The rate is that of all runs: one may end before its own is known."""
+        """Sets a run's steps. The rate is that of all runs: a run may end before its own rate is known."""
         self._counted.append((monotonic(), self._counted[-1][1] + step - self._run_steps[run]))
         self._run_steps[run] = step
         while self._counted[-1][0] - self._counted[1][0] > _RATE_S:
@@ -194,7 +194,7 @@ class SharedProgress(Progress):
 
 @dataclass
 class PartOfProgress:
-    """The table of several runs, as one of them sees it."""
+    """One run's access to the table of several runs."""
 
     shared: SharedProgress
     run: str
@@ -216,7 +216,7 @@ Table: TypeAlias = Progress | PartOfProgress  # where a run shows its progress
 
 
 class LateReturns:
-    """An agent's returns late in a run, which may stop before `total_steps`; it forgets earlier ones. 16 bytes each."""
+    """Keeps an agent's late returns, 16 bytes each, and forgets earlier ones; a run may end before `total_steps`."""
 
     def __init__(self, total_steps: int) -> None:
         self._total = total_steps
@@ -236,8 +236,8 @@ class LateReturns:
             self._first = 0
 
     def mean(self, step: int) -> float:
-        """The mean over the last tenth of the steps before this one, or of the last tenth of all episodes if none ended
-        then, at least one; NaN without episodes."""
+        """Returns the mean return of episodes that ended in the last tenth of `step` steps or, if none did, of the last
+        tenth of all episodes, at least one; NaN without episodes."""
         steps, returns = self._steps[self._first :], self._returns[self._first :]
         late = [value for ended, value in zip(steps, returns, strict=True) if self._is_late(ended, step)]
         return _mean(late or returns[-max(1, self._count // 10) :] or [math.nan])
@@ -247,7 +247,7 @@ class LateReturns:
 
 
 def final_returns(metrics: Iterable[Metric], total_steps: int, agents: Iterable[str]) -> dict[str, float]:
-    """By agent: the mean return late in the run, which may have been stopped before `total_steps`."""
+    """Returns each agent's mean late return of a run, which may have stopped before `total_steps`."""
     ended = {agent: LateReturns(total_steps) for agent in sorted(agents, key=agent_order)}
     end = 0
     for metric in metrics:
@@ -258,7 +258,7 @@ def final_returns(metrics: Iterable[Metric], total_steps: int, agents: Iterable[
 
 
 def summary(returns: Mapping[str, float]) -> str:
-    """`final_returns` in words, one line per agent."""
+    """Returns `final_returns` in words, one line per agent."""
     return "\n".join(
         f"{printable(agent) or 'all'}: "
         + ("no episode ended" if math.isnan(mean) else f"mean return {mean:,.2f} at the end")

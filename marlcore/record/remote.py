@@ -1,4 +1,4 @@
-"""A run whose directory is an address of fsspec: it works in a local directory, which is copied there as it changes."""
+"""Supports a run's directory at an fsspec address: the run works in a local copy, whose changes are copied there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def is_address(run_dir: Any) -> TypeGuard[str]:
-    """Whether a run's directory is an address, such as s3://bucket/run, and no path."""
+    """Whether a run's directory is an address, such as s3://bucket/run, and not a path."""
     return isinstance(run_dir, str) and "://" in run_dir
 
 
@@ -51,7 +51,7 @@ def fetch_run(address: str, runs: Path, only: str = "") -> Path:
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """The path of a file of a folder. Raises ValueError: the name, which may come from anybody, leads out of it."""
+    """Returns the path of a file in a folder. Raises ValueError: the name, which is not trusted, leads out of it."""
     path = Path(os.path.normpath(folder / name))
     if Path(os.path.normpath(folder)) not in path.parents:
         raise ValueError(f"expected files of a run, got {name!r}")
@@ -78,18 +78,18 @@ class RemoteCopy(Closing):
         if found:
             raise ValueError(f"run_dir: expected a new or empty directory, got {address!r}, which holds files")
         self._path: Path | None = None
-        self._sent: dict[str, tuple[int, int]] = {}  # by file, when it was changed last, and its bytes
+        self._sent: dict[str, tuple[int, int]] = {}  # by file: its modification time in ns, and its size
         self._folders: set[str] = set()
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._work, name="marlcore-remote", daemon=True)
 
     def follow(self, path: Path) -> None:
-        """Copies this directory from now on."""
+        """Starts the thread that copies this directory's changes."""
         self._path = path
         self._thread.start()
 
     def push(self) -> None:
-        """Copies changed files, and removes those that are gone. Raises any error of the file system."""
+        """Copies changed files to the address, and removes deleted ones there. Raises any error of the file system."""
         try:
             self._push()
         except FileNotFoundError:  # the place was removed
@@ -100,7 +100,7 @@ class RemoteCopy(Closing):
         assert self._path is not None
         path, now = self._path, self._look(self._path)
         changed = sorted(name for name in now if now[name] != self._sent.get(name))
-        # Read first and written last: at the address it is never newer than the files that it refers to.
+        # Referring files are read first and written last, so that they are never newer than the files they refer to.
         last = {name: (path / name).read_bytes() for name in changed if _refers(name, now)}
         for name in changed:
             if name not in last:
@@ -119,7 +119,7 @@ class RemoteCopy(Closing):
             del self._sent[name]
 
     def close(self) -> None:
-        """Ends the thread and copies the rest."""
+        """Ends the thread, and copies the remaining changes. Raises OSError."""
         if self._path is None:
             return
         self._ends.set()
@@ -138,17 +138,17 @@ class RemoteCopy(Closing):
                 log.warning("run_dir: %s is not up to date, and tried again (%s)", self._address, brief(error))
 
     def _look(self, folder: Path) -> dict[str, tuple[int, int]]:
-        """The whole files of the run, by name: when each was changed last, and its bytes."""
+        """Returns, for each complete file of the run by name, its modification time in ns and its size in bytes."""
         found = {}
         for path in folder.rglob("*"):
             with suppress(FileNotFoundError):  # it was removed meanwhile
-                if path.is_file() and not path.name.startswith("."):  # else it is not whole yet
+                if path.is_file() and not path.name.startswith("."):  # a dot file is an unfinished write
                     status = path.stat()
                     found[path.relative_to(folder).as_posix()] = status.st_mtime_ns, status.st_size
         return found
 
     def _place(self, name: str) -> str:
-        """A file's address, whose folder exists."""
+        """Returns a file's address, after making its remote folder if needed."""
         folder = f"{self._root}/{name}".rpartition("/")[0]
         if folder not in self._folders:
             self._files.makedirs(folder, exist_ok=True)
@@ -157,12 +157,12 @@ class RemoteCopy(Closing):
 
 
 def _refers(name: str, names: Container[str]) -> bool:
-    """Whether a file has a digest of metrics.csv, or the priorities of a saved replay's rows."""
+    """Whether a file refers to others: it has a checksum of metrics.csv, or priorities of a saved replay's rows."""
     return name == PROGRESS or (name.endswith(".pt") and f"{name.removesuffix('.pt')}.replay" in names)
 
 
 def _opened(label: str, address: str) -> tuple[Any, str]:
-    """The file system of an address, and the place in it. Raises ValueError, ModuleNotFoundError, in one line."""
+    """Returns the file system of an address and the path in it. Raises ValueError, ModuleNotFoundError, in one line."""
     try:
         import fsspec
     except ModuleNotFoundError as error:

@@ -29,7 +29,7 @@ from .trust import RECORD, open_run
 
 KINDS: dict[str, Any] = dict.fromkeys((*SECTIONS, "init_from", "hyperparameters"), dict)  # in config.json
 KINDS |= {"self_play.roles": dict | None, "self_play.anchors": dict | list | None, "total_steps": int}
-LOCK = ".lock"  # which other users cannot open, let alone lock
+LOCK = ".lock"  # other users can neither open nor lock it
 RUNS = "runs"  # parent of run directories without a given path
 
 
@@ -41,9 +41,9 @@ class RunDirectory:
         config.json             the configuration; its presence marks a run
         .lock                   its lock keeps other processes out
         metrics.csv             every metric, one a line
-        tensorboard/, wandb/    the same, where `Config.metrics` names these sinks
+        tensorboard/, wandb/    the same metrics, if `Config.metrics` names these sinks
         logs/<worker>.log
-        checkpoints/<policy>.pt, and <policy>.replay where replays are saved
+        checkpoints/<policy>.pt, and <policy>.replay if replays are saved
         checkpoints/<policy>.best.pt and <policy>.<step>.pt, kept by evaluations
         checkpoints/run.json    the run's progress
     """
@@ -55,7 +55,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: str | Path | None, config: Mapping[str, Any], runs: str | Path = RUNS) -> RunDirectory:
-        """Makes the directory, or one in `runs` named by date and time. An error before `keep` removes it again.
+        """Makes the directory `path`, or one in `runs` named by date and time; an error before `keep` removes it again.
 
         Raises: ValueError: it is not empty or not writable. ValueError, TypeError: JSON cannot hold the configuration.
         """
@@ -70,7 +70,7 @@ class RunDirectory:
                 write_json(root / "config.json", config, indent=2)  # last: this file marks a run
                 return cls(root, csv, lock, undo.pop_all())
         except OSError as error:
-            if error.errno is None:  # a signal handler's
+            if error.errno is None:  # raised by a signal handler
                 raise
             raise ValueError(
                 f"run_dir: expected a place that can be written, got {str(path or runs)!r} ({error.strerror})"
@@ -78,7 +78,7 @@ class RunDirectory:
 
     @classmethod
     def resume(cls, path: str | Path) -> RunDirectory:
-        """The directory of a run that has ended. Raises ValueError: no run is there, or a file is damaged."""
+        """Opens the directory of a run that has ended. Raises ValueError: it has no run, or a file is damaged."""
         root = absolute(path)
         read_config(root)
         read_progress(root)
@@ -88,24 +88,24 @@ class RunDirectory:
             with ClosedAfterError(lock):
                 return cls(root, CsvSink(root / "metrics.csv", "r+"), lock)
         except OSError as error:
-            if error.errno is None:  # a signal handler's
+            if error.errno is None:  # raised by a signal handler
                 raise
             expected = "resume: expected the directory of a run"
             raise ValueError(f"{expected}, got {str(path)!r} ({error})") from error
 
     def keep(self) -> None:
-        """From now on, the directory stays however the run ends."""
+        """Keeps the directory from now on, however the run ends."""
         self._undo.pop_all()
 
     def replace_config(self, config: Mapping[str, Any]) -> None:
         write_json(self.path / "config.json", config, indent=2)
 
     def save_progress(self, progress: Mapping[str, Any]) -> None:
-        """Replaces what `read_progress` returns; metrics.csv is verified up to here when it is read."""
+        """Replaces the progress that `read_progress` reads; readers verify metrics.csv up to its present end."""
         write_json(self.path / PROGRESS, {**progress, "metrics": self.csv.sync()})
 
     def close(self) -> None:
-        """Flush and close metrics.csv; closing twice is fine. Raises OSError: a write failed; the file is closed."""
+        """Flushes and closes metrics.csv; closing twice is fine. Raises OSError: a write failed; the file is closed."""
         with self._lock:
             self.csv.close()
 
@@ -128,7 +128,7 @@ class RunDirectory:
 
 
 def lock_directory(folder: Path) -> File | None:
-    """Locks a directory until the file is closed or this process ends; None: it is locked already. Raises OSError."""
+    """Locks a directory until the file is closed or this process ends; returns None if it is locked. Raises OSError."""
     path = folder / LOCK
     while True:
         file = File(path)
@@ -143,24 +143,24 @@ def lock_directory(folder: Path) -> File | None:
 
 
 def is_directory_locked(folder: Path) -> bool:
-    """Whether a process works in the directory. Raises OSError: it is another user's."""
+    """Whether a process has locked the directory. Raises OSError: the lock file is another user's."""
     with suppress_failed_calls(errno.ENOENT), open_regular(folder / LOCK) as file:
         return is_locked(file.fileno(), 0)
     return False
 
 
 def holds_files(folder: Path) -> bool:
-    """Whether anything lies in the directory, apart from its lock."""
+    """Whether the directory holds anything except its lock."""
     return any(path.name != LOCK for path in folder.iterdir())
 
 
 def checkpoint_path(run_dir: Path, policy: str, which: str = "last") -> Path:
-    """The file of a policy's checkpoint: "last", "best", or one kept at a step."""
+    """Returns the path of a policy's checkpoint: "last", "best", or the step of a kept one."""
     return run_dir / "checkpoints" / f"{_file_name(policy)}{'' if which == 'last' else '.' + which}.pt"
 
 
 def located(config: Config, resume: str | Path | None) -> tuple[Config, Path | None, str | None]:
-    """The settings with absolute paths, the local run to continue, and the run's address elsewhere."""
+    """Returns the settings with absolute paths and, if any, the local run to resume and the run's remote address."""
     if resume is not None:
         check_same_run(config.run_dir, resume)
     place = config.run_dir if resume is None else resume
@@ -174,7 +174,7 @@ def located(config: Config, resume: str | Path | None) -> tuple[Config, Path | N
 
 
 def check_same_run(run_dir: str | None, resume: str | Path, kind: str = "run") -> None:
-    """Raises ValueError: the settings name another directory than the one to continue."""
+    """Compares run_dir with `resume`. Raises ValueError: run_dir is not None, and names another directory."""
     if run_dir is None or run_dir == str(as_path("resume", resume)):
         return
     if is_address(run_dir) or is_address(resume) or absolute(run_dir).resolve() != absolute(resume).resolve():
@@ -183,13 +183,13 @@ def check_same_run(run_dir: str | None, resume: str | Path, kind: str = "run") -
 
 
 def dated_paths(runs: str | Path, kind: str = "") -> Iterator[Path]:
-    """Absolute paths for a new directory in `runs`, named by date and time; the caller takes the first free one."""
+    """Yields absolute paths for a new directory in `runs`, named by date and time; the caller takes a free one."""
     name = time.strftime("%Y%m%d-%H%M%S") + kind
     return (absolute(Path(runs, name + suffix)) for suffix in chain([""], map("-{}".format, count(1))))
 
 
 def read_config(run_dir: str | Path) -> dict[str, Any]:
-    """A run's config.json; a change since the run wrote it is logged. Raises ValueError: there is no run."""
+    """Reads a run's config.json, and logs if it was edited. Raises ValueError: there is no run."""
     with believed("resume: expected the directory of a run", Path(run_dir), "config.json"):
         plain = read_json(Path(run_dir) / "config.json", editable=True)
         settings = dict(flattened(plain, Config))
@@ -200,38 +200,38 @@ def read_config(run_dir: str | Path) -> dict[str, Any]:
 
 
 def read_progress(run_dir: str | Path) -> dict[str, Any]:
-    """A run's last saved progress; empty if nothing was saved. Raises ValueError: the file is damaged."""
+    """Reads a run's last saved progress; {} if none was saved. Raises ValueError: the file is damaged."""
     path = Path(run_dir) / PROGRESS
     saved = read_json(path) if os.path.lexists(path) else {}
     steps = saved.get("steps", {})
     counts = steps.values() if isinstance(steps, dict) else [None]
     whole = *counts, saved.get("skips", 0)
     kinds = [(saved.get("time_s", 0.0), (int, float)), *((count, (int,)) for count in whole)]
-    if not all(type(number) in kind and 0 <= number < 2**63 for number, kind in kinds):  # as the control block's words
+    if not all(type(number) in kind and 0 <= number < 2**63 for number, kind in kinds):  # must fit in control words
         raise ValueError(f"{str(path)!r}: expected time_s and steps, a number for each worker, got {brief(saved)}")
     return saved
 
 
 def steps_taken(run_dir: str | Path) -> int:
-    """The steps that a run had taken when its progress was saved last. Raises ValueError: the file is damaged."""
+    """Returns a run's steps when its progress was last saved. Raises ValueError: the file is damaged."""
     return sum(read_progress(run_dir).get("steps", {}).values())
 
 
 def has_all_steps(run_dir: str | Path) -> bool:
-    """Whether a run has taken all its steps. Raises ValueError: no run."""
+    """Whether a run has taken all its steps. Raises ValueError: there is no run."""
     return bool(steps_taken(run_dir) >= read_config(run_dir)["total_steps"])
 
 
 def has_ended(path: str | Path) -> bool:
-    """Whether the directory holds a run that no process continues; False while a run is being made there."""
-    with suppress_failed_calls():  # another user's, of which nothing is known
+    """Whether the directory holds a run and no process works in it; False also while a run is being created."""
+    with suppress_failed_calls():  # another user's directory: its state is unknown
         root = open_run(path, RECORD)
         return (root / "config.json").exists() and not is_directory_locked(root)
     return False
 
 
 def agent_order(agent: str) -> tuple[int, str]:
-    """A sort key that puts agent_2 before agent_10."""
+    """Returns a sort key that puts agent_2 before agent_10."""
     return len(agent), agent
 
 
@@ -243,11 +243,11 @@ def _locked(root: Path) -> File:
 
 
 def _make(directory: Path, undo: ExitStack) -> bool:
-    """Makes a directory with its parents; False if it exists."""
+    """Makes a directory with its parents; returns False if it exists already."""
     missing = takewhile(lambda path: not path.exists(), directory.parents)
     for path in (*reversed([*missing]), directory):
         new = False
-        with suppress_failed_calls(errno.EEXIST):  # another run was quicker
+        with suppress_failed_calls(errno.EEXIST):  # another run made it first
             path.mkdir(mode=0o755)
             undo.callback(_remove_empty, path)
             new = True
@@ -255,12 +255,12 @@ def _make(directory: Path, undo: ExitStack) -> bool:
 
 
 def _remove_empty(directory: Path) -> None:
-    with suppress_failed_calls():  # files that other processes put there stay, and so do the directories that hold them
+    with suppress_failed_calls():  # keeps other processes' files, and the directories that hold them
         directory.rmdir()
 
 
 def _make_directory(path: str | Path | None, runs: str | Path, undo: ExitStack) -> Path:
-    """A run's directory, made if needed; without a path a unique one, even for runs that start in the same second."""
+    """Makes a run's directory if needed; without a path, makes a unique one even for runs of the same second."""
     if path is not None:
         root = absolute(path)
         if root.exists() and not root.is_dir():
@@ -287,5 +287,5 @@ def _remove_contents(root: Path) -> None:
 
 
 def _file_name(name: str) -> str:
-    """The name, percent-encoded; dots too, so that no checkpoint of a policy "a.best" is the best of a policy "a"."""
+    """Percent-encodes a name, dots included, so that policy "a.best" shares no file with the best of policy "a"."""
     return quote(name, safe="").replace(".", "%2E")

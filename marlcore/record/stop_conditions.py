@@ -1,4 +1,4 @@
-"""The stop conditions of a run's settings, judged by its metrics in the order in which they are recorded."""
+"""Judges a run's stop conditions by its metrics, in the order in which they are recorded."""
 
 import logging
 import math
@@ -13,26 +13,26 @@ from ..processes import Metric
 from .callback import Stop
 from .events import EvaluationEvent, Event, Events
 
-ROWS = 1000  # metrics among which the one of a condition, unless it is of evaluations, is expected
+ROWS = 1000  # first metrics among which a condition's metric is expected, unless evaluations report it
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class StopConditions:
-    """Whether a run has met one of its stop conditions."""
+    """Decides whether a run has met one of its stop conditions."""
 
     config: StopConfig
 
     def __post_init__(self) -> None:
         self._episodes = Counter[str]()
         self._windows: dict[str, deque[float]] = {}  # by agent or policy
-        self._best, self._best_step = -math.inf, 0  # of the metric, or of its negative
-        self._known = dict[str, str]()  # while the condition's metric has not come, others' names, and an agent of each
+        self._best, self._best_step = -math.inf, 0  # the metric's best value (negated with `minimize`) and its step
+        self._known = dict[str, str]()  # until the condition's metric comes: other metrics' names, each with an agent
         self._rows = 0
 
     def take(self, metric: Metric, event: Event | None = None) -> Stop | None:
-        """Takes a metric, and the event that it completes."""
+        """Takes a metric and the event that it completes; returns a Stop if they meet a condition."""
         config = self.config
         if config.seconds is not None and metric.time_s >= config.seconds:
             return Stop(f"stop.seconds: the run has taken {metric.time_s:.1f}")
@@ -51,7 +51,7 @@ class StopConditions:
         return None
 
     def _expect_metric(self, other: Metric, evaluated: bool) -> None:
-        """Says once, when the condition's metric should have come, which ones have: it may be misspelt."""
+        """Warns once if the condition's metric is overdue, perhaps misspelt, and names the metrics that came."""
         self._known[other.name] = other.agent
         self._rows += 1
         if self.config.of_evaluation and evaluated:
@@ -74,7 +74,7 @@ class StopConditions:
         return None
 
     def check_unmet(self, metrics: Iterable[Metric]) -> None:
-        """Takes the metrics of a run that is resumed. Raises ValueError: they meet a condition."""
+        """Takes the earlier metrics of a resumed run. Raises ValueError: they meet a condition."""
         events = Events(Path())
         for metric in metrics:
             if stop := self.take(metric, events.take(metric)):

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from ..checks import absolute
 
-FOLDERS = ("checkpoints", "logs", "tensorboard", "wandb")  # in which a run writes
-CODE = ("config.json", "population.json", "psro.json", "checkpoints")  # of a directory that a door would believe
+FOLDERS = ("checkpoints", "logs", "tensorboard", "wandb")  # folders in which a run writes
+CODE = ("config.json", "population.json", "psro.json", "checkpoints")  # files whose content a door would trust
 
 
 @dataclass(frozen=True)
 class Way:
-    """How some doors open a directory; docs/security.md has these as a table."""
+    """How a group of doors opens a directory; docs/security.md has a table of all ways."""
 
     doors: tuple[str, ...]
     reads: str
@@ -42,10 +42,10 @@ WAYS = (UNPICKLED, IMPORTED, CONTINUED, COMPARED, WEIGHTS, RECORD)
 
 
 def open_run(run_dir: str | os.PathLike[str], way: Way = COMPARED, trust: bool | None = None) -> Path:
-    """The absolute path of a directory, or its real path if `way.own`; every door calls this before it reads there.
+    """Checks a directory, and returns its absolute path, or its real path if `way.own`; each door calls this first.
 
-    `trust` is None for a door without this argument. Raises ValueError: no path, or another user could have changed the
-    directory or has put links in place of its folders.
+    `trust` is None for a door without this argument. Raises ValueError: it is no path, another user could have changed
+    the directory, or another user has put links in place of its folders.
     """
     label = "resume" if way is COMPARED else "run_dir"
     root = absolute(run_dir, label)
@@ -67,7 +67,7 @@ def open_run(run_dir: str | os.PathLike[str], way: Way = COMPARED, trust: bool |
 
 
 def _doubt(status: os.stat_result) -> str:
-    """How another user could have changed a file; empty if that is impossible."""
+    """Returns how another user could have changed a file; "" if none could."""
     if status.st_uid not in (os.geteuid(), 0):
         return f"belongs to user {status.st_uid}"
     if stat.S_ISLNK(status.st_mode):

@@ -1,4 +1,4 @@
-"""A run in async mode: a process for each role, which is restarted when it dies, until all have ended."""
+"""Runs a training run in async mode: each role has a process, which the supervisor restarts when it dies."""
 
 import errno
 import logging
@@ -22,13 +22,13 @@ from .spec import RunSpec
 
 POLL_S = 0.1
 GRACE_S = 60.0  # least time for the last checkpoints
-SAID_S, STOPPED_S = 5.0, 10.0  # after a signal or a failure: until a line names the last workers; for stopped ones
+SAID_S, STOPPED_S = 5.0, 10.0  # after a halt: until a line names the last workers; until stopped ones are given up
 
 log = logging.getLogger(__name__)
 
 
 def run_role(name: str, spec: RunSpec, memory: Memory, attempt: int) -> None:
-    """Runs a role in its own process, the n-th attempt, until its work is done or the parent stops it."""
+    """Runs a role in its own process until its work is done or the parent stops it; `attempt` counts from 1."""
     torch.set_num_threads(spec.config.learner.threads)
     torch.manual_seed(run_seed(spec.config, f"torch-{name}", 0, attempt - 1))
     kind = ActorRole if name in memory.crew.names else EvaluatorRole if name == EVALUATOR else LearnerRole
@@ -38,27 +38,27 @@ def run_role(name: str, spec: RunSpec, memory: Memory, attempt: int) -> None:
 
 
 class Remote:
-    """The roles of a run on other machines: here none."""
+    """Stands for a run's roles on other machines; this class, for one machine, has none."""
 
     @property
     def done(self) -> bool:
-        """Whether its actors have taken their shares of the steps, and all rows of these have arrived."""
+        """Whether the remote actors have taken their shares of the steps and all their rows have arrived."""
         return True
 
     @property
     def unfinished(self) -> list[str]:
-        """Its learners that have not published and saved their last weights."""
+        """Names of remote learners that have not yet published and saved their last weights."""
         return []
 
     def tick(self) -> None:
-        """Makes the contact with them that is due. Raises WorkerFailed: one failed for good."""
+        """Polls the other machines when that is due. Raises WorkerFailed: a remote worker failed for good."""
 
 
 def supervisor_of(
     spec: RunSpec, memory: Memory, control: Control, names: Iterable[str], log_path: Callable[[str], Path | None],
     children: Children,
 ) -> Supervisor:  # fmt: skip
-    """The supervisor of these workers of a run, none of which it has started."""
+    """Returns a supervisor for the named workers of a run; it has started none of them yet."""
 
     def start(name: str, attempt: int) -> Child:
         work = partial(run_role, name, spec, memory, attempt)
@@ -74,14 +74,14 @@ def supervisor_of(
 
 
 def start_all(supervisor: Supervisor, interrupts: Interrupts, fallback: bool) -> bool:
-    """Starts the workers' processes; False if the system could not. Raises MarlcoreError: there is no fallback."""
+    """Starts the workers. If the system cannot, returns False with `fallback`, and raises MarlcoreError without it."""
     try:
         with suppress_failed_calls(errno.EINTR):  # a signal came, which the caller checks
             for worker in supervisor.workers.values():
                 if not interrupts.stopping:
                     worker.start()
     except OSError as error:
-        if error.errno is None:  # a signal handler's
+        if error.errno is None:  # raised by a signal handler
             raise
         if not fallback:
             raise MarlcoreError(f"mode: no processes can be started here ({error})") from error
@@ -91,20 +91,20 @@ def start_all(supervisor: Supervisor, interrupts: Interrupts, fallback: bool) ->
 
 
 def resume_actors(supervisor: Supervisor, actors: Iterable[str], control: Control) -> None:
-    """Has actors that were done start again, if their shares of the steps have grown meanwhile."""
+    """Restarts actors that had finished and whose shares of the steps have grown since."""
     for name in actors:
         if supervisor.workers[name].done and control.workers[name].load(STEPS) < control.notes[name].load(SHARE):
             supervisor.workers[name].resume()
 
 
 def grace_of(spec: RunSpec) -> float:
-    """Seconds in which learners must write their last checkpoints."""
+    """Returns the seconds that learners have for writing their last checkpoints."""
     return max(GRACE_S, *map(spec.config.timeout_of, spec.names))
 
 
 @dataclass
 class _End:
-    """The end of a run: whether its workers were told to end, and for how long it waits for them."""
+    """Ends a run: tells its workers to end, and says when the time that they have for it is over."""
 
     supervisor: Supervisor
     control: Control
@@ -116,27 +116,27 @@ class _End:
     named: bool = False  # whether a line has named the last workers
 
     def finish(self) -> None:
-        """Learners and evaluator make their last checkpoints and evaluation."""
+        """Asks learners for their last checkpoints and the evaluator for its last evaluation."""
         self.since = time.monotonic()
         if self.interrupts.finishing:
             self.monitor.say_stopping()
         self.control.finish()
 
     def halt(self) -> None:
-        """Workers end as they are: none is restarted any more, and those that are still starting are killed."""
+        """Stops the workers without a last evaluation: restarts none, and kills those that are still starting."""
         if self.halted:
             return
         self.halted, self.since = True, self.since or time.monotonic()
         if self.interrupts.stopping:
             self.monitor.say_stopping()
-        self.control.stop()  # also a last evaluation, which waits for learners
+        self.control.stop()  # also cancels a last evaluation, which waits for learners
         self.supervisor.stand_down()
         for worker in self.supervisor.running:
             if not worker.ready:
                 worker.end()
 
     def is_over(self, waiting: list[str]) -> bool:
-        """Whether the time of the workers that the run waits for is over; those that a signal has stopped get less."""
+        """Whether the awaited workers' time is over; it is shorter if all are stopped (SIGSTOP)."""
         late_s = 0.0 if self.since is None else time.monotonic() - self.since
         halted = self.halted and late_s > SAID_S and self._all_stopped(waiting)
         return late_s > (STOPPED_S if halted else self.grace_s)
@@ -155,12 +155,12 @@ def run_async(
     supervisor: Supervisor, spec: RunSpec, memory: Memory, control: Control, monitor: Monitor, interrupts: Interrupts,
     remote: Remote,
 ) -> None:  # fmt: skip
-    """Watches the workers until all have ended. Raises WorkerFailed: one failed for good, or did not end in time.
+    """Watches the workers until all have ended. Raises WorkerFailed: a worker failed for good, or did not end in time.
 
-    When the actors have taken all steps, or the run is to finish before, learners and evaluator have time for their
-    last checkpoints and evaluation; a learner that dies meanwhile is restarted. Without actors, that is when the
-    learners have made all updates. After a failure for good, a signal or a stop no worker is restarted, and workers
-    that are still starting are killed. A second signal, a second after the first, kills all.
+    The end begins when the actors have taken all steps (without actors: when the learners have made all updates), or
+    earlier on request. Learners then get time for last checkpoints, and the evaluator for a last evaluation; a learner
+    that dies in this time is restarted. After a permanent failure, a signal or a stop, no worker is restarted, and
+    workers that are still starting are killed. A second signal, at least a second after the first, kills all.
     """
     failed: WorkerFailed | None = None
     end, actors = _End(supervisor, control, monitor, interrupts, grace_of(spec)), memory.crew.names
@@ -173,7 +173,7 @@ def run_async(
         elif end.since is None and (interrupts.finishing or (all(worker.done for worker in stepping) and remote.done)):
             end.finish()
         if end.is_over(waiting):
-            if waiting[0] != EVALUATOR:  # the last of the workers
+            if waiting[0] != EVALUATOR:  # the evaluator is the last worker
                 failed = failed or WorkerFailed(waiting[0], "hang", f"it did not end within {end.grace_s:g} s")
             else:
                 log.warning("evaluation: the last one was cut off, since it took more than %g s", end.grace_s)

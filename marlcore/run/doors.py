@@ -1,6 +1,6 @@
 """The doors to a run: `train` blocks, `start` returns a `Run`, `train_offline` learns from recorded data.
 
-This file imports little: a door starts the fork server, whose imports take longest, before its own.
+This file imports little at its top: each door first starts the fork server, whose imports take longest.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from .run import Result, Run
     from .spec import Algorithms
 
-require("train")  # otherwise a door would say so only when it is called
+require("train")  # otherwise a missing package would show only at a call
 
 
 @dataclass(frozen=True)
 class Shared:
-    """What a run shares with others of one program: a fork server, by its children, and a table of progress."""
+    """Objects that several runs of one program share: the fork server (in `children`) and a table of progress."""
 
     children: Children
     table: Table | None = None
-    plots: bool = True  # whether it draws its own curves at its end
+    plots: bool = True  # whether the run draws its own curves at its end
 
 
 def train(
@@ -61,21 +61,21 @@ def train(
         config: the settings.
         progress: show a table of the run's progress, and notices of long waits, on standard error.
         resume: the directory of a run to continue from its last checkpoints; config.run_dir must be None or name the
-            same. Or an address of fsspec, which is copied to a new directory in runs/ first, and back as it changes.
-            Its settings become those of `config`, which may differ from its earlier ones, and so may hyperparameters,
-            except those on which its checkpoints and saved replays depend: these are refused by name. `total_steps`
-            counts from the run's beginning, and must exceed the steps that the run has taken. Nothing of the directory
-            is executed (`marlcore train --resume` does: it imports what config.json names).
+            same one. Or an fsspec address: `train` first copies the run to a new directory in runs/, and copies changed
+            files back. The run continues with the settings of `config`, which may differ from its earlier ones; only
+            settings and hyperparameters on which its checkpoints and saved replays depend must be the same.
+            `total_steps` counts from the run's beginning, and must exceed the steps that the run has taken. No code of
+            the directory is executed (unlike `marlcore train --resume`, which imports what config.json names).
         callback: a function that is called with each `Metric` (time_s, step, agent, name, value), or an object with any
             of the methods `on_metric(metric)`, `on_evaluation(evaluation)` and `on_checkpoint(checkpoint)`, which take
             a `Metric`, an `EvaluationEvent` and a `CheckpointEvent`. A thread of this process calls it. If it returns
             `Stop`, or raises `StopRun`, the run ends in order, with a last evaluation; any other exception ends it
-            without one, and `train` raises it. It delays nobody: metrics that it is too slow for are dropped, and
-            counted in `Result.lost`; evaluations and checkpoints never are.
-        init_from: weights from which the policies start, with new optimizers, counters and schedules: the directory of
-            a run, whose last checkpoint of the same policy is taken, or of its only one; a checkpoint of a run; a
-            `state_dict` of the whole network; or a dict of these by policy. No code of it is executed.
-            With `resume`, the run keeps its counts and continues with these weights and, of a checkpoint, optimizers.
+            without an evaluation, and `train` raises it. A slow callback does not delay training: metrics that it
+            cannot take in time are dropped, and counted in `Result.lost`; evaluations and checkpoints never are.
+        init_from: weights from which the policies start, with new optimizers, counters and schedules: a run's
+            directory, whose last checkpoint of the same (or its only) policy is taken; a checkpoint of a run; a
+            `state_dict` of the whole network; or a dict of these by policy. No code of them is executed. With
+            `resume`, the run keeps its counts and continues with these weights and with a checkpoint's optimizers.
         init_strict: refuse weights that do not fit the network in name and shape; False leaves them out, and the log
             says which.
 
@@ -86,7 +86,7 @@ def train(
         WorkerFailed: a worker raised, died or hung more often than `config.supervision` allows; it carries the
             tracebacks, and says whether the worker's environment raised.
         SharedMemoryFull: /dev/shm has no room for the replays.
-        KeyboardInterrupt, SystemExit: SIGINT, or SIGTERM or SIGHUP, came; the run first stopped and wrote everything.
+        KeyboardInterrupt, SystemExit: SIGINT, or SIGTERM or SIGHUP, arrived; the run first wrote everything.
             The message of KeyboardInterrupt names how to continue the run; its attribute `folder` is the directory.
         Whatever the callback raises, except `StopRun`.
     """
@@ -118,15 +118,15 @@ def train_offline(
     An update counts as a step: of schedules, of metrics, of `evaluation.interval`, of `Result.steps`.
 
     Args:
-        replay: the transitions, as `ReplayBuffer.from_episodes` makes it; any without a limiter will do, and writers
-            may add to it. For an environment with several policies a dict of one for each.
-        algorithm: an off-policy one, or its name: "bc", "cql", "td3bc", or "dqn", "iqn", "r2d2", "td3", "sac". The
-            replay's spec must be that of its `transition(spaces)`; further extras are ignored.
-        updates: of each policy; with `resume` those before included.
+        replay: the transitions, from `ReplayBuffer.from_episodes` or any other replay without a limiter; writers may
+            add to it meanwhile. For an environment with several policies, a dict of one replay for each.
+        algorithm: an off-policy algorithm, or its name: "bc", "cql", "td3bc", "dqn", "iqn", "r2d2", "td3", "sac". The
+            replay's spec must equal the algorithm's `transition(spaces)`; additional extras are ignored.
+        updates: number of updates of each policy; with `resume`, earlier updates count.
         env_fn: as for `train`; it gives the spaces, and plays the evaluations. Or the spaces alone, if there is no
             environment.
-        config: the settings; None: the defaults with learner.n_step=1. Those of acting, of the warm-up and of the
-            replay's size do not apply, and must be the defaults.
+        config: the settings; None: the defaults with learner.n_step=1. Settings of acting, of the warm-up and of
+            the replay's size do not apply, and must be the defaults.
         progress, resume, callback, init_from, init_strict: as for `train`.
 
     `Result.returns` are NaN, since no actor plays.
@@ -173,23 +173,23 @@ def start(
 def policies_of(
     env_fn: Callable[[], Any] | str, algorithm: Algorithms, config: Config, progress: bool = False, **steering: Any
 ) -> tuple[AssignedPolicy, ...]:
-    """The policies that `train` would train with these arguments, which are checked. Raises: as `train`."""
+    """Checks the arguments, and returns the policies that `train` would train with them. Raises: as `train`."""
     from .launch import Launch
 
     return Launch.checked(env_fn, algorithm, config, progress, **steering).spec.policies
 
 
 def children_of(config: Config | None) -> Children:
-    """The processes of a run, the server that forks them among them: it imports what they need from now on."""
+    """Returns the owner of a run's processes, after starting its fork server, which begins its imports now."""
     children = Children(interrupts=Interrupts())
     if getattr(config, "mode", "async") == "async":
-        with suppress(OSError):  # a run that can start no processes says so, or works without
+        with suppress(OSError):  # without processes, the run reports this or works serially
             children.server.begin()
     return children
 
 
 def _finished(launch: Launch, shared: Shared) -> Result:
-    """Makes a run in this thread; raises what a signal came for, or what the callback raised."""
+    """Makes a run in this thread; raises KeyboardInterrupt or SystemExit after a signal, or the callback's error."""
     from .run import work
 
     with shared.children.interrupts as interrupts:

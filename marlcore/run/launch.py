@@ -1,4 +1,4 @@
-"""How a run starts: its spec, and what only the process that starts it uses."""
+"""A run before its start: its spec, and the arguments that only the starting process uses."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .warmup import compile_before_a_run
 
 @dataclass(frozen=True)
 class Launch:
-    """A checked run, and what only the process that starts it uses."""
+    """Holds a checked run's spec, and the arguments that only the starting process uses."""
 
     spec: RunSpec
-    runs: Path  # the parent of a directory without a name
+    runs: Path  # the parent of the run's directory if `run_dir` is None
     resume: Path | None  # the directory of the run that continues, on this machine
     remote: str | None  # the address to which the run's directory is copied
     initial: Mapping[str, Mapping[str, Any]]  # by policy: the state of a checkpoint from which it starts
@@ -37,9 +37,9 @@ class Launch:
         init_from: InitFrom | None = None, init_strict: bool = True,
         data: tuple[ReplayBuffer | Mapping[str, ReplayBuffer], int] | None = None, plots: bool = True,
     ) -> Launch:  # fmt: skip
-        """Of the arguments of `train`, or with the `data` (replay, updates) of `train_offline`.
+        """Makes a launch from the arguments of `train` or, with `data` (replay, updates), of `train_offline`.
 
-        Compiles the kernels if they never were. Raises: ValueError, TypeError.
+        Compiles the kernels if this machine never has. Raises: ValueError, TypeError.
         """
         check_type("config", config, Config, or_none=True)
         check_callback(callback)

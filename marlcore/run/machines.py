@@ -1,4 +1,4 @@
-"""The machines of a run: this one alone, or with those of a cluster, where actors and learners may be."""
+"""The machines of a run: this one alone, or also those of a cluster, which run some actors and learners."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class OneMachine:
-    """This machine alone. What it makes ends with the stack."""
+    """Places a run on this machine alone. The stack closes everything that it makes."""
 
     stack: ExitStack
     spec: RunSpec
     directory: RunDirectory
     learners: Sequence[str] = ()  # learner processes on other machines
-    holds: Mapping[str, Hold] = field(default_factory=dict)  # by policy that learns there, on its checkpoint
+    holds: Mapping[str, Hold] = field(default_factory=dict)  # of each policy that learns there, on its checkpoint
 
     def place(self, policy: AssignedPolicy, store: ParameterStore) -> tuple[SegmentHandle, SegmentHandle]:
-        """A policy's transitions, and its weights, whose store was made here. Raises ValueError, SharedMemoryFull."""
+        """Returns a policy's transitions and weights; `store` was made here. Raises ValueError, SharedMemoryFull."""
         transitions = self.spec.recorded.get(policy.name)
         if transitions is None:
             saved = self.directory.replay_path(policy.name)
@@ -42,20 +42,20 @@ class OneMachine:
         return transitions, store.handle
 
     def sweep(self) -> None:
-        """Removes what an earlier part of the run, which was killed, left on other machines."""
+        """Removes leftovers on other machines of an earlier part of the run that was killed."""
 
     def begin(self, stack: ExitStack, memory: Memory, control: Control, telemetry: Telemetry) -> Remote:
-        """Begins the run's roles on other machines, which end with this stack."""
+        """Starts the run's roles on other machines; the stack ends them."""
         return Remote()
 
 
 class Cluster(OneMachine):
-    """This machine and those of a cluster. Raises ValueError: there is no such cluster, or its machines do not do."""
+    """Places a run on this machine and a cluster's. Raises ValueError: no cluster answers, or a machine is unfit."""
 
     def __init__(
         self, stack: ExitStack, spec: RunSpec, directory: RunDirectory, environment: str, interrupts: Interrupts
     ) -> None:
-        from ..cluster.nodes import RayCluster, try_learner  # here, so that a run on one machine needs none of it
+        from ..cluster.nodes import RayCluster, try_learner  # imported here, so that a run on one machine needs no Ray
 
         config, token = spec.config, secrets.token_hex(8)
         learners = learner_names(config, [name for name in spec.names if name in config.cluster.learners])
@@ -78,7 +78,7 @@ class Cluster(OneMachine):
 
         config, crew = self.spec.config, crews(self.spec.config)[0]
         uplink = Uplink(self.stack, policy, config, crew, store.description, config.cluster.seats, 1)
-        store.close()  # its learner's machine has one
+        store.close()  # its learner's machine has its own store
         self._uplinks[policy.name] = uplink
         return uplink.transitions, uplink.weights
 

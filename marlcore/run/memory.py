@@ -30,10 +30,10 @@ TRANSIENT = f"{PREFIX}of-a-run-"  # files in replay.path that no longer matter w
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """A run's segments on this machine, by handle, and its directory: what a worker needs beside the spec."""
+    """Holds the handles of a run's segments on this machine, and its directory; a worker needs it beside the spec."""
 
     crew: Crew  # the actors that write here
-    run_dir: Path  # unused where only actors are
+    run_dir: Path  # unused on machines that have only actors
     began: float  # in time.monotonic, which all processes of a machine share
     control: SegmentHandle
     telemetry: SegmentHandle
@@ -41,7 +41,7 @@ class Memory:
     weights: Mapping[str, SegmentHandle]  # by policy
     league: Sequence[SelfPlay] = ()  # in the order of the policies
     reloaded: Collection[str] = ()  # the policies whose replay an earlier part of the run has saved
-    holds: Mapping[str, Hold] = field(default_factory=dict)  # by policy whose learner may move to another machine
+    holds: Mapping[str, Hold] = field(default_factory=dict)  # of each policy whose learner may move to another machine
 
     def checkpoint(self, policy: str) -> Path:
         return checkpoint_path(self.run_dir, policy)
@@ -49,7 +49,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class OwnerOf:
-    """The name of a saved replay's policy, beside its rows."""
+    """Saves a policy's name beside its replay's rows, and checks it when the replay is loaded."""
 
     policy: str
 
@@ -57,7 +57,7 @@ class OwnerOf:
         return {"policy": np.frombuffer(self.policy.encode(), np.uint8)}
 
     def check(self, replay: ReplayBuffer, path: Path) -> None:
-        """Raises ValueError: the loaded replay is of another policy."""
+        """Checks a loaded replay. Raises ValueError: it belongs to another policy."""
         owner = (replay.sampler_state or {}).get("policy")
         if owner is None or owner.tobytes() != self.policy.encode():
             got = None if owner is None else owner.tobytes().decode(errors="replace")
@@ -65,7 +65,7 @@ class OwnerOf:
 
 
 def transition_spec(policy: AssignedPolicy, config: Config) -> TransitionSpec:
-    """The spec of a policy's transitions. Raises ValueError: an extra of the algorithm has a reserved name."""
+    """Returns the spec of a policy's transitions. Raises ValueError: an extra of the algorithm has a reserved name."""
     spec = policy.algorithm.transition(policy.spaces)
     if config.learner_of(policy.name).reward_norm == "off":
         return spec
@@ -75,7 +75,7 @@ def transition_spec(policy: AssignedPolicy, config: Config) -> TransitionSpec:
 
 
 def create_transitions(stack: ExitStack, policy: AssignedPolicy, config: Config, saved: Path) -> SegmentHandle:
-    """A policy's queue, or its replay, perhaps a saved one. Raises: ValueError: that does not fit. SharedMemoryFull."""
+    """Makes a policy's queue or replay, or loads a saved one. Raises ValueError: it does not fit; SharedMemoryFull."""
     source, lanes = policy.source, len(policy.agents) * config.lanes
     if not isinstance(source, QueueSource):
         return _create_replay(stack, policy, config, saved).handle
@@ -121,14 +121,14 @@ def attach_transitions(handle: SegmentHandle) -> ReplayBuffer | TrajectoryQueue:
 
 
 def create_weights(policy: AssignedPolicy, config: Config, model: PolicyModel, begins_after: int) -> ParameterStore:
-    """A store for a policy's weights, whose versions follow a given one. Raises SharedMemoryFull."""
+    """Makes a store for a policy's weights; its versions follow `begins_after`. Raises SharedMemoryFull."""
     extras = published_numbers(policy.algorithm, config.of(policy.name)) | odds_fields(config.self_play)
     mode, name = config.learner_of(policy.name).publish_mode, f"weights.{policy.index}"
     return ParameterStore.create(model.acting, mode, extras, begins_after=begins_after, name=name)
 
 
 def deal_steps(control: Control, config: Config, nodes: Sequence[str]) -> None:
-    """Deals what is left of a run's steps out to this machine's actors and to the nodes at work; others get no more."""
+    """Distributes a run's remaining steps among this machine's actors and the working nodes; other nodes get none."""
     weights = dict.fromkeys(actor_names(config), 1) | dict.fromkeys(nodes, config.cluster.actors_per_node)
     steps = {name: control.workers[name].load(STEPS) for name in [*actor_names(config), *node_names(config)]}
     by_others = sum(taken for name, taken in steps.items() if name not in weights)
@@ -138,9 +138,9 @@ def deal_steps(control: Control, config: Config, nodes: Sequence[str]) -> None:
 
 
 def dealt(total: int, steps: Sequence[int], weights: Sequence[int]) -> list[int]:
-    """The steps at which each of several is done, so that together they reach `total`; each has taken `steps`.
+    """Returns the step counts at which workers are done; they sum to `total`. `steps`: those taken so far.
 
-    What is left is dealt out by their weights; single steps that remain go to those that have taken fewest.
+    The remaining steps are split by the weights; the indivisible rest goes to workers with fewest steps by weight.
     """
     left, whole = max(0, total - sum(steps)), sum(weights)
     parts = [left * weight // whole for weight in weights]

@@ -9,7 +9,7 @@ from ..interfaces import Algorithm
 
 
 class Preset(NamedTuple):
-    """The arguments of `train` and `start`."""
+    """The first three arguments of `train` and `start`, in their order."""
 
     env: str
     algorithm: Algorithm
@@ -17,10 +17,10 @@ class Preset(NamedTuple):
 
 
 def preset(name: str) -> Preset:
-    """A preset, such as `mc.train(*mc.preset("cartpole-ppo"))`: its environment, its algorithm and its settings.
+    """Returns a preset's environment, algorithm and settings: `mc.train(*mc.preset("cartpole-ppo"))` trains it.
 
-    docs/zoo.md lists them with what they have learned, and so does `marlcore train --preset list`; each is a file of
-    settings in marlcore/presets.
+    docs/zoo.md and `marlcore train --preset list` list the presets and their measured results; each preset is a file
+    of settings in marlcore/presets.
 
     Raises: ValueError: no preset has this name.
     """

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class NewRun:
-    """A run that begins with its first step; `described` is what its config.json says."""
+    """Prepares a run that begins with its first step; `described` is the content of its config.json."""
 
     directory: RunDirectory
 
@@ -52,15 +52,15 @@ class NewRun:
         self.described = described | {"init_from": self._sources}
 
     def open(self, stack: ExitStack, conditions: StopConditions) -> RunDirectory:
-        """Opens the run's directory, which the stack closes. Raises ValueError; also where a condition is met."""
+        """Opens the run's directory until the stack closes. Raises ValueError, also if a stop condition is met."""
         directory = RunDirectory.create(self._config.run_dir, self.described, self._launch.runs)
         self.directory = stack.enter_context(directory)
         return self.directory
 
     def model_of(self, policy: AssignedPolicy) -> tuple[PolicyModel, int]:
-        """A policy's model, and the version of its last weights before this part of the run.
+        """Returns a policy's model, and the version of its last weights before this part of the run.
 
-        Raises ValueError: a checkpoint is damaged, or of another network.
+        Raises ValueError: the checkpoint is damaged, or belongs to another network.
         """
         model, checkpoint = build_model(policy, self._config), self.directory.checkpoint_path(policy.name)
         state = load_checkpoint(checkpoint)
@@ -78,14 +78,14 @@ class NewRun:
         return NO_COUNTS
 
     def commit(self, control: Control, machines: OneMachine) -> float:
-        """Writes what the run starts with, when no check can fail any more; returns the seconds that it had taken."""
+        """Writes the run's first files, after all checks; returns the seconds that its earlier parts took."""
         for checkpoint, state in self._first.items():
             save_checkpoint(checkpoint, state)
         return 0.0
 
 
 class ResumedRun(NewRun):
-    """A run that continues from its last checkpoints. Raises ValueError: it cannot, and stays unchanged."""
+    """Prepares a run that continues from its last checkpoints. Raises ValueError if it cannot, and changes no file."""
 
     def __init__(self, launch: Launch) -> None:
         super().__init__(launch)
@@ -96,11 +96,11 @@ class ResumedRun(NewRun):
     def open(self, stack: ExitStack, conditions: StopConditions) -> RunDirectory:
         self.directory = directory = stack.enter_context(RunDirectory.resume(self._resumed))
         before, now = environment_of(read_config(self._resumed)), environment_of(self.described)
-        if before != now and "<" not in f"{before}{now}":  # else it is a local function's name or an object's
+        if before != now and "<" not in f"{before}{now}":  # "<" occurs in reprs, which differ in each process
             log.warning("resume: the environment is %s", printable(f"{now} instead of {before}, with the same spaces"))
         for name in self._spec.names:
             checkpoint = directory.checkpoint_path(name)
-            Hold(checkpoint, "", 0).end()  # a learner that still lives elsewhere saves no more
+            Hold(checkpoint, "", 0).end()  # from now on, a learner that still lives elsewhere cannot save
             if not os.path.lexists(checkpoint) and name not in self._launch.initial:
                 log.warning("resume: %s has no checkpoint yet, its learner starts from scratch", printable(name))
         policies = [policy for policy in self._spec.policies if policy.name not in self._spec.recorded]
@@ -119,17 +119,17 @@ class ResumedRun(NewRun):
         machines.sweep()
         self.described["init_from"] = read_config(self.directory.path).get("init_from", {}) | self._sources
         super().commit(control, machines)
-        self.directory.replace_config(self.described)  # after what its `init_from` names was taken
+        self.directory.replace_config(self.described)  # after the weights that `init_from` names were saved
         if not self._config.replay.save:  # they would be older than the next checkpoints
             for name in self._spec.names:
                 self.directory.replay_path(name).unlink(missing_ok=True)
         return self._restore_progress(control)
 
     def _restore_progress(self, control: Control) -> float:
-        """Sets the workers' counters to the run's saved progress; returns the seconds that the run had taken.
+        """Sets the workers' counters to the run's saved progress; returns the seconds that its earlier parts took.
 
-        The actors take steps; without any, the learners do. If their number has changed, they share the steps equally.
-        If the parent was killed, a learner's checkpoint may be newer: its steps count, so that no schedule goes back.
+        The actors count steps; without actors, the learners do. If the set of workers has changed, they share the steps
+        equally. A learner's checkpoint may be newer than the progress of a killed parent: the larger step count holds.
         """
         directory, config = self.directory, self._config
         names = [*self._spec.learners] if config.offline else [*actor_names(config), *node_names(config)]
@@ -148,9 +148,9 @@ class ResumedRun(NewRun):
 def _restore(
     model: PolicyModel, policy: AssignedPolicy, config: Config, state: Mapping[str, Any], checkpoint: Path
 ) -> None:
-    """Raises ValueError: the checkpoint does not fit the model, in one line that names the hyperparameters to blame.
+    """Loads a checkpoint into a model. Raises ValueError: it does not fit; the text names hyperparameters to blame.
 
-    To blame is each changed one that alone makes it unfit; if none does, all changed ones are.
+    These are the changed ones that each make it unfit alone or, if there are none, all changed ones.
     """
     policy_name, algorithm = printable(policy.name), type(policy.algorithm).__name__
     try:
@@ -167,7 +167,7 @@ def _restore(
 
 
 def _fits(state: Mapping[str, Any], policy: AssignedPolicy, config: Config, others: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint fits the policy's network if these hyperparameters are others."""
+    """Whether a checkpoint fits the policy's network with the hyperparameters `others` in place of its own."""
     try:
         algorithm: Any = changed(cast(Any, policy.algorithm), others)
         build_model(replace(policy, algorithm=algorithm), config).restore(state)

@@ -1,4 +1,4 @@
-"""A training run in this thread or, as a `Run`, in one of its own."""
+"""Makes a training run in the calling thread or, as a `Run`, in a background thread."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def work(
     table: Table | None = None,
     begun: Callable[[Session], None] = lambda session: None,
 ) -> Result:
-    """Makes a run, which `children.interrupts` stops; calls `begun` once nothing of its input can be refused."""
+    """Makes a run until `children.interrupts` stops it; calls `begun` once all its input has passed the checks."""
     with _copied(launch) as follow:
         with children, ExitStack() as memory:
             session = Session(memory, launch, children, table)
@@ -72,13 +72,13 @@ def work(
 
 @contextmanager
 def _copied(launch: Launch) -> Iterator[Callable[[Path], None]]:
-    """Gives the function that has a run's directory copied to the launch's address from then on, if it has one."""
+    """Yields a function that starts copying a run's directory to the launch's remote address, if there is one."""
     if not launch.remote:
         yield lambda path: None
         return
     with RemoteCopy(launch.remote, new=launch.resume is None) as copy, ExitStack() as undo:
         if launch.resume is not None:
-            undo.callback(shutil.rmtree, launch.resume)  # which was copied here
+            undo.callback(shutil.rmtree, launch.resume)  # this local copy
 
         def follow(path: Path) -> None:
             undo.pop_all()
@@ -88,11 +88,11 @@ def _copied(launch: Launch) -> Iterator[Callable[[Path], None]]:
 
 
 class Run:
-    """A run in the background, made by `start`. A context manager that stops it at the end of the block.
+    """A run in the background, as `start` returns it; as a context manager, it stops the run at the end of the block.
 
     Attributes:
         run_dir: the directory of its metrics, checkpoints and curves.
-        env_fn: makes its environments.
+        env_fn: makes the run's environments.
     """
 
     def __init__(self, launch: Launch, children: Children, table: Table | None = None) -> None:
@@ -112,7 +112,7 @@ class Run:
     def wait(self, timeout: float | None = None) -> Result:
         """Waits until the run ends.
 
-        Raises: TimeoutError: it goes on after `timeout` seconds. WorkerFailed and others: the error that ended it.
+        Raises: TimeoutError: it has not ended in `timeout` seconds. WorkerFailed and others: the error that ended it.
         """
         check_timeout(timeout)
         self._thread.join(timeout)
@@ -122,11 +122,11 @@ class Run:
         return self._result.result()
 
     def stop(self) -> None:
-        """Makes the run write its checkpoints and end; `wait` for that. Repeated calls are harmless."""
+        """Asks the run to write its checkpoints and end; `wait` blocks until it has. Repeated calls are harmless."""
         self._interrupts.stop("the program stopped the run")
 
     def hurry(self) -> None:
-        """Makes a run that was stopped end at once, without its last checkpoints."""
+        """Makes a run that `stop` is ending end at once, without its last checkpoints."""
         self._interrupts.again = True
 
     @property
@@ -135,11 +135,11 @@ class Run:
         return self._result.done()
 
     def status(self) -> Status:
-        """The run's state, at most a second old; after its end, the last one."""
+        """Returns the run's state, at most a second old; after its end, the last state."""
         return replace(self._session.monitor.status, running=self._thread.is_alive())
 
     def policy(self, name: str) -> LoadedPolicy:
-        """The newest weights of a policy, given by its name or by one of its agents; waits for its first ones.
+        """Returns a policy, named by itself or an agent, with its newest weights; waits for the first weights.
 
         Raises: ValueError: the run has no such policy. TimeoutError: it has no weights after a minute.
         """
@@ -152,7 +152,7 @@ class Run:
 
     @property
     def saved(self) -> SavedRun:
-        """Its policies with the weights of its checkpoints; nothing is unpickled."""
+        """The run's policies with the weights of its checkpoints; nothing is unpickled."""
         return SavedRun(self.run_dir, self._launch.spec.policies, self._launch.spec.config)
 
     def _work(self, children: Children, table: Table | None) -> None:

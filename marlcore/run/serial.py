@@ -1,4 +1,4 @@
-"""A run in serial mode: all roles' work in turn in this process, with the objects of async mode."""
+"""Runs a training run in serial mode: the roles of async mode take turns in this process."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 
 
 class _Stopped(Exception):
-    """The run was told to stop while an actor waits."""
+    """Leaves an actor's wait when the run is told to stop."""
 
 
 def run_serial(spec: RunSpec, memory: Memory, monitor: Monitor, interrupts: Interrupts) -> None:
-    """Runs all roles' work in turn in this process: the same objects, deterministic under a seed."""
+    """Runs all roles in turn in this process, with the objects of async mode; deterministic under a seed."""
     with ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(spec.config.learner.threads)
@@ -58,7 +58,7 @@ class _InTurn:
             role.counters.store(READY, 1)
 
     def work(self) -> None:
-        """All turns, and the end. Raises WorkerFailed: a role failed; the other learners have saved their work."""
+        """Runs all rounds and ends the run. Raises WorkerFailed: a role failed; the other learners have saved."""
         interrupts = self.interrupts
         try:
             for rounds in count(1):
@@ -92,7 +92,7 @@ class _InTurn:
         return self._is_unstopped() and not self.interrupts.finishing and not done
 
     def _give_turn(self) -> None:
-        """In a wait of an actor: only a learner, in this same thread, can end it."""
+        """Lets the learners update while an actor waits: only they, in this same thread, can end its wait."""
         if not self._is_unstopped():
             raise _Stopped
         for role in self.learners:
@@ -101,14 +101,14 @@ class _InTurn:
             role.count_updates()
 
     def _take_round(self) -> None:
-        """A turn of every actor, and the updates and evaluations that are due by then.
+        """Gives each actor a turn, and makes the updates and evaluations that fall due.
 
-        Without actors it is an update of every policy.
+        Without actors, updates each policy once, and evaluates if that is due.
         """
         playing = [actor for actor in self.actors if not actor.done]
         with self._giving_turns():
             turns = [_guarded(actor, observe, actor.env, actor.seats, actor) for actor in playing]
-        for learner in self.learners:  # before the actions, so that they are of the newest weights
+        for learner in self.learners:  # before the actions, so that actors act with the newest weights
             _guarded(learner, learner.take_turn)
         with self._giving_turns():  # with first priorities, most rows are written before the next actions
             for actor, due in zip(playing, turns, strict=True):
@@ -129,15 +129,15 @@ class _InTurn:
                 continue  # it diverged or the disk is full: it would fail again
             try:
                 learner.finish()
-            except Exception as error:  # it may be the one that failed
+            except Exception as error:  # it may be the learner that failed
                 log.warning("%s: its last updates are not saved (%s)", learner.name, str(error))
 
 
 def _guarded(role: Role, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Makes a role's step; its errors end the run as they would from a process."""
+    """Makes a role's step; turns its errors into WorkerFailed, as a role in its own process does."""
     try:
         return step(*args, **kwargs)
-    except (_Stopped, WorkerFailed, ClosedError):  # of a wait: the run or its program was stopped, or a learner failed
+    except (_Stopped, WorkerFailed, ClosedError):  # a wait ended: the run was stopped, or a learner failed
         raise
     except Exception as error:
         raise failure_of(role.name, error, short=True) from error

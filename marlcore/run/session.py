@@ -1,4 +1,4 @@
-"""A run from its creation to its end: directory, shared memory, workers and monitor; all is removed at the end."""
+"""Holds a run from start to end: directory, shared memory, workers, monitor; shared memory and workers end with it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .spec import share_of
 
 
 class Session:
-    """A run's shared memory and processes, which a stack removes in the end; `children.interrupts` stops it.
+    """Owns a run's shared memory and processes until the stack closes them; `children.interrupts` stops the run.
 
     Several runs may share a fork server and a table of progress.
     """
@@ -64,7 +64,7 @@ class Session:
         stack.callback(self.sinks.close)
 
     def _about(self) -> dict[str, Any]:
-        """The description of the run for its workers and `marlcore top`; a learner has one policy or, shared, none."""
+        """Describes the run for its workers and `marlcore top`; a learner of several policies is listed with ""."""
         policies, config = self.spec.policies, self.spec.config
         of_policies = {}
         for policy in policies:
@@ -83,7 +83,7 @@ class Session:
         }
 
     def _memory(self, stack: ExitStack, beginning: NewRun) -> Memory:
-        """The segments of this machine; versions of weights continue, since a saved replay's rows refer to them."""
+        """Makes this machine's segments; versions of weights continue, since a saved replay's rows refer to them."""
         spec, directory, transitions, weights = self.spec, self.directory, {}, {}
         for policy in spec.policies:
             store = stack.enter_context(create_weights(policy, spec.config, *beginning.model_of(policy)))
@@ -106,7 +106,7 @@ class Session:
         )
 
     def work(self) -> None:
-        """Works until all steps are taken, or a signal came. Raises: WorkerFailed: a worker failed for good."""
+        """Runs the workers until all steps are taken or a signal comes. Raises WorkerFailed: one failed for good."""
         config, interrupts, run = self.spec.config, self.interrupts, (self.spec, self.memory)
         with ExitStack() as stack:
             children = stack.enter_context(closing(self._children))
@@ -118,7 +118,7 @@ class Session:
                 remote = self._machines.begin(stack, self.memory, self.control, self.telemetry)
                 run_async(supervisor, *run, self.control, self.monitor, interrupts, remote)
             else:
-                children.close()  # some may have been started
+                children.close()  # some workers may have been started
                 for notes in self.control.notes.values():
                     notes.store(PID, os.getpid())
                 run_serial(*run, self.monitor, interrupts)

@@ -1,4 +1,4 @@
-"""A run as one value: which policies learn in which environment, with which settings; checked once, step by step."""
+"""Makes and checks a run's spec: its policies, its environment and its settings."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ from ..transitions import spec_difference
 
 Algorithms: TypeAlias = Algorithm | str | Mapping[str, Algorithm | str]
 
-OFFLINE = Config(learner=LearnerConfig(n_step=1))  # longer returns would be those of the policy that gathered the data
+OFFLINE = Config(learner=LearnerConfig(n_step=1))  # longer returns would follow the policy that gathered the data
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """A checked run, which is pickled as it is to each worker."""
+    """Holds a checked run's environment, policies and settings; each worker gets a pickled copy."""
 
     env_fn: Callable[[], Any]  # makes an environment as the policies observe it
     policies: tuple[AssignedPolicy, ...]
@@ -62,12 +62,12 @@ class RunSpec:
 
     @property
     def learners(self) -> dict[str, list[str]]:
-        """The policies that each learner process trains, by its name."""
+        """The names of the policies that each learner process trains, by the process's name."""
         return learner_names(self.config, self.names)
 
 
 def acting_spec(env_fn: Callable[[], Any] | str, algorithm: Algorithms, config: Config) -> RunSpec:
-    """A run whose actors play in the environment. Raises ValueError, TypeError."""
+    """Returns the spec of a run whose actors play in the environment. Raises ValueError, TypeError."""
     if config.offline:
         raise ValueError("actor.processes: expected an integer of at least 1, got 0; see train_offline")
     spec = assigned(factory(env_fn), algorithm, config)
@@ -81,7 +81,7 @@ def recorded_spec(
     replay: ReplayBuffer | Mapping[str, ReplayBuffer], updates: int,
     env_fn: Callable[[], Any] | str | Spaces, algorithm: Algorithms, config: Config,
 ) -> RunSpec:  # fmt: skip
-    """A run that makes so many updates of each policy on recorded data. Raises ValueError, TypeError, NotEnoughData."""
+    """Returns a spec with `updates` of each policy on recorded data. Raises ValueError, TypeError, NotEnoughData."""
     check_whole("updates", updates)
     config = applied_offline(config)
     if isinstance(env_fn, Spaces):
@@ -94,9 +94,9 @@ def recorded_spec(
 
 
 def assigned(make_env: Callable[[], Any], algorithm: Algorithms, config: Config) -> RunSpec:
-    """The policies, the environment as they observe it, and the settings with what follows from it; not yet checked."""
+    """Returns an unchecked spec: assigns policies to agents, and fills in settings that follow from the environment."""
     if config.replay.stack is None:
-        stack = getattr(make_env, "stack", 1)  # of an environment class it may be a method
+        stack = getattr(make_env, "stack", 1)  # it may be a method if `make_env` is an environment class
         config = replace(config, replay=replace(config.replay, stack=stack if isinstance(stack, int) else 1))
     for device in config.actor.devices:
         choose_device(device)
@@ -121,7 +121,7 @@ def _with_sources(spec: RunSpec) -> RunSpec:
 
 
 def _in_teams(make_env: Callable[[], Any], algorithm: Algorithms, config: Config) -> tuple[Callable[[], Any], Config]:
-    """The environment whose agents are teams, if a run has some, and the settings with their names."""
+    """Returns the environment and settings in which teams, if the run has any, replace their members as agents."""
     if config.teams is None and not wants_teams(algorithm):
         return make_env, config
     with closing(vectorize(make_env, 1)) as env:
@@ -136,9 +136,9 @@ def _in_teams(make_env: Callable[[], Any], algorithm: Algorithms, config: Config
 
 
 def _with_joint_observations(spec: RunSpec, algorithm: Algorithms) -> RunSpec:
-    """With the observations of all agents whose policies' critics take them together, if any do.
+    """Adds to the spec's environment joint observations of the agents whose critics take them, if any do.
 
-    Raises ValueError: in a league, a policy would act by the joint observation of another one's critic.
+    Raises ValueError: in a league, a policy without such a critic would act by the joint observation.
     """
     joint = [policy.agents for policy in spec.policies if getattr(policy.algorithm, "wants_joint", False)]
     if not joint:
@@ -156,7 +156,7 @@ def _with_joint_observations(spec: RunSpec, algorithm: Algorithms) -> RunSpec:
 
 
 def _has_own_copies(env: VectorEnvironment, make_env: Callable[[], Any]) -> bool:
-    """Whether the environment, of which one copy was asked for, is a vector with a number of copies of its own."""
+    """Whether `make_env` makes a vector environment that itself sets its number of copies; `env` was asked for one."""
     if env.copies > 1 or isinstance(env, Copies):
         return env.copies > 1
     with closing(vectorize(make_env, 2)) as two:
@@ -164,7 +164,7 @@ def _has_own_copies(env: VectorEnvironment, make_env: Callable[[], Any]) -> bool
 
 
 def _assigned_to_spaces(spaces: Spaces, algorithm: Algorithms, config: Config) -> RunSpec:
-    """As `assigned`, with a function that raises in place of an environment."""
+    """Returns an unchecked spec as `assigned` does, with a function that raises in place of an environment."""
     for name in ("interval", "seconds"):
         if value := getattr(config.evaluation, name):
             raise ValueError(f"evaluation.{name}: expected 0 without an environment, got {value}")
@@ -173,12 +173,12 @@ def _assigned_to_spaces(spaces: Spaces, algorithm: Algorithms, config: Config) -
 
 
 def no_environment() -> None:
-    """Stands for the environment of a run that has none. Raises ValueError."""
+    """Stands for the `env_fn` of a run without an environment. Raises ValueError."""
     raise ValueError("env_fn: expected an environment, got a run on recorded data without one; pass env_fn=")
 
 
 def _with_data(spec: RunSpec, replays: ReplayBuffer | Mapping[str, ReplayBuffer]) -> RunSpec:
-    """Raises ValueError, TypeError, NotEnoughData: a policy cannot learn from its replay."""
+    """Adds each policy's replay to the spec. Raises ValueError, TypeError, NotEnoughData: the replay does not fit."""
     if isinstance(replays, ReplayBuffer) and len(spec.names) == 1:
         replays = {spec.names[0]: replays}
     if not isinstance(replays, Mapping) or replays.keys() != {*spec.names}:
@@ -214,39 +214,39 @@ def _check_data(data: ReplayBuffer, policy: AssignedPolicy, config: Config) -> N
 
 
 def _check_policies(spec: RunSpec) -> None:
-    """Raises ValueError: settings name another policy, or this machine lacks a learner's device."""
+    """Checks names and devices. Raises ValueError: settings name an unknown policy, or a device is missing."""
     for left_out in filter(None, dict.fromkeys(policy.spaces.left_out for policy in spec.policies)):
         reason = "since no network takes a text, which a wrapper may encode, or an empty array"
         say(f"observations: left out {', '.join(left_out)}, {reason}")
     spec.config.check_policies(spec.names)
     for name in spec.names:
-        if name not in spec.config.cluster.learners:  # whose machine is asked
+        if name not in spec.config.cluster.learners:  # else the learner's own machine checks its device
             choose_device(spec.config.learner_of(name).device)
 
 
 def _checked(spec: RunSpec) -> RunSpec:
-    """The run with the settings that apply, after the checks that need these. Raises ValueError, TypeError."""
+    """Checks the spec with the settings that apply, and returns it with these. Raises ValueError, TypeError."""
     config = applied(spec.policies, spec.config)
     for policy in spec.policies:
         _check_goals(policy, spec.env_fn)
         _check_script(policy, config)
     for policy in spec.policies if config.self_play.pool else ():
         check_self_play(config, policy)
-    check_picklable(config=config, algorithm=[policy.algorithm for policy in spec.policies])  # which a run saves
+    check_picklable(config=config, algorithm=[policy.algorithm for policy in spec.policies])  # since a run saves them
     if config.mode == "async":
         check_picklable(env_fn=spec.env_fn)
     return replace(spec, config=config)
 
 
 def _check_goals(policy: AssignedPolicy, make_env: Callable[[], Any]) -> None:
-    """Raises ValueError: the policy's replay relabels goals, but the environment has none or cannot judge them."""
+    """Checks hindsight. Raises ValueError: the replay relabels goals that the environment lacks or cannot judge."""
     if isinstance(policy.source, ReplaySource) and policy.source.hindsight is not None:
         with closing(make_env()) as env:
             with_functions_of(env, policy.source.hindsight, policy.algorithm.transition(policy.spaces))
 
 
 def _check_script(policy: AssignedPolicy, config: Config) -> None:
-    """Raises ValueError, TypeError: it is no script, or rows of the policy hold what only its algorithm tells."""
+    """Checks a script. Raises ValueError, TypeError: it is no script, or rows need extras that it cannot compute."""
     script = config.of(policy.name).exploration.script
     if script is None:
         return
@@ -259,14 +259,14 @@ def _check_script(policy: AssignedPolicy, config: Config) -> None:
 
 
 def share_of(policy: AssignedPolicy, policies: tuple[AssignedPolicy, ...]) -> float:
-    """A policy's share of a run's steps, if every agent acts equally often."""
+    """Returns a policy's share of a run's steps, in (0, 1], as if every agent acted equally often."""
     return len(policy.agents) / sum(len(policy.agents) for policy in policies)
 
 
 def warn_of_short_run(spec: RunSpec, taken: int) -> None:
     """Warns if a run ends before the warm-up of a replay, or before a queue's first batch.
 
-    A run that is resumed on this machine has `taken` steps already, whose rows are lost.
+    A resumed run without its saved replay has `taken` steps already, whose rows are lost.
     """
     left = spec.config.total_steps - taken
     steps_left = "steps that are left" if taken else "steps"
@@ -283,7 +283,7 @@ def warn_of_short_run(spec: RunSpec, taken: int) -> None:
 
 
 def warn_of_few_samples(spec: RunSpec, steps: int, updates: Mapping[str, int]) -> None:
-    """Warns if a free run of `steps` steps drew each transition of a policy less than once on average."""
+    """Warns if a run without a fixed ratio drew each transition of a policy less than once on average."""
     for policy in spec.policies:
         inserted, learner = share_of(policy, spec.policies) * steps, spec.config.learner_of(policy.name)
         free = spec.config.of(policy.name).updates_per_step is None

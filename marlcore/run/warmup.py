@@ -1,4 +1,4 @@
-"""Compiling every kernel in advance, so that no first sample waits for the compiler."""
+"""Compiles every kernel in advance, so that no first sample waits for the compiler."""
 
 import logging
 import time
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def compile_before_a_run() -> None:
-    """Compiles the kernels here if they never were, so that the learners do not each compile them unseen."""
+    """Compiles the kernels if this machine never has; otherwise each learner would compile them without a notice."""
     cache = jit.cache_directory()
     if cache is None or (cache / jit.WARM).exists():
         return
@@ -48,7 +48,7 @@ def warm_up() -> float:
         queue.unlink()
         queue.reader(batch_size=1).close()
     next_random(np.ones(4, np.uint64))  # as preload.py calls it
-    # Those that drop-ins and algorithms call beside the replay
+    # Kernels that drop-ins and algorithms call beside the replay
     bytes_, ints, floats = np.zeros(64, np.uint8), np.zeros(2, np.int64), np.zeros(2)
     columns.gather(np.zeros(1, COLUMN), 1, ints[:0], bytes_)
     offsets = sumtree.level_offsets(8)

@@ -1,4 +1,4 @@
-"""The learner's part of self-play: it takes results into the payoff table, admits opponents, and sets their odds."""
+"""The learner's part of self-play: it adds results to the payoff table, admits opponents, and sets their odds."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ from .pool import SPAN, Pool, Snapshot, members_of, pooled_numbers
 from .ratings import Rating, rating_of
 
 _NORMAL_975 = 1.96  # the normal distribution's 0.975 quantile
-_MOST_ROWS = 400  # of the history; then every second one is dropped
+_MOST_ROWS = 400  # rows of the history; beyond, every second row is dropped
 
 
 @dataclass
@@ -29,21 +29,21 @@ class Standing:
     """The league's state in a checkpoint; a field that an older checkpoint lacks has its default."""
 
     payoff: dict[str, Any] = field(default_factory=dict)  # the table's `state_dict`
-    games_before: int = 0  # the last admission
+    games_before: int = 0  # games before the last admission
     begun: bool = False
-    highest: float | None = None  # win rate against the anchors over whole windows, of `League.best`
+    highest: float | None = None  # win rate of `League.best` against the anchors, over a whole window
     measured: int = 0  # games against the anchors before the present window
-    decided: int = 0  # the newest copy after which an exploiter returned to its first weights, or learned on
-    results: int | None = None  # the nonce of their telemetry
-    positions: list[int] = field(default_factory=list)  # to which they were read
+    decided: int = 0  # the newest copy for which an exploiter's return to its first weights was decided
+    results: int | None = None  # the nonce of the results' telemetry
+    positions: list[int] = field(default_factory=list)  # positions up to which results were read
 
 
 @dataclass
 class League:
-    """The opponents of one policy, as its learner sees them.
+    """Manages one policy's opponents for its learner.
 
-    A copy of the policy joins its pool from time to time. Then an exploiter may return to its first weights, to look
-    for other weaknesses.
+    A copy of the policy joins its pool from time to time. An exploiter may then return to its initial weights, to find
+    other weaknesses.
     """
 
     config: SelfPlayConfig
@@ -55,7 +55,7 @@ class League:
     state: InitVar[Mapping[str, Any]]  # of a checkpoint; empty without one
     best: Snapshot | None = None  # of the learner; None without rollback
     initial: Snapshot | None = None  # of the learner; None unless it is an exploiter
-    seed: int = 0  # of the draws of returns to it
+    seed: int = 0  # seeds the draws of returns to `initial`
 
     def __post_init__(self, state: Mapping[str, Any]) -> None:
         self._standing = standing = Standing(**state)
@@ -70,7 +70,7 @@ class League:
             self.results.read_from(standing.positions)
 
     def publish(self, numbers: Mapping[str, float]) -> dict[str, Any]:
-        """Takes in the results, perhaps admits the present policy, and returns what is published beside the numbers."""
+        """Records new results, admits the current policy if due, and returns the opponents and odds to publish."""
         for opponent, result in results_in(self.results):
             self._payoff.record(opponent, result)
         self._step = int(numbers["step"])
@@ -95,7 +95,7 @@ class League:
         self._payoff.admit(number)
 
     def _return_if_due(self) -> None:
-        """Decides once for each copy; a successor whose checkpoint, and so its optimizer, is older decides again."""
+        """Draws once for each new copy whether an exploiter returns to its first weights; a restart may draw again."""
         first, number = max(self._standing.decided, 1) + 1, self.pool.store.version
         self._standing.decided = number
         odds = 1.0 if self._role == MAIN_EXPLOITER else self.config.reset
@@ -114,13 +114,13 @@ class League:
         return [place * SPAN for place, name in enumerate(self.rivals) if self.config.role_of(name) == MAIN]
 
     def _may_begin(self) -> bool:
-        """Whether the policy beats the anchors, or it is time; without a number, that condition never holds."""
+        """Whether the policy beats the anchors or `begin_step` is reached; a condition that is None never holds."""
         config, rate = self.config, self._payoff.anchor_rate
         beats = config.begin_win_rate is not None and rate is not None and rate >= config.begin_win_rate
         return beats or (config.begin_step is not None and self._step >= config.begin_step)
 
     def _keep_or_roll_back(self, best: Snapshot) -> None:
-        """After each whole window of games against the anchors: keeps the best learner so far, or goes back to it."""
+        """Keeps the best learner so far, or rolls back to it, after each whole window of games against anchors."""
         standing, rate = self._standing, self._payoff.anchor_rate
         games = sum(sum(counts) for number, counts in self._payoff.totals.items() if number < 0)
         if rate is None or games - standing.measured < self.config.window:
@@ -131,7 +131,7 @@ class League:
             best.keep()
         elif rate < standing.highest - (self.config.rollback or 0.0):
             best.restore()
-            standing.highest = None  # chance made it as high as it was: the next window measures anew
+            standing.highest = None  # it may have been luck: the next window measures it again
             self.report("rollback", rate)
 
     def _admits(self, updates: int) -> bool:
@@ -164,7 +164,7 @@ class League:
             self.report(f"win_rate/{self._name(number)}", payoff.rate(number))
 
     def write(self) -> None:
-        """Writes payoff.json, in a league payoff.<policy>.json: what the last checkpoint has, for readers."""
+        """Writes the table of the last checkpoint for readers: payoff.json, or payoff.<policy>.json in a league."""
         name = f"payoff.{checkpoint_path(self.run_dir, self.pool.policy).stem}" if self.config.roles else "payoff"
         self._payoff.write(self.run_dir / f"{name}.json", self._name)
 
@@ -183,7 +183,7 @@ class League:
 
 @dataclass
 class Payoff:
-    """Wins, draws and losses against each opponent: over all games, and over the last `window` of them."""
+    """Counts wins, draws and losses against each opponent, over all games and over the last `window` games."""
 
     window: int
     rating: Rating
@@ -198,7 +198,7 @@ class Payoff:
     def __post_init__(self) -> None:  # a resumed run may have a smaller window
         for results in (*self.last.values(), self.newest, self.anchored):
             del results[: -self.window]
-        if self.rated_by != self.rating.name:  # or another rating
+        if self.rated_by != self.rating.name:  # a resumed run may have another rating
             self.ratings, self.rated_by = {LATEST: self.rating.first}, self.rating.name
 
     @property
@@ -207,11 +207,11 @@ class Payoff:
 
     @property
     def anchor_rate(self) -> float | None:
-        """Over the last `window` games against the anchors; None before there were so many."""
+        """The win rate over the last `window` games against the anchors; None before `window` such games."""
         return _score(self.anchored) / self.window if len(self.anchored) == self.window else None
 
     def record(self, opponent: int, result: int) -> None:
-        """Takes the result of a game: 1 won, 0 drawn, -1 lost."""
+        """Records a game's result: 1 won, 0 drawn, -1 lost."""
         self.totals.setdefault(opponent, [0, 0, 0])[1 - result] += 1
         windows = [self.last.setdefault(opponent, []), self.newest]
         for results in windows if opponent > 0 else [*windows, self.anchored]:
@@ -221,11 +221,11 @@ class Payoff:
         self.ratings[LATEST], self.ratings[opponent] = self.rating.after(*ratings, result)
 
     def admit(self, number: int) -> None:
-        """A new member of the pool has the rating of the policy, of which it is a copy."""
+        """Gives a new member of the pool the current rating of the policy that it copies."""
         self.ratings[number] = list(self.ratings[LATEST])
 
     def rate(self, opponent: int) -> float:
-        """The win rate against an opponent, in which two imagined games, won and lost, keep it from 0 and 1."""
+        """Returns the win rate against an opponent; an imagined win and loss keep it between 0 and 1."""
         last = self.last.get(opponent, ())
         return (_score(last) + 1.0) / (len(last) + 2.0)
 
@@ -238,16 +238,16 @@ class Payoff:
         )
 
     def forget(self) -> None:
-        """Forgets win rates and the policy's rating, since it is another one now."""
+        """Forgets win rates and the policy's rating, since the policy has other weights now."""
         self.last, self.newest, self.anchored, self.ratings[LATEST] = {}, [], [], self.rating.first
 
     @property
     def win_rate(self) -> float | None:
-        """Over the last games against all opponents; None before the first."""
+        """The win rate over the last games against all opponents; None before the first game."""
         return _score(self.newest) / len(self.newest) if self.newest else None
 
     def note(self, step: int, opponents: Iterable[int]) -> None:
-        """Adds a row to the history: the win rates against these opponents now; forgets the last games of others."""
+        """Adds the current win rates against these opponents to the history; forgets other opponents' last games."""
         rates = {number: self.rate(number) for number in opponents if number in self.last}
         self.last = {number: self.last[number] for number in rates}
         if rates:
@@ -258,7 +258,7 @@ class Payoff:
             self.history = self.history[-1::-2][::-1]
 
     def state_dict(self) -> dict[str, Any]:
-        """All but the settings, which a resumed run may change."""
+        """Returns all fields except the settings, which a resumed run may change."""
         return deepcopy({name: value for name, value in vars(self).items() if name not in ("window", "rating")})
 
     def write(self, path: Path, name: Callable[[int], str]) -> None:
@@ -281,12 +281,12 @@ class Payoff:
 
 
 def _score(results: Iterable[int]) -> float:
-    """Points: 1 for a win, one half for a draw."""
+    """Sums the points of games: 1 for a win, one half for a draw."""
     return sum((result + 1) / 2 for result in results)
 
 
 def _interval(results: Sequence[int]) -> list[float]:
-    """The 95 % confidence interval of a win rate (Wilson 1927), to four digits; draws count as half of a win."""
+    """Returns a win rate's 95 % confidence interval (Wilson 1927), to four digits; a draw counts as half a win."""
     games, spread = len(results), _NORMAL_975**2 / len(results)
     rate = _score(results) / games
     half = _NORMAL_975 * math.sqrt((rate * (1.0 - rate) + spread / 4.0) / games)

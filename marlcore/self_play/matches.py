@@ -18,15 +18,15 @@ from .opponents import Opponents, name_of
 
 @dataclass(frozen=True)
 class Contender:
-    """A policy that learns in an actor: its collectors, and the opponents that it may meet there."""
+    """Holds a learning policy's collectors in an actor, and the opponents that it may meet there."""
 
     collectors: Mapping[str, Collector]  # by agent; matches fill their columns
-    published: Callable[[], Mapping[str, Any]]  # what came with the weights: the opponents' numbers and their odds
+    published: Callable[[], Mapping[str, Any]]  # extras of the weights: the opponents' numbers and odds
     opponents: Opponents
     report: Callable[[int, int], None]  # opponent and result of a game: 1 won, 0 drawn, -1 lost
 
     def drawn(self, generator: np.random.Generator) -> int:
-        """An opponent that can play; one that the pool has replaced meanwhile is drawn again."""
+        """Draws the number of an opponent that can play; redraws if the pool has replaced it."""
         published = self.published()
         numbers, odds = published["opponents"], published["odds"].copy()
         while odds.any():
@@ -40,10 +40,10 @@ class Contender:
 
 @dataclass
 class Matches:
-    """The present match of each copy: the policy that learns, its agent, and an opponent as each other agent.
+    """Assigns each copy's current match: the learning policy plays one agent, and an opponent each other agent.
 
-    The policies of a league learn in turn. Opponents are drawn for a block of episodes. Their players are kept
-    meanwhile, even if the pool replaces them.
+    The policies of a league learn in turn. Opponents are drawn for a block of episodes, and play until its end, even if
+    the pool replaces them.
     """
 
     config: SelfPlayConfig
@@ -55,9 +55,9 @@ class Matches:
 
     def __post_init__(self) -> None:
         copies, self._agents = len(self.ended), list(self.contenders[0].collectors)
-        # [copies, agents - 1]: the numbers of the opponents, from the agent after the policy's own one on
+        # [copies, agents - 1]: opponents' numbers, beginning with the agent after the policy's own
         self.present = np.zeros((copies, len(self._agents) - 1), np.int64)
-        self._episodes = np.full(copies, -1)  # of which the match was drawn
+        self._episodes = np.full(copies, -1)  # the episode for which each copy's match was drawn
         self.learning[:] = np.arange(copies) % len(self.contenders)
         # [policies, copies]: the place of the agent that the policy played in its last match there
         self._sides = np.tile(np.arange(copies) % len(self._agents), (len(self.contenders), 1))
@@ -68,7 +68,7 @@ class Matches:
                 collector.opponents = PlayersByNumber(collector.numbers.__getitem__, player)
 
     def begin(self, turn: Turn) -> None:
-        """Draws the matches of episodes that begin with this turn, and assigns the players of all agents."""
+        """Draws matches for the episodes that begin with this turn, and assigns a player to each agent."""
         copies = turn.copies[turn.begins]
         copies = copies[self._episodes[copies] != self.ended[copies]]
         if not len(copies):
@@ -98,12 +98,12 @@ class Matches:
             collector.recorder.parts[copy], collector.numbers[copy] = part, number
 
     def _numbers(self, copy: int) -> dict[str, int]:
-        """By agent, the number of its player; LATEST is the policy that learns."""
+        """Returns the number of each agent's player; LATEST is the learning policy."""
         turned = np.roll([LATEST, *self.present[copy].tolist()], self._sides[self.learning[copy], copy])
         return dict(zip(self._agents, turned.tolist(), strict=True))
 
     def report(self, ended: Ended) -> None:
-        """Reports the results of games of an agent that learned, one for each other agent."""
+        """Reports a learning agent's finished games: one result against each other agent."""
         infos, played = dict(ended.infos), self._episodes[ended.copies] == self.ended[ended.copies] - 1
         for copy in ended.copies[played].tolist():
             contender, winner = self._contender(copy), infos.get(copy, {}).get(WINNER)
@@ -114,10 +114,10 @@ class Matches:
 
 
 def report_result(lane: Reporter, opponent: int, result: int) -> None:
-    """Reports a game in an actor's lane of results, from which `results_in` takes it."""
+    """Reports a game in an actor's lane of results, from which `results_in` reads it."""
     lane.report_each(time.monotonic(), 0, str(opponent), "result", [result])
 
 
 def results_in(lanes: Telemetry) -> list[tuple[int, int]]:
-    """The opponents and results of the games reported since the last call, in order of time."""
+    """Returns (opponent, result) of the games reported since the last call, in order of time."""
     return [(int(game.agent), int(game.value)) for game in lanes.tail()]

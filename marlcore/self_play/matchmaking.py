@@ -12,11 +12,11 @@ from ..references import resolve
 
 
 class Standings(NamedTuple):
-    """What a policy's table has of k opponents, arrays [k], oldest opponent first."""
+    """A policy's records against k opponents: arrays [k], oldest opponent first."""
 
     rates: NDArray[np.float64]  # its win rates against them
     games: NDArray[np.int64]
-    evenness: NDArray[np.float64]  # of a game against each by the ratings, at most 1
+    evenness: NDArray[np.float64]  # how even a game against each is by the ratings, at most 1
 
 
 def odds_of(
@@ -27,10 +27,10 @@ def odds_of(
     begun: bool = True,
     role: str = MAIN,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The opponents' numbers and odds [config.opponents]: the latest policy, the anchors, and the candidates.
+    """Returns the opponents' numbers and odds [config.opponents]: the latest policy, the anchors, and the candidates.
 
-    Only main policies play against themselves. Before self-play has begun, the anchors alone have odds: as their
-    shares, or equal ones where all shares are 0.
+    Only main policies play against themselves. Before self-play has begun, only the anchors have odds: by their
+    shares, or equal odds if all shares are 0.
     """
     shares = config.shares_at(counts)
     if role != MAIN:
@@ -47,18 +47,18 @@ def odds_of(
         numbers[place] = candidates
         alike = np.full(len(candidates), 1.0 / len(candidates))
         odds[place] = others * (alike if role == MAIN_EXPLOITER else pool_odds(config, against(candidates)))
-    if not odds.any():  # everything from a pool that is empty
+    if not odds.any():  # the pool has all the odds, but is empty
         odds[0] = 1.0
     return numbers, odds / odds.sum()
 
 
 def pool_odds(config: SelfPlayConfig, standings: Standings) -> NDArray[np.float64]:
-    """The odds of the pools' opponents among themselves. Raises ValueError: a user's function returns none."""
+    """Returns the odds among the pools' opponents. Raises ValueError: a user's function returns unusable odds."""
     rates = standings.rates
     weights: NDArray[Any] = np.ones(len(rates))
     if config.draw == "pfsp":
         losses = 1.0 - rates
-        weights = (losses / losses.max()) ** config.power  # of 1 at least, so that no power makes all of them 0
+        weights = (losses / losses.max()) ** config.power  # the largest is 1, so that no power makes all weights 0
     elif config.draw == "recent":
         weights = np.arange(len(rates), 0, -1) ** -config.power
     elif config.draw == "variance":

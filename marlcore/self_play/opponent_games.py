@@ -1,4 +1,4 @@
-"""The evaluation of a policy in self-play: games against its opponents, in fixed shares, on both sides in turn."""
+"""Evaluates a policy in self-play: it plays each opponent a fixed share of games, on each side in turn."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ class Pairings(NamedTuple):
 
 
 def paired(games: int, anchors: int, members: Sequence[int], sides: Sequence[int]) -> Pairings:
-    """Games on each side against each opponent in turn; the pool's members share one turn, in their order."""
+    """Pairs games in rounds: a round plays each anchor, and the pool's next member, once on every side."""
     meetings, turn = np.divmod(np.arange(games), len(sides))
     rounds, groups = np.divmod(meetings, anchors + bool(members))
     opponents = -1 - groups
@@ -38,17 +38,17 @@ def paired(games: int, anchors: int, members: Sequence[int], sides: Sequence[int
 
 
 def spread(members: Sequence[int], most: int) -> list[int]:
-    """At most so many members of the pool: the newest, the oldest, and some evenly spaced between them."""
+    """Chooses at most `most` members of the pool: the newest, the oldest, and evenly spaced ones between them."""
     places = np.linspace(len(members) - 1, 0, min(most, len(members))).round().astype(np.int64)
     return [members[place] for place in places.tolist()]
 
 
 @dataclass
 class OpponentGames:
-    """Games of the newest weights against the anchors and the pool; the best weights so far play the same ones.
+    """Plays the newest weights, and the best weights so far, in the same games against the anchors and the pool.
 
-    Returns against a pool that changes cannot be compared over time. The newest weights replace the best ones if they
-    have a higher return: the mean over all anchors and the pool, of which each counts alike.
+    The best weights play again, since returns against a changing pool cannot be compared over time. The newest weights
+    replace them if their mean return is higher; in the mean, each anchor and the whole pool have equal weight.
     """
 
     env: VectorEnvironment
@@ -63,7 +63,7 @@ class OpponentGames:
         self._names = [*self.config.self_play.names, POOL]
 
     def play(self, now: int, goes_on: GoesOn) -> bool:
-        """See `Games`. It does nothing either if there is neither an anchor nor a member of the pool that can play."""
+        """See `Games`. Also returns False if there is no anchor and no member of the pool can play."""
         pairings = self._pairings()
         if pairings is None:
             return False
@@ -82,7 +82,7 @@ class OpponentGames:
         return True
 
     def _pairings(self) -> Pairings | None:
-        """None if no opponent can play."""
+        """Returns an evaluation's pairings; None if no opponent can play."""
         settings, games = self.config.self_play, self.config.evaluation.episodes
         agents = list(self.env.agents)
         sides = range(len(agents)) if settings.side == BOTH else [agents.index(settings.side)]
@@ -91,7 +91,7 @@ class OpponentGames:
         members = [number for number in spread(held, meetings) if self.opponents.load(number)]
         self.opponents.keep(members)
         if not members and not settings.anchors:
-            return None  # the learner has just replaced them
+            return None  # the learner has just replaced all of them
         return paired(games, len(settings.anchors), members, sides)
 
     def _play(self, model: PolicyModel, pairings: Pairings, seed: int, goes_on: GoesOn) -> Evaluation | None:
@@ -106,7 +106,7 @@ class OpponentGames:
         first = np.cumsum(counts) - counts  # game of each copy
 
         def numbers_in(copies: NDArray[np.int64], side: int) -> NDArray[np.int64]:
-            """The policy plays its games on this side, one opponent all others; those after the last do not count."""
+            """Returns the number of each copy's player on this side; games after the last one do not count."""
             present = np.minimum(first[copies] + self.env.ended[copies], games - 1)
             return np.where(pairings.sides[present] == side, LATEST, pairings.opponents[present])
 
@@ -117,7 +117,7 @@ class OpponentGames:
         return play(self.env, players, games, seed, goes_on)
 
     def _by_opponent(self, values: NDArray[Any], pairings: Pairings) -> dict[str, float]:
-        """The means against each anchor, and against the pool, of the policy's values [games]."""
+        """Averages the policy's values [games] over its games against each anchor, and against the pool."""
         return {
             name: float(values[pairings.groups == group].mean())
             for group, name in enumerate(self._names)
@@ -125,7 +125,7 @@ class OpponentGames:
         }
 
     def _of_policy(self, by_agent: Mapping[str, NDArray[Any]], pairings: Pairings) -> NDArray[Any]:
-        """The policy's values [games], on whichever side it played."""
+        """Returns the policy's values [games]: in each game those of the agent that it played."""
         of_sides = np.stack([by_agent[agent] for agent in self.env.agents])
         return of_sides[pairings.sides, np.arange(len(pairings.sides))]
 

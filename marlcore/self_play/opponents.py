@@ -1,8 +1,8 @@
-"""Opponents as players, anchors and frozen policies, of any agent.
+"""Makes the players of opponents (anchors and frozen policies) for any agent.
 
-Opponents have numbers, which name them to a policy's processes: 0 is the latest policy, -1, -2, ... are the anchors in
-their order, and 1, 2, ... the frozen copies in the order of their admission. In a league, those of the next policy lie
-`SPAN` higher, and so on; each policy counts from itself on.
+A policy's processes name its opponents by numbers: 0 is the latest policy, -1, -2, ... are the anchors in their order,
+and 1, 2, ... the frozen copies in the order of their admission. In a league, the next policy's numbers lie `SPAN`
+higher, and so on; each policy counts from itself on.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -26,7 +26,7 @@ MakePlayer: TypeAlias = Callable[[], Player]  # of one agent, in all copies
 
 @dataclass
 class Opponents:
-    """The players of opponents, by agent and number; a frozen policy's model is kept while it plays or is held."""
+    """Holds the players of opponents, by agent and number, and frozen policies' models until `keep` releases them."""
 
     policies: Sequence[AssignedPolicy]  # of the league, the one that learns first
     pools: Sequence[ParameterStore]  # of their frozen copies
@@ -34,10 +34,10 @@ class Opponents:
     copies: int
     generator: np.random.Generator  # for the algorithm's draws
     device: torch.device
-    live: Sequence[ActingPolicy] = ()  # by policy, with its newest weights; empty where these are no opponents
+    live: Sequence[ActingPolicy] = ()  # each policy with its newest weights; empty if these are no opponents
 
     def __post_init__(self) -> None:
-        """Raises ValueError, TypeError: see `make_anchors`."""
+        """Builds models and anchors. Raises ValueError, TypeError: see `make_anchors`."""
         self._models = [build_model(policy, self.config).acting.to(self.device) for policy in self.policies]
         self._subscribers = [pool.subscriber(model) for pool, model in zip(self.pools, self._models, strict=True)]
         anchors = make_anchors(self.policies[0], self.config, self.copies, self.generator, self.device)
@@ -45,7 +45,7 @@ class Opponents:
         self._players: dict[tuple[str, int], Player] = {}  # by agent and number
 
     def load(self, number: int) -> bool:
-        """Takes a frozen policy's weights unless they are here; returns whether it can play: not if it was replaced."""
+        """Loads a frozen policy's weights if needed; returns False if the pool has replaced it."""
         if number not in self._makers:
             place, version = divmod(number, SPAN)
             live = self.live[place] if self.live else None
@@ -65,13 +65,13 @@ class Opponents:
         return ActingPolicy(policy.algorithm, model, *given, explore)
 
     def player(self, agent: str, number: int) -> Player:
-        """An opponent as an agent; for each it has stacks, recurrent states and scripts' objects of its own."""
+        """Returns an opponent's player for an agent, with its own stacks, recurrent states and script objects."""
         if (agent, number) not in self._players:
             self._players[agent, number] = self._makers[number]()
         return self._players[agent, number]
 
     def keep(self, numbers: Collection[int]) -> None:
-        """Releases all other policies."""
+        """Releases all frozen policies except those with these numbers."""
         for number in [number for number in self._makers if number > 0 and number not in numbers]:
             del self._makers[number]
         self._players = {key: player for key, player in self._players.items() if key[1] in self._makers}
@@ -80,7 +80,7 @@ class Opponents:
 def make_anchors(
     policy: AssignedPolicy, config: Config, copies: int, generator: np.random.Generator, device: torch.device
 ) -> list[MakePlayer]:
-    """Makers of the anchors' players. Raises ValueError: one cannot be imported, or is of another network."""
+    """Returns makers of anchors' players. Raises ValueError: an anchor is not importable, or its network differs."""
     anchors: list[MakePlayer] = []
     for reference, name in zip(config.self_play.anchors, config.self_play.names, strict=True):
         source = _source_of(reference)
@@ -96,14 +96,14 @@ def make_anchors(
 
 
 def make_beside_anchors(env_fn: Callable[[], Any], anchors: Sequence[str]) -> Any:
-    """Makes an environment on a machine that has the anchors too. Raises ValueError: it lacks one."""
+    """Makes an environment after finding all anchors. Raises ValueError: this machine lacks an anchor."""
     for reference in anchors:
         _source_of(reference)
     return env_fn()
 
 
 def _source_of(reference: str) -> Any:
-    """The path of an anchor's checkpoint, or its script. Raises ValueError: it is not there."""
+    """Returns the path of an anchor's checkpoint, or its script. Raises ValueError: it does not exist."""
     if not reference.endswith(".pt"):
         return resolve("self_play.anchors", reference)
     if not Path(reference).exists():
@@ -112,9 +112,9 @@ def _source_of(reference: str) -> Any:
 
 
 def name_of(number: int, anchors: Sequence[str], rivals: Sequence[str] = ()) -> str:
-    """An opponent's name: "pool:latest", "pool:3", its anchor's, or in a league "pool:exploiter:3".
+    """Returns an opponent's name: "pool:latest", "pool:3", its anchor's, or in a league "pool:exploiter:3".
 
-    `rivals` are the names of the league's policies, the one that learns first.
+    `rivals` are the names of the league's policies; the learning policy comes first.
     """
     if number < 0:
         return anchors[-number - 1]

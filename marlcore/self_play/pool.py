@@ -1,4 +1,4 @@
-"""The pool of frozen opponents: versions of one store, whose slots they take in turn, and their checkpoints."""
+"""The pool of frozen opponents: each is a version in a store's ring of slots, and has a checkpoint."""
 
 import copy
 import itertools
@@ -15,13 +15,13 @@ from ..loops import PolicyModel
 from ..record import checkpoint_path, kept_steps, load_checkpoint, save_checkpoint
 from ..weights import ParameterStore
 
-SPAN = 10**9  # of the numbers of a policy's copies: those of a league's next policy lie so much higher
+SPAN = 10**9  # offset between the opponents' numbers of a league's successive policies
 FIRST_OPPONENT = 1  # its checkpoint stays, as the yardstick of progress
 
 
 @dataclass
 class Pool:
-    """The learner's end. An opponent's number is the version of the store under which it was published."""
+    """Admits opponents to a pool, for its learner. An opponent's number is its version in the store."""
 
     store: ParameterStore  # of `pool_store`
     model: PolicyModel
@@ -36,7 +36,7 @@ class Pool:
         self.updates = int(saved.get("updates", 0))  # of the newest opponent
 
     def admit(self, numbers: dict[str, float]) -> None:
-        """Publishes a copy of the acting model with its numbers; in a full pool it replaces the oldest."""
+        """Publishes a copy of the acting model with its numbers; in a full pool, the copy replaces the oldest."""
         with torch.no_grad():  # every tensor, also those that a state_dict leaves out
             each = (itertools.chain(model.parameters(), model.buffers()) for model in (self.model, self._frozen))
             for tensor, frozen in zip(*each, strict=True):
@@ -59,7 +59,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A learner's weights and optimizer at its best or its beginning, in a checkpoint of their own."""
+    """Keeps a learner's weights and optimizer, at its best or at its beginning, in a separate checkpoint."""
 
     path: Path
     model: PolicyModel
@@ -69,19 +69,19 @@ class Snapshot:
         save_checkpoint(self.path, {**self.model.saved(), "trainer": self.trainer.state_dict()})
 
     def restore(self) -> None:
-        """Goes back to what was kept, in place. Raises ValueError: the file is gone or damaged."""
+        """Restores the kept weights and optimizer in place. Raises ValueError: the file is missing or damaged."""
         state = load_checkpoint(self.path)
         self.model.restore_checked(state, self.path, "self_play: expected the weights that were kept")
         self.trainer.load_state_dict(state["trainer"])
 
 
 def opponent_path(run_dir: Path, policy: str, number: int) -> Path:
-    """The checkpoint of an opponent; `load_policy(run_dir, policy, "opponent-3")` reads it."""
+    """Returns the path of an opponent's checkpoint; `load_policy(run_dir, policy, "opponent-3")` reads it."""
     return checkpoint_path(run_dir, policy, f"opponent-{number}")
 
 
 def saved_opponents(run_dir: Path, policy: str, most: int) -> list[int]:
-    """The numbers of the newest saved opponents without a gap, oldest first, at most `most`."""
+    """Returns the numbers of the newest saved opponents without a gap, oldest first, at most `most` numbers."""
     saved = kept_steps(run_dir, policy, "opponent-")
     newest = max(saved, default=0)
     numbers = itertools.takewhile(saved.__contains__, range(newest, newest - most, -1))
@@ -89,7 +89,7 @@ def saved_opponents(run_dir: Path, policy: str, most: int) -> list[int]:
 
 
 def pool_store(model: PolicyModel, slots: int, extras: dict[str, Any], run_dir: Path, policy: str) -> ParameterStore:
-    """A store with the saved opponents; the model becomes the newest. Raises ValueError: one is of another network."""
+    """Makes a store of the saved opponents; `model` gets the newest's weights. Raises ValueError: a network differs."""
     numbers = saved_opponents(run_dir, policy, slots)
     before = numbers[0] - 1 if numbers else 0
     store = ParameterStore.create(model.acting, slots, extras, begins_after=before, name="opponents")
@@ -102,19 +102,19 @@ def pool_store(model: PolicyModel, slots: int, extras: dict[str, Any], run_dir: 
 
 
 def load_opponent(path: Path, model: PolicyModel, expected: str, *, own_name: bool = True) -> dict[str, Any]:
-    """Gives the model the weights of a checkpoint; returns all of it. Raises ValueError: it is of another network."""
+    """Loads a checkpoint into the model; returns its whole state. Raises ValueError: it belongs to another network."""
     state = load_checkpoint(path, own_name=own_name)
     model.restore_checked(state, path, expected)
     return state
 
 
 def pooled_numbers(store: ParameterStore) -> range:
-    """The numbers of the opponents in a pool, oldest first."""
+    """Returns the numbers of the opponents in a pool, oldest first."""
     newest = store.version
     return range(max(store.begins_after + 1, newest - store.slots + 1), newest + 1)
 
 
 def members_of(pools: Iterable[ParameterStore]) -> list[int]:
-    """The numbers of the opponents in a league's pools, oldest first."""
+    """Returns the numbers of the opponents in a league's pools, oldest first."""
     members = ((number, place) for place, pool in enumerate(pools) for number in pooled_numbers(pool))
     return [place * SPAN + number for number, place in sorted(members)]

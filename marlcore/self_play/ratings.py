@@ -1,4 +1,4 @@
-"""Ratings of the policy that learns and of its opponents, which every game between two of them changes."""
+"""Ratings of the learning policy and of its opponents; each game changes the ratings of its two players."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +11,7 @@ from ..config import SelfPlayConfig
 class Elo:
     """Elo, The Rating of Chessplayers, 1978: R + k (S - E), where E = 1 / (1 + 10^((R of the other - R) / 400)).
 
-    A rating is a list of numbers, of which the first is the strength.
+    A rating is a list of numbers; the first number is the strength.
     """
 
     k: float
@@ -19,11 +19,11 @@ class Elo:
 
     @property
     def first(self) -> list[float]:
-        """Before any game."""
+        """The rating before any game."""
         return [1000.0]
 
     def after(self, policy: list[float], opponent: list[float], result: int) -> tuple[list[float], list[float]]:
-        """The ratings of both after a game that the policy won (1), drew (0) or lost (-1)."""
+        """Returns both ratings after a game that the policy won (1), drew (0) or lost (-1)."""
         moved = self.k * ((result + 1) / 2 - self._expected(policy, opponent))
         return [policy[0] + moved], [opponent[0] - moved]
 
@@ -32,7 +32,7 @@ class Elo:
         return float(1.0 / (1.0 + 10.0**distance))
 
     def evenness(self, policy: list[float], opponent: list[float]) -> float:
-        """How even a game would be, at most 1: 4 E (1 - E), of the expected score E."""
+        """Returns how even a game would be, in [0, 1]: 4 E (1 - E), where E is the expected score."""
         expected = self._expected(policy, opponent)
         return 4.0 * expected * (1.0 - expected)
 
@@ -41,7 +41,7 @@ class Elo:
 
 
 class TrueSkill:
-    """The package trueskill, with its default settings: mean and standard deviation of a skill, 25 and 25/3 at first.
+    """Rates by the package trueskill: mean and standard deviation of a skill, which begin at 25 and 25/3.
 
     Herbrich, Minka and Graepel 2006, "TrueSkill: A Bayesian skill rating system".
     """
@@ -67,7 +67,7 @@ class TrueSkill:
         return (lower, higher) if result < 0 else (higher, lower)
 
     def evenness(self, policy: list[float], opponent: list[float]) -> float:
-        """The package's quality: the chance of a draw, next to that of equal players whose skills are known."""
+        """Returns trueskill's quality: the chance of a draw relative to that of equal players of known skill."""
         return float(self._quality(self._of(*policy), self._of(*opponent)))
 
     def shown(self, rating: list[float]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Self-play in a run's parent: it checks the settings, and creates the pool and the lanes of results."""
+"""Sets up self-play in a run's parent: checks the settings, and creates the pools and the lanes of results."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -26,14 +26,14 @@ POLICY = "main"  # the policy's name where the configuration gives none
 
 @dataclass(frozen=True)
 class SelfPlay:
-    """The shared memory of a policy in self-play, in a run's memory."""
+    """Handles of the shared memory that self-play adds for a policy."""
 
     pool: SegmentHandle  # of frozen opponents
     results: SegmentHandle  # of games, a lane for each actor and each other machine
 
 
 def policies_in_self_play(config: Config, agents: tuple[str, ...]) -> dict[str, str] | None:
-    """The one policy of all agents, None if several have roles. Raises ValueError: one agent, or other policies."""
+    """Assigns one policy to all agents; None in a league. Raises ValueError: one agent, or conflicting settings."""
     if len(agents) < 2:
         raise ValueError(f"self_play: expected an environment of two or more agents, got {list(agents)}")
     if config.self_play.roles:
@@ -48,7 +48,7 @@ def policies_in_self_play(config: Config, agents: tuple[str, ...]) -> dict[str, 
 
 
 def check_self_play(config: Config, policy: AssignedPolicy) -> None:
-    """Raises ValueError, TypeError: a side or an anchor is unknown, or an opponent's tag has no part of the replay."""
+    """Checks settings. Raises ValueError, TypeError: a side or anchor is unknown, or an opponent's tag has no part."""
     settings = config.self_play
     if settings.side != BOTH and settings.side not in policy.agents:
         raise ValueError(f"self_play.side: expected {BOTH} or one of {list(policy.agents)}, got {settings.side!r}")
@@ -70,12 +70,12 @@ def check_self_play(config: Config, policy: AssignedPolicy) -> None:
 
 
 def published_numbers(algorithm: Algorithm, config: Config) -> dict[str, tuple[int, ...] | Field]:
-    """The numbers that are published with a policy's weights, and kept with each opponent's."""
+    """Returns the fields of the numbers that are published with a policy's weights, and with each opponent's."""
     return {"updates": (), "step": (), **dict.fromkeys(schedules_of(algorithm, config), ())}
 
 
 def odds_fields(config: SelfPlayConfig) -> dict[str, tuple[int, ...] | Field]:
-    """The opponents' numbers and odds, which are published with a policy's weights; none without self-play."""
+    """Returns fields for the opponents' numbers and odds, published with a policy's weights; {} without self-play."""
     if not config.pool:
         return {}
     return {"opponents": Field((config.opponents,), "int64"), "odds": Field((config.opponents,), "float64")}
@@ -84,9 +84,9 @@ def odds_fields(config: SelfPlayConfig) -> dict[str, tuple[int, ...] | Field]:
 def create_self_play(
     stack: ExitStack, policies: tuple[AssignedPolicy, ...], config: Config, run_dir: Path
 ) -> tuple[SelfPlay, ...]:
-    """Each policy's pool and lanes of results; none without self-play.
+    """Creates each policy's pool and lanes of results; none without self-play.
 
-    Raises ValueError: a saved opponent is of another network.
+    Raises ValueError: a saved opponent belongs to another network.
     """
     created = []
     for policy in policies if config.self_play.pool else ():
@@ -99,5 +99,5 @@ def create_self_play(
 
 
 def own_first(items: Sequence[T], place: int) -> list[T]:
-    """A league's policies, or what belongs to each, in the order of one of them: itself first."""
+    """Rotates a league's items, one for each policy, so that the item at `place` comes first."""
     return [*items[place:], *items[:place]]

@@ -1,7 +1,7 @@
-"""Where a run's metrics go: one stream, several sinks, a file each.
+"""The sinks of a run's metrics: one stream goes to several sinks; each sink has its own file.
 
 The parent writes metrics.csv itself, since that file is the run's own record. Every other sink works behind a queue, in
-a thread of its own: it slows nobody, and what it loses is counted. Sinks never read shared memory.
+its own thread: it slows no other part, and metrics that it loses are counted. Sinks never read shared memory.
 """
 
 from .background import Background, Sink, Sinks, open_sinks

@@ -1,4 +1,4 @@
-"""A run's sinks: metrics.csv at once, every other one behind a queue with a thread of its own.
+"""A run's sinks: metrics.csv is written at once, every other sink gets metrics through a queue in its own thread.
 
 The queues are bounded: they drop metrics, but never events.
 """
@@ -23,7 +23,7 @@ from .tensorboard import TensorBoardSink
 from .wandb import WandbSink, check_wandb
 
 CAPACITY = 10_000  # metrics that wait; about 2 MB
-CLOSE_S = 5.0  # for a sink to write what waits and to close
+CLOSE_S = 5.0  # for a sink to write its queue and close
 CALLBACK = "callback"
 LOOK_S = 0.1
 
@@ -31,24 +31,24 @@ log = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """Takes a run's metrics. One thread makes it and calls all of its methods.
+    """Takes a run's metrics. A single thread makes the sink and calls all its methods.
 
-    An exception of any method ends the sink, not the run. A sink that also has a method `announce` gets the run's
-    events by it, each after the metric that completes it; they are not dropped if it is slow, as metrics are.
+    An exception of any method ends the sink, not the run. If a sink has a method `announce`, it gets each of the run's
+    events after the metric that completes the event. A slow sink loses metrics, but no events.
     """
 
     def record(self, metric: Metric) -> None:
         """Takes a metric; it may be buffered until `flush`."""
 
     def flush(self) -> None:
-        """Hands everything recorded so far to its readers; called about once a second."""
+        """Makes everything recorded so far visible to readers; called about once a second."""
 
     def close(self) -> None:
-        """Flushes and releases the sink's resources; the last call, also after another method raised."""
+        """Flushes and releases the sink's resources; always the last call, even after another method raised."""
 
 
 class Background:
-    """A sink that another thread makes and uses. It drops and counts metrics that find no room, but no events.
+    """Runs a sink in another thread. If the queue is full, it drops and counts metrics, but drops no events.
 
     The first metric starts the thread, so a run that fails earlier leaves no trace in the sink.
     """
@@ -60,16 +60,16 @@ class Background:
         self._queue: SimpleQueue[Metric | Event | Literal["flush", "end"]] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._offered = 0  # written by the run's thread
-        self._announced = 0  # the same
+        self._announced = 0  # also written by the run's thread
         self._written = 0  # written by the sink's thread
-        self._delivered = 0  # events, the same
-        self._late = False  # written by the run's thread: the sink gets events alone
+        self._delivered = 0  # events; also written by the sink's thread
+        self._late = False  # written by the run's thread: the sink now gets only events
         self._given_up = False  # written by either
         self._ended = False
 
     @property
     def lost(self) -> int:
-        """Metrics that the sink has not taken; until it is closed, those that still wait count too."""
+        """The number of metrics that the sink has not taken; before `close`, queued ones count too."""
         return self._offered - self._written
 
     def record(self, metric: Metric) -> None:
@@ -84,20 +84,20 @@ class Background:
         self._put(event)
 
     def flush(self) -> None:
-        """Asks the sink to flush once it has taken what waits."""
+        """Asks the sink to flush after the queued metrics."""
         if self._thread is not None and self._queue.qsize() < self._capacity:
             self._put("flush")
 
     def end(self) -> None:
-        """Asks the sink to take what waits and to close; returns at once, and later metrics are lost."""
+        """Asks the sink to take the queued metrics and to close; returns at once. Later metrics are lost."""
         if not self._ended:
             self._ended = True
             self._queue.put("end")
 
     def close(self, timeout: float = CLOSE_S) -> None:
-        """Ends the sink and waits at most `timeout` seconds; after them the log says that it is left behind.
+        """Ends the sink and waits at most `timeout` seconds for it; then logs that it is left behind.
 
-        A slow sink gets CLOSE_S more for the events that wait, without the metrics.
+        A slow sink gets CLOSE_S seconds more to take the queued events; its queued metrics are lost.
         """
         self.end()
         if self._thread is None:
@@ -111,7 +111,7 @@ class Background:
             log.warning("metrics: the sink %s did not close in time and is left behind", self.name)
 
     def wait(self, enough: Callable[[], bool]) -> None:
-        """Waits for the end of a sink that was closed, until `enough` returns True."""
+        """Waits until a closed sink's thread has ended or `enough` returns True."""
         while self._thread is not None and self._thread.is_alive() and not enough():
             self._thread.join(LOOK_S)
 
@@ -126,7 +126,7 @@ class Background:
         self._thread = threading.Thread(target=self._work, name=f"marlcore-sink-{self.name}", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError as error:  # the system starts no thread
+        except RuntimeError as error:  # the system cannot start a thread
             self._thread = None
             self._fail(error)
 
@@ -155,7 +155,7 @@ class Background:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """Says once, in one line, why the sink gets no more metrics."""
+        """Gives the sink up, and logs once, in one line, why it gets no more metrics."""
         if self._given_up:
             return
         self._given_up = True
@@ -166,7 +166,7 @@ class Background:
 
 
 class Sinks:
-    """Sinks as one: metrics.csv, which the run's directory closes, and others with a thread each."""
+    """Passes metrics to metrics.csv, which the run's directory closes, and to other sinks with a thread each."""
 
     def __init__(self, csv: CsvSink, others: list[Background]) -> None:
         self._others = others
@@ -174,22 +174,22 @@ class Sinks:
         self._closed = False
 
     def record(self, metric: Metric) -> None:
-        """Takes a metric. Raises OSError: metrics.csv could not be written."""
+        """Passes a metric to all sinks. Raises OSError: metrics.csv could not be written."""
         for sink in self._all:
             sink.record(metric)
 
     def announce(self, event: Event) -> None:
-        """Takes an event, after the metric that completes it."""
+        """Passes on an event, after the metric that completes it."""
         for sink in self._others:
             sink.announce(event)
 
     def flush(self) -> None:
-        """Hands everything recorded so far to its readers; only metrics.csv is flushed at once."""
+        """Flushes metrics.csv at once, and asks the other sinks to flush."""
         for sink in self._all:
             sink.flush()
 
     def close(self, timeout: float = CLOSE_S) -> None:
-        """Closes the others, in `timeout` seconds together, and logs how many metrics each has lost; twice is fine."""
+        """Closes all sinks but metrics.csv within `timeout` seconds, and logs each one's losses; twice is fine."""
         if self._closed:
             return
         self._closed = True
@@ -202,14 +202,14 @@ class Sinks:
                 log.warning("metrics: the sink %s lost %d metrics, which metrics.csv holds", sink.name, sink.lost)
 
     def await_callback(self, enough: Callable[[], bool]) -> None:
-        """After `close`: waits until the callback's last call has returned or raised, or `enough` returns True."""
+        """Waits, after `close`, until the callback's last call has ended or `enough` returns True."""
         for sink in self._others:
             if sink.name == CALLBACK:
                 sink.wait(enough)
 
     @property
     def lost(self) -> dict[str, int]:
-        """By sink, the metrics that it has not taken; metrics.csv has all of them."""
+        """The number of metrics that each sink has not taken; metrics.csv has all of these."""
         return {sink.name: sink.lost for sink in self._others}
 
 
@@ -219,7 +219,7 @@ def open_sinks(
     config: MetricsConfig,
     make_callback: Callable[[], Sink] | None = None,
 ) -> Sinks:
-    """The sinks of a configuration and of a callback; the first metric makes them.
+    """Returns the configured sinks and the callback's sink; the first metric makes them.
 
     Raises ValueError: a sink cannot be used.
     """

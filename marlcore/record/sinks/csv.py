@@ -1,4 +1,4 @@
-"""metrics.csv, a run's own record of its metrics: written, continued and read."""
+"""Writes, continues and reads metrics.csv, a run's own record of its metrics."""
 
 import csv
 import io
@@ -25,7 +25,7 @@ _HEADER = ["time_s", "step", "agent", "name", "value"]
 
 
 class CsvSink:
-    """Writes a metrics.csv; "r+" continues one after its last whole line.
+    """Writes a metrics.csv; the mode "r+" continues an existing file after its last whole line.
 
     Raises: ValueError: another process writes the file, or it is not a metrics.csv; nothing was changed. OSError.
     """
@@ -52,7 +52,7 @@ class CsvSink:
                 self._raw.take(whole + newline)
 
     def resume_at(self, step: int) -> None:
-        """Cuts off later steps, which the resumed run takes again, but keeps those before the last saved progress."""
+        """Cuts off rows after `step`, which the resumed run will repeat, but no row that the saved progress covers."""
         data = self._path.read_bytes()
         size = max(_saved(self._path)[0], data.index(b"\n") + 1)
         lines = io.StringIO(data[size:].decode(errors="surrogateescape"), newline="").readlines()
@@ -66,7 +66,7 @@ class CsvSink:
         self._raw.take(data[:size])
 
     def record(self, metric: Metric) -> None:
-        """Appends a metric; buffered until `flush`. Raises: ClosedError. OSError: a write failed."""
+        """Appends a metric, buffered until `flush`. Raises: ClosedError. OSError: a write failed."""
         if self._file.closed:
             raise ClosedError(f"{str(self._path)!r}: expected it open, it was closed")
         # repr is the shortest text that reads back as the same float; float() drops NumPy's own repr.
@@ -80,7 +80,7 @@ class CsvSink:
             self._file.flush()
 
     def sync(self) -> list[int]:
-        """Puts everything recorded so far on disk; returns its bytes and their CRC-32. Raises OSError."""
+        """Writes everything recorded so far to disk; returns the file's size in bytes and CRC-32. Raises OSError."""
         self.flush()
         with self._naming():
             os.fsync(self._raw.fileno())
@@ -99,7 +99,7 @@ class _Summed(io.FileIO):
     size, crc = 0, 0
 
     def take(self, content: bytes) -> None:
-        """Continues after the content, which the file has."""
+        """Continues the file after `content`, which it holds already."""
         self.size, self.crc = len(content), zlib.crc32(content)
         self.seek(self.size)
 
@@ -110,9 +110,9 @@ class _Summed(io.FileIO):
 
 
 def read_metrics(path: str | Path) -> list[Metric]:
-    """Read a metrics.csv, in the order written; a last line without a newline, left by a killed run, is dropped.
+    """Reads a metrics.csv in the order written; drops a last line without a newline, which a killed run left.
 
-    In a run's directory the file is verified as far as the run's last saved progress reaches.
+    In a run's directory, verifies the file up to the run's last saved progress.
 
     Raises ValueError: the file is not a metrics.csv, one of its lines is not a metric, or it was changed.
     """
@@ -120,12 +120,12 @@ def read_metrics(path: str | Path) -> list[Metric]:
 
 
 def each_metric(path: str | Path) -> Iterator[Metric]:
-    """As `read_metrics`, one metric at a time: those of a long run would take much memory."""
+    """Reads like `read_metrics`, but yields one metric at a time, to save memory with long runs."""
     expected = ",".join(_HEADER)
-    with open_regular(as_path("path", path)) as file:  # first, since the rest may be the hole of a sparse file
+    with open_regular(as_path("path", path)) as file:  # the header first: the rest may be a hole of a sparse file
         header = file.readline(2 * len(expected)).decode(errors="replace").rstrip("\r\n")
     size, crc = _saved(Path(path))
-    data = read_regular(path)  # after the progress: a live run appends
+    data = read_regular(path)  # read after the saved progress, since a live run appends
     if len(data) < size or zlib.crc32(memoryview(data)[:size]) != crc:
         raise ValueError(f"{str(path)!r}: expected its first {size:,} bytes as the run wrote them, got others")
     data = data[: data.rfind(b"\n") + 1]
@@ -147,7 +147,7 @@ def _lines(data: bytes) -> Iterator[str]:
 
 
 def _saved(path: Path) -> tuple[int, int]:
-    """The bytes of the file, and their CRC-32, when the run last saved its progress."""
+    """Returns the file's size in bytes and its CRC-32 when the run last saved its progress."""
     progress = path.parent / PROGRESS
     saved = (read_json(progress).get("metrics") if os.path.lexists(progress) else None) or [0, 0]
     if not isinstance(saved, list) or [*map(type, saved)] != [int, int]:

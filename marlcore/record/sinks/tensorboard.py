@@ -1,4 +1,4 @@
-"""Metrics as TensorBoard's scalars, and the run's settings as its hyperparameters."""
+"""Writes metrics as TensorBoard scalars, and the run's settings as TensorBoard hyperparameters."""
 
 import json
 import time
@@ -15,10 +15,10 @@ EPISODES = 100  # in the mean return at the end
 
 
 class TensorBoardSink:
-    """Writes an event file to run_dir/tensorboard, tag "agent/name"; a resumed run adds another file.
+    """Writes an event file to run_dir/tensorboard, with tags "agent/name"; a resumed run adds another file.
 
     The first file begins with the settings and hyperparameters of config.json, by dotted name, for the HParams tab.
-    Each file ends with "final/agent/episode_return" of each agent, the mean over its last episodes, to compare runs by.
+    For comparing runs, each file ends with "final/agent/episode_return": the mean over each agent's last episodes.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -67,7 +67,7 @@ class TensorBoardSink:
 
 
 def _dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bool | float | str]]:
-    """Nested settings by dotted name, without those that are None; lists as JSON."""
+    """Yields nested settings by dotted name, lists as JSON; leaves out None."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from _dotted(value, f"{prefix}{name}.")

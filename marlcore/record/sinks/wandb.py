@@ -1,4 +1,4 @@
-"""Metrics in Weights & Biases, online or offline; the package wandb is imported only here, when it is used."""
+"""Sends metrics to Weights & Biases, online or offline; only this file imports the package wandb, when it is used."""
 
 import os
 import re
@@ -15,9 +15,9 @@ _ID_BYTES = 8
 
 
 def check_wandb(mode: str | None) -> None:
-    """Raises ValueError: wandb is not installed, or it is to be online and has no credentials."""
+    """Checks that wandb can be used. Raises ValueError: it is not installed, or is online without credentials."""
     package = find_spec("wandb")
-    if package is None or package.origin is None:  # a folder `wandb` of earlier runs is no package
+    if package is None or package.origin is None:  # a folder `wandb` of earlier runs is not the package
         raise ValueError('metrics.sinks: wandb is not installed; try: pip install "marlcore[wandb]"')
     if (mode or os.environ.get("WANDB_MODE", "online")) != "online":
         return
@@ -29,9 +29,9 @@ def check_wandb(mode: str | None) -> None:
 
 
 class WandbSink:
-    """A W&B run, named like the run's directory and grouped by its parent; a resumed run continues the same W&B run.
+    """Writes a W&B run, named after the run's directory and grouped by its parent; a resumed run continues it.
 
-    Its metrics are "agent/name" over `step`. Its config is the run's config.json.
+    Metrics are "agent/name" over `step`. The W&B config is the run's config.json.
     """
 
     def __init__(self, run_dir: Path, project: str, mode: Literal["online", "offline"] | None) -> None:
@@ -66,7 +66,7 @@ class WandbSink:
 
 
 def _run_id(path: Path) -> str:
-    """The id of the W&B run, drawn once for a run's directory. Raises ValueError: its file is damaged."""
+    """Returns the W&B run's id, drawn once for a run's directory. Raises ValueError: the id's file is damaged."""
     if not path.exists():
         write_sealed(path, secrets.token_hex(_ID_BYTES).encode())
     run_id = read_sealed(path)[: 2 * _ID_BYTES].decode(errors="replace")

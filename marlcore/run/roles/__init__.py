@@ -1,7 +1,7 @@
 """A run's roles: actors, learners and the evaluator, each made from the spec and the memory of its machine.
 
-A role is the same in a process of its own and, in serial mode, in turn with the others. One whose process was killed
-is followed by one that continues from what shared memory and the last checkpoint hold.
+The same role runs in its own process or, in serial mode, in turn with the others. If its process is killed, a new one
+continues from shared memory and the last checkpoint.
 """
 
 from .actor import ActorRole

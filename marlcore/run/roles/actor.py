@@ -40,7 +40,7 @@ from .role import WAIT_S, Role
 
 
 class ActorRole(Role):
-    """An actor; a restarted actor takes the steps that are left."""
+    """Acts in the environment and writes transitions; after a restart it takes the remaining steps."""
 
     def build(self) -> None:
         spec, crew, config = self.spec, self.memory.crew, self.config
@@ -84,7 +84,7 @@ class ActorRole(Role):
             sync_interval=config.actor.sync_interval,
             max_lag=0 if isinstance(policy.source, QueueSource) else config.actor.max_policy_lag,
         )
-        # Without a time limit: the parent judges a learner that starts slowly, or that died while it published.
+        # No time limit: the parent handles a learner that starts slowly or died while it published.
         while not self.control.stopping and not (subscriber.wait(newer_than=0, timeout=WAIT_S) and weights.pull()):
             self.beat()
         generator = np.random.default_rng(run_seed(config, "actor", use, self._steps))
@@ -92,7 +92,7 @@ class ActorRole(Role):
         return ActingPolicy(policy.algorithm, model, *given), weights
 
     def _seats(self, policy: AssignedPolicy, acting: ActingPolicy, weights: FollowedWeights) -> dict[str, Collector]:
-        """The seats of a policy's agents; a lane is of a part of the replay, an agent, an actor and a copy."""
+        """Returns the collector of each agent of a policy. Each (replay part, agent, actor, copy) has its own lane."""
         self.beat()
         config = self.config.of(policy.name)
         storage = self.hold(attach_transitions(self.memory.transitions[policy.name]))
@@ -124,7 +124,7 @@ class ActorRole(Role):
         config = self.config
         generator = np.random.default_rng(run_seed(config, "opponents", self._number, self.control.steps))
         pools = [self.hold(ParameterStore.attach(game.pool)) for game in self.memory.league]
-        live = [acting for acting, _ in self.policies]  # which act with the newest weights as opponents
+        live = [acting for acting, _ in self.policies]  # as opponents, they act with the newest weights
         if not config.self_play.explore:
             live = [replace(acting, explore=None, generator=generator) for acting in live]
         contenders = [self._contender(place, pools, live, seats, generator) for place, seats in enumerate(own)]
@@ -137,7 +137,7 @@ class ActorRole(Role):
         policies, pools = own_first(self.spec.policies, place), own_first(pools, place)
         subscriber = self.policies[place][1].subscriber
         for pool, newest in zip(pools, _newest(subscriber.extras["opponents"], len(pools)), strict=True):
-            # on another machine it may still be on its way
+            # on another machine, the opponent may still be in transit
             while not self.control.stopping and not pool.wait(newest - 1, WAIT_S):
                 self.beat()
         given = self.config, self.env.copies, generator, self._device
@@ -157,7 +157,7 @@ class ActorRole(Role):
         return not self.done and not self.control.stopping
 
     def cut_episodes(self) -> None:
-        """Once it is done: takes the last actions in the environment, and makes the last transitions whole."""
+        """Steps the environment with the last actions, and completes the last transitions; called when it is done."""
         cut_episodes(self.env, self.seats, self)
         self.count_steps(0)
 
@@ -178,11 +178,11 @@ class ActorRole(Role):
             self.counters.store(EPISODES, self.env.episodes)
         self.report_gpu(self._device)
         if steps:
-            self.counters.store(READY, self.attempt)  # what raised before would raise again: see the supervisor
+            self.counters.store(READY, self.attempt)  # the supervisor does not restart a worker that raises before this
         self.beat()
 
     def work(self) -> None:
-        with self.control.checked_waits(self.check_wait):  # for a learner
+        with self.control.checked_waits(self.check_wait):  # these are waits for a learner
             act_until_done(self.env, self.seats, self)
             if not self.control.stopping:
                 self.cut_episodes()
@@ -190,6 +190,6 @@ class ActorRole(Role):
 
 
 def _newest(opponents: NDArray[np.int64], policies: int) -> list[int]:
-    """The newest frozen copy of each policy among opponents, by number; 0 without one."""
+    """Returns for each policy the number of its newest frozen copy among the opponents; 0 if there is none."""
     places, versions = np.divmod(np.maximum(opponents, 0), SPAN)
     return [int(versions[places == place].max(initial=0)) for place in range(policies)]

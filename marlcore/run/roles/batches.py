@@ -26,9 +26,9 @@ def batches_of(
 
 
 class ReplayBatches:
-    """Batches that a sampler draws from a replay, or from a mixture of its parts, perhaps ahead.
+    """Draws a learner's batches from a replay, or from a mixture of its parts, ahead if `learner.prefetch` says so.
 
-    After so many `updates`, they continue those of a checkpoint's `state`; an empty one begins anew.
+    `updates` were made before. A checkpoint's `state` continues its sampler; an empty `state` starts a new one.
     """
 
     on_policy = False
@@ -57,7 +57,7 @@ class ReplayBatches:
             self._sampler = _mixture_of(replay, len(policy.agents) * config.lanes, config, options)
         else:
             self._sampler = replay.sampler(learner.batch_size, min_size=learner.warmup, **options)
-        if "sampler" in state:  # else it is empty, or another run's from which this one starts
+        if "sampler" in state:  # else the state is empty, or another run's (init_from)
             self._restore(state, updates != state.get("updates"))  # before a thread draws ahead
         ahead = learner.prefetch if config.mode == "async" else 0
         self._limited_ahead = bool(ahead) and config.updates_per_step is not None and not config.offline
@@ -67,7 +67,7 @@ class ReplayBatches:
 
     @property
     def due(self) -> bool:
-        """See `Batches.due`; also whether a batch is drawn ahead."""
+        """Whether an update is due, as in `Batches.due`, or a batch drawn ahead is ready."""
         return self._sampler.due or (self._limited_ahead and self._source.can_sample())
 
     def follow(self, pace: Callable[[float], float]) -> None:
@@ -80,7 +80,7 @@ class ReplayBatches:
         return {"rows": len(self._replay), **sums}
 
     def save(self) -> dict[str, Any]:
-        """The sampler's state; first saves the replay, since one newer than its checkpoint does no harm."""
+        """Saves the replay, then returns the sampler's state: a replay newer than its checkpoint does no harm."""
         if self._saves:
             saved = self._memory.checkpoint(self._name).with_suffix(".replay")
             self._replay.save(saved, OwnerOf(self._name))
@@ -88,9 +88,9 @@ class ReplayBatches:
         return {"sampler": state, "replay": self._handle.nonce}
 
     def _restore(self, state: Mapping[str, Any], again: bool) -> None:
-        """Continues the sampler of a checkpoint, with its priorities if the replay has their rows.
+        """Restores the sampler from a checkpoint, with its priorities if the replay still holds their rows.
 
-        `again`: updates were made since, whose random numbers must not be repeated.
+        `again`: updates were made after the checkpoint, so the sampler must not repeat their random numbers.
         """
         fresh = self._sampler.state_dict()
         saved = {name: tensor.numpy() for name, tensor in state["sampler"].items()}
@@ -103,7 +103,7 @@ class ReplayBatches:
 
 
 def _mixture_of(replay: ReplayBuffer, size: int, config: Config, options: Mapping[str, Any]) -> Mixture:
-    """A mixture of a replay's parts, which have `size` lanes each; `config` is the policy's."""
+    """Returns a mixture of a replay's parts, which have `size` lanes each; `config` is the policy's."""
     shares, learner = np.array([*config.replay.mixture.values()]), config.learner
     fractions = shares / shares.sum()
     lanes = [range(part * size, (part + 1) * size) for part in range(len(shares))]
@@ -113,14 +113,14 @@ def _mixture_of(replay: ReplayBuffer, size: int, config: Config, options: Mappin
 
 
 def _entries(state: dict[str, Any], *names: str) -> dict[str, Any]:
-    """The entries of these names in a sampler's state, or in those of all parts of a mixture."""
+    """Returns the entries with these names of a sampler's state, or of the states of all parts of a mixture."""
     return {name: value for name, value in state.items() if name.rpartition(".")[2] in names}
 
 
 class QueueBatches(Batches):
-    """Batches that a reader takes from a queue: each transition once, and all but a few are of the newest weights.
+    """Reads a learner's batches from a queue: each transition once, almost all from the newest weights.
 
-    Nothing of it is saved, and a resumed run begins with an empty one.
+    A checkpoint saves nothing of the queue, and a resumed run begins with an empty queue.
     """
 
     on_policy = True

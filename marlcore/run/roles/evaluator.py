@@ -1,4 +1,4 @@
-"""The role of the evaluator: it builds the environment and the policies, and waits for the end of the run."""
+"""The role of the evaluator: it builds the environment and the policies, and evaluates these until the run ends."""
 
 import os
 import time
@@ -27,11 +27,11 @@ from ...self_play import OpponentGames, Opponents, own_first
 from ...weights import ParameterStore
 from .role import WAIT_S, Role
 
-NICENESS = 10  # so that the evaluator gets little time of a core that an actor or a learner needs
+NICENESS = 10  # actors and learners on the same core come first
 
 
 class EvaluatorRole(Role):
-    """The evaluator; a restarted evaluator repeats the evaluation in which its predecessor died."""
+    """Evaluates the policies as they train; after a restart it repeats the evaluation that was cut off."""
 
     def build(self) -> None:
         spec, config = self.spec, self.config
@@ -50,7 +50,7 @@ class EvaluatorRole(Role):
         begins = partial(self.counters.store, BEGUN)
         evaluator = Evaluator(candidates, play, settings.interval, lambda: self.steps, settings.seconds, begins=begins)
         evaluator.skipped = self.counters.load(SKIPS)
-        self.counters.store(BEGUN, max(self.counters.load(BEGUN), evaluator.last))  # of earlier processes, both
+        self.counters.store(BEGUN, max(self.counters.load(BEGUN), evaluator.last))  # both outlive a restart
         self._evaluator = evaluator
 
     def _league_games(self, candidates: list[Candidate], seed: Callable[[int], int]) -> Games:
@@ -77,7 +77,7 @@ class EvaluatorRole(Role):
         return self._evaluator.due and self.finish(goes_on, final=False)
 
     def finish(self, goes_on: GoesOn, final: bool = True) -> bool:
-        """Makes an evaluation if there are newer weights; returns whether it did."""
+        """Makes an evaluation if the weights are newer than in the last one; returns whether it did."""
 
         def goes_on_with_a_beat() -> bool:
             self.beat()
@@ -99,7 +99,7 @@ class EvaluatorRole(Role):
         os.nice(NICENESS)
         self.counters.store(READY, self.attempt)
         waits = self.config.evaluation.wait
-        while not control.stopping:  # at the end the last weights are evaluated instead, unless none may be skipped
+        while not control.stopping:  # at the end, the last weights are evaluated instead, unless `wait` is set
             if not self.step(lambda: not control.stopping or (waits and control.finishing)):
                 time.sleep(WAIT_S)
         learners = [control.workers[name] for name in control.about["learners"]]

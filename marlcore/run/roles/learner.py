@@ -1,4 +1,4 @@
-"""The role of a learner process: it builds a model, batches and a trainer for each of its policies, and saves them."""
+"""The role of a learner process: it builds, trains and saves a model for each of its policies."""
 
 import copy
 import logging
@@ -38,7 +38,7 @@ CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile
 
 
 class LearnerRole(Role):
-    """A learner process: it trains its policies in turn."""
+    """Trains the policies of a learner process in turn."""
 
     def build(self) -> None:
         policies = {policy.name: policy for policy in self.spec.policies}
@@ -48,7 +48,7 @@ class LearnerRole(Role):
         self.count_updates()
 
     def _learner(self, policy: AssignedPolicy) -> Learner:
-        """The learner of a policy; a restarted one takes the last published weights, and the rest of a checkpoint."""
+        """Makes a policy's learner; a restarted one takes the published weights and the checkpoint's other state."""
         self.beat()  # hundreds of policies take longer than a worker may be silent
         config, settings = self.config.of(policy.name), self.config.learner_of(policy.name)
         device = choose_device(settings.device, policy.index, settings.device_per_agent)
@@ -63,7 +63,7 @@ class LearnerRole(Role):
         league = self._league(policy, model, state)
         publisher = self.hold(store.publisher(model.acting))
         trainer = _trainer_of(policy, model, settings.compile)  # after the publisher moved the weights into its row
-        if "trainer" in state:  # else it is empty, or another run's from which this one starts
+        if "trainer" in state:  # else the state is empty, or another run's (init_from)
             _restore_trainer(trainer, policy, checkpoint, state, updates)
         if league is not None:
             self._keep_snapshots(league, policy, model, trainer)
@@ -143,7 +143,7 @@ class LearnerRole(Role):
         return self.config.offline and all(learner.updates >= share for learner in self.learners)
 
     def take_turn(self) -> None:
-        """For serial mode: makes the updates that are due; on recorded data one of each policy."""
+        """Makes the updates that are due or, on recorded data, one of each policy; for serial mode."""
         if not self.config.offline:
             catch_up(self.learners, self.count_updates)
             return
@@ -176,7 +176,7 @@ class LearnerRole(Role):
 
 
 def _trainer_of(policy: AssignedPolicy, model: PolicyModel, compiled: str) -> Trainer:
-    """The trainer of a model. Raises ValueError: it replaced a tensor, which would then not be published."""
+    """Makes a model's trainer. Raises ValueError: it replaced a tensor, whose new values would never be published."""
 
     def addresses() -> dict[str, int]:
         return {name: tensor.data_ptr() for name, tensor in model.acting.state_dict(keep_vars=True).items()}
@@ -191,10 +191,10 @@ def _trainer_of(policy: AssignedPolicy, model: PolicyModel, compiled: str) -> Tr
 
 
 def compile_model(module: torch.nn.Module, mode: str) -> None:
-    """Compiles it; its copies, such as a trainer's target, are not compiled."""
+    """Compiles a module in place; later copies of it, such as a trainer's target, are not compiled."""
     module.compile(mode=mode)
-    call: Any = module._compiled_call_impl  # which no copy takes along, unlike another `forward`
-    if mode in CUDA_GRAPHS:  # the next call overwrites what a graph returned, and an update makes several
+    call: Any = module._compiled_call_impl  # copies drop this attribute, but would keep a replaced `forward`
+    if mode in CUDA_GRAPHS:  # the next call overwrites a graph's outputs, and an update makes several calls
 
         def call_and_keep(*args: Any, **kwargs: Any) -> Any:
             return tree_map(lambda part: part.clone() if torch.is_tensor(part) else part, call(*args, **kwargs))
@@ -205,19 +205,19 @@ def compile_model(module: torch.nn.Module, mode: str) -> None:
 def _restore_trainer(
     trainer: Trainer, policy: AssignedPolicy, checkpoint: Path, state: dict[str, Any], updates: int
 ) -> None:
-    """Also torch's generator, unless updates were made since."""
+    """Restores a trainer and, if no update was made after the checkpoint, torch's generator. Raises ValueError."""
     try:
         trainer.load_state_dict(state["trainer"])
         if updates == state["updates"]:
             torch.set_rng_state(state["torch"])
-    except Exception as error:  # those of another run's may have any form
+    except Exception as error:  # another run's trainer state may have any form
         pass_on_from_handler(error)
         expected = f"resume: expected a checkpoint of {policy.name}'s trainer"
         raise ValueError(f"{expected}, got {str(checkpoint)!r} ({brief(error)})") from None
 
 
 def _restore(model: PolicyModel, store: ParameterStore, state: Mapping[str, Any]) -> int:
-    """Gives a model the newest weights, of the checkpoint or published since; returns the updates behind them."""
+    """Loads the newer of checkpoint and published weights into a model; returns how many updates made them."""
     updates = int(state.get("updates", 0))
     if state:
         model.restore(state)

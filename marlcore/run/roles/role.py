@@ -17,12 +17,12 @@ from ..memory import Memory
 from ..spec import RunSpec
 
 GPU_S = 5.0  # between a worker's reports of its GPU
-WAIT_S = 0.1  # of workers, between looks at the parent's word
-HELD_S = 0.01  # of those that wait for an evaluation to begin, between looks
+WAIT_S = 0.1  # between a worker's checks whether the parent stops it
+HELD_S = 0.01  # between checks whether an awaited evaluation has begun
 
 
 class Role(WorkerBase):
-    """A role of a run, in a process of its own or, in serial mode, in turn with the others."""
+    """The base of a run's roles; each runs in its own process or, in serial mode, in turn with the others."""
 
     def __init__(self, name: str, spec: RunSpec, memory: Memory, attempt: int = 1) -> None:
         super().__init__(name, Control.attach(memory.control), attempt)
@@ -47,11 +47,11 @@ class Role(WorkerBase):
 
     @property
     def steps(self) -> int:
-        """The run's step count, without what actors take beyond `total_steps`."""
+        """The run's step count, at most `total_steps`; actors may take a few steps more."""
         return min(self.control.steps, self.config.total_steps)
 
     def await_evaluation(self) -> None:
-        """With `evaluation.wait`: holds a worker that counts steps while an evaluation is due that has not begun."""
+        """With `evaluation.wait`: blocks while an evaluation is due that has not begun."""
         settings, evaluator = self.config.evaluation, self.control.workers.get(EVALUATOR)
         if not (settings.wait and settings.interval and evaluator):
             return
@@ -62,19 +62,19 @@ class Role(WorkerBase):
             time.sleep(HELD_S)
 
     def work(self) -> None:
-        """Runs the loop in a process of its own, until it is done or the parent stops it."""
+        """Runs the role's loop in its own process until it is done or the parent stops it."""
 
     def report_gpu(self, device: torch.device) -> None:
-        """Reports a CUDA device, at most every `GPU_S`: the MiB of this process's tensors, and how busy it is.
+        """Reports for a CUDA device, at most every `GPU_S`, the MiB of this process's tensors and the utilization.
 
-        The second needs nvidia-ml-py, by which torch asks the driver.
+        The utilization needs nvidia-ml-py, through which torch asks the driver.
         """
         if device.type == "cuda" and (now := time.monotonic()) - self._weighed >= GPU_S:
             self._weighed = now
             self.report("", f"gpu_mib/{self.name}", torch.cuda.memory_allocated(device) / 2**20)
             if find_spec("pynvml"):
-                busy = math.nan  # where the driver cannot say, as of a part of a device by MIG
-                with suppress(Exception):  # of classes of nvidia-ml-py's own
+                busy = math.nan  # if the driver cannot say, as for a MIG slice
+                with suppress(Exception):  # nvidia-ml-py raises its own exception classes
                     busy = torch.cuda.utilization(device)
                 self.report("", f"gpu_percent/{self.name}", busy)
 
@@ -83,6 +83,6 @@ class Role(WorkerBase):
         self.report_each(agent, name, [value], step)
 
     def report_each(self, agent: str, name: str, values: Sequence[float], step: int | None = None) -> None:
-        """Reports a metric for each value; its name is cut to the bytes that telemetry has."""
+        """Reports the metric `name` once for each value; a name too long for telemetry is cut."""
         now = time.monotonic() - self.memory.began
         self._reporter.report_each(now, self.control.steps if step is None else step, agent, fitting_name(name), values)
