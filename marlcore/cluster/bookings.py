@@ -1,8 +1,8 @@
-"""Bookings: an ingest's memory of the rows that each lane at home has taken, which survives the ingest's death.
+"""Bookings: an ingest's record of the rows that each target lane has taken; it survives the ingest's death.
 
 A lane's line has a word `turn`, whose lowest bit selects the valid half, and two halves of four words, the fields
-of a `Booking`. Rows that arrive change nothing here: the lane's commit moves the cursor with the rows. The holder of
-the lane's writer lock writes the invalid half; one store of `turn` makes that half valid.
+of a `Booking`. Arriving rows change no booking: the lane's commit moves the cursor with the rows. The holder of the
+lane's writer lock writes the invalid half; one store of `turn` makes that half valid.
 """
 
 from dataclasses import astuple, dataclass
@@ -17,13 +17,13 @@ _HALF = 4
 
 @dataclass(frozen=True)
 class Booking:
-    """What a lane has taken of its sender.
+    """How far a lane has copied its sender's lane.
 
     Attributes:
-        epoch: of the sender whose rows the lane takes.
-        offset: of that sender's tickets: the next one is offset + the lane's own committed ticket.
-        seam: the lane's ticket at which a row does not follow the one before it.
-        lost: rows that were overwritten at their senders, of all epochs.
+        epoch: the epoch of the sender whose rows the lane takes.
+        offset: maps tickets: the sender's next ticket is offset + the lane's own committed ticket.
+        seam: the lane's newest ticket whose row does not continue the row before it.
+        lost: rows that senders of any epoch overwrote before they were sent.
     """
 
     epoch: int = 0
@@ -33,7 +33,7 @@ class Booking:
 
 
 class Bookings(Shared):
-    """The bookings of the lanes of one replay or queue; create them beside it, and keep them as long as it lives."""
+    """The bookings of all lanes of a replay or queue; create them with the replay or queue, and keep them as long."""
 
     kind = "bookings"
 
@@ -44,7 +44,7 @@ class Bookings(Shared):
 
     @classmethod
     def create(cls, lanes: int, *, name: str = "bookings") -> "Bookings":
-        """Empty bookings of so many lanes.
+        """Creates empty bookings for a number of lanes.
 
         Raises: ValueError: lanes is not a positive integer. SharedMemoryFull: no room.
         """
@@ -53,7 +53,7 @@ class Bookings(Shared):
         return cls(Segment.create(name, description, LINE * int(lanes)))
 
     def load(self, lane: int) -> Booking:
-        """A lane's booking, as any process reads it."""
+        """Returns a lane's booking; any process may call it."""
         line = lane * _WORDS
         while True:
             turn = self._words.load(line)
@@ -63,7 +63,7 @@ class Bookings(Shared):
                 return booking
 
     def store(self, lane: int, booking: Booking) -> None:
-        """For the holder of the lane's writer lock: replaces the lane's booking, with one store."""
+        """Replaces the lane's booking with one atomic store; the caller holds the lane's writer lock."""
         line = lane * _WORDS
         first = line + 1 + ((self._words.load(line) + 1) & 1) * _HALF
         for i, word in enumerate(astuple(booking)):

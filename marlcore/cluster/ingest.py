@@ -1,8 +1,8 @@
-"""The ingest: takes messages of rows from relays, and writes each row once to its lane at home.
+"""The ingest: takes messages of rows from relays, and writes each row once to its lane in the learner's memory.
 
-A lane's cursor is its booking's offset plus its own committed ticket (see bookings.py). A message that brings the rows
-at the cursor therefore changes no booking: the commit of the rows moves the cursor. Only a new epoch and a gap change
-bookings, before any row that follows them is written.
+A lane's cursor, the sender's next ticket, is its booking's offset plus its own committed ticket (see bookings.py). So a
+message that continues at the cursor changes no booking: the commit of its rows moves the cursor. Only a new epoch or a
+gap changes a booking, before any later row is written.
 """
 
 import time
@@ -31,7 +31,7 @@ Ints = NDArray[np.int64]
 
 
 class _Sender:
-    """A sender: its lanes, the newest epoch, whether all lanes have it, and whose turn it is."""
+    """A seat's sender: its lanes, its newest epoch, whether all lanes are booked to it, and the lock of its calls."""
 
     def __init__(self, lanes: Sequence[int], bookings: Bookings) -> None:
         self.lanes = np.array(lanes)
@@ -47,12 +47,12 @@ class IngestStats:
 
     Attributes:
         rows: written to the target, boundary rows included.
-        bytes: of messages, as they came.
-        messages: taken.
-        duplicates: rows that had been written before, and were left out.
-        gaps: rows that their senders had overwritten.
+        bytes: the size of all messages, as received.
+        messages: the number of messages taken.
+        duplicates: rows left out because they had been written before.
+        gaps: rows that their senders had overwritten before they were sent.
         refused: messages of fenced epochs.
-        waited: seconds in which messages were written, or waited for room.
+        waited: seconds spent on writing messages and on waiting for room.
     """
 
     rows: int = 0
@@ -65,14 +65,14 @@ class IngestStats:
 
 
 class Ingest(Closing):
-    """Writes the rows that relays send to a replay or queue; it holds the writing ends of its seats' lanes.
+    """Receives rows from relays and writes them to a replay or queue; it is the only writer of its seats' lanes.
 
     Example:
         bookings = mc.cluster.Bookings.create(replay.lanes)
         ingest = mc.cluster.Ingest(replay, bookings, seats=[range(0, 8), range(8, 16)])
 
-    It may be killed at any moment: the next one with the same target and bookings continues with the same row. Any
-    thread may call `open` and `put`; calls of one seat follow one another.
+    Its process may be killed at any moment: a new ingest with the same target and bookings continues with the same row.
+    Any thread may call `open` and `put`; calls for one seat run one after another.
 
     Attributes:
         stats: see IngestStats.
@@ -89,15 +89,15 @@ class Ingest(Closing):
     ) -> None:
         """
         Args:
-            target: the replay or queue at home. A queue that drops the newest is refused.
-            bookings: of the target's lanes.
-            seats: by seat, the lanes of the target that take the rows of its sender's lanes, in their order.
-            holds: holds(seat, epoch) tells whether this epoch still has the seat's lease; None: the newest has.
-            wait_seconds: the longest wait of a `put` for room in a queue that waits, or for a limiter.
+            target: the replay or queue to write to. A queue that drops the newest is refused.
+            bookings: the bookings of the target's lanes.
+            seats: for each seat, the target's lanes that take the rows of the sender's lanes 0, 1, ...
+            holds: holds(seat, epoch) tells whether this epoch still has the seat's lease; None: the newest epoch has.
+            wait_seconds: the longest time that a `put` waits for room in a queue, or for a limiter.
 
         Raises:
             LaneBusy: a lane has a living writer, such as another ingest.
-            ValueError: lanes that the target lacks or that two seats have; bookings of another number of lanes.
+            ValueError: the target lacks a lane, two seats share a lane, or the bookings have another number of lanes.
         """
         lanes = _lanes_of(seats, target.lanes)
         if bookings.lanes != target.lanes:
@@ -120,15 +120,15 @@ class Ingest(Closing):
             self._senders = [_Sender(lanes, bookings) for lanes in seats]
 
     def open(self, seat: int, epoch: int, lanes: int, spec: dict[str, object]) -> Ints:
-        """The next ticket of each of the sender's lanes, int64 [lanes], from which its relay shall send.
+        """Connects a seat's sender; returns the ticket at which to continue each of its lanes, int64 [lanes].
 
         Args:
             seat: the sender's place.
             epoch: the incarnation of the sender in this seat, at least 1; a higher one replaces it for ever.
-            lanes: of the sender's replay or queue. spec: its TransitionSpec, by `to_dict`.
+            lanes: the number of lanes of the sender's replay or queue. spec: its TransitionSpec, by `to_dict`.
 
         Raises:
-            Fenced: the epoch is not the seat's, or no longer. ValueError: an unknown seat, or more lanes than it has.
+            Fenced: another epoch holds the seat. ValueError: the seat is unknown, or has fewer lanes than the sender.
             LayoutMismatch: the target has another spec.
         """
         sender = self._sender_of(seat)
@@ -150,10 +150,10 @@ class Ingest(Closing):
             return cursor
 
     def put(self, message: NDArray[np.uint8]) -> bool:
-        """Writes the rows of a message that were not written before; see message.py for its form.
+        """Writes the rows of a message that were not written before; see message.py for the format.
 
-        Returns: False if there was no room for all of them in `wait_seconds`, or a message before this one is missing:
-            the relay then continues at what `open` returns.
+        Returns: False if not all rows found room within `wait_seconds`, or an earlier message is missing; the relay
+            then calls `open` again and continues at its result.
 
         Raises: Fenced: as `open`; nothing was written. ValueError: the message is malformed; nothing was written.
         """
@@ -176,7 +176,7 @@ class Ingest(Closing):
         return whole
 
     def close(self) -> None:
-        """Gives the lanes back, once no call is inside. Repeated calls are harmless."""
+        """Releases the lanes, once no other call is running. Repeated calls are harmless."""
         self._closed = True
         for sender in self._senders:
             with sender.turn:
@@ -184,7 +184,7 @@ class Ingest(Closing):
         self._writer.close()
 
     def _take(self, sender: _Sender, sent: Message, offsets: Ints) -> bool:
-        """Writes what is new of a message; whether all of it is written now."""
+        """Writes the new rows of a message; returns whether all of its rows are written now."""
         spans, lanes = sent.spans, sender.lanes[sent.spans[:, LANE]]
         skip = np.clip(self._next[lanes] - spans[:, FIRST], 0, spans[:, ROWS])
         take = spans[:, ROWS] - skip
@@ -208,7 +208,7 @@ class Ingest(Closing):
         return bool((written == take[new]).all())
 
     def _is_early(self, sender: _Sender, sent: Message) -> bool:
-        """Whether an earlier message of the sender is missing, or the ingest does not know its epoch yet."""
+        """Returns whether an earlier message of the sender is missing, or the ingest does not know its epoch yet."""
         if sent.epoch != sender.epoch or not sender.is_open:
             return sent.epoch >= sender.epoch
         return bool((sent.spans[:, AFTER] > self._next[sender.lanes[sent.spans[:, LANE]]]).any())
@@ -226,7 +226,7 @@ class Ingest(Closing):
         raise Fenced(why)
 
     def _skip(self, lane: int, ticket: int) -> None:
-        """Continues a lane at a later ticket of its sender, after a seam."""
+        """Skips the sender's lost rows: the lane continues at `ticket` of its sender, after a seam."""
         booking, lost = self._bookings.load(lane), ticket - int(self._next[lane])
         committed = int(self._committed[lane])
         self._book(lane, replace(booking, offset=ticket - committed, seam=committed, lost=booking.lost + lost))
@@ -238,7 +238,7 @@ class Ingest(Closing):
         self._seam[lane] = booking.seam
 
     def _look_again(self, lanes: Ints) -> None:
-        """After an append that failed: which of its rows were written?"""
+        """After a failed append: advances the cursors past those of its rows that were written."""
         committed = self._writer.committed()
         self._next[lanes] += committed[lanes] - self._committed[lanes]
         self._committed[lanes] = committed[lanes]
@@ -255,7 +255,7 @@ class Ingest(Closing):
 
 
 def _lanes_of(seats: Sequence[Sequence[int]], lanes: int) -> list[int]:
-    """The lanes of all seats. Raises ValueError: a seat has none, or one that the target lacks or that comes twice."""
+    """Returns the lanes of all seats. Raises ValueError: a seat has no lane, or a lane is missing or repeated."""
     chosen = [lane for seat in seats for lane in seat]
     if not seats or not all(map(len, seats)) or len({*chosen}) < len(chosen) or not {*chosen} <= {*range(lanes)}:
         raise ValueError(f"seats: expected distinct lanes of 0 to {lanes - 1}, got {brief(seats)}")

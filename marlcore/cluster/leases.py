@@ -1,10 +1,10 @@
-"""Leases: the incarnation of a node that holds each seat. Rows of earlier incarnations are refused.
+"""Leases: they record which incarnation of a node, its epoch, holds each seat. Rows of earlier epochs are refused.
 
-A table in shared memory, a line of words a seat, which one process writes: the controller. An ingest loads one word to
-know whether an epoch's rows may be taken. Silence is measured by the clock of the table's machine alone.
+The table in shared memory has a line of words for each seat; one process, the controller, writes it. An ingest loads
+one word to see whether to take an epoch's rows. Only the clock of the table's machine measures silence.
 
-What makes it sound (csrc/test/spin/lease.pml): the word that the ingest checks is the holder's epoch itself, fencing is
-one store, an epoch never returns, and an ingest in the middle of a message finishes it before it hears a later epoch.
+Why this is sound (csrc/test/spin/lease.pml): the word that the ingest checks is the holder's epoch itself, fencing is
+one store, an epoch never returns, and an ingest finishes a message before it takes one of a later epoch.
 """
 
 from time import monotonic_ns
@@ -13,23 +13,23 @@ from ..checks import brief, check_whole, is_number
 from ..errors import MarlcoreError
 from ..memory import LINE, File, Segment, Shared, Words
 
-# Words of a seat's line: the last epoch; the epoch that holds the seat, or 0; when the holder was last heard; the last
-# epoch that was fenced; how many were
+# Words of a seat's line: the last epoch; the epoch that holds the seat, or 0; the time at which the holder was last
+# heard; the last epoch that was fenced; the number of fenced epochs
 _EPOCH, _HOLDER, _HEARD, _FENCED, _FENCES = range(5)
 _WRITER_LOCK = 1  # a byte of the file
 _MOST_SEATS = 2**20
 
 
 class Leases(Shared):
-    """The seats of a run: who holds each, in which epoch, and how long the holder has been silent.
+    """The seats of a run: which epoch holds each seat, and how long the holder has been silent.
 
     The process that creates the table is its only writer, in one thread at a time; ingests on the same machine `watch`
     its handle and `check`. Holders of a seat are numbered from 1 on: their epochs. An epoch that has ended never holds
     the seat again.
 
     Attributes:
-        seats: their number; a seat is an integer from 0 on.
-        lease_seconds: silence after which a lease ends.
+        seats: the number of seats; a seat is an integer from 0 on.
+        lease_seconds: seconds of silence after which a lease ends.
     """
 
     kind = "leases"
@@ -46,7 +46,7 @@ class Leases(Shared):
 
     @classmethod
     def create(cls, seats: int, lease_seconds: float = 2.0) -> "Leases":
-        """A table of free seats, of which this process is the writer.
+        """Creates a table of free seats; this process is its only writer.
 
         Raises: ValueError: an argument is out of range. SharedMemoryFull: no room for the table.
         """
@@ -57,9 +57,9 @@ class Leases(Shared):
         return table
 
     def grant(self, seat: int) -> int:
-        """Gives a seat that nobody holds to a new holder, who counts as heard now.
+        """Leases a free seat to a new holder, whose silence begins now.
 
-        Returns: its epoch.
+        Returns: the new holder's epoch.
 
         Raises: MarlcoreError: the seat is held. ValueError: there is no such seat.
         """
@@ -73,7 +73,7 @@ class Leases(Shared):
         return epoch
 
     def renew(self, seat: int, epoch: int) -> bool:
-        """Notes that the holder was heard now. False: this epoch has ended, so its agent must stop."""
+        """Notes that the holder was heard now. Returns False if this epoch has ended: then the holder must stop."""
         words = self._written(seat)
         holds = epoch > 0 and words.load(_HOLDER) == epoch
         if holds:
@@ -81,7 +81,7 @@ class Leases(Shared):
         return holds
 
     def release(self, seat: int, epoch: int) -> bool:
-        """Ends a lease in order, so that no more of its rows are taken. False: it had ended already."""
+        """Ends a lease in order: ingests take no more rows of its epoch. Returns False if it had ended already."""
         words = self._written(seat)
         holds = epoch > 0 and words.load(_HOLDER) == epoch
         if holds:
@@ -89,7 +89,7 @@ class Leases(Shared):
         return holds
 
     def fence(self, seat: int) -> bool:
-        """Ends the lease of a holder that is lost, so that no more of its rows are taken. False: the seat had none."""
+        """Ends the lease of a lost holder: ingests take no more of its rows. Returns False if the seat was free."""
         words = self._written(seat)
         epoch = words.load(_HOLDER)
         if epoch:
@@ -99,12 +99,12 @@ class Leases(Shared):
         return epoch != 0
 
     def expire(self) -> list[int]:
-        """Fences each seat whose holder was silent for `lease_seconds`; call it a few times in that time.
+        """Fences each seat whose holder was silent for `lease_seconds`; call it several times per `lease_seconds`.
 
-        Of the time between two calls, half of `lease_seconds` counts as silence at most: a controller that was itself
-        stopped first hears what came meanwhile.
+        At most half of `lease_seconds` between two calls counts as silence, so that a controller that was itself
+        stopped can read waiting messages first.
 
-        Returns: the seats that it fenced.
+        Returns: the fenced seats.
         """
         lines = [self._written(seat) for seat in range(self.seats)]
         now, lease = monotonic_ns(), int(self.lease_seconds * 1e9)
@@ -121,26 +121,26 @@ class Leases(Shared):
         return silent
 
     def check(self, seat: int, epoch: int) -> bool:
-        """Whether this epoch holds the seat, so that its rows may be taken; for every process of this machine.
+        """Returns whether this epoch holds the seat: then its rows may be taken. Any process of this machine may ask.
 
-        An ingest that checks must take the rows, or refuse them, before it looks at those of another epoch of the seat.
+        After the check, an ingest must take or refuse the rows before it looks at rows of another epoch of the seat.
         """
         return epoch > 0 and self._line(seat).load(_HOLDER) == epoch
 
     def follow(self, seat: int, ended: int) -> None:
-        """For a table of another machine than the controller's: its epochs to this one have ended; see `allows`."""
+        """In a copy of the controller's table: records that a seat's epochs up to `ended` have ended; see `allows`."""
         self._written(seat).store(_FENCED, ended)
 
     def allows(self, seat: int, epoch: int) -> bool:
-        """As `check`, in a table that follows the controller's, where an epoch may be heard before its grant is."""
+        """As `check`, in a copy of the controller's table, where an epoch's rows may arrive before its grant."""
         return epoch > self._line(seat).load(_FENCED)
 
     def epoch(self, seat: int) -> int:
-        """The seat's last epoch; 0 before the first."""
+        """Returns the seat's last epoch; 0 before the first."""
         return self._line(seat).load(_EPOCH)
 
     def state(self, seat: int) -> str:
-        """ "held", "fenced" if its last holder was, otherwise "free"."""
+        """Returns "held", "fenced" if the seat's last holder was fenced, otherwise "free"."""
         words = self._line(seat)
         if words.load(_HOLDER):
             return "held"
@@ -148,15 +148,15 @@ class Leases(Shared):
         return "fenced" if epoch and words.load(_FENCED) == epoch else "free"
 
     def age(self, seat: int) -> float:
-        """Seconds of silence: since the seat's last holder was heard."""
+        """Returns the seconds since the seat's last holder was heard."""
         return (monotonic_ns() - self._line(seat).load(_HEARD)) / 1e9
 
     def fenced(self, seat: int) -> int:
-        """How many leases of the seat ended by fencing."""
+        """Returns the number of the seat's leases that ended by fencing."""
         return self._line(seat).load(_FENCES)
 
     def close(self) -> None:
-        """Releases the table. When its writer closes it, it disappears; processes that have it mapped keep it."""
+        """Releases the table. Its name disappears when the writer closes it; processes that have it mapped keep it."""
         if self._claim is not None:
             self._claim.close()
         super().close()

@@ -1,10 +1,10 @@
-"""A message of rows: one array of bytes, so that a transport neither pickles nor copies its parts.
+"""A message of rows is one array of bytes, so that a transport neither pickles nor copies its parts.
 
     head: MAGIC, seat, epoch, number of spans, bytes of rows, whether they are compressed (int64 each)
     spans, int64 [n, 4]: lane of the sender, after, first ticket, rows; see mc_span in csrc/api.h
     rows: the spans' rows, one span after another; see csrc/rows.c
 
-`after` is the ticket before which the sender has sent or lost every row: so a gap is told from a missing message.
+The sender has sent or lost every row before the ticket `after`, which distinguishes a gap from a missing message.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ Compress = Literal["lz4"] | None
 
 @dataclass(frozen=True)
 class Message:
-    """A message as its receiver reads it; `rows` are the bytes of the spans' rows, perhaps compressed."""
+    """A parsed message; `rows` are the bytes of the spans' rows, perhaps compressed."""
 
     seat: int
     epoch: int
@@ -37,7 +37,7 @@ class Message:
 
     @classmethod
     def of(cls, message: Bytes) -> "Message":
-        """Raises ValueError: the array is no message."""
+        """Parses an array of bytes. Raises ValueError: the array is no message."""
         if message.dtype != np.uint8 or message.ndim != 1 or len(message) < 8 * HEAD_WORDS:
             raise ValueError(f"message: expected bytes, uint8 [n], got {message.dtype} {message.shape}")
         if message.ctypes.data % 8:
@@ -50,7 +50,7 @@ class Message:
         return cls(seat, epoch, spans, message[begin:], row_bytes, bool(compressed))
 
     def plain_rows(self) -> Bytes:
-        """The rows' bytes as they were read. Raises ValueError: they are not as many as the head says."""
+        """Returns the rows' bytes, decompressed. Raises ValueError: their number differs from the head's."""
         rows = self.rows
         if self.compressed:
             rows = np.frombuffer(codec().decompress(rows.data, uncompressed_size=self.row_bytes), np.uint8)
@@ -60,12 +60,12 @@ class Message:
 
 
 def rows_offset(spans: int) -> int:
-    """Bytes of a message before its rows."""
+    """Returns the offset in bytes of a message's rows, which follow the head and the spans."""
     return 8 * (HEAD_WORDS + SPAN_WORDS * spans)
 
 
 def seal(message: Bytes, seat: int, epoch: int, spans: Ints, row_bytes: int, compress: Compress = None) -> Bytes:
-    """Completes the message whose rows were read into it; a part of the same memory, unless it is compressed."""
+    """Writes head and spans before the rows in `message`; returns its used part, or a compressed copy."""
     begin = rows_offset(len(spans))
     head = [MAGIC, seat, epoch, len(spans), row_bytes, int(compress is not None)]
     message[: 8 * HEAD_WORDS].view(np.int64)[:] = head
@@ -78,7 +78,7 @@ def seal(message: Bytes, seat: int, epoch: int, spans: Ints, row_bytes: int, com
 
 
 def codec() -> Any:
-    """lz4's blocks. Raises ModuleNotFoundError: the extra is not installed."""
+    """Returns the module lz4.block. Raises ModuleNotFoundError: the extra is not installed."""
     try:
         import lz4.block
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""The mirror: keeps a store of this node at the newest version of its home store."""
+"""The mirror: keeps a store on this node at the newest version of its home store on another one."""
 
 from collections.abc import Mapping
 from threading import Event, Lock, Thread
@@ -9,35 +9,35 @@ from ..checks import brief, check_timeout, is_number
 from ..closing import ClosedAfterError, Closing
 from ..weights import Mode, ParameterStore
 
-_ASK_S = 0.5  # how long a porter may look for newer weights before it answers: `close` waits for that
+_ASK_S = 0.5  # the longest time for which a porter waits for newer weights; `close` waits for its answer
 _RETRY_S = 0.1  # between attempts to reach a lost porter
 
 
 class WeightsSource(Protocol):
-    """A `Porter`, or a link to one. Both methods raise ConnectionError while it cannot be reached."""
+    """A `Porter`, or a link to one. Both methods raise ConnectionError while the porter cannot be reached."""
 
     def describe(self) -> dict[str, Any]: ...
     def fetch(self, newer_than: int, timeout: float) -> Any: ...
 
 
 class Mirror(Closing):
-    """A store of this node that serves the versions of its home store; a context manager.
+    """A store on this node that serves versions of a home store on another node; a context manager.
 
-    A thread fetches the newest row whenever there is a newer one, never a backlog (or each row, of a porter that gives
-    out `every` one), and publishes it here under the same version. Actors of this node subscribe to `store` as to any
-    other. A lost porter is tried again until `close`.
+    A thread fetches the newest row whenever the home store has a newer version (or every row, if the porter gives out
+    `every` one), and publishes it here under the same version. Actors on this node subscribe to `store` as to any
+    other. While the porter cannot be reached, the thread tries again, until `close`.
 
     Args:
-        link: to the home store's porter.
+        link: the link to the home store's porter.
         mode: slots of the store here, at least two.
-        sync_seconds: the least time between two fetches; 0: none.
+        sync_seconds: the least time between two fetches; 0: no pause.
         timeout: seconds to wait for the porter's description of the home store.
-        description: of the home store, where the caller knows it; then the porter may come later.
+        description: the home store's, if the caller knows it; the porter may then start later.
         name: part of the segment's name.
 
     Attributes:
-        store: the store here.
-        fetched, nbytes: rows fetched, and their bytes.
+        store: the store on this node.
+        fetched, nbytes: the number of rows fetched, and of their bytes.
         lost: attempts that did not reach the porter.
 
     Raises:
@@ -71,22 +71,22 @@ class Mirror(Closing):
 
     @property
     def version(self) -> int:
-        """The newest version here; 0 before the first."""
+        """The newest version on this node; 0 before the first."""
         return self.store.version
 
     def check(self) -> None:
-        """Raises what ended the thread, if anything did: the porter failed, or gave something other than a row."""
+        """Raises the exception that ended the thread, if any: the porter failed, or sent something other than a row."""
         if self._failure is not None:
             raise self._failure
 
     def move(self, link: WeightsSource) -> None:
-        """Continues with the porter of another store of this layout; no row of the earlier one comes after the return.
+        """Switches to the porter of another store of this layout. After the return, no row of the earlier store comes.
 
-        Rows here stay until one of a higher version comes.
+        The rows here stay until a row of a higher version arrives.
         """
         with self._moving:
             self._link = link
-        self._thread = self._started(link)  # the earlier one may wait for an answer, which it drops
+        self._thread = self._started(link)  # the earlier thread may still wait for an answer, which it drops
 
     def close(self) -> None:
         """Ends the thread and closes the store. Repeated calls are harmless."""
@@ -119,7 +119,7 @@ class Mirror(Closing):
                 self._failure = error
 
     def _fetch(self, link: WeightsSource) -> bool:
-        """Whether a row came."""
+        """Asks the porter for a newer row and publishes it; returns whether there was one."""
         try:
             row = link.fetch(self.store.version, _ASK_S)
         except ConnectionError:

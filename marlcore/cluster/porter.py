@@ -1,4 +1,4 @@
-"""The porter: takes weights out of a store for the nodes that ask, in a process that is not the learner."""
+"""The porter: copies weights out of a store for other nodes, in a process beside the learner's."""
 
 from collections.abc import Callable
 from threading import Lock
@@ -11,9 +11,9 @@ from ..weights import ParameterStore
 
 
 class Porter:
-    """Gives out the newest row of a store, or every row: one copy of each that any node wants, however many ask.
+    """Gives out the newest row of a store, or every row. It copies a requested row once, however many nodes request it.
 
-    Its methods may be called by many threads at once. A mirror in the same process takes a Porter as its link.
+    Many threads may call its methods at once. A mirror in the same process takes a Porter as its link.
 
     Args:
         store: the home store.
@@ -21,9 +21,9 @@ class Porter:
         every: give out each version that the store still holds, in order, instead of the newest alone.
 
     Attributes:
-        version: of the last copy; 0 before the first.
-        copies, nbytes: rows copied, and their bytes.
-        requests: rows given out.
+        version: the version of the last copy; 0 before the first.
+        copies, nbytes: the number of rows copied, and of their bytes.
+        requests: the number of rows given out.
     """
 
     def __init__(self, store: ParameterStore, put: Callable[[Any], Any] = np.copy, *, every: bool = False) -> None:
@@ -35,13 +35,13 @@ class Porter:
         self.version = self.copies = self.nbytes = self.requests = 0
 
     def describe(self) -> dict[str, Any]:
-        """The store's description, for `ParameterStore.create_mirror`."""
+        """Returns the store's description, for `ParameterStore.create_mirror`."""
         return self.store.description
 
     def fetch(self, newer_than: int, timeout: float) -> Any:
-        """The newest row, or with `every` the next one, once there is a version above `newer_than`.
+        """Waits for a version above `newer_than`; returns the newest row or, with `every`, the next one.
 
-        None if that takes more than `timeout` seconds.
+        Returns None if no such version appears within `timeout` seconds.
         """
         if not self.store.wait(newer_than, timeout):
             return None

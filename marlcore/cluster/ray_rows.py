@@ -1,7 +1,7 @@
-"""Rows over Ray: an actor that hosts ingests, and a relay's link to one of them.
+"""Rows over Ray: a Ray actor that hosts ingests, and a relay's link to one of the ingests.
 
-A message of few bytes travels with the call; a larger one is put into the object store, from which the ingest reads it
-without a copy.
+A small message travels with the call. A larger one is put into the object store, from which the ingest reads it without
+a copy.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ Ints = NDArray[np.int64]
 
 
 class IngestActor:
-    """The class of the Ray actor, which hosts an ingest for each policy; made by `start_ingest`."""
+    """The class of the Ray actor that `start_ingest` starts; it hosts an ingest for each policy."""
 
     def __init__(self, make: Callable[[], Mapping[str, Ingest]]) -> None:
         self._failure: Exception | None = None
@@ -38,7 +38,7 @@ class IngestActor:
         return self._ingests_made()[name].put(message)
 
     def stats(self) -> dict[str, IngestStats]:
-        """The counters of each ingest since the actor's last start."""
+        """Returns the counters of each ingest since the actor's last start."""
         return {name: ingest.stats for name, ingest in self._ingests_made().items()}
 
     def _ingests_made(self) -> Mapping[str, Ingest]:
@@ -48,15 +48,15 @@ class IngestActor:
 
 
 def start_ingest(make: Callable[[], Mapping[str, Ingest]], *, threads: int = 8, **options: Any) -> Any:
-    """Starts an actor that hosts ingests, which Ray restarts when it dies; returns its handle once it has made them.
+    """Starts a Ray actor that hosts ingests, and returns its handle once the ingests exist; Ray restarts a dead actor.
 
     Args:
-        make: makes the ingests, by policy, in the actor's process, from the handles of targets and bookings.
-        threads: messages that may wait for room at once, each of another seat.
-        options: of the Ray actor, such as name and namespace; `scheduling_strategy` where the targets are on another
-            node than the caller.
+        make: called in the actor's process at each start; attaches to the replays or queues and their bookings by
+            handle, and returns an Ingest for each policy by name.
+        threads: the number of messages, each of another seat, that may wait for room at once.
+        options: the Ray actor's, such as name, namespace, or `scheduling_strategy` if its memory is on another node.
 
-    Raises: what `make` raises. LinkLost: the actor did not start.
+    Raises: any exception of `make`. LinkLost: the actor did not start.
     """
     ray = _ray("start_ingest")
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as OnNode
@@ -73,7 +73,7 @@ def start_ingest(make: Callable[[], Mapping[str, Ingest]], *, threads: int = 8, 
 
 
 def end_actor(actor: Any) -> None:
-    """Ends an actor for good; one that has ended stays so."""
+    """Kills a Ray actor, which Ray then does not restart; repeated calls are harmless."""
     _ray("end_actor").kill(actor)
 
 
@@ -83,10 +83,10 @@ class RayLink:
     def __init__(self, actor: Any, name: str, *, namespace: str | None = None, timeout: float = 10.0) -> None:
         """
         Args:
-            actor: what `start_ingest` returned, or the name that its options gave the actor.
-            name: the ingest's, a policy.
-            namespace: of an actor that is given by its name; None: this job's.
-            timeout: the longest wait for an answer in seconds; then the link counts as lost.
+            actor: the result of `start_ingest`, or the name that its options gave the actor.
+            name: the policy whose ingest is meant.
+            namespace: the actor's namespace, if `actor` is a name; None: this job's.
+            timeout: seconds to wait for an answer, after which the link counts as lost.
         """
         self._ray = _ray("RayLink")
         self._actor, self._name, self._namespace, self._timeout = actor, name, namespace, timeout
@@ -112,7 +112,7 @@ class RayLink:
         return answer
 
     def _found(self) -> Any:
-        """The actor, which a name may not have yet, or not any more. Raises LinkLost."""
+        """Returns the actor's handle. Raises LinkLost: no actor has the name yet, or none has it any more."""
         if isinstance(self._actor, str):
             try:
                 self._actor = self._ray.get_actor(self._actor, self._namespace)
@@ -130,7 +130,7 @@ def _answer(answer: "Future[bool]", done: "Future[bool]") -> None:
 
 
 def _plain(error: BaseException) -> BaseException:
-    """What a method of the ingest raised, or LinkLost."""
+    """Returns the ingest's own exception, if Ray's error wraps one; otherwise LinkLost."""
     cause = getattr(error, "cause", None)  # of a RayTaskError
     if isinstance(cause, Exception):
         return cause

@@ -10,12 +10,12 @@ from ..memory import SegmentHandle
 from ..weights import ParameterStore
 from .porter import Porter
 
-_WATCH_S = 1.0  # how long one look for a newer version lasts, after which mirrors ask again
-_ANSWER_S = 30.0  # beyond what a mirror waits for: an answer, and the row's way through the network
+_WATCH_S = 1.0  # the longest wait for a newer version, after which mirrors ask again
+_ANSWER_S = 30.0  # added to a mirror's own timeout: for the answer, and for the row's transfer
 
 
 class PorterActor:
-    """A porter as an actor of Ray; `start` makes it. One thread watches the store, however many mirrors wait."""
+    """A porter as a Ray actor; `start` makes it. One thread watches the store, however many mirrors wait."""
 
     def __init__(self, handle: SegmentHandle, every: bool = False) -> None:
         import ray
@@ -29,10 +29,10 @@ class PorterActor:
         """Starts a porter on this node; Ray restarts it when it dies.
 
         Args:
-            handle: of the home store, on the porter's node.
-            name: of the actor, in this job's namespace.
+            handle: the home store's; the store is on the porter's node.
+            name: the actor's name in this job's namespace.
             every: see `Porter`.
-            options: further ones of Ray's `options`; `scheduling_strategy` where the store is on another node.
+            options: further options of the Ray actor; `scheduling_strategy` if the store is on another node.
 
         Returns: the actor's handle. The actor lives as long as the handle and its job.
         """
@@ -47,7 +47,7 @@ class PorterActor:
         return self._porter.describe()
 
     async def fetch(self, newer_than: int, timeout: float) -> list[Any] | None:
-        """A list of the newest row's reference, so that Ray hands on the reference and not the row."""
+        """Returns [reference of the row], as a list so that Ray passes on the reference and not the row."""
         store = self._porter.store
         if store.version <= newer_than:
             if self._watch is None or self._watch.done():
@@ -57,17 +57,17 @@ class PorterActor:
         return None if row is None else [row]
 
     async def stats(self) -> dict[str, int]:
-        """The porter's counts: version, copies, nbytes, requests."""
+        """Returns the porter's attributes version, copies, nbytes and requests."""
         return {name: getattr(self._porter, name) for name in ("version", "copies", "nbytes", "requests")}
 
 
 class WeightsLink:
-    """A mirror's link to the porter of this name. It finds a porter that was restarted or replaced.
+    """A mirror's link to the porter of a name. It also finds a porter that was restarted or replaced.
 
     Its methods raise ConnectionError, in one line, while the porter cannot be reached.
 
     Args:
-        name, namespace: of the porter's actor; by default this job's namespace.
+        name, namespace: those of the porter's actor; by default this job's namespace.
     """
 
     def __init__(self, name: str, namespace: str | None = None) -> None:

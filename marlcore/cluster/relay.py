@@ -1,4 +1,4 @@
-"""The relay: reads the committed rows of a node's replay or queue, and sends each to the ingest until it has it."""
+"""The relay: sends the committed rows of a node's replay or queue to the ingest until the ingest has each row."""
 
 import time
 from collections import deque
@@ -20,8 +20,8 @@ from ..replay import ReplayBuffer
 from .ingest import Ingest
 from .message import SPAN_WORDS, Compress, codec, rows_offset, seal
 
-INLINE_BYTES = 90_000  # a transport carries so few at once with the call; above, its cost jumps
-LEAST_BYTES, MOST_BYTES = 8 << 20, 16 << 20  # of a message that does not wait for the flush
+INLINE_BYTES = 90_000  # the most that a transport carries with the call; above, its cost jumps
+LEAST_BYTES, MOST_BYTES = 8 << 20, 16 << 20  # the least at which a message does not wait for the flush; its limit
 IN_FLIGHT = 2  # messages; while one is written, the next is on its way
 DELAYS = 1000
 LOOK_S = 0.002  # between two looks of `drain`
@@ -34,17 +34,17 @@ Ints = NDArray[np.int64]
 
 
 class Link(Protocol):
-    """A relay's way to an ingest. Every method raises Fenced, or LinkLost where the ingest cannot be reached."""
+    """A relay's way to an ingest. Every method raises Fenced, or LinkLost if the ingest cannot be reached."""
 
     def open(self, seat: int, epoch: int, lanes: int, spec: dict[str, Any]) -> Ints:
         """See `Ingest.open`."""
 
     def send(self, message: NDArray[np.uint8]) -> "Future[bool]":
-        """Sends a message to `Ingest.put`; the caller may change its memory after the return."""
+        """Sends a message to `Ingest.put`; the caller may reuse the message's memory after the return."""
 
 
 class DirectLink:
-    """The way to an ingest in this process."""
+    """A link to an ingest in this process."""
 
     def __init__(self, ingest: Ingest) -> None:
         self._ingest = ingest
@@ -61,12 +61,12 @@ class RelayStats:
     """A relay's counters.
 
     Attributes:
-        rows: that the ingest has, boundary rows included.
-        bytes: of messages sent; raw_bytes: the same before compression.
-        messages: sent. in_flight: of these, the ones not yet answered.
+        rows: rows that the ingest has, boundary rows included.
+        bytes: bytes of the messages sent; raw_bytes: the same before compression.
+        messages: messages sent. in_flight: sent messages that are not answered yet.
         gaps: rows that were overwritten here before they were sent.
-        rewinds: how often the relay asked again where to continue.
-        delays: seconds from seeing a message's oldest row to the ingest's answer, of the last 1,000 messages.
+        rewinds: how often the relay asked the ingest again where to continue.
+        delays: of the last 1,000 messages: seconds from the moment the relay saw the oldest row to the answer.
     """
 
     rows: int = 0
@@ -79,13 +79,13 @@ class RelayStats:
     delays: deque[float] = field(default_factory=lambda: deque(maxlen=DELAYS), repr=False)
 
     def delay(self, percentile: float) -> float:
-        """Seconds that so many per cent of the delays do not exceed; 0 without messages."""
+        """Returns this percentile of the delays in seconds; 0 without messages."""
         return float(np.percentile([*self.delays], percentile)) if self.delays else 0.0
 
 
 @dataclass(frozen=True)
 class _Sent:
-    """A message on its way: its spans, when its oldest row was seen, and the ingest's answer."""
+    """A message in flight: its spans, the time at which its oldest row was seen, and the ingest's answer."""
 
     spans: Ints
     seen: float
@@ -93,19 +93,19 @@ class _Sent:
 
 
 class Relay(Closing):
-    """Sends the rows of a replay or queue to an ingest, from a thread of its own between `start` and `close`.
+    """Sends the rows of a replay or queue to an ingest, in a thread that runs from `start` to `close`.
 
     Example:
         with mc.cluster.Relay(replay, link, seat=0, epoch=1).start() as relay:
             ...  # actors write to the replay, in any processes
 
-    Rows arrive once, in the order of each lane. After a lost message or the death of the ingest, the relay reads rows
-    from the lanes again. If writers lap a ReplayBuffer meanwhile, rows are lost and counted as gaps; no draw at home
-    spans a gap. A TrajectoryQueue with when_full="wait" makes its writers wait instead; the relay is its reader.
+    Each row arrives once, in the order of its lane. After a lost message or the death of the ingest, the relay reads
+    unacknowledged rows from the lanes again. Rows of a ReplayBuffer that writers overwrite first are lost and count as
+    gaps; no sample spans a gap. A TrajectoryQueue with when_full="wait" makes writers wait; the relay is its reader.
 
     Attributes:
         stats: see RelayStats.
-        error: what ended the relay, such as Fenced; None while it works.
+        error: the exception that ended the relay, such as Fenced; None while it works.
     """
 
     def __init__(
@@ -121,12 +121,12 @@ class Relay(Closing):
     ) -> None:
         """
         Args:
-            source: the node's replay or queue, whose lanes are the first ones of the seat.
-            link: the way to the ingest.
+            source: the node's replay or queue; its lanes are the seat's first lanes.
+            link: the link to the ingest.
             seat, epoch: see `Ingest.open`.
-            flush_seconds: the longest wait of a row for others that go with it; few bytes (90 KB) wait a tenth of it.
-            compress: "lz4" compresses messages, for frames.
-            clock: seconds that grow.
+            flush_seconds: the longest time that a row waits for more rows; up to 90 KB wait a tenth of it.
+            compress: "lz4" compresses messages, which pays for frames.
+            clock: a monotonic clock in seconds.
 
         Raises: ValueError: an option is out of range, or the source is a queue that does not wait.
             LaneBusy: the queue has a living reader.
@@ -159,13 +159,13 @@ class Relay(Closing):
         self._stopping, self._wake = Event(), Event()
 
     def start(self) -> "Relay":
-        """Starts the thread. It opens the link again, with pauses, while LinkLost is raised."""
+        """Starts the thread, and returns the relay. After a LinkLost, the thread pauses and opens the link again."""
         self._thread = Thread(target=self._run, name="relay", daemon=True)
         self._thread.start()
         return self
 
     def poll(self) -> bool:
-        """One round without the thread, for callers with a loop of their own: answers, then the next message if due.
+        """Runs one round without the thread: takes the answers that have come, then sends the next message if due.
 
         Returns: whether a message was sent. Raises: Fenced; LinkLost.
         """
@@ -190,9 +190,9 @@ class Relay(Closing):
         return sent
 
     def drain(self, timeout: float) -> bool:
-        """Waits until the ingest has every row committed before the call; False at the timeout.
+        """Waits until the ingest has every row committed before the call; returns False at the timeout.
 
-        Raises: what ended the relay; without a thread, what `poll` raises.
+        Raises: the exception that ended the relay; without a thread, any exception of `poll`.
         """
         check_timeout(timeout, or_none=False)
         deadline = self._clock() + timeout
@@ -216,12 +216,12 @@ class Relay(Closing):
             self._hurry = False
 
     def move(self, link: Link) -> None:
-        """Continues with another ingest, which takes the rows that the lanes still hold and it lacks."""
+        """Switches to another ingest, and sends it the rows that the lanes still hold and the ingest lacks."""
         self._link, self._moved = link, True
         self._wake.set()
 
     def close(self) -> None:
-        """Ends the thread, after the message that is being sent; rows that wait stay in the source."""
+        """Ends the thread, after the message that is being sent; unsent rows stay in the source."""
         self._stopping.set()
         self._wake.set()
         if self._thread is not None:
@@ -255,7 +255,7 @@ class Relay(Closing):
         self._acknowledge(np.arange(len(cursor)), cursor)
 
     def _rewind(self) -> None:
-        """Forgets what is on its way; the next poll asks where to continue."""
+        """Forgets the messages in flight; the next poll asks the ingest where to continue."""
         self.stats.rewinds += self._next is not None
         self.stats.in_flight = 0
         self._flight.clear()
@@ -271,7 +271,7 @@ class Relay(Closing):
                 return
             spans = sent.spans
             self.stats.delays.append(self._clock() - sent.seen)
-            assert self._acked is not None  # rows that an earlier ingest had are no gap
+            assert self._acked is not None  # rows that an earlier ingest took are no gap
             after = np.maximum(spans[:, AFTER], self._acked[spans[:, LANE]])
             gaps = int(np.maximum(spans[:, FIRST] - after, 0).sum())
             self.stats.gaps += gaps
@@ -291,7 +291,7 @@ class Relay(Closing):
         return self._hurry or nbytes >= LEAST_BYTES or waited >= wait
 
     def _send(self, waiting: Ints) -> bool:
-        """Sends the next message; False if none of the waiting rows may be sent yet."""
+        """Sends the next message; returns False if none of the waiting rows may be sent yet."""
         assert self._next is not None and self._seen is not None
         spans = self._spans(waiting)
         if not len(spans):
@@ -316,7 +316,7 @@ class Relay(Closing):
         return True
 
     def _spans(self, waiting: Ints) -> Ints:
-        """The rows of the next message, int64 [n, 4]: those of one lane after another, from where the last ended."""
+        """Returns the next message's spans, int64 [n, 4]: lane after lane, from the lane where the last one ended."""
         assert self._next is not None
         order = np.roll(np.arange(len(waiting)), -self._turn)
         order = order[waiting[order] > 0]
@@ -335,10 +335,10 @@ class Relay(Closing):
         return np.ascontiguousarray(spans[np.argsort(spans[:, LANE])])
 
     def _after_gap(self, lane: int) -> int:
-        """Where to continue in a lane whose writer is faster: some way off, so that it does not lap at once."""
+        """Returns the ticket at which to continue a lapped lane: far enough ahead not to be lapped again at once."""
         lo, hi, least = int(self._rows.lo[lane]), int(self._rows.hi[lane]), int(self._least()[lane])
         return self._rows.first_to_send(lane, least if least > lo else min(lo + (hi - lo) // 8, hi - 1))
 
     def _least(self) -> Ints:
-        """By lane, the lowest ticket that may be sent: a queue's rows are not sent again to another ingest."""
+        """Returns the lowest ticket of each lane that may be sent: a queue never sends rows again to another ingest."""
         return np.maximum(self._rows.lo, self._acked) if self._rows.once and self._acked is not None else self._rows.lo

@@ -1,4 +1,4 @@
-"""A replay whose columns one process reads in place: it writes all rows, and so knows which of them change."""
+"""A replay whose columns its only writer reads in place: that process knows which rows change."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ assert _HEAD.itemsize == HEAD_BYTES
 
 
 class ViewedReplay(ReplayBuffer):
-    """A replay with read-only views of its columns, [lanes, rows, *shape]; a ticket is at row ticket mod rows."""
+    """A replay with read-only views of its columns, [lanes, rows, *shape]; ticket t is at row t mod rows."""
 
     def _understand(self, segment: Segment) -> None:
         super()._understand(segment)
@@ -23,7 +23,7 @@ class ViewedReplay(ReplayBuffer):
         self._read_edges = self._mapped.native.windows(self._edges[0], self._edges[1])
 
     def windows(self) -> NDArray[np.int64]:
-        """A copy of the bounds [lo, hi) of each lane's tickets: int64 [2, lanes]."""
+        """Returns a copy of the bounds [lo, hi) of each lane's tickets: int64 [2, lanes]."""
         self.check_open()
         self._read_edges()
         return self._edges.copy()
@@ -35,11 +35,11 @@ class ViewedReplay(ReplayBuffer):
         return self._view(place.column, place.offset, place.field.numpy, place.field.shape)
 
     def rewards(self) -> NDArray[np.float32]:
-        """A view of the rewards, float32 [lanes, rows]."""
+        """Returns a view of the rewards, float32 [lanes, rows]."""
         return self._view(0, 0, _HEAD)["reward"]
 
     def flags(self) -> NDArray[np.uint32]:
-        """A copy of the rows' flags TERMINATED, TRUNCATED, BOUNDARY; uint32 [lanes, rows]."""
+        """Returns a copy of the rows' flags TERMINATED, TRUNCATED, BOUNDARY: uint32 [lanes, rows]."""
         return self._view(0, 0, _HEAD)["place"] >> np.uint32(_FLAGS_SHIFT)
 
     def _view(self, column: int, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...] = ()) -> NDArray[Any]:

@@ -1,13 +1,13 @@
-"""EMPO's two tabular functions, with EMPO's names, signatures and results, computed by marlcore.planning.
+"""EMPO's two tabular functions with their names, signatures and results, computed by marlcore.planning.
 
     from marlcore.compat.empo import compute_human_policy_prior, get_dag_parallel
     WorldModel.get_dag_parallel = get_dag_parallel      # EMPO's class; EMPO itself is not needed
 
 Differences from EMPO:
 
-- Where not all profiles are possible, an agent expects the possible ones; EMPO indexes its lists by profile, and fails.
+- If not all action profiles are possible, an agent expects only possible ones; EMPO indexes lists by profile and fails.
 - Results are the same for any number of workers. A worker's exception is raised, never swallowed.
-- `prior.values` and its parts are read-only mappings, which look a number up when it is asked for.
+- `prior.values` and its parts are read-only mappings, which look up a value only on access.
 """
 
 import os
@@ -31,15 +31,15 @@ Values = Mapping[Hashable, Mapping[int, Mapping[Goal, Any]]]
 
 
 def get_dag_parallel(world_model: Any, return_probabilities: bool = False, num_workers: int | None = None) -> Any:
-    """All states that the world model can reach, and their successors, as Python lists.
+    """Returns all states that the world model can reach, and their successors, as Python lists.
 
     Args:
         return_probabilities: also return the transitions.
-        num_workers: processes; None: one for each processor. Small graphs are built by one in any case.
+        num_workers: processes; None: one for each processor. One process builds a small graph in any case.
 
-    Returns: (states, state_to_idx, successors), or (states, state_to_idx, successors, transitions). Every successor of
-        states[i] has a number above i; successors[i] are sorted; transitions[i] has (action profile, probabilities,
-        successor numbers) for each possible profile.
+    Returns: (states, state_to_idx, successors), or (states, state_to_idx, successors, transitions). successors[i] is
+        the sorted list of the numbers of states[i]'s successors, all above i; transitions[i] has (action profile,
+        probabilities, successor numbers) for each possible profile.
 
     Raises: see `marlcore.planning.build_graph`.
     """
@@ -76,32 +76,32 @@ def compute_human_policy_prior(
     disk_cache_dir: str | None = None,
     use_compression: bool = False,
 ) -> Any:
-    """Goal-conditioned Boltzmann policies of the human agents; all other agents are robots.
+    """Computes goal-conditioned Boltzmann policies of the human agents; all other agents are robots.
 
     Args:
-        possible_goal_generator: `generate(state, agent_index)` gives (goal, weight) pairs, `goal.is_achieved(state)` 0
-            or 1; by default `world_model.possible_goal_generator`.
+        possible_goal_generator: its `generate(state, agent_index)` returns (goal, weight) pairs, and
+            `goal.is_achieved(state)` 0 or 1; by default `world_model.possible_goal_generator`.
         believed_others_policy: (state, agent_index, action) -> (probability, action profile) pairs; by default the
             other humans act at random.
-        gamma_h, rho_h: at most one of them. A world model's `transition_durations(state, actions, transitions)` counts
-            where there is a discount.
-        parallel, num_workers: the number of workers; one unless `parallel`.
+        gamma_h, rho_h: the discount of a duration of 1, or its rate -ln(gamma_h); at most one of them. With a discount,
+            the durations are the world model's `transition_durations(state, actions, transitions)`, if it has them.
+        parallel, num_workers: `num_workers` processes if `parallel`, otherwise one.
         level_fct: see `marlcore.planning.build_graph`.
         return_Vh: also return the values, by state, agent and goal.
         optimistic: expect the best of the robots instead of the worst.
-        use_float16: round the transitions' probabilities to float16 and, where nothing is discounted, sums too, as
-            NumPy 2 does in EMPO. Values are stored as float16 in any case, and policies as float64.
+        use_float16: round the transitions' probabilities to float16 and, without a discount, sums too, as NumPy 2 does
+            in EMPO. Values are stored as float16 in any case, and policies as float64.
         progress_callback: called with (states done, all states).
         return_attainment_cache: also return an `AttainmentCache`, or None without `use_attainment_cache`.
-        archive_dir: a directory, made if need be, where `vh_values.pkl` gets the values by level, in the format of
-            EMPO's `load_archived_value_slices`. An earlier file is replaced; EMPO appends.
-        min_free_memory_fraction: see `marlcore.planning.build_graph`; NotEnoughMemory instead of a pause.
+        archive_dir: the directory, made if missing, of the file `vh_values.pkl` with the values by level, in the format
+            of EMPO's `load_archived_value_slices`. An earlier file is replaced; EMPO appends.
+        min_free_memory_fraction: see `marlcore.planning.build_graph`; raises NotEnoughMemory, where EMPO pauses.
         memory_check_interval, memory_pause_duration, memory_profile: no effect; memory is checked four times a second
             while states are enumerated, and nothing pauses or is profiled.
         use_disk_slicing, disk_cache_dir, use_compression: no effect; a graph takes about 570 bytes a state, in arrays
             that are not sliced. As in EMPO, slicing needs `level_fct`.
 
-    Returns: the prior; with values or a cache, a tuple of the prior and these.
+    Returns: the prior, or a tuple of the prior and the values or cache that were asked for.
 
     Raises: see `marlcore.planning.backward_induction`. ValueError: there is no goal generator, or a keyword's value is
         wrong. NotEnoughMemory: see `min_free_memory_fraction`. OSError: the archive cannot be written.
@@ -135,7 +135,7 @@ def compute_human_policy_prior(
             dtype="float16", policy_dtype="float64", sums="float16" if use_float16 and undiscounted else "float64",
             workers=workers, progress=progress_callback,
         ) as policies:  # fmt: skip
-            arrays = {agent: policies[agent] for agent in humans}  # they keep the memory, without its name
+            arrays = {agent: policies[agent] for agent in humans}  # the arrays keep the memory when its name is gone
         acting = np.diff(graph.row_start) > 0
         policies_by, values_by = (
             _ByState(graph.states, graph.index, acting | values, arrays, values) for values in (False, True)
@@ -175,9 +175,9 @@ class _Keywords(Declared):
 
 
 def _archive(path: Path, graph: Graph, values: "_ByState") -> None:
-    """Writes the values by level, from the ends on: a header, and by state a list with each agent's values by goal.
+    """Writes the values level by level, from the ends: a header, then for each state a list of dicts, values by goal.
 
-    The file appears whole. One that a killed process left half-written is removed.
+    The list has one dict per agent. The file appears whole; a killed process's half-written file is removed.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     for left in path.parent.glob(f".{path.name}.*"):
@@ -198,10 +198,10 @@ def _archive(path: Path, graph: Graph, values: "_ByState") -> None:
 
 @dataclass(eq=False)
 class AttainmentCache:
-    """Whether successors achieve goals, in the place of EMPO's `SlicedAttainmentCache`; its one slice has all states.
+    """Replaces EMPO's `SlicedAttainmentCache`: tells whether successors achieve goals. Its one slice has all states.
 
-    `cache[state][profile]`, both by number, has int8 [successors] by goal, in the order of the state's transitions. It
-    reads the graph's arrays, which it keeps.
+    `cache[state][profile]`, both by number, is a dict by goal of int8 [successors], in the order of the transitions.
+    The cache reads and keeps the graph's arrays.
     """
 
     num_action_profiles: int
@@ -216,7 +216,7 @@ class AttainmentCache:
         return {goal: (its, i) for its in self.arrays.values() for i, goal in enumerate(its.goals)}
 
     def get(self, state_index: int, action_profile_index: int, goal: Goal) -> NDArray[np.int8] | None:
-        """None: the profile is not possible there, or no state offers the goal."""
+        """Returns which successors achieve the goal; None if the profile is impossible or no state offers the goal."""
         low, high = self.row_start[[state_index, state_index + 1]]
         row = low + np.searchsorted(self.profile[low:high], action_profile_index)
         if row == high or self.profile[row] != action_profile_index or goal not in self.columns:
@@ -242,7 +242,7 @@ class AttainmentCache:
 
 @dataclass(eq=False)
 class TabularHumanPolicyPrior:
-    """A callable prior: `prior(state, agent, goal)` is how likely each action is.
+    """A callable prior: `prior(state, agent, goal)` is the probability of each action.
 
     Attributes:
         values: policies by state, agent and goal; without terminal states.
@@ -255,9 +255,9 @@ class TabularHumanPolicyPrior:
     values: Values
 
     def __call__(self, state: Any, human_agent_index: int, possible_goal: Goal | None = None) -> NDArray[np.float64]:
-        """The probability of each action, float64 [actions]; without a goal, the weighted mean over the goals.
+        """Returns the probability of each action, float64 [actions]; without a goal, the weighted mean over goals.
 
-        Raises: KeyError: the state is terminal or unknown, or has no such goal on offer.
+        Raises: KeyError: the state is terminal or unknown, or does not offer the goal.
         """
         by_goal = self.values[state][human_agent_index]
         if possible_goal is not None:
@@ -269,7 +269,7 @@ class TabularHumanPolicyPrior:
         return total
 
     def sample(self, state: Any, human_agent_index: int | None = None, possible_goal: Goal | None = None) -> Any:
-        """Draws an agent's action from NumPy's global generator; without an agent, a list of all humans' actions."""
+        """Draws an agent's action by NumPy's global generator; without an agent, a list of all humans' actions."""
         if human_agent_index is None:
             if possible_goal is not None:
                 raise ValueError("possible_goal: expected None where all humans' actions are drawn")
@@ -278,13 +278,13 @@ class TabularHumanPolicyPrior:
         return int(np.random.choice(len(p), p=p / p.sum()))
 
     def profile_distribution(self, state: Any) -> list[tuple[float, list[int]]]:
-        """The possible profiles of the humans, who act independently, with their probabilities."""
+        """Returns the humans' possible action profiles with their probabilities; humans act independently."""
         return _joint([self(state, agent) for agent in self.human_agent_indices])
 
     def profile_distribution_with_fixed_goal(
         self, state: Any, human_agent_index: int, possible_goal: Goal
     ) -> list[tuple[float, list[int]]]:
-        """The same if one human pursues this goal."""
+        """As `profile_distribution`, but one human pursues the given goal."""
         goals = [possible_goal if agent == human_agent_index else None for agent in self.human_agent_indices]
         return _joint([self(state, agent, goal) for agent, goal in zip(self.human_agent_indices, goals, strict=True)])
 
@@ -325,7 +325,7 @@ class _ByGoal(Mapping[Goal, Any]):
 
 @dataclass(eq=False)
 class _ByState(Mapping[Hashable, Any]):
-    """By state, agent and goal: values, or the policies of states that are not terminal."""
+    """A mapping from state to agent to goal to a value or, for states that are not terminal, to a policy."""
 
     states: list[Any]
     index: dict[Any, int]

@@ -1,4 +1,4 @@
-"""The ring behind the buffers of cpprb and sorrel: rows of any named fields in an object that any process can use.
+"""The ring behind the buffers of cpprb and sorrel: an object with rows of named fields, which many processes can use.
 
 The rows lie in one shared lane. Clearing the ring raises its base: rows with tickets below the base no longer count.
 Positions count from the base, so a cleared ring fills from position 0 again.
@@ -25,7 +25,7 @@ COUNT, SIZE = Whole(0), Whole(1)
 
 
 class Held(NamedTuple):
-    """The tickets that a ring held at one moment: [lo, hi), counted from base."""
+    """The range of tickets that a ring held at one moment, [lo, hi); positions count from `base`."""
 
     lo: int
     hi: int
@@ -43,7 +43,7 @@ class Held(NamedTuple):
         return (self.hi - self.base) % self.capacity
 
     def tickets(self, positions: Ints) -> Ints:
-        """The newest ticket at each position from 0 to stored - 1."""
+        """Returns the newest ticket at each of `positions`, which are from 0 to stored - 1."""
         head = self.head
         tickets: Ints = positions + (self.hi - head)
         if self.stored == self.capacity:  # from the head on, tickets of the lap before
@@ -60,13 +60,13 @@ class Ring:
 
     Where /dev/shm has no room, the ring takes an unlinked file in the temporary directory, to which other processes
     attach while the process that made it lives. If `shared`, any number of processes append, each under a lock, which
-    costs two system calls per append. Otherwise the first one to append keeps the right, until it releases or closes
-    the ring or ends; `columns` are then the fields in place, [capacity, *shape], in this process alone.
+    costs two system calls per append. Otherwise the first process to append is the only one that may, until it
+    releases or closes the ring or ends; its `columns` are then views of the fields, [capacity, *shape].
 
-    `margin` rows stay whole behind the oldest position. With `path`, the rows lie in an ordinary file, which stays.
+    `margin` rows before the oldest position stay readable. With `path`, the ring is an ordinary file, which stays.
     """
 
-    _OWN: Mapping[str, Any] = {"_lane": None, "_writer": None, "columns": {}}  # of this process; made at the next use
+    _OWN: Mapping[str, Any] = {"_lane": None, "_writer": None, "columns": {}}  # each process makes these at first use
     _lane: RingLane | None
     _writer: RingWriter | None
     columns: Rows
@@ -107,7 +107,7 @@ class Ring:
 
     @property
     def writer(self) -> RingWriter:
-        """This process's writing end. Raises LaneBusy: another process holds the right to append."""
+        """This process's writer. Raises LaneBusy: another process holds the right to append."""
         if self._writer is None:
             lane = self.lane
             try:
@@ -131,7 +131,7 @@ class Ring:
                 return Held(max(lo, base, hi - self.capacity), hi, base, self.capacity)
 
     def append(self, rows: Mapping[str, Any], count: int) -> int:
-        """Adds count rows, all or none, each field [count, *shape]; returns the first ticket."""
+        """Adds `count` rows, all or none, each field [count, *shape]; returns the first row's ticket."""
         writer = self.writer
         if count > 1:
             return writer.append_batch(rows, count)
@@ -140,11 +140,11 @@ class Ring:
         return writer.append()
 
     def gather(self, tickets: Ints, *names: str) -> tuple[Rows, NDArray[np.bool_] | None]:
-        """Copies of the named fields, or all, for tickets below hi, and whether each was whole; None if all were."""
+        """Copies the named fields, or all, at tickets below hi; also returns whether each row was whole (None: all)."""
         return self.lane.gather(tickets, names or self._names)
 
     def at(self, positions: Ints, *names: str) -> Rows:
-        """Copies of the named fields, or all, at positions, [*positions.shape, *shape]; zeros at empty positions."""
+        """Copies the named fields, or all, at positions: [*positions.shape, *shape], with zeros at empty positions."""
         window = self.window()
         present = positions < window.stored
         rows, ok = self.gather(window.tickets(positions[present]), *names)
@@ -157,17 +157,17 @@ class Ring:
         return filled
 
     def snapshot(self, *names: str) -> Rows:
-        """Read-only copies of the named fields, or all, by position; zeros at empty positions."""
+        """Returns read-only copies of the named fields, or all, by position; zeros at empty positions."""
         rows = self.at(np.arange(self.capacity), *names)
         for array in rows.values():
             array.flags.writeable = False
         return rows
 
     def whole(self, groups: int, draw: Callable[[int], Ints], *names: str) -> tuple[Rows, Ints]:
-        """Copies of groups of rows, all whole; a group that a writer overwrote meanwhile is drawn again.
+        """Draws and copies groups of rows; draws a group again if a writer overwrote one of its rows meanwhile.
 
-        `draw` returns the tickets of so many groups, [number, rows per group] or [number] for groups of one row, or
-        none while nothing can be drawn. The named fields, or all, are [*tickets.shape, *shape].
+        draw(n) returns the tickets of n groups, [n, rows per group] or [n] for groups of one row, or an empty array
+        while nothing can be drawn. Returns the named fields, or all, [*tickets.shape, *shape], and the tickets.
         """
         rows: Rows = {}
         drawn, missing = np.zeros(0, np.int64), np.arange(groups)
@@ -194,7 +194,7 @@ class Ring:
         return (ticket - self.lane.load_base()) % self.capacity
 
     def clear(self) -> None:
-        """Deletes every row committed so far; a concurrent add of another process may fall on either side."""
+        """Deletes every row committed so far. A row that another process adds meanwhile may be deleted or kept."""
         with self.lane.lock_words():
             self.lane.words.store(BASE, self.lane.edges()[1])
 
@@ -205,7 +205,7 @@ class Ring:
             vars(self).update({**self._OWN, "_lane": self._lane})
 
     def close(self) -> None:
-        """Releases the memory; if the creator closes it, the memory disappears."""
+        """Releases the memory, which disappears when the ring's creator closes it."""
         self.release()
         if self._lane is not None:
             self._lane.close()

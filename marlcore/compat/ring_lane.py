@@ -1,7 +1,7 @@
-"""The lane of a ring: rows of any named fields, appended and copied by calls whose addresses are taken once.
+"""The lane of a ring: it appends and copies rows of named fields, and takes the addresses for its C calls once.
 
-The fields are the extras of a replay whose other fields are unused. Of several rows, only small fields are staged.
-Large ones go from the caller's array to the lane: a second copy halves what four writers add in a second.
+The fields are the extras of a replay whose other fields are unused. A batch stages only small fields. Large fields are
+copied from the caller's array straight to the lane: a second copy halves the rate of four writers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..spec import Field, TransitionSpec
 from ..transitions import Writer, address_of
 from .column_views import ViewedReplay
 
-# Words beside the lane: the base, written by the holder of the words' lock; a word of the buffer's own
+# Words beside the lane: the base, written by the holder of the words' lock; a word for the buffer's own use
 BASE, MARK = range(2)
 ROUNDS = 1000
 NAP_S = 0.001
@@ -36,15 +36,15 @@ _UNUSED = Field((), "uint8")
 
 
 def spec_of(fields: Mapping[str, Field]) -> TransitionSpec:
-    """The spec of rows with these fields that do not follow one another."""
+    """Returns the spec of rows with these fields, where no row continues the row before it."""
     return TransitionSpec(_UNUSED, _UNUSED, dict(fields), next_obs=True)
 
 
 class RingLane(ViewedReplay):
     """One lane of rows, read by ticket, with a line of words beside it.
 
-    `base` and `mark` are the words BASE and MARK as int64 in shared memory, which may be a moment old: reading one
-    takes a tenth of a C call's time. `load_base` makes that call. `places` are the fields' by the caller's names.
+    `base` and `mark` read the words BASE and MARK as int64 in shared memory. Their values may be a moment old, but
+    reading takes a tenth of a C call's time; `load_base` makes the call. `places` has each field's place by its name.
     """
 
     kind = "ring"
@@ -85,18 +85,18 @@ class RingLane(ViewedReplay):
         return copy(tickets)
 
     def whole(self, tickets: Ints) -> NDArray[np.bool_] | None:
-        """Whether each row, which was copied before this call, was whole then; None if all were."""
+        """Returns whether each row was still whole after its copy, which must precede this call; None if all were."""
         count = len(tickets)
         ok = np.zeros(count, np.uint8)
         validate = self._mapped.native.validator(np.zeros(count, np.int64), tickets, ok)
         return ok.astype(np.bool_) if validate(count) else None
 
     def writer(self, shared: bool) -> RingWriter:  # type: ignore[override]
-        """The writing end, for this process alone or shared. Raises LaneBusy: a living writer excludes this one."""
+        """Returns a writer, exclusive to this process unless `shared`. Raises LaneBusy: a living writer excludes it."""
         return self._opened(lambda lock: RingWriter(self, lock, shared), [0], PATIENCE_S, shared)
 
     def lock_words(self) -> File:
-        """An open file that holds the right to write BASE, until it is closed or its process dies."""
+        """Returns an open file that holds the right to write BASE, until it is closed or its process dies."""
         for _ in range(ROUNDS):
             lock = self._segment.lock(slot_lock(1, 0))
             if lock is not None:
@@ -132,11 +132,11 @@ class _Copy:
 
 
 class RingWriter(Writer):
-    """Appends rows to the lane; `row` stages the next one: a view [1, *shape] of each field, whose values persist."""
+    """Appends rows to the lane. `row` stages the next one: a view [1, *shape] of each field, which keeps its value."""
 
     def __init__(self, lane: RingLane, claim: File, shared: bool) -> None:
         super().__init__(lane._mapped, 0, claim, shared, PATIENCE_S, None)
-        self.first, self.next = lane.edges()  # the oldest ticket then held; the next row's, if nobody else appends
+        self.first, self.next = lane.edges()  # the oldest ticket held now; the next row's, if no other process appends
         self._places = lane.places
         self._append = partial(self._add_row, self._raw, 0)
         self.row, frames = self._views(self._records[:1])
@@ -144,7 +144,7 @@ class RingWriter(Writer):
         self._batch: _Batch | None = None
 
     def append(self) -> int:
-        """Appends `row`; returns its ticket. Raises TimeoutError: another writer was stopped inside an append."""
+        """Appends `row`; returns its ticket. Raises TimeoutError: another writer is stopped inside an append."""
         ticket: int = self._append()
         if ticket < 0:
             ticket = self._again(ticket, self._append, None, "add")
@@ -152,7 +152,7 @@ class RingWriter(Writer):
         return ticket
 
     def append_batch(self, rows: Mapping[str, Any], count: int) -> int:
-        """Appends rows, all or none, each field [count, *shape], and large ones unstaged; returns the first ticket."""
+        """Appends rows, all or none, each field [count, *shape] (large ones unstaged); returns the first ticket."""
         batch = self._batch
         if batch is None or batch.rows != count:
             records = np.zeros((count, self._records.shape[1]), np.uint8)
@@ -173,7 +173,7 @@ class RingWriter(Writer):
         return ticket
 
     def _views(self, records: NDArray[np.uint8]) -> tuple[Rows, list[NDArray[Any]]]:
-        """The staging of each field, [count, *shape], in the records or in arrays of the large fields' own."""
+        """Returns a staging array [count, *shape] for each field, inside `records` or, if large, in the second list."""
         frames = [place.field.zeros(len(records)) for place in self._view.layout.places if place.column]
         views = {name: frames[place.column - 1] if place.column else place.views(records)
                  for name, place in self._places.items()}  # fmt: skip

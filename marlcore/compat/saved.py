@@ -1,4 +1,4 @@
-"""Replays as bytes, which a pickle or a state dict contains."""
+"""Turns a replay into bytes for a pickle or a state dict, and back."""
 
 import tempfile
 from pathlib import Path
@@ -10,7 +10,7 @@ R = TypeVar("R", bound=ReplayBuffer)
 
 
 def to_bytes(replay: ReplayBuffer) -> bytes:
-    """The content of a `ReplayBuffer.save` file. Raises SharedMemoryFull: the temporary directory has no room."""
+    """Returns the content of a `ReplayBuffer.save` file. Raises SharedMemoryFull: the temporary directory is full."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "replay"
         replay.save(path)
@@ -18,7 +18,7 @@ def to_bytes(replay: ReplayBuffer) -> bytes:
 
 
 def from_bytes(saved: bytes | memoryview, name: str, cls: type[R]) -> R:
-    """A new replay of class `cls` from the bytes of `to_bytes`."""
+    """Creates a replay of class `cls` from the bytes of `to_bytes`."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "replay"
         path.touch(mode=0o600)  # `attach` refuses files that others can read

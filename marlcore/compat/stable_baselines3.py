@@ -2,7 +2,7 @@
 
     model = DQN("MlpPolicy", env, replay_buffer_class=marlcore.compat.stable_baselines3.ReplayBuffer)
 
-For dict observations, use DictReplayBuffer; for goals, HerReplayBuffer. Other processes read the same memory through
+Use DictReplayBuffer for dict observations, and HerReplayBuffer for goals. Other processes read the same memory through
 `buffer.replay`.
 """
 
@@ -50,9 +50,9 @@ Obs = dict[str, NDArray[Any]]  # by the names of the spec's fields, each [rows, 
 class _Newest(NamedTuple):
     """The part of each environment's newest step that the lanes do not hold yet."""
 
-    next_obs_bytes: list[bytes]  # by field; bytes are faster to take and to compare than arrays
+    next_obs_bytes: list[bytes]  # by field; bytes are faster to make and to compare than arrays
     ended_bytes: bytes
-    followed: bool = True  # the lanes' next rows may follow it; after a load they begin episodes
+    followed: bool = True  # whether the next rows may continue the episodes; after a load they begin new ones
 
     @property
     def ended(self) -> NDArray[np.bool_]:
@@ -78,14 +78,14 @@ class _Transitions(NamedTuple):
 class ReplayBuffer(buffers.ReplayBuffer):
     """A `replay_buffer_class` for Stable-Baselines3's off-policy algorithms, with one lane per environment.
 
-    It draws like SB3's buffer: uniformly over the steps held, the newest one included. `observations`, `actions` and
+    Like SB3's buffer, it draws uniformly from all steps held, including the newest one. `observations`, `actions` and
     the other arrays are read-only copies. docs/drop-ins.md lists the differences.
 
     Args:
         buffer_size, observation_space, action_space, device, n_envs, handle_timeout_termination: as in SB3.
         optimize_memory_usage: accepted but not needed: frames are always stored once.
         n_steps, gamma: n-step returns like NStepReplayBuffer's; `discounts` is 0 where `dones` is 1.
-        seed: of the draws; by default drawn from NumPy's global generator, which `model.seed` seeds.
+        seed: the seed of the draws; by default a number from NumPy's global generator, which `model.seed` seeds.
 
     Raises: ValueError, TypeError: a space or an option is unsupported, n_steps is below 1 or gamma outside [0, 1].
         SharedMemoryFull: no room for the buffer.
@@ -135,7 +135,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self._open(cast(ViewedReplay, ViewedReplay.create(self._spec, rows * self.n_envs, self.n_envs, name=_NAME)))
 
     def _open(self, replay: ViewedReplay, newest: _Newest | None = None) -> None:
-        """Opens this process's ends of a replay's lanes, which hold the newest step."""
+        """Makes this process's writer, samplers and checks for a replay; `newest` is the newest step in its lanes."""
         self.replay = replay
         self._writer = replay.vector_writer()
         self._samplers: dict[int, Sampler] = {}
@@ -153,26 +153,26 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self._start()
 
     def close(self) -> None:
-        """Releases the shared memory; the end of the buffer does so too."""
+        """Releases the shared memory; dropping the last reference to the buffer does the same."""
         self.replay.close()
 
     def size(self) -> int:
-        """Steps held of each environment; their mean if the last observations of episodes take unequal room."""
+        """Returns the steps held per environment; a mean, if last observations of episodes take unequal room."""
         steps: int = min(self.buffer_size if self.full else self.pos, len(self.replay) // self.n_envs)
         return steps
 
     @property
     def observations(self) -> Any:
-        """A read-only copy by position: [buffer_size, n_envs, *shape], or a dict of them.
+        """A read-only copy by position: [buffer_size, n_envs, *shape], or a dict of such arrays.
 
-        This array and the others have zeros at empty positions, and where a full buffer's rows gave way to the last
-        observations of episodes.
+        This array and the others have zeros at empty positions, and where last observations of episodes took a step's
+        room in a full buffer.
         """
         return self._observations()
 
     @property
     def next_observations(self) -> Any:
-        """A read-only copy by position of each next observation; where done, the episode's last one."""
+        """A read-only copy of the next observations, by position; where done, the episode's last observation."""
         return self._observations(later=1)
 
     @property
@@ -187,17 +187,17 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     @property
     def dones(self) -> NDArray[np.float32]:
-        """A copy by position of the ends of episodes, truncations included: float32 [buffer_size, n_envs].
+        """A copy of the ends of episodes, truncations included, by position: float32 [buffer_size, n_envs].
 
-        Read-only, except with optimize_memory_usage: then the algorithms mark a last episode as truncated here, which
-        `add` detects by itself.
+        It is read-only, except with optimize_memory_usage: SB3's algorithms then write a truncation into this array.
+        The write has no effect; `add` detects the truncation by itself.
         """
         dones = self._flagged(TERMINATED | TRUNCATED)
         return dones if self.optimize_memory_usage else _frozen(dones)
 
     @property
     def timeouts(self) -> NDArray[np.float32]:
-        """A read-only copy by position of the truncations: float32 [buffer_size, n_envs]."""
+        """A read-only copy of the truncations, by position: float32 [buffer_size, n_envs]."""
         return _frozen(self._flagged(TRUNCATED))
 
     def _actions(self) -> NDArray[Any]:
@@ -208,7 +208,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return flagged.astype(np.float32)
 
     def _observations(self, later: int = 0) -> Any:
-        """Read-only observations by position of the steps, or of the rows after them."""
+        """Returns read-only observations by position: the steps', or with `later` those of the rows after them."""
         obs = {name: self._by_position(column, later) for name, column in self.replay.columns("obs").items()}
         if later and self._newest is not None:
             waiting, next_obs = ~self._newest.ended, self._newest.next_obs(self._spec.obs_fields)
@@ -239,11 +239,11 @@ class ReplayBuffer(buffers.ReplayBuffer):
         Args:
             obs, action, reward, done: [n_envs, *shape].
             next_obs: like obs; where done, the episode's last observation, not the next episode's first.
-            infos: one per environment; its "TimeLimit.truncated" marks done as a truncation.
+            infos: one dict per environment; "TimeLimit.truncated" in it says that done is a truncation.
 
         Raises: ValueError, TypeError: the message names the field and both values; nothing was added.
         """
-        # Everything is checked before the first write: a gap takes one of its own.
+        # Everything is checked before the first write, since a gap between episodes is written separately.
         ended = self._ended(done, infos)
         obs, next_obs = self._checked("obs", obs), self._checked("next_obs", next_obs)
         action, reward = self._checks["action"](action), self._checks["reward"](reward)
@@ -263,7 +263,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
             self.pos = 0
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
-        """A batch as from SB3's buffer, on the buffer's device; normalized by `env` if given.
+        """Draws a batch like SB3's buffer, on the buffer's device; normalized by `env` if given.
 
         Raises:
             NotEnoughData: nothing was added yet. ValueError: `env` scales rewards, which n-step returns sum unscaled.
@@ -272,7 +272,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return self._samples(self._draw(batch_size), env)
 
     def _get_samples(self, batch_inds: NDArray[Any], env: VecNormalize | None = None) -> Any:
-        """The steps at positions of `observations`, each of a random environment; for subclasses that choose."""
+        """Returns the steps at `batch_inds`, positions of `observations` that a subclass chose, in random envs."""
         self._check_scales(env)
         if self._newest is None:
             raise NotEnoughData(_EMPTY)
@@ -297,7 +297,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything, including a save of the replay: a pickle contains the transitions and shares nothing."""
+        """Returns all state, with a save of the replay: a pickle contains the transitions and shares no memory."""
         state = {name: value for name, value in self.__dict__.items() if name not in _OPENED}
         return {**state, "_saved": to_bytes(self.replay)}
 
@@ -325,7 +325,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
     def _bridge_gaps(self, obs: Obs, newest: _Newest) -> None:
         """Keeps the newest steps sampleable if `obs` does not follow them: learn() restarted, or the buffer was loaded.
 
-        Such a step is written again as a truncated one, with its next observation. The first copy is never drawn, since
+        It writes such a step again, as a truncated one with its next observation. The first copy is never drawn, since
         its lane continues with another episode.
         """
         if newest.followed and [*map(np.ndarray.tobytes, obs.values())] == newest.next_obs_bytes:
@@ -348,7 +348,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         )  # fmt: skip
 
     def _transitions(self, ahead: NDArray[np.int64], envs: NDArray[np.int64], newest: _Newest) -> _Transitions:
-        """Over the steps at positions `ahead` [B, n_steps]; a return ends with its episode or newest step."""
+        """Sums returns over the steps at positions `ahead` [B, n_steps], up to an episode's end or the newest step."""
         lo, hi = self.replay.windows()
         lanes = envs[:, None]
         tickets = self._tickets[ahead, lanes]
@@ -382,7 +382,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         )
 
     def _draw(self, batch_size: int) -> _Transitions | Batch:
-        """Draws rows of the lanes, which hold each step with a successor, and the newest steps in proportion."""
+        """Draws from the lanes, which hold every step with a successor, and in proportion from the newest steps."""
         if self._newest is None:
             raise NotEnoughData(_EMPTY)
         waiting = np.flatnonzero(~self._newest.ended)
@@ -461,12 +461,12 @@ class DictReplayBuffer(ReplayBuffer):
 class HerReplayBuffer(DictReplayBuffer, _HerReplayBuffer):
     """A `replay_buffer_class` for goals, like Stable-Baselines3's HerReplayBuffer; see `marlcore.Hindsight`.
 
-    It also draws from unfinished episodes, all but the newest step, with goals of the steps so far.
+    It also draws steps of unfinished episodes, except the newest step, with goals from the steps so far.
 
     Args:
         observation_space: with the keys observation, achieved_goal and desired_goal; all keys are identifiers.
-        env: `compute_reward(achieved, desired, infos)` of its first environment judges a whole batch in one call.
-        n_sampled_goal: relabelled rows for each one that keeps its goal.
+        env: `compute_reward(achieved, desired, infos)` of its first environment gets a whole batch in one call.
+        n_sampled_goal: the number of relabelled rows for each row that keeps its goal.
         goal_selection_strategy: "future", "final" or "episode", or SB3's enum.
         copy_info_dict: passes each step's info, kept in this process, to `compute_reward`; otherwise empty dicts.
         buffer_size, action_space, device, n_envs, optimize_memory_usage, handle_timeout_termination, seed: see
@@ -506,10 +506,10 @@ class HerReplayBuffer(DictReplayBuffer, _HerReplayBuffer):
         )  # fmt: skip
 
     def truncate_last_trajectory(self) -> None:
-        """Nothing is to be done: `add` notices where an episode broke off."""
+        """Does nothing: `add` notices by itself where an episode broke off."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but `env`, as in SB3: call `set_env` after unpickling."""
+        """Returns all state but `env`, as in SB3: call `set_env` after unpickling."""
         return {**super().__getstate__(), "env": None}
 
     def _start(self) -> None:
@@ -541,7 +541,7 @@ class HerReplayBuffer(DictReplayBuffer, _HerReplayBuffer):
 
 
 def _fields(obs: Obs) -> Any:
-    return obs[ALONE] if len(obs) == 1 and ALONE in obs else obs  # goals have a part of this name too
+    return obs[ALONE] if len(obs) == 1 and ALONE in obs else obs  # the fields of goals include this name, too
 
 
 def _field(shape: Any, space: spaces.Space[Any]) -> Field:
@@ -553,7 +553,7 @@ def _field(shape: Any, space: spaces.Space[Any]) -> Field:
 
 
 def _rows_check(label: str, field: Field, rows: int) -> Callable[[Any], NDArray[Any]]:
-    """A function to arrays [rows, *shape] of the field's dtype; scalars of discrete spaces may lack their own axis."""
+    """Returns a function that converts to [rows, *shape] of the field's dtype; discrete scalars may lack their axis."""
     dtype, whole = field.numpy, Field((rows, *field.shape), field.dtype)
     shape, size = whole.shape, math.prod(whole.shape)
 

@@ -37,17 +37,17 @@ _INDEX = "index"  # TorchRL adds it to added and to drawn rows
 
 
 class TensorDictReplayBuffer(_TensorDictReplayBuffer):
-    """TorchRL's TensorDictReplayBuffer, uniform, with its rows in lanes of shared memory.
+    """TorchRL's TensorDictReplayBuffer with uniform sampling and its rows in lanes of shared memory.
 
     Rows are TensorDicts with the same leaves, of NumPy's dtypes. Fork before the first prefetched sample: TorchRL's
-    locks and threads do not survive a fork. `index` names a row permanently (ticket * lanes + lane); it is not a slot:
-    rows can be drawn but not indexed. docs/drop-ins.md lists the differences.
+    locks and threads do not survive a fork. `index` identifies a row for ever (ticket * lanes + lane), but it is not a
+    slot: rows can be drawn but not indexed. docs/drop-ins.md lists the differences.
 
     Args:
         max_size: rows held in all lanes together.
         lanes: the largest number of processes that write at once.
-        example: one row, or rows with a leading axis as for `extend`; allocates the memory at once, which is required
-            before the buffer is passed to other processes. By default the first added row allocates it.
+        example: one row, or rows with a leading axis as for `extend`; allocates the memory at once, which must be done
+            before the buffer is passed to other processes. By default, the first added row allocates it.
         options: TorchRL's, except storage, sampler and writer.
 
     Raises: see ReplayBuffer.create. LaneBusy: more processes add rows than there are lanes.
@@ -64,7 +64,7 @@ class TensorDictReplayBuffer(_TensorDictReplayBuffer):
         super().__init__(storage=storage, sampler=_LaneSampler(), writer=_LaneWriter(), **options)
 
     def close(self) -> None:
-        """Releases the shared memory; the end of the buffer does so too."""
+        """Releases the shared memory; dropping the last reference to the buffer does the same."""
         self._storage.close()
 
 
@@ -72,7 +72,7 @@ class _LaneStorage(_Storage):  # the base's counters are unused; compilable ones
     def __init__(self, max_size: int, lanes: int) -> None:
         super().__init__(max_size, compilable=True)
         self.lanes = lanes
-        self.keys: dict[str, Key] = {}  # a leaf's field name in the spec: its key
+        self.keys: dict[str, Key] = {}  # the keys of the leaves by the names of their fields in the spec
         self._handle: SegmentHandle | None = None
         self._open(None)
         invalidate_after_fork(self)
@@ -130,7 +130,7 @@ class _LaneStorage(_Storage):  # the base's counters are unused; compilable ones
         return torch.cat(tickets) * self.lanes + writer.lane
 
     def _own_lane(self) -> Writer:
-        """The writer of this process's lane: the first lane without a living writer."""
+        """Returns the writer of this process's lane, which is the first lane without a living writer."""
         if self._writer is None:
             assert self.replay is not None
             for lane in range(self.lanes):
@@ -211,7 +211,7 @@ class _LaneStorage(_Storage):  # the base's counters are unused; compilable ones
             self.load_state_dict(torch.load(file, weights_only=True))
 
     def __getstate__(self) -> dict[str, Any]:
-        """For another process, which attaches to the same memory and writes to another lane."""
+        """Returns the state for another process, which attaches to the same memory and writes to another lane."""
         if self.replay is None:
             raise TypeError("a buffer without memory cannot be passed on: give it an `example`, or add a row before")
         return {**super().__getstate__(), "drawn": None, "_writer": None, "_samplers": {}}
@@ -222,7 +222,7 @@ class _LaneStorage(_Storage):  # the base's counters are unused; compilable ones
 
 
 def _nothing(self: Any, path: object = None) -> Any:
-    """The storage holds everything."""
+    """Does nothing, since the storage holds all state."""
 
 
 class _LaneWriter(_Writer):

@@ -1,4 +1,4 @@
-"""Opening an existing segment's file: checks its owner, whether it is being removed, and that each page is backed."""
+"""Opens an existing segment's file: checks its owner, whether it is being removed, and whether each page is backed."""
 
 import errno
 import os
@@ -36,7 +36,7 @@ def open_named(path: Path, writable: bool) -> File:
 
 
 def _open_existing(path: Path, writable: bool) -> File:
-    """Opens a file that may be a segment: a regular file of this user, with no access for others."""
+    """Opens a possible segment, which must be a regular file of this user without access for others."""
     file = File()
     follow = 0 if is_descriptor(path) else os.O_NOFOLLOW
     try:

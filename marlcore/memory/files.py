@@ -1,4 +1,4 @@
-"""Open and mapped files, each owned by one object from before it is opened or mapped until it is given up."""
+"""Open and mapped files. One object owns each file, from before it is opened or mapped until it is released."""
 
 import errno
 import os
@@ -14,10 +14,10 @@ OWN_FILES = "/proc/self/fd"
 
 
 class File(Closing):
-    """An open file, perhaps with a name by `link`. `close` ends it, and so does the end of the last reference to it.
+    """An open file, to which `link` can give a name. It closes at `close`, or when its last reference is gone.
 
     The object exists before the descriptor, and the C core opens, names and closes. So an exception between any two
-    steps of Python neither leaks a descriptor nor closes one twice, when its number may be another file's.
+    steps of Python neither leaks a descriptor nor closes its number a second time, when another file may have it.
     """
 
     def __init__(self, name: str | os.PathLike[str] = "") -> None:
@@ -53,7 +53,7 @@ class File(Closing):
         _raise_os_error(lib.mc_file_allocate(self.fd, nbytes), self.name)
 
     def close(self) -> None:
-        """Repeated calls are harmless. Raises OSError: the file is closed, but its name could not be removed."""
+        """Closes the file and removes its name; may be repeated. Raises OSError: it is closed, but its name remains."""
         _raise_os_error(lib.mc_file_close(self.raw), self.name)
 
     def forked(self) -> None:
@@ -62,13 +62,13 @@ class File(Closing):
 
 
 class MappedFile:
-    """The first bytes of a file, mapped until this object and every array of them, `numpy.asarray` of it, are gone.
+    """Maps the first bytes of a file, until this object and every `numpy.asarray` of it are gone.
 
     As with `File`, the object exists before the mapping, and the C core maps and unmaps.
     """
 
     def __init__(self, fd: int, path: Path, nbytes: int, writable: bool) -> None:
-        """Raises SharedMemoryFull: no address space is left."""
+        """Maps `nbytes` bytes. Raises SharedMemoryFull: no address space is left."""
         self._raw = ffi.gc(ffi.new("struct mc_mapping *"), lib.mc_mapping_close)
         code = lib.mc_mapping_open(self._raw, fd, nbytes, writable)
         if code == -errno.ENOMEM:
@@ -85,7 +85,7 @@ class MappedFile:
         return {"version": 3, "typestr": "|u1", "shape": (self._raw.nbytes,), "data": (address, not self._writable)}
 
     def detach(self, fd: int) -> None:
-        """In a forked child, with the file's descriptor: keeps the bytes, but neither locks nor changes the file.
+        """In a forked child: replaces the shared mapping by a private copy, which neither locks nor changes the file.
 
         Arrays stay valid. Where this fails, the child keeps the shared mapping and holds the file's locks: /proc is not
         mounted, no descriptor is free, or the kernel grants no private memory (`vm.overcommit_memory` is 2).
@@ -109,12 +109,12 @@ def _raise_os_error(code: int, path: str | os.PathLike[str]) -> None:
 
 
 def is_descriptor(path: Path) -> bool:
-    """Whether the path is not a file's name but a descriptor of a process that has it open."""
+    """Returns whether the path is an open descriptor of a process, /proc/<pid>/fd/<n>, rather than a file's name."""
     return path.match("/proc/*/fd/*")
 
 
 def same_file(fd: int, path: Path) -> bool:
-    """Whether the path still leads to the opened file; the name may vanish between open and lock."""
+    """Returns whether the path still leads to the opened file; the name may vanish between open and lock."""
     try:
         there = os.stat(path, follow_symlinks=is_descriptor(path))
     except FileNotFoundError:

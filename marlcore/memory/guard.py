@@ -60,7 +60,7 @@ def refuse_second(used: object) -> None:
 
 
 def invalidate_after_fork(thing: Any) -> None:
-    """Each child forked during the thing's life calls `thing.forked()` before other code runs there."""
+    """Registers an object: each child forked while it lives calls `thing.forked()` before other code runs there."""
     _forkable.add(thing)
 
 

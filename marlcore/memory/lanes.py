@@ -1,7 +1,7 @@
 """Lanes in a segment: the places of their counters and columns, and the right to write to them.
 
-The right is the lock of one byte of the segment's file. A process holds it for life, except the lock of an append. In a
-segment of L lanes the bytes are:
+This right is a lock on one byte of the segment's file. A process holds it for life, except the lock of an append. In a
+segment of L lanes, the bytes are:
 
 1 + lane           a lane's writer: exclusive, or shared by all writers of a shared lane
 1 + L + lane       one append to a shared lane
@@ -37,7 +37,7 @@ class LaneGeometry:
     columns: tuple[int, ...]  # bytes of a row in each; those of column 0 are a multiple of 8
     every: tuple[int, ...] = ()  # tickets that share a row of each column, divisors of the capacity; by default 1
     slots: int = 0  # lines for the readers that writers wait for
-    first: int = 0  # in a part of the lanes, which counts from 0: its first lane's number among all
+    first: int = 0  # of a part of the lanes, which counts its lanes from 0: its first lane's number among all
     total: int = 0  # the number of all lanes
 
     def __post_init__(self) -> None:
@@ -58,7 +58,7 @@ class LaneGeometry:
         return LINE * (2 + self.total + slot)
 
     def column_offset(self, column: int) -> int:
-        """Bytes from the body's start to the column's first row of lane 0."""
+        """Returns the bytes from the body's start to the column's first row of lane 0."""
         return self._columns_end(column) + self.first * self.rows(column) * self.stride(column)
 
     def _columns_end(self, columns: int) -> int:
@@ -77,11 +77,11 @@ class LaneGeometry:
         return replace(self, lanes=self.total, first=0)
 
     def part(self, lanes: range) -> "LaneGeometry":
-        """Some consecutive lanes, at their places in the segment."""
+        """Returns the geometry of some consecutive lanes, at their places in the segment."""
         return replace(self, lanes=len(lanes), first=lanes.start)
 
     def bind(self, body: NDArray[np.uint8]) -> NativeLanes:
-        """The lanes in a mapped body. Raises ValueError: the body is too short for them."""
+        """Returns the lanes in a mapped body. Raises ValueError: the body is too short for them."""
         if self.nbytes > len(body):
             raise ValueError(f"body: expected {self.nbytes} bytes of lanes, got {len(body)}")
         columns = [(self.column_offset(k), size, self.stride(k), self.every[k]) for k, size in enumerate(self.columns)]
@@ -101,7 +101,7 @@ def slot_lock(lanes: int, slot: int) -> int:
 
 
 def claim(segment: Segment, lanes: NativeLanes, *numbers: int, shared: bool = False) -> File:
-    """Locks lanes for this process, all or none, until the file is closed. A shared lock admits other shared locks.
+    """Locks all of these lanes for this process, or none, until the returned file is closed. Shared locks coexist.
 
     Raises LaneBusy: a living writer excludes this one. SegmentCorrupt: a lane's counters contradict each other.
     """

@@ -43,7 +43,7 @@ Ints = NDArray[np.int64]
 
 
 def error_of(code: int) -> Exception:
-    """The exception for a negative return code that is not an ordinary result."""
+    """Returns the exception for a negative return code that is not an ordinary result."""
     if code == -errno.EUCLEAN:
         return SegmentCorrupt("the lane's counters contradict one another; the lane is quarantined")
     if code == -errno.ESHUTDOWN:
@@ -72,15 +72,15 @@ def _lane_of(lanes: Any, lane: int) -> Any:
 
 
 def pointer_to(array: NDArray[Any], ctype: str = "uint8_t[]") -> Any:
-    """The address of a C-contiguous array; the result keeps the array alive."""
+    """Returns the address of a C-contiguous array; the result keeps the array alive."""
     return ffi.from_buffer(ctype, array)
 
 
 class NativeLanes:
     """The lanes of one segment as the C core sees them; the cost of this object does not grow with their number.
 
-    The segment's body, `memory`, begins with the event line, and has the first lane's counters at `counters`. A column
-    of the first lane is (offset, size, stride, tickets per row).
+    `memory` is the segment's body, which begins with the event line. `counters` is the offset of the first lane's
+    counters; `columns` has (offset, size, stride, tickets per row) of each column of the first lane.
     """
 
     def __init__(
@@ -101,28 +101,28 @@ class NativeLanes:
         self._nth = lru_cache(_LANES_KEPT)(partial(_lane_of, raw))
 
     def check(self, lane: int) -> None:
-        """For the lane's writer. Raises SegmentCorrupt: the counters contradict each other."""
+        """Checks a lane's counters, for the lane's writer. Raises SegmentCorrupt: they contradict each other."""
         code = lib.mc_lane_check(self._nth(lane))
         if code:
             raise error_of(code)
 
     def committed(self, lane: int) -> int:
-        """Rows committed to the lane since its creation. Raises SegmentCorrupt: the count is impossible."""
+        """Counts the rows committed to the lane since its creation. Raises SegmentCorrupt: the count is impossible."""
         count = int(lib.mc_lane_committed(self._nth(lane)))
         if count < 0:
             raise error_of(count)
         return count
 
     def transitions(self, lane: int) -> int:
-        """Transitions that a replay lane holds, without boundary rows."""
+        """Counts the transitions that a replay lane holds, without boundary rows."""
         return _counted(lib.mc_lane_transitions(self._nth(lane)))
 
     def all_transitions(self) -> int:
-        """Transitions that all lanes together hold."""
+        """Counts the transitions that all lanes together hold."""
         return _counted(lib.mc_lanes_transitions(self.raw, self.count))
 
     def appender(self, lane: int, source: NDArray[Any]) -> Callable[..., None]:
-        """A callable append(rows=1), up to the lane's capacity, of `source` to a lane of one column; for its writer."""
+        """Returns append(rows=1) for the writer of a one-column lane; it appends up to `capacity` rows of `source`."""
         sources, row = ffi.new("void *[]", MAX_COLUMNS), pointer_to(source.view(np.uint8))
 
         def append(rows: int = 1) -> None:
@@ -134,11 +134,11 @@ class NativeLanes:
         return append
 
     def inserted(self) -> int:
-        """Transitions ever written to all lanes of a replay with a limiter, without boundary rows."""
+        """Counts the transitions ever written to all lanes of a replay with a limiter, without boundary rows."""
         return _counted(lib.mc_lanes_inserted(self.raw, self.count))
 
     def written(self, lane: int) -> int:
-        """Transitions ever written to a lane, without boundary rows; no append may fill the whole lane."""
+        """Counts the transitions ever written to a lane, without boundary rows; no append may fill the whole lane."""
         return _counted(lib.mc_lanes_inserted(self._nth(lane), 1))
 
     def read(self, lane: int, ticket: int, rows: int, dest: NDArray[Any]) -> int:
@@ -152,12 +152,12 @@ class NativeLanes:
         return code
 
     def newest_reader(self, lane: int, dest: NDArray[Any]) -> Callable[[], int]:
-        """A callable that copies the newest row to `dest`: its ticket + 1, 0 for an empty lane, -ESTALE if lapped."""
+        """Returns a function that copies the newest row to `dest`; it returns ticket + 1, 0 (no row) or -ESTALE."""
         pointer = pointer_to(dest.view(np.uint8))
         return lambda: int(lib.mc_lane_read_newest(self._nth(lane), pointer))
 
     def windows(self, lo: Ints, hi: Ints) -> Callable[[], None]:
-        """A callable that fills lo and hi, int64 [lanes], with each lane's range [lo, hi) of whole tickets."""
+        """Returns a function that fills lo and hi, int64 [lanes], with each lane's range [lo, hi) of whole tickets."""
         low, high = pointer_to(lo, "int64_t[]"), pointer_to(hi, "int64_t[]")
 
         def fill() -> None:
@@ -168,7 +168,7 @@ class NativeLanes:
         return fill
 
     def validator(self, lane: Ints, lowest: Ints, ok: Bytes) -> Callable[[int], int]:
-        """A callable that sets ok[i], i < n, to whether ticket lowest[i] of lane[i] is whole, and counts the lapped."""
+        """Returns check(n): for i < n, sets ok[i] to 1 if ticket lowest[i] of lane[i] is whole; counts the zeros."""
         lanes, tickets, whole = pointer_to(lane, "int64_t[]"), pointer_to(lowest, "int64_t[]"), pointer_to(ok)
         return lambda n: int(lib.mc_lanes_validate(self.raw, n, lanes, tickets, whole))
 
@@ -176,7 +176,7 @@ class NativeLanes:
 class Event:
     """A futex on which a process sleeps until others have committed enough rows, or freed room for them.
 
-    In read-only memory it announces nothing: it sleeps briefly.
+    In read-only memory, an Event cannot announce a waiter: `wait` sleeps for at most 10 ms.
     """
 
     def __init__(self, memory: Bytes, offset: int = 0) -> None:
@@ -185,7 +185,7 @@ class Event:
         self._event = self._memory + offset
 
     def prepare(self, amount: int) -> int:
-        """Announces a waiter for `amount` units; check the missing amount again between this and `wait`."""
+        """Announces a waiter for `amount` units; returns `seen`. Check the missing amount again before `wait(seen)`."""
         return int(lib.mc_event_prepare(self._event, min(amount, EVERYTHING))) if self._announces else 0
 
     def wait(self, seen: int, seconds: float) -> None:
@@ -218,16 +218,16 @@ class Words:
         lib.mc_word_store(self._memory, index, value)
 
     def add(self, index: int, more: int) -> None:
-        """For the word's writer only. Wraps modulo 2^64, so that a damaged word raises where it is read, not here."""
+        """Adds to a word, for its only writer. Wraps modulo 2^64: a damaged word raises where it is read, not here."""
         lib.mc_word_add(self._memory, index, more)
 
     def sum(self, first: int, count: int, step: int) -> int:
-        """The sum of the `count` words first, first + step, ..., modulo 2^64."""
+        """Returns the sum of `count` words, those at first, first + step, ..., modulo 2^64."""
         return int(lib.mc_words_sum(self._memory + 8 * first, count, 8 * step))
 
 
 def try_lock(fd: int, offset: int, exclusive: bool) -> bool:
-    """Locks one byte for fd's open file description; False if another one holds it."""
+    """Locks one byte for fd's open file description; returns False if another description holds it."""
     code = lib.mc_lock_try(fd, offset, exclusive)
     if code == -errno.EAGAIN:
         return False
@@ -237,7 +237,7 @@ def try_lock(fd: int, offset: int, exclusive: bool) -> bool:
 
 
 def is_locked(fd: int, offset: int) -> bool:
-    """Whether an open file description other than fd's holds a lock of one byte."""
+    """Returns whether an open file description other than fd's holds a lock of this byte."""
     code = lib.mc_lock_held(fd, offset)
     if code < 0:
         raise OSError(-code, os.strerror(-code))

@@ -1,4 +1,4 @@
-"""The C core's raw rows: spans of lanes in a message, and parts of them on their way into other lanes."""
+"""Raw rows by the C core: it reads spans of lanes into a message, and appends parts of these spans to other lanes."""
 
 from typing import Any
 
@@ -13,13 +13,13 @@ PART_LANE, OFFSET, SPAN_ROWS, SKIP, TAKE, SEAM = range(6)
 
 
 class NativeRows:
-    """Raw rows of lanes, out of them and into them; `spans` are int64 [n, 4], `parts` int64 [n, 6]."""
+    """Reads raw rows out of lanes, and appends raw rows to them; `spans` are int64 [n, 4], `parts` int64 [n, 6]."""
 
     def __init__(self, lanes: NativeLanes) -> None:
         self._lanes = lanes
 
     def place(self, spans: Ints, room: int) -> tuple[Ints, int]:
-        """The offset of each span's bytes, int64 [n], and their sum. Raises ValueError: it is more than `room`."""
+        """Returns the offset of each span's bytes, int64 [n], and their total. Raises ValueError: it exceeds `room`."""
         offsets = np.empty(len(spans), np.int64)
         raw, at = _pointer(spans, "struct mc_span *"), pointer_to(offsets, "int64_t[]")
         total = int(lib.mc_spans_place(self._lanes.raw, len(spans), raw, room, at))
@@ -28,9 +28,9 @@ class NativeRows:
         return offsets, total
 
     def read(self, spans: Ints, dest: Bytes) -> int:
-        """Copies the spans' rows into `dest`, which has room for them; returns the bytes.
+        """Copies the spans' rows into `dest`, which has room for them; returns the number of bytes.
 
-        A span whose rows were lapped has none then.
+        In `spans`, it sets the row count of a span whose rows were lapped to 0.
         """
         nbytes = int(lib.mc_spans_read(self._lanes.raw, len(spans), _pointer(spans, "struct mc_span *"),
                                        pointer_to(dest)))  # fmt: skip
@@ -39,18 +39,18 @@ class NativeRows:
         return nbytes
 
     def append(self, parts: Ints, source: Bytes) -> None:
-        """For the holder of the lanes' locks: appends the parts of the spans in `source`, each part whole."""
+        """Appends parts of the spans in `source`, each part whole. The caller holds the lanes' locks."""
         code = lib.mc_parts_append(self._lanes.raw, len(parts), _pointer(parts, "struct mc_part *"), pointer_to(source))
         if code:
             raise error_of(code)
 
     def committed(self) -> Ints:
-        """Rows committed to each lane since its creation, int64 [lanes]."""
+        """Returns the number of rows committed to each lane since its creation, int64 [lanes]."""
         lo, hi = np.zeros((2, self._lanes.count), np.int64)
         self._lanes.windows(lo, hi)()
         return hi
 
 
 def _pointer(words: NDArray[np.int64], ctype: str) -> Any:
-    """C-contiguous words as an array of structs; the result keeps the array alive."""
+    """Returns C-contiguous words as an array of structs; the result keeps `words` alive."""
     return ffi.from_buffer(f"{ctype[:-1].strip()}[]", words)

@@ -14,7 +14,7 @@ class _WritingEnd:
     raw: Any  # the C core's struct
 
     def set_frame(self, column: int, frame: NDArray[Any], final: bool = False) -> Any:
-        """Sets the array from which the next add takes a column's rows; keep the result until then."""
+        """Sets the array from which the next add takes a column's rows; keep the returned pointer until that add."""
         pointer = ffi.from_buffer(frame)
         (self.raw.final_frames if final else self.raw.frames)[column] = pointer
         return pointer
@@ -46,7 +46,7 @@ class NativeWriter(_WritingEnd):
     def rows_adder(self, records: Bytes, ends: Bytes, boundaries: bool) -> Callable[[list[NDArray[Any]]], int]:
         """Returns a function that appends n staged rows, records uint8 [n, record bytes] and ends uint8 [3, n].
 
-        It gets the large fields' arrays, and returns the first row's ticket or a negative code.
+        The function takes the large fields' arrays, and returns the first row's ticket or a negative code.
         """
         raw, rows, records_at, ends_at = self.raw, len(records), pointer_to(records), pointer_to(ends)
         sources = ffi.new("void *[]", MAX_COLUMNS)
@@ -75,8 +75,8 @@ class NativeWriter(_WritingEnd):
 class NativeVector(_WritingEnd):
     """The writing ends of several lanes, for at most one row a lane in each call; the caller holds the lanes' locks.
 
-    `blank` has a row of each column for boundary rows that were given none. `final_needed`: a truncated row needs a
-    boundary row.
+    `blank` has a default row of each column, for boundary rows that get none. `final_needed`: whether a truncated row
+    needs a boundary row.
     """
 
     def __init__(self, lanes: NativeLanes, numbers: Sequence[int], blank: dict[int, Bytes], final_needed: bool) -> None:
@@ -99,10 +99,10 @@ class NativeVector(_WritingEnd):
     def rows_adder(self, records: Bytes, which: Ints, ends: Bytes, tickets: Ints) -> tuple[Coded, Coded]:
         """Returns a function that appends n staged rows, one to each of n lanes, and one that only checks them.
 
-        Each is told whether ended rows have boundary rows, and returns 0 or a negative code. `records`, uint8 [2 n,
-        record bytes], has each row's record and its boundary row's; `which`, int64 [n], the index of each row's writer;
-        `ends`, uint8 [3, n], is terminated, truncated and left out. Each append fills `tickets`, int64 [n], with -1 for
-        a row that was left out.
+        Both take a bool, whether ended rows have boundary rows, and return 0 or a negative code. `records`, uint8 [2 n,
+        record bytes], has each row's record and its boundary row's; `which`, int64 [n], has the index of each row's
+        writer; `ends`, uint8 [3, n], has three flags: terminated, truncated, left out. Each append fills `tickets`,
+        int64 [n], with -1 for a row that was left out.
         """
         raw, rows, records_at, ends_at = self.raw, len(which), pointer_to(records), pointer_to(ends)
         which_at, tickets_at = pointer_to(which, "int64_t[]"), pointer_to(tickets, "int64_t[]")

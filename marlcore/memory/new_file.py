@@ -1,4 +1,4 @@
-"""Creating a segment's file, or replacing one: it is nameless until it is whole, and allocated before it is written."""
+"""Creates or replaces a segment's file: it has no name until it is complete, and is allocated before it is written."""
 
 import errno
 import os
@@ -20,7 +20,7 @@ from .native import LINE, try_lock
 from .space import SHM_DIR, free_bytes, full, noticing_full
 from .survey import PREFIX, SEGMENT_LOCK, survey_segments
 
-SEALED = 1 << 32  # beside a checksum of 32 bits: it applies
+SEALED = 1 << 32  # the bit above a checksum of 32 bits: it says that the checksum applies
 _BLOCK = 1 << 20
 ASIDE = ".marlcore-aside-"  # prefix of the temporary name of a complete file, just before it replaces another
 
@@ -28,7 +28,7 @@ Put = Callable[[int, NDArray[np.uint8]], None]  # put(offset, data) writes bytes
 
 
 def lasting(target: Path) -> Path:
-    """The path of a file that must persist. Raises ValueError: `sweep` would remove the file."""
+    """Returns the path of a file that must persist. Raises ValueError: `sweep` would remove the file."""
     if target.parent == SHM_DIR and target.name.startswith(PREFIX):
         raise ValueError(
             f"path: expected a name without {PREFIX!r} in {SHM_DIR}, where unused segments are removed, got {target}"
@@ -37,10 +37,10 @@ def lasting(target: Path) -> Path:
 
 
 def open_nameless(target: Path, nbytes: int, name: Path | None = None) -> File:
-    """A file of `nbytes` allocated bytes in target's directory.
+    """Creates a file of `nbytes` allocated bytes, without a name, in target's directory, which must exist.
 
     Args:
-        name: its later name; None: it never has one, or, where the file system needs one, target for a moment.
+        name: the name that `link` will give it; None: no name, but `target` for a moment where O_TMPFILE is missing.
     """
     file = File(name or "")
     if not target.parent.is_dir():
@@ -69,7 +69,7 @@ def write_header_and_body(fd: int, header: Header, fill: Callable[[Put], None] |
 
 
 def write_checksum(fd: int, header: Header) -> None:
-    """Writes the checksum of a whole body behind it; see `Segment.verify`."""
+    """Writes the body's checksum behind the body; see `Segment.verify`."""
     begin, end = header.header_bytes, header.header_bytes + header.description[CHECKSUM]
     block, crc = bytearray(_BLOCK), 0
     while begin < end:

@@ -47,7 +47,7 @@ class SegmentHandle:
 
 
 class Segment:
-    """One mapped segment, by `create` or `attach`. Views of `body`, its shared bytes, keep the mapping alive."""
+    """One mapped segment; `create` or `attach` make it. Views of `body`, its shared bytes, keep the mapping alive."""
 
     def __init__(self, file: File, path: Path, header: Header, writable: bool = True) -> None:
         self.path = path
@@ -113,7 +113,7 @@ class Segment:
 
     @classmethod
     def _spill(cls, header: Header, fill: Callable[[Put], None] | None, why: SharedMemoryFull) -> "Segment":
-        """Raises SharedMemoryFull: the temporary directory has no room either, or there is none."""
+        """Makes an unlinked file in the temporary directory. Raises SharedMemoryFull: it has no room, or is missing."""
         try:
             directory = Path(tempfile.gettempdir())
             file = open_nameless(directory / f"{PREFIX}{header.nonce:016x}", header.segment_bytes)
@@ -128,7 +128,7 @@ class Segment:
 
     @classmethod
     def attach(cls, handle: SegmentHandle | str | os.PathLike[str], writable: bool = True) -> "Segment":
-        """Maps the segment of a handle or at a path; read-only unless `writable`.
+        """Maps the segment that a handle refers to, or the segment at a path; read-only unless `writable`.
 
         Raises:
             SegmentNotFound: the file does not exist. SegmentCorrupt: it is not a segment of this user alone.
@@ -148,13 +148,13 @@ class Segment:
             return cls(file, path, header, writable)
 
     def check_open(self) -> None:
-        """Raises ClosedError after `close`, StaleHandle in a forked child."""
+        """Checks that the segment is usable. Raises ClosedError after `close`, StaleHandle in a forked child."""
         if self._closed is not None:
             kind, why = self._closed
             raise kind(f"{self.path}: {why}")
 
     def verify(self) -> None:
-        """Compares the body of a save with its checksum, unless a process took one of its locks to use it in place.
+        """Compares a save's body with its checksum, unless a process has locked part of the save to use it in place.
 
         Raises SegmentCorrupt: they differ.
         """
@@ -169,9 +169,9 @@ class Segment:
         return same_file(self._file.fd, path)
 
     def lock(self, offset: int, exclusive: bool = True, beside: File | None = None) -> File | None:
-        """An open file that holds the lock of byte `offset` until it is closed; None if a conflicting lock exists.
+        """Returns an open file that holds the lock of byte `offset` until it is closed; None if another lock conflicts.
 
-        `beside`, a result of this method, then holds this lock too, or is closed if a conflicting lock exists.
+        `beside` is an earlier result: it is returned with this lock added; a conflict closes it.
         """
         self.check_open()
         if not self.body.flags.writeable:
@@ -189,7 +189,7 @@ class Segment:
         return None
 
     def is_locked(self, offset: int) -> bool:
-        """Whether a living process holds a lock of byte `offset`, this one included."""
+        """Returns whether a living process, this one included, holds a lock of byte `offset`."""
         self.check_open()
         return is_locked(self._file.fd, offset)
 
@@ -215,7 +215,7 @@ class Segment:
         self._let_go(StaleHandle, "it was opened before a fork; use spawn, or attach to its handle in the child")
 
     def _let_go(self, kind: type[MarlcoreError], why: str) -> None:
-        """Releases everything. Each step may repeat, since an interrupted call may have done it already."""
+        """Releases everything. Each step may run twice, since an interrupted call may have done it already."""
         self._closed = self._closed or (kind, why)
         vars(self).pop("body", None)
         vars(self).pop("_mapping", None)

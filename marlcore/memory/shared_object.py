@@ -13,7 +13,7 @@ S = TypeVar("S", bound="Shared")
 
 
 def described_workers(segment: Segment) -> list[str]:
-    """The names of a run's workers, each of which has a part of the segment. Raises ValueError: they are not names."""
+    """Returns the names of a run's workers; each has a part of the segment. Raises ValueError: the names are wrong."""
     names: Any = segment.description["workers"]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
         raise ValueError(f"workers: expected distinct names, got {brief(names)}")
@@ -29,7 +29,7 @@ class Shared(Closing):
     kind: str
 
     def __init__(self, segment: Segment) -> None:
-        """Raises SegmentCorrupt: the segment holds another kind of object, or its description is malformed."""
+        """Wraps a segment. Raises SegmentCorrupt: it holds another kind of object, or its description is malformed."""
         self._segment = segment
         try:
             if segment.description["kind"] != self.kind:
@@ -57,7 +57,7 @@ class Shared(Closing):
 
     @property
     def handle(self) -> SegmentHandle:
-        """Picklable; `attach` takes it."""
+        """A picklable reference to the object, which `attach` takes."""
         return self._segment.handle
 
     @property
@@ -66,7 +66,7 @@ class Shared(Closing):
         return self._segment.nbytes
 
     def check_open(self) -> None:
-        """Raises ClosedError after `close`, StaleHandle in a forked child."""
+        """Checks that the object is usable. Raises ClosedError after `close`, StaleHandle in a forked child."""
         self._segment.check_open()
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class Shared(Closing):
         self._segment.close()
 
     def unlink(self) -> None:
-        """Removes the name; attached processes keep the memory."""
+        """Removes the segment's name; attached processes keep the memory."""
         self._segment.unlink()
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[SegmentHandle]]:

@@ -1,4 +1,4 @@
-"""How many bytes may be allocated, and the error for too few."""
+"""The room for segments: how many bytes may be allocated, and the error if there are too few."""
 
 import contextlib
 import errno
@@ -17,13 +17,13 @@ log = logging.getLogger(__name__)
 
 
 def check_shm_dir() -> None:
-    """Raises ValueError, in one line: segments have no directory."""
+    """Checks the directory of segments. Raises ValueError, in one line: it is no absolute path, or does not exist."""
     if not SHM_DIR.is_absolute() or not SHM_DIR.is_dir():
         raise ValueError(f"MARLCORE_SHM_DIR: expected the absolute path of a directory, got '{SHM_DIR}'")
 
 
 def free_bytes(directory: Path) -> int:
-    """Bytes that may be allocated: the file system's free bytes or, if less, those of the memory limit."""
+    """Returns the bytes that may be allocated: those free in the file system or, if fewer, under the memory limit."""
     file_system = os.statvfs(directory)
     free = file_system.f_bavail * file_system.f_frsize
     limit = cgroup.memory_limit() if directory == SHM_DIR else None
@@ -32,7 +32,7 @@ def free_bytes(directory: Path) -> int:
 
 @contextlib.contextmanager
 def noticing_full(directory: Path, nbytes: int) -> Iterator[None]:
-    """Raises SharedMemoryFull if the file system reports that it is full, or a file would be too large."""
+    """Raises SharedMemoryFull if the block fails because the file system is full or a file would be too large."""
     try:
         yield
     except OSError as error:
@@ -54,5 +54,5 @@ def full(directory: Path, nbytes: int, free: int) -> SharedMemoryFull:
 
 @functools.cache
 def notice_spill(directory: Path) -> None:
-    """Says, once for a process, that segments take files of this directory."""
+    """Logs, once per process, that segments without room in /dev/shm become files in this directory."""
     log.warning("%s has no room: buffers take unlinked files in %s instead", SHM_DIR, directory)

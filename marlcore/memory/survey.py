@@ -1,4 +1,4 @@
-"""The segments of this user: listing them with their holders, and removing those that no process holds.
+"""Lists this user's segments and whether a process holds each, and removes the others.
 
 Each process that maps a segment holds a shared kernel lock on byte 0 of its file. A process that removes a segment
 must first obtain the exclusive lock, which proves that no process has it mapped.
@@ -32,9 +32,9 @@ class SegmentFile:
 
 
 def survey_segments(directory: Path = SHM_DIR, prefix: str = PREFIX, *, remove: bool = False) -> list[SegmentFile]:
-    """This user's segments with names of that beginning, by name; `remove` removes those that no process maps.
+    """Lists this user's segments whose names begin with `prefix`, by name; `remove` removes those that no process maps.
 
-    Without `remove` it takes no lock, so a process that attaches meanwhile does not notice.
+    Without `remove`, the survey takes no lock, so it cannot disturb a process that attaches at the same time.
     """
     files = []
     for name in sorted(_names(directory)):
@@ -69,7 +69,7 @@ def _names(directory: Path) -> list[str]:
 
 
 def _survey_one(file: File, path: Path, remove: bool) -> SegmentFile | None:
-    """See `survey_segments`; None if the file is gone, belongs to another user or is not a regular file."""
+    """Surveys one file; returns None if it is gone, belongs to another user or is not a regular file."""
     with suppress_failed_calls():
         file.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     if file.fd < 0:

@@ -1,4 +1,4 @@
-"""Sleeping until another process makes a condition true, in slices, so as to notice signals, closing and deaths."""
+"""Sleeps until another process makes a condition true, in slices, so that it notices signals, closing and deaths."""
 
 import threading
 import time
@@ -12,13 +12,13 @@ WAIT_SLICE_S = 0.1
 Check = Callable[[], None]
 
 _interruption: Check | None = None
-_own = threading.local()  # `check`, of a thread's waits alone
+_own = threading.local()  # its `check` applies to the waits of one thread alone
 
 
 def interrupt_waits_with(check: Check | None) -> Check | None:
     """Makes every wait of this process call `check` before each slice of sleep; returns the previous check.
 
-    An exception of `check` ends the wait: ClosedError in a supervised process that must stop. None removes the check.
+    If `check` raises, the wait ends: with ClosedError in a supervised process that must stop. None removes the check.
     """
     global _interruption
     before, _interruption = _interruption, check
@@ -27,7 +27,7 @@ def interrupt_waits_with(check: Check | None) -> Check | None:
 
 @contextmanager
 def interrupting_own_waits_with(check: Check) -> Iterator[None]:
-    """While entered, waits of this thread call `check` too; waits inside `check` do not."""
+    """Within the block, waits of this thread call `check` too; waits inside `check` do not."""
     before = getattr(_own, "check", None)
 
     def checked() -> None:
@@ -45,7 +45,7 @@ def interrupting_own_waits_with(check: Check) -> Iterator[None]:
 
 
 def check_interruption() -> None:
-    """For other kinds of wait, before each slice: raises what the checks of this process and thread raise."""
+    """Runs the checks of this process and thread, which may raise; other kinds of wait call it before each slice."""
     if _interruption is not None:
         _interruption()
     own: Check | None = getattr(_own, "check", None)
@@ -54,10 +54,10 @@ def check_interruption() -> None:
 
 
 def sleep_until(missing: Callable[[], int], event: Event, deadline: float | None, check_open: Check) -> bool:
-    """Waits until nothing is missing; False at the deadline, a time of time.monotonic(), or None for no deadline.
+    """Waits until nothing is missing; returns False at `deadline`, a time of time.monotonic(), or None for no deadline.
 
-    `missing` tells how much has yet to come, in the units of the event's notifiers, or 1 if the amount is unknown: they
-    wake this process once, when all has come, not at each row. Raises what `check_open` and `check_interruption` raise.
+    `missing` returns the amount still to come, in the units of the event's notifiers, or 1 if it is unknown. Notifiers
+    wake this process once, when all has come. Raises what `check_open` and `check_interruption` raise.
     """
     while True:
         check_open()

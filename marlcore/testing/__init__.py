@@ -1,4 +1,4 @@
-"""Tools with which users can test marlcore's promises, and their environments, themselves.
+"""Tools with which users test marlcore's promises and their own environments.
 
 `check_env` plays an environment and reports what violates the interface. `python -m marlcore.testing.chaos` kills the
 processes of a real run and checks every row. victim.py starts and kills programs; checked.py has an environment whose

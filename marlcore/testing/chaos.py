@@ -47,7 +47,7 @@ class ChaosOptions(Declared):
 
 @dataclass
 class ChaosResult:
-    """The outcome of a run."""
+    """The attacks on a run, and the damage that they did."""
 
     attacks: Counter[str] = field(default_factory=Counter)  # by kind
     restarts: int = 0  # of workers, and of the run by resuming
@@ -87,7 +87,7 @@ def main(arguments: list[str]) -> int:
 
 
 def attack(seconds: float, seed: int = 0, pause: float = 2.0) -> ChaosResult:
-    """Attacks a run for so many seconds."""
+    """Starts a run and attacks it for `seconds`, at mean intervals of `pause` seconds; returns the result."""
     before = {file.name for file in survey_segments()}
     with tempfile.TemporaryDirectory() as folder:
         chaos = _Chaos(Path(folder), random.Random(seed))
@@ -114,7 +114,7 @@ class _Chaos:
         self.victim = Victim(command, folder / "log")
 
     def run(self, seconds: float, pause: float) -> None:
-        """Attacks until the time is up, then sends Ctrl-C, which must end the run cleanly. Raises: Lost."""
+        """Attacks the run for `seconds`, then sends Ctrl-C, which must end the run cleanly. Raises: Lost."""
         self.victim.start()
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -137,7 +137,7 @@ class _Chaos:
             self._strike(target, "stop", lambda: self.victim.parent.pid, [])
 
     def _strike(self, target: str, how: str, find: Callable[[], int], workers: list[str]) -> None:
-        """Signals the process that `find` returns, and waits for the successors of these workers."""
+        """Signals the process that `find` returns, and waits until successors of `workers` work."""
         victim, began, pid = self.victim, time.monotonic(), find()
         attempts = {name: victim.attempt(name) for name in workers}
         if find() != pid or not victim.signal(pid, signal.SIGKILL if how == "kill" else signal.SIGSTOP):

@@ -1,4 +1,4 @@
-"""Whether an environment keeps the interface that marlcore relies on."""
+"""Checks whether an environment keeps the interface that marlcore relies on."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def check_env(env_or_fn: Any, steps: int = 1000, seed: int = 0) -> None:
 
     Args:
         env_or_fn: a name for `envs.make`; an environment of marlcore, PettingZoo, Gymnasium or EnvPool, of one copy or
-            of several; or a function that makes one. Of names and functions two environments are made.
+            of several; or a function that makes one. From a name or a function, two environments are made.
         steps: turns in each of the three plays that are compared.
-        seed: of the environment and of the actions.
+        seed: seeds the environment and the actions.
 
     Warns:
-        UserWarning: a reset with the same seed does not repeat what it gave before, or in the other environment.
+        UserWarning: two plays with the same seed differ, in one environment or between the two.
 
     Raises:
-        EnvironmentFailed: one line that names the agent, the part, what was expected and what came.
-        ValueError: marlcore does not support a space. TypeError: it is no environment.
+        EnvironmentFailed: a violation; one line names the agent, the part, the expected value and the actual one.
+        ValueError: marlcore does not support a space. TypeError: `env_or_fn` is or makes no environment.
     """
     if isinstance(env_or_fn, str):
         env_or_fn = factory(env_or_fn)
@@ -76,7 +76,7 @@ def _player(env: Any) -> _Single | _Several:
 
 
 def _check_state(env: Any, seed: int) -> None:
-    """Of a PettingZoo Parallel environment with a `state_space`, as critics of several agents take it."""
+    """Checks `state()` of a PettingZoo Parallel environment with a `state_space`, the input of central critics."""
     field = state_field(env)
     if field is not None and is_parallel(env):
         env.reset(seed=seed)
@@ -112,7 +112,7 @@ class _Single:
                 raise EnvironmentFailed(f"{name}: expected those of {agents}, got those of {named}")
         self._reset(0)
         if env.agent in agents:
-            self._last(env.agent)  # what is wrong at first is said in the checks' words
+            self._last(env.agent)  # so that this check reports an early fault, not an exception of the code below
         self._views = {
             agent: AgentView.of(agent, env.observation_spaces[agent], env.action_spaces[agent], masked)
             for agent, masked in masked_agents(env).items()
@@ -191,7 +191,7 @@ class _Single:
         return values, allowed
 
     def _must_refuse(self, agent: str | None) -> None:
-        """Tries an action after an end, once for each agent: the environment must refuse it."""
+        """Checks that an action after the end of an agent's episode, or of the whole one (None), raises an error."""
         actor = agent or self._env.agents[0]
         case = f"{actor}, whose episode has ended" if agent else "an episode that is over"
         if case in self._refused:

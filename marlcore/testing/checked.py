@@ -1,8 +1,8 @@
-"""An environment and an algorithm whose every row and weight can be checked, for runs with killed processes.
+"""An environment and an algorithm of which every row and weight can be checked, for runs with killed processes.
 
-An observation is the row that belongs to its episode and step (rows.py); the reward follows from both too. The
-network's weights are all the same number, which grows by one with each update. Each fault found is a line in the file
-`faults` of the algorithm's directory; the file `rows` counts the rows checked.
+Episode and step determine the observation, a row of rows.py, and the reward. All weights of the network are the same
+number, which grows by one with each update. The algorithm appends each fault that it finds as a line to the file
+`faults` in its directory, and the number of rows checked to the file `rows`.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ def read_faults(folder: Path) -> list[str]:
 
 
 def read_rows(folder: Path) -> int:
-    """The number of rows that learners checked."""
+    """Returns the number of rows that learners checked."""
     return sum(map(int, _lines(folder / "rows")))
 
 
@@ -40,7 +40,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _append(path: Path, line: str) -> None:
-    """Writes the line whole or not at all: killing the process loses no earlier line."""
+    """Appends a line, whole or not at all; killing the process loses no earlier line."""
     with path.open("a") as file:
         file.write(line + "\n")
 

@@ -1,7 +1,7 @@
 """Rows that prove their own integrity: the first words name the row, and the other words are computed from them.
 
-So a torn or misplaced row is detected without a record of the writes. A row whose name is only its ticket is the row
-of csrc/test/rows.h.
+So a reader detects a torn or misplaced row without a record of the writes. A row named by its ticket alone equals the
+row of csrc/test/rows.h for this ticket.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 def filled(words: int, *name: Any) -> NDArray[np.uint64]:
-    """Makes rows, uint64 [..., words], which begin with the words of their name.
+    """Makes rows, uint64 [..., words], each of which begins with the words of its name.
 
     Args:
         name: integers, or arrays of integers that broadcast to [...]; negative ones are taken modulo 2^64.
@@ -26,7 +26,7 @@ def filled(words: int, *name: Any) -> NDArray[np.uint64]:
 
 
 def torn(rows: NDArray[Any], name: int) -> NDArray[np.bool_]:
-    """Whether each row differs from its first `name` words: bool [...], for 64-bit integers [..., words]."""
+    """Returns whether each row, 64-bit integers [..., words], contradicts its first `name` words: bool [...]."""
     rows = rows.view(np.uint64)
     expected = filled(rows.shape[-1], *np.moveaxis(rows[..., :name], -1, 0))
     wrong: NDArray[np.bool_] = (rows != expected).any(-1)

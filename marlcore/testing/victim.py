@@ -13,7 +13,7 @@ from ..errors import MarlcoreError
 from ..memory import SHM_DIR
 from ..processes import BEATS, PID, READY, RESTARTS, Control
 
-HUNG_S = 300.0  # after which the run counts as hung; a supervisor gives a start 120
+HUNG_S = 300.0  # a wait this long means that the run hangs; a supervisor allows 120 s for a start
 LOOK_S = 0.02
 
 
@@ -31,7 +31,7 @@ class Victim:
     control: Control = field(init=False, repr=False)  # while the run works
 
     def start(self) -> None:
-        """Starts it, and waits until every worker works. Raises: Lost."""
+        """Starts the run, and waits until every worker works. Raises: Lost."""
         self._others = {*SHM_DIR.glob(Control.files)}  # opening one would hold it
         with self.log.open("ab") as log:
             self.parent = subprocess.Popen(self.command, stdout=log, stderr=log, start_new_session=True)
@@ -61,12 +61,12 @@ class Victim:
         return self.control.notes[name].load(RESTARTS) + 1
 
     def works(self, name: str, attempt: int) -> bool:
-        """Whether a process later than the `attempt`th has made a round of the worker's work."""
+        """Returns whether a process that followed the worker's `attempt`th one has completed a round of work."""
         counters = self.control.workers[name]
         return counters.load(READY) > attempt and counters.load(BEATS) > 0
 
     def signal(self, pid: int, signum: int) -> bool:
-        """Signals a process of the run; False if it is gone. A reused process id of another group gets no signal."""
+        """Signals a process of the run; returns False if it is gone. A reused pid outside the run gets no signal."""
         with suppress(ProcessLookupError), ExitStack() as opened:
             if pid:
                 pidfd = os.pidfd_open(pid)
@@ -77,7 +77,7 @@ class Victim:
         return False
 
     def wait(self, done: Callable[[], bool], alone: bool = False) -> None:
-        """Waits until `done`; `alone` allows the parent to end, and leaves it unreaped. Raises: Lost."""
+        """Waits until `done` is true; `alone` lets the parent end, and leaves it unreaped. Raises: Lost."""
         end = time.monotonic() + HUNG_S
         while not done():
             if not alone and self.parent.poll() is not None:
@@ -126,5 +126,5 @@ def living(group: int) -> list[int]:
 
 
 def parent_of(pid: int) -> int:
-    """A process's parent. Raises OSError: the process does not exist."""
+    """Returns the pid of a process's parent. Raises OSError: the process does not exist."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

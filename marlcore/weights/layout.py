@@ -1,4 +1,4 @@
-"""The layout of a row: the places of a model's tensors, and of the extras published with them."""
+"""The layout of a row: the offset of each tensor of a model, and of each extra published with it."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -29,7 +29,7 @@ class TensorSpec:
 
     @property
     def nbytes(self) -> int:
-        """Raises ValueError: no such dtype is stored."""
+        """The tensor's size in bytes. Raises ValueError: a store does not hold this dtype."""
         bits = _DTYPE.fullmatch(self.dtype)
         if not bits and self.dtype != "bool":
             raise ValueError(f"model {self.name}: expected booleans or numbers, got {self.dtype}")
@@ -41,7 +41,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """The places of a model's tensors, in its order, the extras and the version, each at a multiple of 64 bytes."""
+    """The places in a row of a model's tensors (in its order), the extras and the version: at multiples of 64 bytes."""
 
     tensors: tuple[TensorSpec, ...]
     extras: Mapping[str, Field]
@@ -77,7 +77,7 @@ class RowLayout:
         )
 
     def parts(self, row: Any) -> Iterable[tuple[TensorSpec, Any]]:
-        """Each tensor's bytes in a row, uint8 [nbytes] of NumPy or torch."""
+        """Yields each tensor's spec and its bytes, a slice of `row`; the row is uint8 [nbytes] of NumPy or torch."""
         for spec, at in zip(self.tensors, self.offsets, strict=True):
             yield spec, row[at : at + spec.nbytes]
 
@@ -88,7 +88,7 @@ class RowLayout:
         }
 
     def version_view(self, row: NDArray[np.uint8]) -> NDArray[np.int64]:
-        """The version of a row, int64 [1]."""
+        """Returns a view of a row's version, int64 [1]."""
         return row[self.version_offset : self.version_offset + 8].view(np.int64)
 
 

@@ -1,4 +1,4 @@
-"""Whether a module still has the parameters, buffers and parts that it had; torch is not needed to ask."""
+"""Notices that a module's parameters, buffers or submodules were replaced, without importing torch."""
 
 from collections.abc import Callable
 from itertools import chain
@@ -9,7 +9,7 @@ _END = object()  # after the last member, so that an added or removed member is 
 
 
 def members_kept(module: Any) -> Callable[[], bool]:
-    """Tells at each call whether a torch module and its parts still have the parameters, buffers and parts of now.
+    """Returns a function that tells whether a torch module still has its present parameters, buffers and submodules.
 
     The objects must be the same; their memory may have moved.
     """

@@ -45,11 +45,11 @@ class ModuleWeights:
 
     @staticmethod
     def specs(model: torch.nn.Module) -> tuple[TensorSpec, ...]:
-        """The specs of a module's tensors. Raises ValueError: as `_unique_tensors`."""
+        """Returns the specs of a module's tensors. Raises ValueError: as `_unique_tensors`."""
         return tuple(group.spec for group in _unique_tensors(model))
 
     def bind(self) -> None:
-        """Moves all of the model's tensors, with their current values, into a new row; after an error, none moved."""
+        """Copies the model's tensors into a new row and makes them views of it; after an error, none has moved."""
         groups = _unique_tensors(self._model)
         for index, (expected, got) in enumerate(zip_longest(self.layout.tensors, [group.spec for group in groups])):
             if expected != got:
@@ -77,9 +77,9 @@ class ModuleWeights:
         self._address = row.data_ptr()
 
     def moved(self) -> bool:
-        """Whether the model has tensors other than the row's views; takes about 1 us per tensor.
+        """Returns whether any tensor of the model is no longer a view of the row; takes about 1 us per tensor.
 
-        Causes: Module.to, load_state_dict(assign=True), share_memory, assigning parameters, buffers or submodules.
+        Causes are Module.to, load_state_dict(assign=True), share_memory, and assigned parameters, buffers or modules.
         """
         return (
             not self._has_members()
@@ -112,12 +112,12 @@ class ModuleWeights:
         self.row.copy_(self._scratch)
 
     def views(self, row: torch.Tensor | NDArray[np.uint8]) -> list[torch.Tensor]:
-        """The tensors of a row, uint8 [nbytes] and aligned to 64 bytes."""
+        """Returns the model's tensors as views of a row, which is uint8 [nbytes] and aligned to 64 bytes."""
         flat = torch.from_numpy(row) if isinstance(row, np.ndarray) else row
         return [part.view(_dtype(spec)).view(spec.shape) for spec, part in self.layout.parts(flat)]
 
     def named(self, views: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The views under all names of the module, so that tied tensors appear several times."""
+        """Returns the views by all names that the module has for them: a tied tensor appears several times."""
         return {name: view for group, view in zip(self.groups, views, strict=True) for name in group.names}
 
     def _host_row(self) -> torch.Tensor:
@@ -127,7 +127,7 @@ class ModuleWeights:
 
 
 def _unique_tensors(model: torch.nn.Module) -> list[TensorGroup]:
-    """Parameters and buffers in module order, each memory once. Raises ValueError: a tensor cannot be stored."""
+    """Groups parameters and buffers by memory, in module order. Raises ValueError: a tensor cannot be stored."""
     groups: dict[tuple[Any, ...], TensorGroup] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         for key, tensor in chain(module._parameters.items(), module._buffers.items()):
@@ -158,7 +158,7 @@ def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _check_apart(groups: list[TensorGroup]) -> None:
-    """Raises ValueError: tensors share only part of their memory, which moving them would separate."""
+    """Checks that tensors share memory wholly or not at all: a row would separate others. Raises ValueError."""
     spans = []
     for group in groups:
         tensor = group.tensors[0]

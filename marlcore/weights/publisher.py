@@ -23,7 +23,7 @@ class Publisher(Closing):
     """The store's only writer; a context manager, for one thread at a time. Use `ParameterStore.publisher`.
 
     Attributes:
-        version: of the store's last publish; 0 if there was none.
+        version: the version of the store's last publish; 0 before the first.
     """
 
     def __init__(self, store: VersionedRows, lanes: NativeLanes, weights: Weights, claimed: File) -> None:
@@ -53,11 +53,11 @@ class Publisher(Closing):
         or assignment, are moved into the row and published. Arrays of a mapping are first copied into one row.
 
         Args:
-            weights: for a publisher of a mapping: these arrays instead of those of the mapping that it was made with.
-                NumPy's, JAX's, or whatever `np.asarray` takes; on the CPU without a further copy.
-            extras: by name; the publisher's first publish gives all, a later one those that changed. NaN is allowed.
+            weights: arrays to publish instead of the publisher's own mapping (not for a module): NumPy's, JAX's, or any
+                that `np.asarray` takes. Arrays on the CPU are copied only once, into the row.
+            extras: values by name: all at the publisher's first publish, later those that changed. NaN is allowed.
 
-        Returns: the version: 1 for the store's first publish, or `begins_after` + 1.
+        Returns: the new version. The store's first one is `begins_after` + 1, so 1 by default.
 
         Raises:
             LayoutMismatch: a tensor of the model was added or removed, or changed its name, shape or dtype.
@@ -112,9 +112,9 @@ class MirrorWriter(Closing):
 
     @one_thread
     def put(self, row: NDArray[np.uint8]) -> bool:
-        """Publishes a row of the home store, uint8 [layout.nbytes], under its version, as one unit.
+        """Publishes a row of the home store, uint8 [layout.nbytes], under the version that it holds, as one unit.
 
-        Returns: False if the version is not newer than the newest here: nothing was published.
+        Returns: whether the row was published; False if the mirror already has this version or a newer one.
 
         Raises:
             ValueError: the row has another size or dtype, or no version. ClosedError: the writer or store was closed.

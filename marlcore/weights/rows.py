@@ -23,7 +23,7 @@ _LONGEST_PAUSE_S = 1e-3  # between attempts to copy a row that the publisher ove
 
 
 class VersionedRows(Shared):
-    """One lane whose rows are whole models. The version is the committed count; in a mirror, it is in the row."""
+    """One lane whose rows are whole models. The version is the committed count; a mirror's rows hold their versions."""
 
     kind = "parameter store"
 
@@ -41,7 +41,7 @@ class VersionedRows(Shared):
 
     @property
     def description(self) -> dict[str, Any]:
-        """What `create_mirror` needs, in types of JSON."""
+        """The store's description, which `create_mirror` takes: a dict of JSON types."""
         return {**self._segment.description}
 
     @property
@@ -50,14 +50,14 @@ class VersionedRows(Shared):
         return self._newest()[1]
 
     def _newest(self) -> tuple[int, int]:
-        """The newest row's ticket and version; version 0 before this store's first publish."""
+        """Returns the newest row's ticket and version; the version is 0 before this store's first publish."""
         self._segment.check_open()
         committed = self._lanes.committed(0)
         if committed <= self.begins_after:
             return committed - 1, 0
         if not self.is_mirror:
             return committed - 1, committed
-        while True:  # until no row came meanwhile: while none does, the newest row is not written to
+        while True:  # repeated if a row was committed meanwhile: the newest row is not overwritten before that
             version = self._version_at(committed - 1)
             before, committed = committed, self._lanes.committed(0)
             if committed == before:
@@ -67,7 +67,7 @@ class VersionedRows(Shared):
         return self._versions.load(ticket % self.slots * (self.layout.nbytes // 8))
 
     def _ticket_of(self, version: int) -> int:
-        """The only ticket at which a version may lie; in a mirror without it, the ticket of the next row to come."""
+        """Returns the only ticket that may hold a version; for a version that a mirror lacks, its next row's ticket."""
         if not self.is_mirror:
             return version - 1
         committed = self._lanes.committed(0)
@@ -75,7 +75,7 @@ class VersionedRows(Shared):
         return next((ticket for ticket in held if self._version_at(ticket) == version), committed)
 
     def _whole(self, ticket: int) -> Callable[[], bool]:
-        """A callable that tells whether everything read so far of a ticket's row was this row."""
+        """Returns a function that tells whether a ticket's row is still intact, so that all reads so far are valid."""
         lapped = self._lanes.validator(np.zeros(1, np.int64), np.array([ticket]), np.zeros(1, np.uint8))
         return lambda: lapped(1) == 0
 
@@ -83,8 +83,8 @@ class VersionedRows(Shared):
         """Copies the newest row out of shared memory, whole, for a caller that moves rows and needs no model.
 
         Args:
-            copy: called with the row in place, uint8 [layout.nbytes], read-only; again for the newest row if the
-                publisher overwrote it meanwhile. It must not keep the row.
+            copy: called with the row in shared memory, uint8 [layout.nbytes], read-only; called again with the newest
+                row if the publisher overwrote the row during the call. It must not keep the row.
             timeout: seconds to keep trying.
 
         Returns: the version, and what `copy` returned for it.
@@ -105,12 +105,12 @@ class VersionedRows(Shared):
         return self._until_whole(attempt, timeout)
 
     def copy_next(self, newer_than: int, copy: Callable[[NDArray[np.uint8]], T]) -> tuple[int, T] | None:
-        """Copies the oldest whole version after `newer_than`, for a caller that moves every version. Not in a mirror.
+        """Copies the oldest version after `newer_than` that the store still holds. The store must not be a mirror.
 
         Args:
             copy: as for `copy_newest`; it must not return None.
 
-        Returns: the version, and what `copy` returned for it; None if the store holds none.
+        Returns: the version, and what `copy` returned for it; None if the store holds no later version.
         """
         newest = self.version
         for version in range(max(newer_than, self.begins_after, newest - self.slots) + 1, newest + 1):
@@ -120,14 +120,14 @@ class VersionedRows(Shared):
         return None
 
     def _copy_of(self, ticket: int, copy: Callable[[NDArray[np.uint8]], T]) -> T | None:
-        """None if the row was not whole meanwhile."""
+        """Returns `copy` of a ticket's row; None if the row was overwritten during the copy."""
         is_whole, row = self._whole(ticket), self.slot_array(ticket % self.slots)
         row.flags.writeable = False
         copied = copy(row)
         return copied if is_whole() else None
 
     def _until_whole(self, attempt: Callable[[], T | None], timeout: float) -> T:
-        """Calls `attempt` until a read was not lapped, which None tells; returns its result. Raises TimeoutError."""
+        """Repeats `attempt` while it returns None (its read was lapped); returns its result. Raises TimeoutError."""
         deadline = monotonic() + timeout
         pause, attempts = 0.0, 1
         while (result := attempt()) is None:
@@ -142,7 +142,7 @@ class VersionedRows(Shared):
         return result
 
     def wait(self, newer_than: int, timeout: float) -> bool:
-        """Sleeps until the store's version exceeds `newer_than`, at most `timeout` seconds; False if it does not.
+        """Sleeps until the store's version exceeds `newer_than`, at most `timeout` seconds; returns whether it does.
 
         Raises ValueError: the timeout is no number or negative.
         """
@@ -155,13 +155,13 @@ class VersionedRows(Shared):
         return sleep_until(missing, self._event, monotonic() + timeout, self.check_open)
 
     def slot_tensor(self, slot: int) -> "torch.Tensor":
-        """`slot_array` as a tensor."""
+        """Returns `slot_array` as a tensor."""
         import torch
 
         return torch.from_numpy(self.slot_array(slot))
 
     def slot_array(self, slot: int) -> NDArray[np.uint8]:
-        """A slot's row in shared memory, uint8 [layout.nbytes]; only the publisher writes; reads are unvalidated."""
+        """Returns a slot's row in shared memory, unvalidated, uint8 [layout.nbytes]; only the publisher may write."""
         self.check_open()
         if not 0 <= slot < self.slots:
             raise ValueError(f"slot: expected 0 to {self.slots - 1}, got {slot!r}")

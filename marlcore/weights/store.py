@@ -30,20 +30,20 @@ Model: TypeAlias = "torch.nn.Module | Mapping[Any, Any] | Sequence[Any]"  # arra
 
 
 class ParameterStore(VersionedRows):
-    """Versions of one model's weights in shared memory: one publisher, any number of subscribers, no locks between.
+    """Versions of one model's weights in shared memory: one publisher, any number of subscribers, no locks.
 
     Make it with `create` and pass it, or its `handle`, to other processes: unpickling a ParameterStore attaches to the
     same memory. After a fork, attach to the handle.
 
     A model is a torch module, or a mapping of arrays by name; mappings may nest, and hold lists and tuples. A row holds
     the extras and, in their own dtypes, a mapping's arrays or a module's parameters and buffers: tied tensors once,
-    non-persistent buffers too. With n slots, a read is discarded if the n-th publish after it begins before it ends.
+    non-persistent buffers too. With n slots, a read that still lasts when the n-th later publish begins is discarded.
 
     Attributes:
         mode: "snapshot" (1 slot), "double_buffer" (2) or "triple_buffer" (3); or the number of slots.
         slots: versions that the store holds.
         layout: the places of the tensors and extras in a row.
-        begins_after: the version that the first publish follows; 0 unless the store continues another one.
+        begins_after: the version before this store's first one; 0 unless the store continues another one.
         is_mirror: whether its rows and versions are another store's; see `create_mirror`.
     """
 
@@ -58,13 +58,13 @@ class ParameterStore(VersionedRows):
         name: str = "weights",
         path: str | os.PathLike[str] | None = None,
     ) -> "ParameterStore":
-        """A new store with room for the model's weights; it has no version yet, and the model is unchanged.
+        """Creates a store with room for the model's weights. It has no version yet; the model is unchanged.
 
         Args:
             model: defines the tensors of a row: a module on any device, or a mapping of arrays.
-            mode: the number of slots, by a name or as a number, for a store of which more versions are read.
+            mode: the number of slots, as a name or as a number; more slots keep more old versions readable.
             extras: further arrays published with the weights: a shape for float64, or a Field.
-            begins_after: the last version of the store that this one continues; the first publish has the next one.
+            begins_after: the last version of the store that this one continues; the first publish gets the next one.
             name: part of the segment's name in /dev/shm: letters, digits, "_" and ".".
             path: an ordinary file for the store.
 
@@ -98,9 +98,9 @@ class ParameterStore(VersionedRows):
         name: str = "weights",
         path: str | os.PathLike[str] | None = None,
     ) -> "ParameterStore":
-        """A new store, still empty, for rows of another store; readers see them under their versions there.
+        """Creates an empty store for copies of another store's rows, which keep their versions.
 
-        `mirror_writer` writes them; subscribers see a store like any other, in which versions may be missing.
+        `mirror_writer` writes the rows. Subscribers use a mirror like any other store, but it may lack versions.
 
         Args:
             description: the other store's `description`.
@@ -122,10 +122,10 @@ class ParameterStore(VersionedRows):
         return cls(Segment.create(name, {"kind": cls.kind, **about, **layout.to_dict()}, body, path))
 
     def publisher(self, model: Model) -> Publisher:
-        """The publishing end, exclusively for this process until it closes it or dies.
+        """Returns the publisher, which this process holds exclusively until it closes the publisher or dies.
 
         A module's parameters and buffers become views of one flat tensor; the Parameter objects stay the same. A
-        mapping stays as it is. A successor's versions follow the last one.
+        mapping stays as it is. A later publisher continues the numbers of the versions.
 
         Raises:
             LaneBusy: the store has a living publisher. LayoutMismatch: the model has other tensors than the store.
@@ -135,7 +135,7 @@ class ParameterStore(VersionedRows):
             return Publisher(self, self._lanes, _kind_of(model)(model, self.layout, fill=False), claimed)
 
     def mirror_writer(self) -> MirrorWriter:
-        """The writing end of a mirror, exclusively for this process until it closes it or dies.
+        """Returns a mirror's writer, which this process holds exclusively until it closes the writer or dies.
 
         Raises: LaneBusy: the store has a living writer. MarlcoreError: the store is not a mirror.
         """
@@ -151,7 +151,7 @@ class ParameterStore(VersionedRows):
             raise LaneBusy(f"{self._segment.path}: the store has a living publisher") from None
 
     def subscriber(self, local_model: Model) -> Subscriber:
-        """A reading end that keeps `local_model` up to date; any number may live at once, in any process.
+        """Returns a subscriber that keeps `local_model` up to date; any number may live at once, in any process.
 
         A module's parameters and buffers become views of one flat tensor; the Parameter objects stay the same. The
         arrays of a mapping must be writable NumPy arrays, which `pull` fills in place.

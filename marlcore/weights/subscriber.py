@@ -20,11 +20,11 @@ class InPlaceView:
     """The newest weights in place, in shared memory. Use `Subscriber.in_place`.
 
     Attributes:
-        version: of these weights.
-        tensors: a module's under all its names for them, for `torch.func.functional_call`; a mapping's read-only
-            arrays, nested as it is. They are the publisher's memory: do not write to them (a BatchNorm in training mode
-            would).
-        extras: by name, floats and arrays, copied.
+        version: the weights' version.
+        tensors: a module's tensors by all their names, for `torch.func.functional_call`; a mapping's arrays, read-only
+            and nested like the mapping. They are the publisher's memory: do not write to them (a BatchNorm in training
+            mode would).
+        extras: copies of the extras by name, as floats and arrays.
     """
 
     version: int
@@ -33,7 +33,7 @@ class InPlaceView:
     _whole: Callable[[], bool]
 
     def valid(self) -> bool:
-        """Whether everything read so far, extras included, was this version; after the block, the answer at its end."""
+        """Returns whether all reads so far, extras included, were of this version; it is fixed when the block ends."""
         return self._whole()
 
 
@@ -41,9 +41,9 @@ class Subscriber:
     """Keeps a local model up to date, for one thread at a time. Use `ParameterStore.subscriber`.
 
     Attributes:
-        version: of the local model's weights, 0 before the first pull.
-        extras: published with these weights: a float for shape () (the result of `item` for other dtypes), otherwise
-            an array; empty before the first pull.
+        version: the version of the local model's weights; 0 before the first pull.
+        extras: the extras of that version by name: a float for shape () (the result of `item` for other dtypes),
+            otherwise an array; empty before the first pull.
     """
 
     def __init__(self, store: VersionedRows, lanes: NativeLanes, local: Weights) -> None:
@@ -66,7 +66,7 @@ class Subscriber:
 
     @one_thread
     def pull(self, timeout: float = 1.0) -> bool:
-        """Copies the newest weights into the local model, whole or not at all; False if none are newer.
+        """Copies the newest weights into the local model, whole or not at all; returns False if none are newer.
 
         Do not pull between a forward pass and its backward pass: autograd does not notice that weights changed.
 
@@ -76,7 +76,7 @@ class Subscriber:
         Raises:
             TimeoutError: every attempt was overwritten. LayoutMismatch: a tensor of the local model was added or
             removed, or changed its name, shape or dtype. UsedByTwoThreads: another thread is pulling. ValueError: the
-            timeout is no number or negative. Each leaves the model unchanged.
+            timeout is no number or negative. After any of these, the model is unchanged.
         """
         check_timeout(timeout, or_none=False)
         if self._store.version == self.version:
@@ -89,9 +89,9 @@ class Subscriber:
         """Copies this version into the local model, whole or not at all.
 
         Args:
-            version: of the last ones published, as many as the store has slots.
+            version: one of the last published; the store holds as many versions as it has slots.
 
-        Returns: False if the store does not hold it: it was overwritten, or is still to come; the model is unchanged.
+        Returns: False if the version was overwritten or is still to come; the model is then unchanged.
 
         Raises: LayoutMismatch, UsedByTwoThreads: as `pull`.
         """
@@ -125,7 +125,7 @@ class Subscriber:
 
     @contextmanager
     def in_place(self) -> Iterator[InPlaceView]:
-        """The newest weights without a copy; call `view.valid()` after reading, and discard the result if it is False.
+        """Lends the newest weights without a copy. After reading, discard the result unless `view.valid()` is True.
 
         Raises: NotEnoughData: no version was published yet.
         """

@@ -1,4 +1,4 @@
-"""Weights of JAX and NumPy users: a mapping of arrays, also nested, as a row."""
+"""Weights of JAX and NumPy users: a mapping of arrays, perhaps nested, which is copied to and from a row."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -20,11 +20,11 @@ class TreeWeights:
     """The arrays of a mapping that may hold mappings, lists and tuples in turn; None holds no array.
 
     An array's name is the path to it, joined by ".": "layers.0.bias". The mapping is read at each call, so its arrays
-    may be replaced; names count, and their order does not. With `fill`, rows are copied into the arrays. ModuleWeights
+    may be replaced. Their names must match, in any order. With `fill`, rows are copied into the arrays. ModuleWeights
     has the same methods.
 
     Raises:
-        LayoutMismatch: an array is missing, one too many, or has another shape or dtype.
+        LayoutMismatch: an array is missing or superfluous, or has another shape or dtype.
         TypeError, ValueError: a part is no array, or `fill` cannot write to it.
     """
 
@@ -39,12 +39,12 @@ class TreeWeights:
 
     @staticmethod
     def specs(tree: Any) -> tuple[TensorSpec, ...]:
-        """The specs of a mapping's arrays, in its order. Raises TypeError, ValueError: a part is no array."""
+        """Returns the specs of a mapping's arrays, in its order. Raises TypeError, ValueError: a part is no array."""
         arrays = _arrays_of(tree, _array)
         return tuple(TensorSpec(name, array.shape, array.dtype.name) for name, array in arrays.items())
 
     def staged(self, weights: Any = OWN) -> NDArray[np.uint8]:
-        """A row in host memory with the current weights, or these; its extras are the caller's to set."""
+        """Copies the mapping's current arrays, or `weights`, into a row in host memory; the caller sets its extras."""
         if weights is not OWN and not isinstance(weights, (Mapping, list, tuple)):
             raise TypeError(f"weights: expected a mapping of arrays, got {brief(weights)}")
         arrays = self._arrays(self._tree if weights is OWN else weights)
@@ -53,11 +53,11 @@ class TreeWeights:
         return self._row
 
     def scratch(self) -> NDArray[np.uint8]:
-        """The row in host memory from which `load` copies; call it once."""
+        """Returns the row in host memory from which `load` copies; call it once."""
         return self._row
 
     def load(self) -> None:
-        """Copies the weights of the scratch row into the caller's; after an error, nothing was copied."""
+        """Copies the scratch row's weights into the caller's arrays; after an error, nothing was copied."""
         arrays = self._arrays(self._tree)
         filled = [arrays[name] for name in self._places]
         # In one call of C, in which no signal is handled: an exception in a loop of Python would leave two versions.
@@ -65,13 +65,13 @@ class TreeWeights:
         deque(map(put, filled, repeat(...), self._places.values()), maxlen=0)
 
     def views(self, row: NDArray[np.uint8]) -> Arrays:
-        """The weights of a row, without a copy."""
+        """Returns views of a row's arrays, by name."""
         return {
             spec.name: part.view(self._dtypes[spec.name]).reshape(spec.shape) for spec, part in self.layout.parts(row)
         }
 
     def named(self, views: Arrays) -> Any:
-        """`views` in the form of the caller's weights: nested as the mapping is."""
+        """Returns `views` as read-only arrays, nested like the caller's mapping."""
         self._arrays(self._tree)  # raises LayoutMismatch: the mapping was changed
 
         def readable(name: str, _: Any) -> NDArray[Any]:

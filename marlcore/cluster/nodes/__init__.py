@@ -1,8 +1,8 @@
-"""A run's actors and learners on other machines, and its control from here; the lower floor carries rows and weights.
+"""Runs a training run's actors and learners on other machines; the files of the folder above move rows and weights.
 
-On each machine, an agent holds the run's part there and a program that supervises its workers: `actors.py` where
-actors are, `learners.py` where a policy's learner is. The controller, in the driver, has a seat for each agent. Here
-alone does the room know of training; `ray_cluster.py` is the only file here that imports Ray.
+On each machine, an agent (a Ray actor, not an RL agent) owns the run's part there and a program that supervises its
+workers: `actors.py` is the part of a machine with actors, `learners.py` that of one with a policy's learner. The
+controller, in the driver, has a seat for each agent. Only `ray_cluster.py` imports Ray here.
 """
 
 from .controller import Controller

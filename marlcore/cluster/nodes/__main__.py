@@ -1,7 +1,7 @@
-"""`python -m marlcore.cluster.nodes PARENT RESULT`: the program of an agent, which supervises its actors or learner.
+"""`python -m marlcore.cluster.nodes PARENT RESULT`: the program that supervises the actors or learner of an agent.
 
-It reads a path, the run's spec and the memory of this machine from standard input, and works until the control block
-says stop. It writes the failure that ended it, if one did, to the descriptor RESULT.
+It reads `sys.path`, the run's spec and the memory of this machine from standard input, and works until the control
+block says stop. If a failure ends it, it writes the pickled failure to the descriptor RESULT.
 """
 
 import os
@@ -14,11 +14,11 @@ from ...errors import WorkerFailed
 from ...processes import Children, Control, end_with_parent
 from ...run import POLL_S, Memory, RunSpec, grace_of, resume_actors, supervisor_of
 
-GRACE_S = 5.0  # for actors to end by themselves
+GRACE_S = 5.0  # the time that actors have to end by themselves
 
 
 def supervise(spec: RunSpec, memory: Memory) -> None:
-    """Runs the workers of a node until they are told to stop. Raises WorkerFailed: one failed for good."""
+    """Runs the workers of a node until the control block says stop. Raises WorkerFailed: a worker failed for good."""
     actors = memory.crew.names
     with closing(Control.attach(memory.control)) as control, closing(Children()) as children:
         supervisor = supervisor_of(spec, memory, control, actors or spec.learners, lambda name: None, children)

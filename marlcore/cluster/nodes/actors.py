@@ -1,4 +1,4 @@
-"""The actors of another machine: their shared memory, program and uplinks there, and what the controller exchanges."""
+"""The actors of another machine: their shared memory, program and uplinks, and their messages with the controller."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ OTHERS = "others"  # counts the steps of all other actors of the run
 
 @dataclass(frozen=True)
 class ActorOrders:
-    """What the controller tells a machine's actors."""
+    """The controller's message to a machine's actors."""
 
     share: int  # the seat's steps, earlier holders' included, at which its actors are done
     others: int  # steps that the run's other actors have taken
-    addresses: Mapping[str, Address | None] = field(default_factory=dict)  # of their learners, by policy
+    addresses: Mapping[str, Address | None] = field(default_factory=dict)  # of the learners, by policy
     evaluated: int = 0  # the run's steps at which its last evaluation began
 
 
 @dataclass(frozen=True)
 class Status:
-    """What a machine's actors answer."""
+    """The answer of a machine's actors."""
 
     steps: int = 0  # of the seat, earlier holders' included
     episodes: int = 0  # ended since the agent's start
-    restarts: int = 0  # of its workers
-    done: bool = False  # whether the actors have taken their share, and all of its rows have arrived
+    restarts: int = 0  # of the machine's workers
+    done: bool = False  # whether the actors have taken their share of steps, and all rows have arrived
     metrics: Sequence[Metric] = ()
-    results: Sequence[tuple[int, int]] = ()  # of games: the opponent, and how it ended
-    figures: dict[str, float] = field(default_factory=dict)  # of its uplinks, by name
-    versions: dict[str, int] = field(default_factory=dict)  # of the weights that it has, by policy
-    addresses: dict[str, Address | None] = field(default_factory=dict)  # from which such may come, by policy
-    failed: WorkerFailed | None = None  # what ended its work
+    results: Sequence[tuple[int, int]] = ()  # of games: (opponent, outcome)
+    figures: dict[str, float] = field(default_factory=dict)  # of the machine's uplinks, by name
+    versions: dict[str, int] = field(default_factory=dict)  # of the weights on the machine, by policy
+    addresses: dict[str, Address | None] = field(default_factory=dict)  # the sources of weights, by policy
+    failed: WorkerFailed | None = None  # the failure that ended the machine's work
 
 
 class ActorNode:
-    """The part of a run on a machine with actors. Its program dies with this process."""
+    """A run's part on a machine with actors. Its program dies with this process."""
 
     def __init__(
         self, stack: ExitStack, orders: ActorOrders, *, spec: RunSpec, seat: int, epoch: int, taken: int,
@@ -56,8 +56,8 @@ class ActorNode:
     ) -> None:  # fmt: skip
         """
         Args:
-            taken: steps of the seat's earlier holders. elapsed: seconds since the run began.
-            descriptions: of the stores of weights, by policy.
+            taken: steps that the seat's earlier holders took. elapsed: seconds since the run began.
+            descriptions: the descriptions of the home stores of weights, by policy.
             opponents: the link to the pool of opponents, in self-play.
 
         Raises SharedMemoryFull.
@@ -106,7 +106,7 @@ class ActorNode:
                 self._control.notes[name].store(SHARE, share)
 
     def beat(self, orders: ActorOrders) -> Status:
-        """Takes new orders; what happened since the last one. Raises Fenced: the seat is lost."""
+        """Takes new orders; returns the status since the last call. Raises Fenced: the seat is lost."""
         self._order(orders)
         for uplink in self._uplinks:
             uplink.check()
@@ -129,11 +129,11 @@ class ActorNode:
 
     @property
     def error(self) -> BaseException | None:
-        """What ended a relay, such as Fenced; None while all work."""
+        """The exception that ended a relay, such as Fenced; None while all relays work."""
         return next((uplink.relay.error for uplink in self._uplinks if uplink.relay.error is not None), None)
 
     def _ended(self, actor: str) -> int:
-        """Episodes of an actor; the process that follows a dead one counts from 0 again."""
+        """Returns an actor's episodes, summed over its processes: each process counts from 0."""
         count, (before, last) = self._control.workers[actor].load(EPISODES), self._episodes[actor]
         before += last if count < last else 0
         self._episodes[actor] = before, count

@@ -1,4 +1,4 @@
-"""The agent of a machine: an actor of Ray that runs the workers there, and answers the controller."""
+"""The agent of a machine: a Ray actor that runs the workers there, and answers the controller."""
 
 import errno
 import os
@@ -20,26 +20,26 @@ from ...processes import failure_of
 from .actors import Status
 from .program import SUPERVISOR
 
-LOOK_S = 0.2  # between looks at its own state
-ABANDONED_S = 30.0  # without a word of the controller, after which the agent ends
-SWEEPS = 10  # after an agent that was lost
+LOOK_S = 0.2  # between the thread's looks at the agent's state
+ABANDONED_S = 30.0  # an agent that hears nothing of the controller for so long ends
+SWEEPS = 10  # the sweeps that remove a lost agent's segments
 
 
 class Agent:
-    """A machine's agent. Its methods return at once; a thread makes the run's part there, and ends it if fenced."""
+    """A machine's agent. Its methods return at once; a thread makes the run's part here, and ends it if fenced."""
 
     def __init__(self) -> None:
         sweep()
         self._lock = threading.Lock()
-        self._making = threading.Lock()  # held while the run's part is made, whose segments nobody else knows
-        self._stack = ExitStack()  # of the part
+        self._making = threading.Lock()  # held while the thread makes the run's part: `end` waits for its segments
+        self._stack = ExitStack()  # of the run's part
         self._node: Any = None  # an ActorNode or a LearnerNode
         self._failed: WorkerFailed | None = None
         self._ends = False
         self._heard = time.monotonic()
 
     def check(self, path: list[str], trial: bytes) -> dict[str, Any]:
-        """Runs the trial that checks this machine; says what it found, or what the machine lacks."""
+        """Runs the trial that checks this machine; returns facts of this process, and in "error" what is missing."""
         sys.path += [entry for entry in path if entry not in sys.path]
         found = {"pid": os.getpid(), "began": began(os.getpid()), "version": __version__, "nice": os.nice(0)}
         try:
@@ -49,13 +49,13 @@ class Agent:
             return found | {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
 
     def begin(self, make: bytes, orders: Any, lease_s: float) -> None:
-        """Starts to make a run's part here: `make`, a pickled function, takes an ExitStack and orders."""
+        """Starts a thread that makes the run's part here by `make`, a pickled function of an ExitStack and orders."""
         self._heard = time.monotonic()
         args = pickle.loads(make), orders, max(ABANDONED_S, 10 * lease_s)
         threading.Thread(target=self._work, args=args, name="marlcore-node", daemon=True).start()
 
     def beat(self, orders: Any) -> Status | None:
-        """The status of the run's part; None while it is being made."""
+        """Passes orders to the run's part, and returns its status; None while the part is being made."""
         self._heard = time.monotonic()
         with self._lock:
             if self._failed is not None:
@@ -63,7 +63,7 @@ class Agent:
             return None if self._node is None else self._node.beat(orders)
 
     def end(self) -> None:
-        """Ends the run's part, and removes its segments, and those of agents that were lost here."""
+        """Ends the run's part; removes its segments and those of agents that were lost on this machine."""
         self._ends = True
         with self._making, self._lock:
             self._node = None
@@ -81,7 +81,7 @@ class Agent:
                 os._exit(1)  # the controller has given this agent up
 
     def _made(self, make: Callable[[ExitStack, Any], Any], orders: Any) -> Any:
-        """The run's part; None if that failed."""
+        """Makes and returns the run's part; returns None after a failure, which `beat` reports."""
         try:
             with ExitStack() as stack:
                 node = make(stack, orders)
@@ -89,26 +89,26 @@ class Agent:
                     self._node, self._stack = node, stack.pop_all()
             return node
         except (ConnectionError, Fenced) as error:
-            self._failed = WorkerFailed(SUPERVISOR, "death", str(error))  # another agent may have more luck
+            self._failed = WorkerFailed(SUPERVISOR, "death", str(error))  # counts as a lost agent, which is replaced
         except Exception as error:  # the algorithm's own code may raise anything
             self._failed = failure_of("agent", error)
         return None
 
 
 def make_once(env_fn: Callable[[], Any]) -> None:
-    """Makes a copy of an environment, to see whether this machine can."""
+    """Makes and closes a copy of an environment: a trial that shows whether this machine can."""
     vectorize(env_fn, 1).close()
 
 
 def began(pid: int) -> str:
-    """The time at which a process began, which tells it from a later one with its number; empty if there is none."""
+    """Returns the start time of a process, which tells it from a later one with this pid; "" if it does not exist."""
     with suppress_failed_calls():
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     return ""
 
 
 def clean_up(pid: int, its_beginning: str) -> None:
-    """Kills a lost agent of this machine, upon which the kernel kills its workers, and removes their segments."""
+    """Kills a lost agent on this machine and removes its segments; the kernel kills the agent's workers with it."""
     if its_beginning and began(pid) == its_beginning:
         with suppress_failed_calls(errno.ESRCH):
             os.kill(pid, signal.SIGKILL)

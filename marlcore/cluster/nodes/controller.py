@@ -1,4 +1,4 @@
-"""The controller, in the driver: it starts agents, polls them, deals out the steps, and replaces lost agents."""
+"""The controller runs in the driver: it starts agents, polls them, deals out the steps, and replaces lost agents."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ LOOK_S = 1.0  # between looks for machines
 
 
 class Controller(Remote):
-    """The actors and learners of a run on other machines. Everything there ends with the stack."""
+    """Controls a run's actors and learners on other machines. Everything there ends with the stack."""
 
     def __init__(
         self, stack: ExitStack, cluster: RayCluster, spec: RunSpec, memory: Memory, control: Control,
         telemetry: Telemetry, uplinks: Mapping[str, Uplink],
     ) -> None:  # fmt: skip
-        """`uplinks`: those of this machine, by policy whose learner is on another one."""
+        """`uplinks`: this machine's uplinks, by policy, of those policies whose learner is on another machine."""
         self._cluster, self._control, self._uplinks = cluster, control, uplinks
         self._config = config = spec.config
         self._looked = self._ticked = self._patient_until = 0.0
-        names = self._dealt_to = node_names(config)  # by the session
+        names = self._dealt_to = node_names(config)  # the session has dealt the steps to these
         seats, lease_seconds = config.cluster.seats, config.cluster.lease_seconds
         apart = [policy for policy in spec.policies if policy.name in uplinks]
         here = [policy for policy in spec.policies if policy.name not in uplinks]
@@ -54,7 +54,7 @@ class Controller(Remote):
             for number, policy in enumerate(apart, seats)
         ]
         self._seats: list[Placement] = [*self.actors, *self.learners]
-        for agent in cluster.agents:  # which were checked
+        for agent in cluster.agents:  # RayCluster has checked them
             next(seat for seat in self._seats if seat.role is agent.role and seat.agent is None).begin(agent)
         self._deal()
 
@@ -70,7 +70,7 @@ class Controller(Remote):
 
     def tick(self) -> None:
         now, lease = time.monotonic(), self._config.cluster.lease_seconds
-        if now - self._ticked > lease / 2:  # this process was held up, and heard nobody meanwhile
+        if now - self._ticked > lease / 2:  # this process was held up, and read no agent's answer meanwhile
             self._patient_until = now + lease
         self._ticked = now
         for seat in self._seats:
@@ -90,14 +90,14 @@ class Controller(Remote):
         self._deal()
 
     def _newest(self, policy: str) -> int | None:
-        """The highest version of a policy's weights on any machine; None while those of an earlier learner may come."""
+        """Returns the highest version of a policy's weights on any machine; None while an old learner's may arrive."""
         answers = [seat.status for seat in self.actors if seat.epoch]
         if any(status.addresses[policy] is not None for status in answers):
             return None
         return max(self._uplinks[policy].mirror.version, *(status.versions.get(policy, 0) for status in answers), 0)
 
     def _fill(self) -> None:
-        """Starts an agent for each empty seat for which a machine is free, such as one that has joined."""
+        """Starts an agent for each empty seat if a machine is free, such as a machine that has just joined."""
         control, seats = self._control, self._seats
         if control.stopping:
             seats = [*self.learners] if control.finishing else []
@@ -112,7 +112,7 @@ class Controller(Remote):
                 seat.say_waiting()
 
     def _deal(self) -> None:
-        """Deals the steps out anew where other nodes work than before."""
+        """Deals the steps out anew if the set of working nodes has changed."""
         working = [seat.name for seat in self.actors if seat.agent is not None]
         if working != self._dealt_to:
             self._dealt_to = working

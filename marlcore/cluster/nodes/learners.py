@@ -1,4 +1,4 @@
-"""The learner of a policy on another machine: its memory and program there, and what the controller exchanges."""
+"""A policy's learner on another machine: its memory and program there, and its messages with the controller."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from .uplink import Address, serve
 
 @dataclass(frozen=True)
 class LearnerOrders:
-    """What the controller tells a learner's machine."""
+    """The controller's message to a learner's machine."""
 
     steps: int  # of the run
-    ended: Sequence[int]  # by seat, the epoch to which leases have ended
+    ended: Sequence[int]  # by seat, the last epoch whose lease has ended
     stopping: bool = False
-    finishing: bool = False  # stopping, after the due updates
+    finishing: bool = False  # stop after the updates that are due
 
 
 @dataclass(frozen=True)
 class LearnerStatus(Status):
-    """What a learner's machine answers; `done` once its last weights are published and saved."""
+    """The answer of a learner's machine; `done` once its last weights are published and saved."""
 
     updates: int = 0
     ready: bool = False  # whether it has begun to learn
@@ -40,7 +40,7 @@ class LearnerStatus(Status):
 
 
 class LearnerNode:
-    """A policy's learner and all that lies beside it. Its program dies with this process."""
+    """A run's part on a machine with a policy's learner. Its program dies with this process."""
 
     error: BaseException | None = None  # it has no relay, which could fail
 
@@ -51,8 +51,8 @@ class LearnerNode:
         """
         Args:
             spec: the run's, with this policy alone; `share` is the policy's share of the run's steps.
-            hold: on the policy's checkpoint. elapsed: seconds since the run began.
-            version: of its weights that anyone has; its own follow.
+            hold: the right to write the policy's checkpoint. elapsed: seconds since the run began.
+            version: the highest version of the policy's weights on any machine; this learner's versions follow it.
 
         Raises SharedMemoryFull; Fenced: the policy has a later learner; ValueError: see `create_transitions`.
         """
@@ -70,7 +70,7 @@ class LearnerNode:
     def _memory(
         self, stack: ExitStack, policy: AssignedPolicy, config: Config, hold: Hold, version: int, began: float
     ) -> Memory:
-        """The policy's memory here, whose versions follow those that anyone has."""
+        """Makes the policy's memory here. Its weights' versions follow `version` and the checkpoint's."""
         saved = hold.checkpoint.with_suffix(".replay")
         hold.begin()
         version = max(version, load_checkpoint(hold.checkpoint).get("version", 0))
@@ -81,7 +81,7 @@ class LearnerNode:
             began=began,
             control=self._control.handle,
             telemetry=self._telemetry.handle,
-            reloaded=[policy.name] if saved.exists() else [],  # before there is one of this run
+            reloaded=[policy.name] if saved.exists() else [],  # checked before this run saves its own
             transitions={policy.name: create_transitions(stack, policy, config, saved)},
             weights={policy.name: self._store.handle},
             holds={policy.name: hold},
@@ -97,10 +97,10 @@ class LearnerNode:
             self._control.stop()
 
     def beat(self, orders: LearnerOrders) -> LearnerStatus:
-        """Takes new orders; what happened since the last one."""
+        """Takes new orders; returns the status since the last call."""
         self._order(orders)
         (policy,), counters = self._control.tallies, self._control.workers[self._name]
-        done = counters.load(DONE) != 0  # first: what follows is then the last
+        done = counters.load(DONE) != 0  # read first: if it is set, the values read below are final
         return LearnerStatus(
             restarts=self._control.notes[self._name].load(RESTARTS),
             done=done,
@@ -114,7 +114,7 @@ class LearnerNode:
 
 
 def try_learner(hold: Hold, device: str, replay_path: str | None) -> None:
-    """Shows whether a learner can be on this machine; `hold` is any of this run. Raises ValueError: it cannot."""
+    """Checks that a learner can run on this machine; `hold` is any hold of this run. Raises ValueError: it cannot."""
     folder = hold.checkpoint.parent
     if not hold.is_seen() or not os.access(folder, os.W_OK):
         raise ValueError(

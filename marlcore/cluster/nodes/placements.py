@@ -1,4 +1,4 @@
-"""Placements: the controller's side of a run's agents. A placement calls its agent, and replaces a lost one."""
+"""Placements: the controller's side of a run's node agents. A placement calls its agent, and replaces a lost one."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from .program import SUPERVISOR
 from .ray_cluster import START_S, AgentHandle, AgentLost, Machine, RayCluster, Role
 from .uplink import Address, Uplink
 
-BEATS_A_LEASE = 8  # so that some may be lost
-BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 30.0  # before the next agent, doubled after each that had done nothing
-FIGURES_S = 1.0  # between metrics of a node's uplinks
+BEATS_A_LEASE = 8  # so that a lease survives some late beats
+BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 30.0  # before the next agent; doubled after each agent that did no work
+FIGURES_S = 1.0  # between reports of the metrics of a node's uplinks
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class PlacementContext:
-    """What the placements of a run share."""
+    """The objects that all placements of a run share."""
 
-    stack: ExitStack  # of what ends with them
+    stack: ExitStack  # closes the placements' resources
     cluster: RayCluster
     leases: Leases
     spec: RunSpec
@@ -51,18 +51,18 @@ class PlacementContext:
 
 
 class Placement(ABC):
-    """A place for an agent; its name is that of a worker of the run, whose counters it keeps.
+    """A place for a node agent. It has the name of a worker of the run, and keeps that worker's counters.
 
     Attributes:
-        agent: the one that has it, if any.
-        epoch: of the agent, once it works; otherwise 0.
-        has_failed: whether a worker there failed for good.
+        agent: the agent in this place, if any.
+        epoch: the agent's epoch, once it has begun; otherwise 0.
+        has_failed: whether a worker of the agent failed for good.
     """
 
-    loss = ""  # what follows if an agent is lost
+    loss = ""  # the log's words for the consequence of a lost agent
 
     def __init__(self, name: str, number: int, role: Role, context: PlacementContext) -> None:
-        """`number` is that of its lease."""
+        """`number` is the seat's number in `context.leases`."""
         self.name, self.number, self.role, self.context = name, number, role, context
         self.agent: AgentHandle | None = None
         self.epoch = 0
@@ -71,28 +71,28 @@ class Placement(ABC):
         self.counters = self.control.workers[name]
         self.reporter = context.stack.enter_context(closing(context.telemetry.reporter(name)))
         self._called = 0.0
-        self._failures = 0  # agents lost in a row, none of which had done anything
-        self._due = 0.0  # the time of the next agent
-        self._lost = 0  # agents
+        self._failures = 0  # agents lost in a row before they did any work
+        self._due = 0.0  # the earliest time for the next agent
+        self._lost = 0  # agents lost in all
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time for an agent."""
+        """Whether the place is empty and its next agent may start."""
         return self.agent is None and time.monotonic() >= self._due
 
     def start(self, machine: Machine) -> None:
-        """Starts an agent on a machine, which has it checked before it begins."""
+        """Starts an agent on a machine; the agent first checks the machine, and begins later."""
         self.agent, self.epoch, self._called = self.context.cluster.start(machine, self.role), 0, time.monotonic()
 
     def begin(self, agent: AgentHandle) -> None:
-        """Grants the lease to an agent that was checked, and has it begin."""
+        """Grants the lease to an agent that has checked its machine, and tells it to begin."""
         self.agent, self.epoch, self._called = agent, self._leases.grant(self.number), time.monotonic()
         agent.call("begin", cloudpickle.dumps(self.work()), self.orders(), self._leases.lease_seconds)
 
     def poll(self) -> None:
-        """Takes the agent's answer, if it came; makes the next call, if it is due.
+        """Takes the agent's answer, if there is one, and makes the next call, if it is due.
 
-        Raises: AgentLost, Fenced, ValueError: the agent is lost, or its machine cannot do the work. WorkerFailed.
+        Raises: AgentLost, Fenced, ValueError: the agent is lost, or its machine is unfit. WorkerFailed: see `receive`.
         """
         now, agent = time.monotonic(), self.agent
         if agent is None:
@@ -117,7 +117,7 @@ class Placement(ABC):
 
     def receive(self, agent: AgentHandle, status: Any) -> None:
         if (failed := status.failed) is not None:
-            if failed.worker == SUPERVISOR:  # it was killed
+            if failed.worker == SUPERVISOR:  # the agent's program was killed
                 raise AgentLost(failed.traceback)
             self.has_failed = True
             where = f"{failed.worker} on {self.name}, {agent.machine.host}"
@@ -128,7 +128,7 @@ class Placement(ABC):
             self._failures = 0
 
     def lose(self, why: str) -> None:
-        """Gives the agent up: its epoch is fenced."""
+        """Gives up a lost agent: fences its lease, kills it, and sets the time of the next agent."""
         agent, self.agent = self.agent, None
         if agent is None:
             return
@@ -141,32 +141,32 @@ class Placement(ABC):
         self.context.cluster.discard(agent)
 
     def count_restarts(self, here: int) -> None:
-        """Tells the run the agents that were lost, and restarts under the present one that count too."""
+        """Reports the run's restarts of this place: the lost agents, and `here` restarts by the present agent."""
         self.control.notes[self.name].store(RESTARTS, self._lost + here)
 
     def may_begin(self) -> bool:
-        """Whether an agent that was checked may begin."""
+        """Returns whether an agent that has checked its machine may begin."""
         return True
 
     @abstractmethod
     def work(self) -> Callable[..., Any]:
-        """What an agent begins: makes the run's part on its machine, of an ExitStack and orders."""
+        """Returns the function that the agent calls with an ExitStack and orders to make the run's part."""
 
     @abstractmethod
     def orders(self) -> Any:
-        """What each call of an agent tells it."""
+        """Returns the orders that each call passes to the agent."""
 
     @abstractmethod
     def take(self, status: Any) -> bool:
-        """Takes a status into the run's counters and metrics; whether it shows that the agent has done something."""
+        """Adds a status to the run's counters and metrics; returns whether it shows that the agent has done work."""
 
 
 class ActorPlacement(Placement):
     """One machine's actors; if that machine is lost, others take its share of the steps.
 
     Attributes:
-        status: the agent's last one.
-        asked: the share of steps that the last call told.
+        status: the agent's last status.
+        asked: the share of steps in the last orders.
     """
 
     loss = "others take its share of the steps"
@@ -186,7 +186,7 @@ class ActorPlacement(Placement):
 
     @property
     def done(self) -> bool:
-        """Whether its agent has done all that it was asked for."""
+        """Whether the agent has taken its present share of steps, and its rows have arrived."""
         return self.status.done and self.asked == self.share
 
     def begin(self, agent: AgentHandle) -> None:
@@ -214,7 +214,7 @@ class ActorPlacement(Placement):
         return ActorOrders(self.asked, others, {**self.context.addresses}, evaluated)
 
     def receive(self, agent: AgentHandle, status: Status) -> None:
-        for opponent, result in status.results:  # first: these games count however the agent ended
+        for opponent, result in status.results:  # first: these games count even if the agent has failed
             assert self._games is not None
             report_result(self._games, opponent, result)
         super().receive(agent, status)
@@ -247,7 +247,7 @@ class ActorPlacement(Placement):
 
 
 class LearnerPlacement(Placement):
-    """A policy's learner; if its machine is lost, another one continues from the last checkpoint."""
+    """A policy's learner; if its machine is lost, a learner on another machine continues from the last checkpoint."""
 
     loss = "another learner follows, from the policy's last checkpoint"
 
@@ -255,17 +255,17 @@ class LearnerPlacement(Placement):
         self, number: int, policy: AssignedPolicy, uplink: Uplink, newest: Callable[[], int | None],
         context: PlacementContext,
     ) -> None:  # fmt: skip
-        """`newest` gives the highest version of its weights anywhere; None while an earlier learner's may come."""
+        """`newest` returns the highest version of the policy's weights; None while an earlier learner's may come."""
         (name,) = learner_names(context.spec.config, [policy.name])
         super().__init__(name, number, context.cluster.learning[policy.name], context)
         self._policy, self._uplink, self._newest = policy, uplink, newest
-        self._saved = False  # the last weights, which have also arrived here
-        self._waits = False  # for a machine, which was said
+        self._saved = False  # whether the last weights are saved and have arrived here
+        self._waits = False  # whether the log says that this place waits for a machine
         self._move(None)
 
     @property
     def unfinished(self) -> bool:
-        """Whether its last weights are still to come."""
+        """Whether the learner's last weights are still to come."""
         gone = not self.epoch or not self.counters.load(READY)
         stopped = gone and self.control.stopping and not self.control.finishing
         return not (self._saved or self.has_failed or stopped)
@@ -274,7 +274,7 @@ class LearnerPlacement(Placement):
         return self._newest() is not None
 
     def work(self) -> Callable[..., LearnerNode]:
-        """As above, after the hold on the checkpoint has passed to the agent."""
+        """See Placement; first passes the hold on the checkpoint to the agent."""
         spec, policy = self.context.spec, self._policy
         hold = replace(self.context.memory.holds[policy.name], epoch=self.epoch)
         hold.take()
@@ -311,12 +311,12 @@ class LearnerPlacement(Placement):
         super().lose(why)
 
     def say_waiting(self) -> None:
-        """Says once after a loss that no machine has the resources."""
+        """Logs, once after a loss, that no machine has the resources."""
         if not self._waits:
             self._waits = True
             log.warning("%s; the run waits for one", self.context.cluster.lack(self.role))
 
     def _move(self, address: Address | None) -> None:
-        """Has the policy's rows and weights pass to and from this address alone."""
+        """Sends the policy's rows to this address alone, and takes its weights from there alone."""
         self.context.addresses[self._policy.name] = address
         self._uplink.move(address)

@@ -1,4 +1,4 @@
-"""The program of an agent, as the agent has it; `__main__.py` is what it does."""
+"""The agent's handle on the program that supervises its workers; `__main__.py` is the program itself."""
 
 import errno
 import os
@@ -15,12 +15,12 @@ from ...errors import WorkerFailed, suppress_failed_calls
 from ...processes import start_child
 from ...run import Memory, RunSpec
 
-SUPERVISOR = "supervisor"  # the worker that failed where a program died
+SUPERVISOR = "supervisor"  # stands for the failed worker if the program itself died
 KILL_S = 10.0
 
 
 class Program(Closing):
-    """A program that supervises workers. The kernel kills it, and then the workers, when this process dies."""
+    """A child process that supervises workers. When this process dies, the kernel kills the child, then the workers."""
 
     def __init__(self, spec: RunSpec, memory: Memory) -> None:
         self._result, theirs = os.pipe()
@@ -40,7 +40,7 @@ class Program(Closing):
             pipe.write(cloudpickle.dumps((spec, memory)))
 
     def failure(self) -> WorkerFailed | None:
-        """Why it ended; None while it runs."""
+        """Returns the reason why the program ended; None while it runs."""
         if self._failed is None and self._process.poll() is not None:
             with os.fdopen(os.dup(self._result), "rb") as file:
                 pickled = file.read()
@@ -49,7 +49,7 @@ class Program(Closing):
         return self._failed
 
     def close(self) -> None:
-        """Waits for its end, for which its control block asks; then kills it."""
+        """Waits for the program to end, as its control block has told it to; kills it after 10 s."""
         try:
             self._process.wait(KILL_S)
         except subprocess.TimeoutExpired:

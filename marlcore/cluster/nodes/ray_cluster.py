@@ -1,4 +1,4 @@
-"""The machines of a Ray cluster, and this run's agents on them; of the control, this file alone imports Ray."""
+"""The machines of a Ray cluster, and this run's agents on them; the only file of this folder that imports Ray."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from ...processes import Interrupts, handlers_kept
 from .agent import Agent, clean_up, make_once
 
 CONNECT_S = 5.0
-START_S = 120.0  # for Ray to start an agent, and for this to import what a run needs
-LOOK_S = 0.2  # between looks at signals meanwhile
+START_S = 120.0  # for Ray to start an agent, and for the agent to import the run's modules
+LOOK_S = 0.2  # between looks at signals while an agent starts
 END_S = 15.0  # for an agent to end in order
 LOWEST = 15  # the niceness that Ray gives its workers
 TOKENS = " Export RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN unless ~/.ray/auth_token holds the cluster's token"
@@ -42,28 +42,28 @@ class AgentLost(MarlcoreError):
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine of the cluster, and what is left there beside this run's agents."""
+    """A machine of the cluster, and its resources that this run's agents have not reserved."""
 
     id: str
     host: str
     resources: dict[str, float]
 
     def lacks(self, reserved: dict[str, float]) -> str:
-        """What it has too little of, in words; empty if it has enough."""
+        """Returns the resources of which the machine has too little, in words; "" if it has enough."""
         short = [name for name, amount in reserved.items() if self.resources.get(name, 0.0) < amount]
         return ", ".join(f"{self.resources.get(name, 0.0):g} of {reserved[name]:g} {name}" for name in short)
 
 
 @dataclass(frozen=True)
 class Role:
-    """What agents are for: all actors of a machine, or a policy's learner.
+    """The purpose of agents: to run all actors of a machine, or a policy's learner.
 
     Attributes:
-        label: the setting that asks for them.
-        reserved: what Ray reserves for each.
-        trial: pickled, a function without arguments that each machine calls first, and that raises what it lacks.
-        wants: what the trial is for, in words; empty if its error says all.
-        exclusive: whether a machine may have one of them only; and this machine none.
+        label: the setting that asks for these agents.
+        reserved: the resources that Ray reserves for each agent.
+        trial: a pickled function without arguments; each machine calls it first, and it raises if the machine is unfit.
+        wants: the purpose of the trial, in words; empty if the trial's error says all.
+        exclusive: whether a machine may have at most one such agent, and the driver's machine none.
     """
 
     label: str
@@ -74,11 +74,11 @@ class Role:
 
 
 class AgentHandle:
-    """An agent on a machine, as the driver has it; of its calls, the last one's answer may be awaited.
+    """The driver's handle of an agent on a machine. At most one call, the last, awaits its answer.
 
     Attributes:
-        found: what it found there, once it has been checked.
-        has_begun: whether it may hold anything there.
+        found: the result of the agent's check of its machine, once it has come.
+        has_begun: whether the agent was told to begin, so that it may own segments and processes.
     """
 
     def __init__(self, machine: Machine, actor: Any, role: Role) -> None:
@@ -93,17 +93,17 @@ class AgentHandle:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the answer of a call is still to be taken."""
+        """Whether `answer` has not yet taken the answer of the last call."""
         return self._awaited is not None
 
     def has_answered(self, seconds: float = 0.0) -> bool:
-        """Whether an answer can be taken, perhaps after a wait."""
+        """Waits at most `seconds` for an answer; returns whether there is one to take."""
         import ray
 
         return self.is_awaited and bool(ray.wait([self._awaited], timeout=seconds)[0])
 
     def answer(self) -> Any:
-        """Takes the answer, for which it waits. Raises AgentLost; what the call raised."""
+        """Waits for the answer and returns it. Raises AgentLost, or any exception of the call."""
         import ray
 
         awaited, self._awaited = self._awaited, None
@@ -115,7 +115,7 @@ class AgentHandle:
             raise AgentLost(_one_line(error)) from None
 
     def take_check(self) -> None:
-        """Takes the answer to its first call. Raises ValueError: its machine cannot do the work. AgentLost."""
+        """Takes the answer of the call `check`. Raises ValueError: the machine cannot do the work. AgentLost."""
         self.found, host, role = self.answer(), self.machine.host, self.role
         if self.found["version"] != __version__:
             raise ValueError(f"cluster: expected marlcore {__version__} on {host}, got {self.found['version']}")
@@ -132,21 +132,21 @@ class AgentHandle:
 
 
 class RayCluster(Closing):
-    """A connection to a Ray cluster, and the agents of this run on its machines, each of which was checked.
+    """A connection to a Ray cluster, and this run's agents on its machines; each agent checks its machine first.
 
-    Raises ValueError: there is no such cluster, or its machines are fewer or others than the run asks for; in one line,
-    and nothing was left running.
+    Raises ValueError, in one line: there is no such cluster, or it lacks machines that the run asks for; nothing is
+    left running.
 
     Attributes:
-        acting: the role of machines with actors. learning: by policy, that of its learner.
-        agents: those that are living, as far as is known.
+        acting: the role of agents with actors. learning: by policy, the role of its learner's agent.
+        agents: the agents that are not known to be dead.
     """
 
     def __init__(
         self, config: ClusterConfig, env_fn: Callable[[], Any], label: str, interrupts: Interrupts | None = None,
         trials: Mapping[str, Callable[[], None]] | None = None,
     ) -> None:  # fmt: skip
-        """`trials`: by policy of `config.learners`, what its learner's machine must be able to do."""
+        """`trials`: by policy of `config.learners`, a function that raises if a machine cannot run its learner."""
         self._interrupts = interrupts or Interrupts()
         self._path = [path for path in sys.path if path]
         trial = cloudpickle.dumps(partial(make_once, env_fn))
@@ -169,7 +169,7 @@ class RayCluster(Closing):
             self._start_first(config.nodes if config.nodes_at_start is None else config.nodes_at_start)
 
     def _start_first(self, least: int) -> None:
-        """Starts an agent for each learner, then as many for actors; roles that fewest machines suit come first."""
+        """Starts an agent for each learner (scarcest machines first), then `least` for actors; awaits their checks."""
         for role in sorted(self.learning.values(), key=lambda role: len([*self.free(role)])):
             machine = next(self.free(role), None)
             if machine is None:
@@ -187,7 +187,7 @@ class RayCluster(Closing):
     def _await_check(self, agent: AgentHandle, deadline: float) -> None:
         label, host = agent.role.label, agent.machine.host
         while not agent.has_answered(LOOK_S):
-            self._interrupts.deliver()  # raises what a signal came for
+            self._interrupts.deliver()  # raises the exception of a signal that has come
             if time.monotonic() >= deadline:
                 raise ValueError(
                     f"{label}: expected an agent on {host} within {START_S:g} s, got none; "
@@ -199,7 +199,7 @@ class RayCluster(Closing):
             raise ValueError(f"{label}: expected an agent on {host}, got {error}") from None
 
     def machines(self) -> list[Machine]:
-        """The living machines."""
+        """Returns the living machines of the cluster."""
         import ray
 
         found = []
@@ -214,9 +214,9 @@ class RayCluster(Closing):
         return found
 
     def free(self, role: Role) -> Iterator[Machine]:
-        """Machines that may take another agent.
+        """Yields the machines that have room for another agent of a role.
 
-        Those that lost fewest agents come first, then others than this one, then those that have fewest.
+        The order is by the number of lost agents, then other machines before this one, then by the number of agents.
         """
         occupied = {agent.machine.id for agent in self.agents if agent.role is role}
         agents, losses = Counter(agent.machine.id for agent in self.agents), self._losses
@@ -227,14 +227,14 @@ class RayCluster(Closing):
                 yield machine
 
     def lack(self, role: Role, expected: str = "a machine", got: str = "none") -> str:
-        """Says that too few machines may take an agent of a role, and what each lacks."""
+        """Returns the text of an error: too few machines have room for an agent of a role; it says what each lacks."""
         could = [each for each in self.machines() if not (role.exclusive and each.id == self._own)]
         lacking = "; ".join(f"{each.host} has {lack}" for each in could if (lack := each.lacks(role.reserved)))
         said = f"{role.label}: expected {expected} with {_amounts(role.reserved)}, got {got}"
         return f"{said} ({lacking})" if lacking else said
 
     def start(self, machine: Machine, role: Role) -> AgentHandle:
-        """Starts an agent on a machine, which it checks first. It is not restarted when it dies."""
+        """Starts an agent on a machine, and calls its `check`. Ray does not restart the agent when it dies."""
         import ray
 
         options: dict[str, Any] = {_KINDS[name]: amount for name, amount in role.reserved.items() if name in _KINDS}
@@ -245,14 +245,14 @@ class RayCluster(Closing):
         return self.agents[-1]
 
     def discard(self, agent: AgentHandle) -> None:
-        """Ends an agent that is lost, and has its machine, if it lives, end its processes and remove its segments."""
+        """Kills a lost agent; its machine, if alive, then kills the agent's processes and removes its segments."""
         self.agents.remove(agent)
         self._losses[agent.machine.id] += 1
         agent.kill()
         self._clean_up(agent.machine, agent.found)
 
     def sweep(self) -> None:
-        """Has the machines without an agent of this run remove what those of a killed driver left there."""
+        """Removes the segments that a killed driver's agents left on machines without an agent of this run."""
         occupied = {agent.machine.id for agent in self.agents}
         for machine in self.machines():
             if machine.id not in occupied:
@@ -265,7 +265,7 @@ class RayCluster(Closing):
         self._cleanups.append(task.remote(found.get("pid", 0), found.get("began", "")))
 
     def end_agents(self) -> None:
-        """Ends all agents in order, or those that do not answer as lost ones."""
+        """Ends all agents in order. An agent that does not answer within 15 s is discarded as lost."""
         import ray
 
         for agent in self.agents:
@@ -283,7 +283,7 @@ class RayCluster(Closing):
             ray.wait(self._cleanups, num_returns=len(self._cleanups), timeout=END_S)
 
     def close(self) -> None:
-        """Ends all agents and the connection."""
+        """Ends all agents, and the connection if this object made it."""
         import ray
 
         self.end_agents()
@@ -298,7 +298,7 @@ def _there(node: str) -> dict[str, Any]:
 
 
 def _connect(address: str) -> bool:
-    """Connects this process to the cluster; False if it was. Raises ValueError, ModuleNotFoundError, in one line."""
+    """Connects this process to the cluster; False if it was connected. Raises ValueError, ModuleNotFoundError."""
     try:
         import ray
     except ModuleNotFoundError as error:
@@ -327,7 +327,7 @@ def _amounts(resources: dict[str, float]) -> str:
 
 
 def _refusal(error: Exception) -> str:
-    """What Ray says in one line; of tokens, what to set instead of its advice."""
+    """Returns Ray's error in one line. About tokens, it names the variables to set instead of Ray's own advice."""
     causes = str(error.__cause__ or "").splitlines()[-1:]  # such as that the token is refused
     said, advice, _ = " ".join([str(error), *causes]).partition(" Ensure that the token")
     return _one_line(said) + (TOKENS if advice else "")

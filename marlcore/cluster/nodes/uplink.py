@@ -1,4 +1,4 @@
-"""A policy's rows and weights between machines: an ingest and a porter beside its learner, an uplink on the others."""
+"""Moves a policy's rows and weights between machines: an ingest and a porter beside its learner, uplinks elsewhere."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ...run import Memory, attach_transitions, transition_spec
 
 @dataclass(frozen=True)
 class Address:
-    """The ways to a policy's learner, for other machines: the names of its ingest and of its porter."""
+    """The address of a policy's learner: the names of the Ray actors of its ingest and its porter."""
 
     ingest: str
     porter: str
@@ -45,7 +45,7 @@ class Address:
 
 
 class Nowhere:
-    """The address, and the links, of a policy whose learner is on no machine now: relay and mirror try again."""
+    """Stands for the address and the links of a learner that is on no machine now: relay and mirror try again."""
 
     def rows(self, policy: str) -> Nowhere:
         return self
@@ -59,17 +59,17 @@ class Nowhere:
 
 
 class Uplink:
-    """The relay of a crew's rows of a policy, and the mirror of the policy's weights; they end with the stack.
+    """On one machine: the relay of a policy's rows, and the mirror of its weights; both end with the stack.
 
     Attributes:
-        address: of the policy's learner, where they lead; None while that is on no machine, as at first.
+        address: the policy's learner, to which both connect; None while it is on no machine, as at first.
     """
 
     def __init__(
         self, stack: ExitStack, policy: AssignedPolicy, config: Config, crew: Crew, description: Mapping[str, Any],
         seat: int, epoch: int,
     ) -> None:  # fmt: skip
-        """`description` is that of the policy's store of weights; `seat` and `epoch` are the crew's."""
+        """`description` describes the policy's store of weights; `seat` and `epoch` are the crew's."""
         cluster, self.policy = config.cluster, policy
         self.address: Address | None = None
         nowhere: Any = Nowhere()
@@ -88,16 +88,16 @@ class Uplink:
 
     @property
     def transitions(self) -> SegmentHandle:
-        """The policy's replay or queue on this machine."""
+        """The handle of the policy's replay or queue on this machine."""
         return self._source.handle
 
     @property
     def weights(self) -> SegmentHandle:
-        """The policy's parameter store on this machine."""
+        """The handle of the policy's parameter store on this machine."""
         return self.mirror.store.handle
 
     def move(self, address: Address | None) -> None:
-        """Leads to another learner; after the return, no weights of the earlier one come."""
+        """Connects to another learner; after the return, no weights of the earlier learner arrive."""
         if address != self.address:
             self.address = address
             home: Any = address or Nowhere()
@@ -105,24 +105,24 @@ class Uplink:
             self.relay.move(home.rows(self.policy.name))
 
     def drained(self) -> bool:
-        """Whether all rows that were written here have arrived. Raises what ended the relay."""
+        """Returns whether all rows written here have arrived. Raises the exception that ended the relay."""
         return not self._sends or self.relay.drain(0.0)
 
     def check(self) -> None:
-        """Raises what ended the relay or the mirror, such as Fenced."""
+        """Raises the exception that ended the relay or the mirror, if any, such as Fenced."""
         if self.relay.error is not None:
             raise self.relay.error
         self.mirror.check()
 
 
 def source_of_rows(policy: AssignedPolicy, config: Config, crew: Crew) -> ReplayBuffer | TrajectoryQueue:
-    """A policy's transitions on a machine. Where the learner holds actors back, a queue whose writers wait for a relay.
+    """Creates a policy's replay on a machine or, where the learner holds actors back, a queue whose writers wait.
 
-    So many rows may be on their way as the run on one machine would have its actors ahead.
+    The queue holds as many rows as actors may be ahead of the learner in a run on one machine.
     """
     queued, copies = isinstance(policy.source, QueueSource), config.actor.envs
     parts = 1 if queued else config.replay.parts
-    lanes = parts * len(policy.agents) * max(1, crew.count) * copies  # without actors, it has a place all the same
+    lanes = parts * len(policy.agents) * max(1, crew.count) * copies  # a crew without actors has lanes, too
     spec, rows, name = transition_spec(policy, config), config.cluster.lane_rows, f"rows.{policy.index}"
     if isinstance(policy.source, QueueSource):
         source = policy.source
@@ -138,9 +138,9 @@ def serve(
     stack: ExitStack, policies: Sequence[AssignedPolicy], memory: Memory, config: Config, leases: Leases,
     namespace: str, follows: bool = False,
 ) -> dict[str, Address]:  # fmt: skip
-    """Starts one ingest of all policies whose learners are here, and a porter of each; returns their addresses.
+    """Starts one actor with these policies' ingests, and a porter for each policy; returns the learners' addresses.
 
-    `follows`: the leases follow the controller's, which are on another machine.
+    `follows`: whether `leases` are a copy of the controller's, which is on another machine.
     """
     targets = {
         policy.name: _target_of(stack, policy, memory.transitions[policy.name], config, follows) for policy in policies
@@ -157,7 +157,7 @@ def serve(
 
 
 def start_porter(stack: ExitStack, store: SegmentHandle, namespace: str, *, every: bool = False) -> str:
-    """The name of a porter of a store on this machine; see `Porter`."""
+    """Starts a porter of a store on this machine, and returns its name; see `Porter`."""
     name = f"marlcore-weights-{store.nonce}"
     stack.callback(end_actor, PorterActor.start(store, name, every=every, namespace=namespace))
     return name
@@ -169,9 +169,9 @@ Target = tuple[type[ReplayBuffer] | type[TrajectoryQueue], SegmentHandle, Segmen
 def _target_of(
     stack: ExitStack, policy: AssignedPolicy, transitions: SegmentHandle, config: Config, own_too: bool
 ) -> Target:
-    """Where an ingest writes a policy's rows: the transitions, new bookings, and by seat the lanes, in its own order.
+    """Returns the place where an ingest writes a policy's rows: transitions, new bookings, and each seat's lanes.
 
-    `own_too`: after the cluster's seats comes one for the driver's actors.
+    `own_too`: whether a seat for the driver's actors follows those of the cluster.
     """
     with attach_transitions(transitions) as storage:
         bookings = stack.enter_context(Bookings.create(storage.lanes))
@@ -185,7 +185,7 @@ def _target_of(
 
 
 def make_ingests(targets: Mapping[str, Target], leases: SegmentHandle, follows: bool) -> dict[str, Ingest]:
-    """The ingests by policy, in the process that takes the rows."""
+    """Makes the ingests by policy, in the process that receives the rows."""
     table = Leases.watch(leases)
     holds = table.allows if follows else table.check
     return {

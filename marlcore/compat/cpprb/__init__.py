@@ -1,10 +1,10 @@
-"""cpprb's buffers in marlcore's shared memory: change the import, and a dead process blocks no other.
+"""cpprb's buffers in marlcore's shared memory: only the import changes, and a dead process blocks no other.
 
     from marlcore.compat.cpprb import MPPrioritizedReplayBuffer, MPReplayBuffer  # for several processes
     from marlcore.compat.cpprb import PrioritizedReplayBuffer, ReplayBuffer, create_buffer, train  # for one
 
-Methods, results, shapes, dtypes and the uniform draws from NumPy's seed equal those of cpprb 11, which is not needed;
-docs/drop-ins.md lists the differences.
+Methods, results, shapes, dtypes and, for a seed of NumPy, uniform draws equal those of cpprb 11, which need not be
+installed; docs/drop-ins.md lists the differences.
 """
 
 from .loop import train

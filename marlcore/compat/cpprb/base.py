@@ -1,4 +1,4 @@
-"""What cpprb's buffers have in common: rows of named fields in a ring, added, drawn and copied by position."""
+"""The base of cpprb's buffers: it adds, draws and copies rows of named fields in a ring, by position."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
@@ -14,9 +14,9 @@ EnvDict: TypeAlias = Mapping[str, Mapping[str, Any]]  # by field: its shape and 
 
 
 class RingBuffer:
-    """A ring of transitions, sampled uniformly; `fields` are those that `add` takes and `sample` returns."""
+    """A ring of transitions, sampled uniformly; `add` takes and `sample` returns the `fields`."""
 
-    _own_fields: Mapping[str, Field] = {}  # of the rows besides `fields`
+    _own_fields: Mapping[str, Field] = {}  # stored in each row besides `fields`
 
     def __init__(self, ring: Ring, fields: Mapping[str, Field]) -> None:
         self._ring = ring
@@ -33,14 +33,14 @@ class RingBuffer:
 
         Raises:
             KeyError: a field is missing.
-            ValueError: a field has another width or number of steps, or there are more steps than the buffer of
-                several processes holds.
+            ValueError: a field has another width or number of steps, or there are more steps than a buffer for several
+                processes holds.
         """
         rows, steps = self._rows(kwargs)
         return self._append(rows, steps)
 
     def sample(self, batch_size: int) -> Rows:
-        """Transitions drawn uniformly, with replacement, by NumPy's global generator.
+        """Draws transitions uniformly, with replacement, by NumPy's global generator.
 
         Returns: each field, [batch_size, *shape].
 
@@ -52,7 +52,7 @@ class RingBuffer:
         return {name: rows[name] for name in self._fields}
 
     def get_all_transitions(self, shuffle: bool = False) -> Rows:
-        """Every transition held whole, in order of position, or shuffled by NumPy's generator."""
+        """Returns every transition that is not being overwritten, by position, or shuffled by NumPy's generator."""
         window = self._ring.window()
         positions = np.arange(window.stored)
         if shuffle:
@@ -61,7 +61,7 @@ class RingBuffer:
         return {name: rows[name] if ok is None else rows[name][ok] for name in self._fields}
 
     def _encode_sample(self, idx: int | Iterable[int]) -> Rows:
-        """The transitions at positions, as in cpprb: each field [n, *shape]; zeros at empty positions.
+        """Returns the transitions at positions, as in cpprb: each field [n, *shape]; zeros at empty positions.
 
         Raises: IndexError: a position outside the buffer.
         """
@@ -81,33 +81,33 @@ class RingBuffer:
         self._ring.clear()
 
     def get_stored_size(self) -> int:
-        """Transitions stored."""
+        """Returns the number of transitions stored."""
         return self._ring.window().stored
 
     def get_buffer_size(self) -> int:
-        """The largest number of transitions."""
+        """Returns the largest number of transitions."""
         return self._ring.capacity
 
     def get_next_index(self) -> int:
-        """The next position to be written."""
+        """Returns the next position to be written."""
         return self._ring.window().head
 
     def on_episode_end(self) -> None:
         """Does nothing for several processes, as in cpprb."""
 
     def is_Nstep(self) -> bool:  # noqa: N802
-        """Whether `add` computes returns of n steps; False for several processes, as in cpprb."""
+        """Returns whether `add` computes n-step returns; False for several processes, as in cpprb."""
         return False
 
     def close(self) -> None:
-        """Releases the memory; the end of the buffer's last reference does so too."""
+        """Releases the memory; dropping the last reference to the buffer does the same."""
         self._ring.close()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(size={self._ring.capacity}, fields={list(self._fields)})"
 
     def _rows(self, values: Mapping[str, Any]) -> tuple[Rows, int]:
-        """Each field of `values` as [steps, *shape], and the number of steps."""
+        """Returns each field of `values` as [steps, *shape], and the number of steps."""
         rows: Rows = {}
         for name, shape in self._shapes.items():
             if name not in values:
@@ -131,7 +131,7 @@ class RingBuffer:
         return self._ring.position(self._ring.append(rows, steps))
 
     def _draw(self, count: int) -> Ints:
-        """Tickets to sample, [count]; none if every row is being overwritten."""
+        """Draws tickets to sample, [count]; returns none if every row is being overwritten."""
         window = self._ring.window()
         check_not_empty(window)
         if window.hi - window.lo == window.stored:
@@ -147,7 +147,7 @@ def check_not_empty(window: Held) -> None:
 
 
 def fields_of(env_dict: EnvDict, default_dtype: DTypeLike | None, reserved: Iterable[str]) -> dict[str, Field]:
-    """The fields of cpprb's env_dict by name. Raises ValueError, TypeError: a name, shape or dtype is refused."""
+    """Returns the fields of cpprb's env_dict by name. Raises ValueError, TypeError: a name, shape or dtype is wrong."""
     check_type("env_dict", env_dict, Mapping, expected="a dict of fields")
     for name in reserved:
         if name in env_dict:

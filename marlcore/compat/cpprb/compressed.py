@@ -1,4 +1,4 @@
-"""The ring of cpprb's buffers of one process, which holds stacks and next values once."""
+"""The ring of cpprb's buffers for one process, which stores each frame of a stack and each next value once."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -14,16 +14,16 @@ from ..ring_lane import RingLane
 
 
 class CompressedRing(Ring):
-    """Rows of one process. A row of a stacked field holds the newest frame alone, and no row holds its next values.
+    """Rows of one process. A row holds only the newest frame of a stacked field, and no next values.
 
-    The other frames are those of the rows before, and the next value of a field is its value in the row after. Each
-    `append` checks this, and keeps the values of which it is not true (at an episode's bounds) by the row's ticket.
+    `gather` takes the other frames from the rows before, and next values from the row after. `append` compares them
+    with its arguments, and keeps values that differ (at an episode's bounds) aside, by the row's ticket.
 
     Args:
-        fields: those of `append` and `gather` by name.
+        fields: the fields that `append` takes and `gather` returns, by name.
         capacity: rows.
-        stacked: fields whose last axis is a stack of frames, the newest last.
-        next_of: fields x whose values in the row after are the values of a field "next_x".
+        stacked: names of fields whose last axis is a stack of frames, the newest last.
+        next_of: names x of fields for which "next_x" is the value of x in the row after.
         path: an ordinary file for the rows; an earlier ring's file there is replaced.
     """
 
@@ -48,7 +48,7 @@ class CompressedRing(Ring):
         self._overrides = {name: _Overrides(capacity) for name in (*self._depths, *self._next_of)}
 
     def forked(self) -> None:
-        """In a forked child: the ring is the parent's alone."""
+        """In a forked child: drops the ring, which only the parent may use."""
         vars(self).update(self._OWN)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class CompressedRing(Ring):
         for name in self._depths:
             apart = ~_equal_rows(self._value(name, added), values[name])
             self._overrides[name].put(added[apart], values[name][apart])
-        for label, name in self._next_of.items():  # the newest row's is kept until the row after it is known
+        for label, name in self._next_of.items():  # the newest row's next value is kept until the next row is known
             overrides = self._overrides[label]
             last = overrides.get((first - 1) % self.capacity)
             if last is not None and (last == values[name][0]).all():
@@ -107,7 +107,7 @@ class CompressedRing(Ring):
 
 
 class _Overrides(dict[int, NDArray[Any]]):
-    """Values of a field that differ from those that the ring implies, by place: the row's ticket mod capacity."""
+    """Values of a field that differ from the ring's neighbouring rows, by place: the row's ticket mod capacity."""
 
     def __init__(self, capacity: int) -> None:
         self._has = np.zeros(capacity, np.bool_)  # a value, by place
@@ -128,7 +128,7 @@ class _Overrides(dict[int, NDArray[Any]]):
         self._has[places] = False
 
     def put_into(self, values: NDArray[Any], tickets: Ints) -> NDArray[Any]:
-        """`values`, [n, *shape], with the overrides of these rows in their places."""
+        """Writes the overrides of the rows at `tickets` into `values`, [n, *shape], and returns it."""
         places = tickets % len(self._has)
         for row in np.flatnonzero(self._has[places]).tolist():
             values[row] = self[int(places[row])]

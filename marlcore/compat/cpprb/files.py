@@ -26,7 +26,7 @@ def save(file: File, values: Rows, summed: bool) -> None:
 
 
 def load(file: File) -> tuple[Rows, bool]:
-    """Each field of the transitions, [n, *shape], and whether they are returns of n steps."""
+    """Reads each field of the transitions, [n, *shape], and whether their rewards are n-step returns."""
     try:
         named = isinstance(file, (str, os.PathLike))
         with open_regular(cast(str, file)) if named else nullcontext(file) as opened, ZipFile(opened) as archive:
@@ -36,7 +36,7 @@ def load(file: File) -> tuple[Rows, bool]:
             raise ValueError(f"version {parts['version']!r}")
         values = {str(name): _numbers(array) for name, array in parts["data"].items()}
         if not parts["safe"]:
-            # cpprb left these out of rows as they lie in its ring: next values, and those at the bounds of episodes.
+            # cpprb saved its compressed rows: without next values, and with values at episodes' bounds apart.
             values |= {f"next_{name}": np.roll(values[name], -1, axis=0) for name in parts["next_of"] or ()}
             for row, fields in (parts["cache"] or {}).items():
                 for name, value in fields.items():
@@ -63,7 +63,7 @@ def _numbers(value: Any) -> NDArray[Any]:
 
 
 class _Dtype:
-    """In the place of NumPy's dtype, whose own unpickling can crash on a file that is damaged."""
+    """Stands for NumPy's dtype, whose own unpickling can crash on a damaged file."""
 
     def __init__(self, code: str, *_: bool) -> None:
         self.code, self.order = code, "="

@@ -35,23 +35,23 @@ def train(
     episode_callback: Callable[[int, int, float], Any] | None = None,
     logger: logging.Logger | None = None,
 ) -> None:
-    """Steps the environment, adds each transition to the buffer, and updates the policy with a sample a step.
+    """Steps the environment, adds each transition to the buffer, and updates the policy with one sample per step.
 
     Args:
-        buffer: any buffer of this module. A prioritized one gets what `update_policy` returns as its new priorities.
-        env: of Gymnasium's interface, or of gym's, whose `reset` returns the observation alone and `step` four values.
-        get_action: from (obs, step, episode, warming up) to the action.
-        update_policy: from (sample, step, episode) to the absolute TD errors [batch_size], or one for all.
-        max_steps, max_episodes: the loop ends with either of them; None for any number of episodes.
+        buffer: any buffer of this module. In a prioritized one, the result of `update_policy` sets the priorities.
+        env: has Gymnasium's interface, or gym's, where `reset` returns only the observation and `step` four values.
+        get_action: get_action(obs, step, episode, warming_up) returns the action.
+        update_policy: update_policy(sample, step, episode) returns absolute TD errors: [batch_size], or one for all.
+        max_steps, max_episodes: the loop ends at the first limit reached; None for any number of episodes.
         batch_size: rows of a sample.
         n_warmups: steps before the first update.
-        after_step: from (obs, action, the result of env.step, step, episode) to the transition to add; by default its
-            fields are obs, act, rew, next_obs and done, and done leaves out truncation.
-        done_check: from the transition to whether the episode is over; by default its done, or truncation.
-        obs_update: from the transition to the next observation; by default its next_obs.
-        rew_sum: from the episode's return so far and the transition to the return; by default their sum.
+        after_step: after_step(obs, action, result of env.step, step, episode) returns the transition to add; by default
+            its fields are obs, act, rew, next_obs and done, and done excludes truncation.
+        done_check: done_check(transition) returns whether the episode is over; by default its done, or truncation.
+        obs_update: obs_update(transition) returns the next observation; by default next_obs.
+        rew_sum: rew_sum(return so far, transition) returns the episode's return; by default the sum.
         episode_callback: called with (episode, index of its last step, its return).
-        logger: gets a line of level INFO an episode; the logger "marlcore" by default.
+        logger: gets one line of level INFO per episode; the logger "marlcore" by default.
 
     Raises: ValueError: a number is out of range.
     """

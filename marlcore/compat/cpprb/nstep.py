@@ -1,4 +1,4 @@
-"""Returns of n steps by cpprb's rules, computed before the steps are added."""
+"""Computes n-step returns by cpprb's rules, before the steps are added."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,10 +20,10 @@ class NStep:
 
     Args:
         fields: the fields of a step by name, among them "done" of one element.
-        options: cpprb's: "size" is n; "rew" the fields to sum, discounted by "gamma" (default 0.99) and only up to a
-            step that is done; "next" the fields of which a step gets the value n - 1 steps later.
+        options: cpprb's: "size" is n; "rew" names the fields to sum, discounted by "gamma" (default 0.99) and only up
+            to a step that is done; "next" names the fields of which a step gets the value n - 1 steps later.
 
-    A step is done if one of its first n - 1 steps is, as in cpprb, which leaves out the last of the n.
+    As in cpprb, a returned step is done if any of the first n - 1 of its n steps is done; the last one does not count.
     """
 
     _waiting: Rows
@@ -41,7 +41,7 @@ class NStep:
         self.clear()
 
     def add(self, rows: Mapping[str, Any]) -> tuple[Rows, int]:
-        """Takes steps, each field [count, *shape]; returns those that are complete, and their number."""
+        """Takes steps, each field [count, *shape]; returns the steps whose returns are complete, and their number."""
         waiting = {
             name: np.concatenate([self._waiting[name], np.asarray(rows[name]).astype(field.numpy, copy=False)])
             for name, field in self._fields.items()
@@ -51,7 +51,7 @@ class NStep:
         return self._returns(waiting, count), count
 
     def end(self) -> tuple[Rows, int]:
-        """The steps held back, with returns up to the last one, and their number; an episode begins anew."""
+        """Ends the episode: returns the steps held back, with returns up to the last step, and their number."""
         waiting = self._waiting
         self.clear()
         return self._returns(waiting, len(waiting["done"])), len(waiting["done"])
@@ -80,7 +80,7 @@ class NStep:
 
 
 def names_of(label: str, names: Any, fields: Mapping[str, Field]) -> tuple[str, ...]:
-    """One name or several as a tuple, empty for None. Raises ValueError: one is no name of a field."""
+    """Returns one name or several as a tuple, empty for None. Raises ValueError: a name is not that of a field."""
     several: NDArray[Any] = np.ravel(np.asarray([] if names is None else names, object))
     unknown = [name for name in several if not isinstance(name, str) or name not in fields]
     if unknown:

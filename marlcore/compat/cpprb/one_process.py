@@ -1,4 +1,4 @@
-"""cpprb's buffers of one process, with returns of n steps, compression and files."""
+"""cpprb's buffers for one process, with n-step returns, compression and files."""
 
 import os
 import warnings
@@ -17,19 +17,19 @@ from .prioritized import PrioritizedBuffer
 
 
 class ReplayBuffer(RingBuffer):
-    """A ring of transitions of the process that made it.
+    """A ring of transitions that only the process that made it can use.
 
     Args:
         size, env_dict, default_dtype: see MPReplayBuffer.
-        next_of: a name or names of fields. For each field x, `add` takes and `sample` returns "next_x", which lies in
-            memory once: as the value of x in the next row.
-        stack_compress: a name or names of fields whose last axis is a stack of frames, the newest last. Each frame lies
-            in memory once.
+        next_of: a name or names of fields. For each field x, `add` takes and `sample` returns "next_x", which is stored
+            once: as the value of x in the next row.
+        stack_compress: a name or names of fields whose last axis is a stack of frames, the newest last. Each frame is
+            stored once.
         Nstep: a dict of cpprb: "size" is n; "rew" names the fields to sum, discounted by "gamma" (default 0.99); "next"
             names the fields of which a row gets the value n - 1 steps later. env_dict must have a field "done".
-            Fields of next_of are then stored in each row.
-        mmap_prefix: the rows lie in the ordinary file "<mmap_prefix>_<first field>.dat", which replaces an earlier
-            buffer's and stays when this one is closed. It is a segment of marlcore, not an array.
+            The fields of next_of are then stored in each row.
+        mmap_prefix: stores the rows in the ordinary file "<mmap_prefix>_<first field>.dat", which replaces an earlier
+            buffer's file and stays after `close`. It is a segment of marlcore, not an array.
         kwargs: ignored with a warning.
 
     Raises: ValueError, TypeError: an argument is out of range. SharedMemoryFull: no room for the buffer.
@@ -56,7 +56,7 @@ class ReplayBuffer(RingBuffer):
         next_fields = {f"next_{name}": fields[name] for name in nexts}
         fields.update(next_fields)
         stored = {**fields, **self._own_fields}
-        self._nstep = NStep(stored, Nstep) if Nstep else None  # whose next values are not those of the next row
+        self._nstep = NStep(stored, Nstep) if Nstep else None  # then the next value is not in the next row
         if not isinstance(mmap_prefix, str | os.PathLike | None):
             raise TypeError(f"mmap_prefix: expected a path, got {mmap_prefix!r}")
         path = None if mmap_prefix is None else f"{os.fspath(mmap_prefix)}_{next(iter(stored), 'rows')}.dat"
@@ -77,15 +77,15 @@ class ReplayBuffer(RingBuffer):
         self._episode_len = 0
 
     def get_current_episode_len(self) -> int:
-        """Transitions added since the last episode's end."""
+        """Returns the number of transitions added since the last episode's end."""
         return self._episode_len
 
     def is_Nstep(self) -> bool:  # noqa: N802
-        """Whether `add` computes returns of n steps."""
+        """Returns whether `add` computes n-step returns."""
         return self._nstep is not None
 
     def clear(self) -> None:
-        """Deletes every transition, also those that Nstep holds back; the next one is added at position 0."""
+        """Deletes every transition, and the steps that Nstep holds back; the next one is added at position 0."""
         super().clear()
         self._episode_len = 0
         if self._nstep is not None:
@@ -101,13 +101,13 @@ class ReplayBuffer(RingBuffer):
         save(file, self.get_all_transitions(), self.is_Nstep())
 
     def load_transitions(self, file: File) -> None:
-        """Adds the transitions of a file of `save_transitions`, or of cpprb's; of too many, the last ones.
+        """Adds the transitions of a file of `save_transitions`, marlcore's or cpprb's: at most the last `size` of them.
 
-        The file may come from anywhere: reading it executes nothing.
+        Files from untrusted sources are safe: reading one executes nothing in it.
 
         Raises:
-            ValueError: it is of another format, or exactly one of file and buffer has returns of n steps.
-            KeyError: it lacks a field. OSError: it cannot be read.
+            ValueError: the file has another format, or only one of file and buffer has n-step returns.
+            KeyError: the file lacks a field. OSError: it cannot be read.
         """
         values, summed = load(file)
         if summed != self.is_Nstep():
@@ -124,7 +124,7 @@ class ReplayBuffer(RingBuffer):
         return self._store(rows, steps)
 
     def _store(self, rows: Rows, steps: int) -> int:
-        """Adds rows in pieces that fit, since more steps than the ring holds are allowed in one process."""
+        """Adds rows in pieces of at most the ring's size: in one process, `add` takes any number of steps."""
         first, size = self.get_next_index(), self._ring.capacity
         for start in range(0, steps, size):
             end = min(start + size, steps)
@@ -135,7 +135,7 @@ class ReplayBuffer(RingBuffer):
 
 
 class PrioritizedReplayBuffer(PrioritizedBuffer, ReplayBuffer):
-    """ReplayBuffer sampled by priorities, as MPPrioritizedReplayBuffer, whose `alpha` and `eps` it takes too.
+    """A ReplayBuffer sampled by priorities; it also takes `alpha` and `eps` of MPPrioritizedReplayBuffer.
 
     With `check_for_update`, `update_priorities` skips rows that were overwritten or added since the last sample.
     """
@@ -147,7 +147,7 @@ class PrioritizedReplayBuffer(PrioritizedBuffer, ReplayBuffer):
         self._keeps_new = bool(check_for_update)
 
     def sample(self, batch_size: int, beta: float = 0.4) -> Rows:
-        """As `MPPrioritizedReplayBuffer.sample`; an empty buffer gives zeros with weights of 1, as in cpprb."""
+        """As `MPPrioritizedReplayBuffer.sample`; an empty buffer returns zeros with weights of 1, as in cpprb."""
         if self.get_stored_size():
             return super().sample(batch_size, beta)
         count = COUNT("batch_size", batch_size)
@@ -158,5 +158,5 @@ class PrioritizedReplayBuffer(PrioritizedBuffer, ReplayBuffer):
 def create_buffer(
     size: int, env_dict: EnvDict | None = None, *, prioritized: bool = False, **kwargs: Any
 ) -> ReplayBuffer:
-    """A ReplayBuffer, or a PrioritizedReplayBuffer, with these arguments."""
+    """Creates a ReplayBuffer or, if `prioritized`, a PrioritizedReplayBuffer with these arguments."""
     return (PrioritizedReplayBuffer if prioritized else ReplayBuffer)(size, env_dict, **kwargs)

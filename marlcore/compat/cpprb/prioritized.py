@@ -1,4 +1,4 @@
-"""What cpprb's prioritized buffers have in common: draws by priorities, by cpprb's rules, that the learner keeps."""
+"""The base of cpprb's prioritized buffers: the learner's process keeps the priorities and draws by cpprb's rules."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,20 +19,20 @@ _POSITIVE = Number(0)
 
 
 class RingPriorities:
-    """The priorities of one ring's rows since it was cleared; `window` are the rows known."""
+    """The priorities of a ring's rows since the ring was cleared; `window` is the range of rows known here."""
 
     def __init__(self, window: Held, alpha: float, eps: float) -> None:
         self._alpha, self._eps = alpha, eps
         self._offsets = level_offsets(window.capacity)
-        self._sums = np.zeros(self._offsets[-1])  # the leaves by position, then sums of them; the last is of all
-        self._minima = np.full(self._offsets[-1], np.inf)  # of the leaves above 0
+        self._sums = np.zeros(self._offsets[-1])  # the leaves by position, then sums of leaves; the last sums all
+        self._minima = np.full(self._offsets[-1], np.inf)  # the same with minima of the leaves above 0
         self.window = Held(window.base, window.base, window.base, window.capacity)
         self._sampled = window.base  # rows from this ticket on came after the last sample
         self._lapped = np.zeros(0, np.int64)  # positions whose drawn row was overwritten before the sample ended
         self.greatest = 1.0
 
     def append(self, positions: Ints, priorities: NDArray[np.float32], ok: NDArray[np.bool_]) -> None:
-        """Adds new rows in ticket order; a priority of NaN means the greatest priority so far."""
+        """Adds priorities of new rows in ticket order; NaN stands for the greatest priority so far."""
         known = np.where(ok & (priorities >= 0) & np.isfinite(priorities), priorities, np.nan)
         greatest = np.fmax.accumulate(np.concatenate([[self.greatest], known]))
         leaves = self._leaves(np.where(np.isnan(known), greatest[:-1], known))
@@ -41,7 +41,7 @@ class RingPriorities:
         self.greatest = float(greatest[-1])
 
     def mark_sampled(self, tickets: Ints) -> Ints:
-        """Positions of the rows drawn last; until the next sample, updates apply only to rows known now."""
+        """Returns the positions of the rows just drawn; `update` then skips rows added before the next sample."""
         self._sampled = self.window.hi
         positions = self.window.positions(tickets)
         gone = tickets < self.window.hi - self.window.stored
@@ -49,9 +49,9 @@ class RingPriorities:
         return positions
 
     def update(self, positions: Ints, priorities: NDArray[np.float32], keep_new: bool = True) -> None:
-        """Sets priorities of positions below stored; for a repeated position, the last one counts.
+        """Sets the priorities at positions below `stored`; for a repeated position, the last priority counts.
 
-        `keep_new` skips rows that came after the last sample.
+        `keep_new` skips rows that were added after the last sample.
         """
         if keep_new:
             tickets = self.window.tickets(positions)
@@ -64,7 +64,7 @@ class RingPriorities:
             self.greatest = max(self.greatest, float(priorities.max()))
 
     def draw(self, count: int) -> Ints:
-        """Tickets drawn in proportion to the leaves, with NumPy's global generator; none if their sum is 0."""
+        """Draws tickets in proportion to the leaves, by NumPy's global generator; returns none if their sum is 0."""
         if not self._sums[-1] > 0:
             return np.zeros(0, np.int64)
         points = np.random.random_sample(count) * self._sums[-1]
@@ -81,11 +81,11 @@ class RingPriorities:
         return weights
 
     def packed_greatest(self) -> int:
-        """The greatest priority and the base it belongs to, in one word."""
+        """Returns one word with the greatest priority and the base to which it belongs."""
         return (self.window.base & 0x7FFFFFFF) << 32 | int(np.float32(self.greatest).view(np.uint32))
 
     def unpacked_greatest(self, word: int) -> float:
-        """The greatest priority in a word of `packed_greatest`; 0 if it belongs to another base."""
+        """Returns the greatest priority in a word of `packed_greatest`; 0 if it belongs to another base."""
         if word >> 32 != self.window.base & 0x7FFFFFFF:
             return 0.0
         return float(np.uint32(word & 0xFFFFFFFF).view(np.float32))
@@ -102,7 +102,7 @@ class RingPriorities:
 
 
 class PrioritizedBuffer(RingBuffer):
-    """A ring sampled in proportion to priorities, as MPPrioritizedReplayBuffer says."""
+    """A ring sampled in proportion to priorities; see MPPrioritizedReplayBuffer."""
 
     _own_fields: Mapping[str, Field] = {"priorities": Field((), "float32")}  # NaN if add got none
     _keeps_new = True  # whether an update skips rows that were added since the last sample
@@ -137,7 +137,7 @@ class PrioritizedBuffer(RingBuffer):
         return self._append(rows, steps)
 
     def sample(self, batch_size: int, beta: float = 0.4) -> Rows:
-        """Transitions drawn in proportion to their priorities, with replacement, by NumPy's global generator.
+        """Draws transitions in proportion to their priorities, with replacement, by NumPy's global generator.
 
         Args:
             batch_size: rows.
@@ -162,9 +162,9 @@ class PrioritizedBuffer(RingBuffer):
         return sample
 
     def update_priorities(self, indexes: ArrayLike, priorities: ArrayLike) -> None:
-        """Sets new priorities for positions from `sample`; it skips those overwritten or added since then.
+        """Sets new priorities at positions from `sample`; skips rows that were overwritten or added since then.
 
-        A buffer of one process skips them only with check_for_update=True.
+        A buffer for one process skips them only with check_for_update=True.
 
         Args:
             indexes: positions, [n] or any shape with n elements; floats must be whole.
@@ -190,9 +190,9 @@ class PrioritizedBuffer(RingBuffer):
         self._ring.lane.words.store(MARK, learner.packed_greatest())
 
     def get_max_priority(self) -> float:
-        """The greatest priority since the buffer was cleared, at least 1.
+        """Returns the greatest priority since the buffer was cleared, at least 1.
 
-        Outside the learner's process: the greatest of the rows held and of the learner's last update.
+        Another process than the learner's sees the greatest among the rows held and the learner's last update.
         """
         learner = self._caught_up()
         return max(learner.greatest, learner.unpacked_greatest(self._ring.lane.words.load(MARK)))

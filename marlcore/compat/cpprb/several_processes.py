@@ -17,7 +17,7 @@ class MPReplayBuffer(RingBuffer):
 
     Args:
         size: transitions held, at least 1.
-        env_dict: each field's name, and a dict with its "shape" (default 1) and "dtype" (default `default_dtype`).
+        env_dict: by field name, a dict with the field's "shape" (default 1) and "dtype" (default `default_dtype`).
         default_dtype: NumPy dtype of fields without their own; float32 by default.
         logger, ctx, backend: accepted for compatibility.
 
@@ -48,10 +48,10 @@ class MPReplayBuffer(RingBuffer):
 
 
 class MPPrioritizedReplayBuffer(PrioritizedBuffer, MPReplayBuffer):
-    """MPReplayBuffer sampled in proportion to (priority + eps) ** alpha (Schaul et al. 2016, section 3.3).
+    """An MPReplayBuffer sampled in proportion to (priority + eps) ** alpha (Schaul et al. 2016, section 3.3).
 
-    The priorities belong to the learner, the process that samples: before each sample or update, it reads those that
-    `add` stored with the rows.
+    The process that samples, the learner, keeps the priorities: before each sample or update, it reads the priorities
+    that `add` stored with new rows.
 
     Args:
         size, env_dict: see MPReplayBuffer.

@@ -17,9 +17,9 @@ from .role import ACTOR, MEMORY, ExperimentSpec, ModelSpec, Role, ended_epochs
 
 
 def play(env: Any, epoch: int, spec: ExperimentSpec, animate: bool) -> Iterator[Any]:
-    """An epoch as sorrel's loop plays it: yields None after each turn.
+    """Plays an epoch as sorrel's loop does, and yields None after each turn.
 
-    At last it yields the score, epsilon, the further values that sorrel's loop logs, and the statistics of each turn.
+    At the end it yields (score, epsilon, the further values that sorrel's loop logs, the statistics of each turn).
     """
     experiment = env.config.experiment
     max_turns, renderer = experiment.max_turns, None
@@ -49,7 +49,7 @@ def play(env: Any, epoch: int, spec: ExperimentSpec, animate: bool) -> Iterator[
 
 
 class Actor(Role):
-    """An actor's copies of the packed world; a successor begins with the epoch in which its predecessor was killed."""
+    """Steps its copies of the packed world. A successor repeats the epoch in which its predecessor was killed."""
 
     def __init__(self, name: str, env: bytes, spec: ExperimentSpec, attempt: int) -> None:
         super().__init__(name, spec, attempt)
@@ -81,14 +81,14 @@ class Actor(Role):
         self._steps = self.counters.load(STEPS)
 
     def _named(self, copy: int) -> dict[str, Buffer]:
-        """The memories of a copy's models, by their names in a packed environment."""
+        """Returns the memories of a copy's models, by their names in a packed environment."""
         return {MEMORY.format(i): ring for (i, its_copy), ring in self._rings.items() if its_copy == copy}
 
     def _memory_of(self, model: ModelSpec, copy: int = 0) -> Any:
         return self._worlds[copy].agents[model.agents[0]].model.memory
 
     def _copy(self, env: Any, copy: int) -> Any:
-        """Another copy of the world: its models have rings of their own, and the first copy's parameters."""
+        """Makes another copy of the world: its models have their own rings, and share the first copy's parameters."""
         models = [env.agents[each.agents[0]].model for each in self.spec.models]
         shared = chain.from_iterable(map(tensors_of, models))
         tensors = {f"tensor-{i}": tensor for i, tensor in enumerate(shared)}
@@ -96,9 +96,9 @@ class Actor(Role):
         return unpack(pack(env, memories | tensors), self._named(copy) | tensors)
 
     def step(self) -> bool:
-        """Plays an epoch in each copy, where the learners are near enough; False once every epoch has ended."""
+        """Waits for the learners, then plays an epoch in each copy; returns False once every epoch has ended."""
         options, played = self.spec.options, self._ended.version
-        begun = played - played % options.copies  # above it, a predecessor was killed while it ended these epochs
+        begun = played - played % options.copies  # differs if a predecessor was killed while it ended these epochs
         epochs = self._epochs[played : begun + options.copies]
         if not epochs:
             return False
@@ -110,16 +110,16 @@ class Actor(Role):
         for subscriber, models in self._subscribers:
             try:
                 newer = subscriber.pull()
-            except TimedOut:  # the only slot of a snapshot store, whose publisher died while it wrote
+            except TimedOut:  # a snapshot store has one slot, and its publisher died while it wrote
                 continue
             for model in models if newer else ():
-                if hasattr(model, "_version"):  # of a threadsafe model, which acts with a snapshot of this version
+                if hasattr(model, "_version"):  # a threadsafe model acts with a snapshot of this version
                     model._version += 1
             for model in models if subscriber.version else ():
                 model.epsilon = subscriber.extras["epsilon"]
 
     def _await(self, epochs: int) -> None:
-        """Takes the newest weights, once every learner has learned from so many epochs."""
+        """Waits until every learner has learned from `epochs` epochs, and pulls the newest weights."""
         while True:
             self._pull()
             late = [subscriber for subscriber, _ in self._subscribers if subscriber.extras.get("epochs", 0) < epochs]
@@ -129,7 +129,7 @@ class Actor(Role):
             late[0].wait(newer_than=late[0].version, timeout=math.inf)
 
     def _play(self, epochs: range) -> None:
-        """Each epoch in a world of its own, a turn in each at a time."""
+        """Plays each epoch in a world of its own, one turn in each world in turn; then sends the results."""
         spec, ended, agents = self.spec, {}, len(self._worlds[0].agents)
         playing = {
             epoch: play(world, epoch, spec, animate=spec.options.animate and world is self._worlds[0])

@@ -1,4 +1,4 @@
-"""For the one process that adds to a buffer: the next row, staged, and the newest rows in place."""
+"""The adder of a buffer's only writing process: it stages the next row, and reads the newest rows in place."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ _NUMBERS = "?bBhHiIlLqQefd"  # dtypes that NumPy casts to float32 without surpri
 
 
 class Adder:
-    """Raises LaneBusy: another process holds the right to append."""
+    """Appends rows to a ring, and reads its newest rows. Raises LaneBusy: another process holds the right to append."""
 
     def __init__(self, ring: Ring) -> None:
         self._writer = ring.writer
@@ -39,7 +39,7 @@ class Adder:
         items = self._items.get(name)
         if items is not None and value.__class__ is tuple and len(value) == len(items):
             try:
-                for i, item in enumerate(value):  # a location: a tenth of the time of an array made of it
+                for i, item in enumerate(value):  # a location: ten times as fast as through a new array
                     items[i] = item
                 return
             except (TypeError, ValueError):
@@ -47,7 +47,7 @@ class Adder:
         self._puts[name](value)
 
     def add(self, obs: Any, action: Any, reward: Any, done: Any) -> None:
-        """Appends a row; see `Buffer.add`."""
+        """Appends a row: these values, and the fields that `put` staged; see `Buffer.add`."""
         if obs.__class__ is np.ndarray and obs.shape in self._shapes and obs.dtype.char in _NUMBERS:
             self._obs[...] = obs
         else:
@@ -62,7 +62,7 @@ class Adder:
         except (TypeError, ValueError):  # values of another kind, which NumPy may convert
             for name, value in (("action", action), ("reward", reward), ("done", done)):
                 self._puts[name](value)
-        self._count[0] += 1  # first: a count too high, of a process killed in between, is cut to the rows that exist
+        self._count[0] += 1  # first: if the process is killed in between, readers cut the count to the existing rows
         self._writer.append()
 
     def transition(self, offset: int) -> tuple[int, float, bool] | None:
@@ -75,7 +75,7 @@ class Adder:
         return action[at], reward[at], done[at] != 0
 
     def observations(self, count: int) -> NDArray[np.float32] | None:
-        """A copy of the last `count` observations, oldest first; None if the ring lacks some of them."""
+        """Returns a copy of the last `count` observations, oldest first; None if the ring lacks some of them."""
         first = self._writer.next - count
         if first < self._writer.first or first < self._base[0]:
             return None

@@ -25,7 +25,7 @@ _SORREL_NAMES = {"obs": "states", "action": "actions", "reward": "rewards", "don
 
 
 def columns_of(buffer: Any) -> dict[str, Any]:
-    """The fields of a buffer of sorrel or of marlcore by the ring's names, each [capacity, *shape]."""
+    """Returns the fields of a buffer of sorrel or of marlcore by the ring's names, each [capacity, *shape]."""
     return {**{name: getattr(buffer, theirs) for name, theirs in _SORREL_NAMES.items()}, **buffer.extra_data}
 
 
@@ -39,14 +39,14 @@ def _snapshot_of(name: str, described: str) -> Any:
 class Buffer(Ring):
     """Transitions of one agent, in the order of its steps, shared with every process that gets the buffer.
 
-    An episode ends where `done` is true; mark a truncated one as done too. One process adds: the first to do so, until
-    it calls `release`, closes the buffer or ends. Any number of processes sample.
+    An episode ends where `done` is true; mark a truncated one as done too. Only one process adds: the first that does,
+    until it calls `release`, closes the buffer or ends. Any number of processes sample.
 
     Args:
         capacity: rows, at least 1.
         obs_shape: shape of one observation.
         n_frames: observations in each sampled state.
-        extra_fields: further fields: a Field; a tuple for an int64 field of that shape; anything else for an int64.
+        extra_fields: further fields: a Field; a tuple, the shape of an int64 field; any other value: an int64 scalar.
 
     Attributes:
         capacity, obs_shape, n_frames: as given.
@@ -80,11 +80,11 @@ class Buffer(Ring):
 
         Args:
             obs: the observation before the action, obs_shape; leading axes of length one are dropped.
-            action: an integer. reward: of the action. done: whether the episode ended with it.
+            action: an integer. reward: the action's reward. done: whether the episode ended with the action.
             kwargs: the extra fields; missing ones are zero.
 
         Raises:
-            ValueError, TypeError: a field is unknown, or of another shape or kind; nothing was added.
+            ValueError, TypeError: a field is unknown, or has another shape or kind; nothing was added.
             LaneBusy: another process adds to this buffer and has not released it.
         """
         adder = self._adder
@@ -105,7 +105,7 @@ class Buffer(Ring):
     def add_from_buffer(self, buffer: Any) -> None:
         """Adds the rows of another buffer, of this class or of sorrel's: the first `buffer.size` positions.
 
-        Raises: ValueError: its observations have another shape, or it has an extra field that this one lacks.
+        Raises: ValueError: the other buffer's observations have another shape, or this one lacks one of its fields.
         """
         if tuple(buffer.obs_shape) != tuple(self.obs_shape):
             raise ValueError(f"obs: expected observations {tuple(self.obs_shape)}, got {tuple(buffer.obs_shape)}")
@@ -117,13 +117,13 @@ class Buffer(Ring):
             self.release()
 
     def sample(self, batch_size: int) -> Batch:
-        """Windows of n_frames steps and the observation after them, each drawn at most once.
+        """Draws windows of n_frames steps and the next observation, by NumPy's global generator.
 
-        Draws from NumPy's global generator. If the windows across the write head leave too few others, their
-        replacements may repeat.
+        Windows across the write head are replaced. Only replacements may repeat, and only if too few windows are left.
 
-        Returns: states and next_states float32 [batch_size, n_frames * obs], actions int64, rewards, dones float32 and
-            valid float64, each [batch_size, 1]; valid is 0 where an episode ended among the first n_frames - 1 steps.
+        Returns: (states, actions, rewards, next_states, dones, valid): states and next_states float32 [batch_size,
+            n_frames * obs]; each other [batch_size, 1]: actions int64, rewards and dones float32, and valid float64,
+            which is 0 where an episode ended among the first n_frames - 1 steps.
 
         Raises:
             ValueError: batch_size is not from 1 to the len - n_frames - 1 windows that can be drawn.
@@ -135,11 +135,11 @@ class Buffer(Ring):
         return states, rows["action"][:, last:-1], rows["reward"][:, last:-1], next_states, done, valid
 
     def sample_transformer(self, batch_size: int) -> Sequences:
-        """As `sample`, but with the actions of all steps, as sorrel's TransformerBuffer.
+        """As `sample`, but with the actions of all steps, like sorrel's TransformerBuffer.
 
-        Returns: states and next_states float32 [batch_size, n_frames * obs]; actions int64 and next_actions float32,
-            those one step later, each [batch_size, n_frames]; dones and valid as in `sample`; the field `agent_ids` of
-            each first step, [batch_size], or None without such a field.
+        Returns: (states, actions, next_actions, next_states, dones, valid, agent_ids): actions int64 and next_actions
+            float32 (one step later), [batch_size, n_frames]; agent_ids [batch_size], the field of this name at each
+            window's first step, or None without the field; the others as in `sample`.
 
         Raises: see `sample`.
         """
@@ -151,13 +151,13 @@ class Buffer(Ring):
         return states, actions[:, :-1], actions[:, 1:].astype(np.float32), next_states, done, valid, agents
 
     def _of_windows(self, rows: Mapping[str, NDArray[Any]]) -> tuple[NDArray[Any], ...]:
-        """Of windows [batch, n_frames + 1, ...]: states, next_states, dones and valid of `sample`."""
+        """Returns states, next_states, dones and valid of `sample` for windows [batch, n_frames + 1, ...]."""
         obs, done, batch, last = rows["obs"], rows["done"], len(rows["obs"]), self.n_frames - 1
         valid = np.subtract(1.0, done[:, :last].any(axis=1, keepdims=True))
         return obs[:, :-1].reshape(batch, -1), obs[:, 1:].reshape(batch, -1), done[:, last:-1], valid
 
     def _windows(self, batch_size: int, *names: str) -> dict[str, NDArray[Any]]:
-        """The fields of windows, each [batch_size, n_frames + 1, *shape]; see `sample`."""
+        """Draws windows; returns the named fields, each [batch_size, n_frames + 1, *shape]; see `sample`."""
         batch_size = SIZE("batch_size", batch_size)
         seen = self.window()
         population = max(1, self._size(seen) - self.n_frames - 1)
@@ -181,7 +181,7 @@ class Buffer(Ring):
         return self.whole(batch_size, draw, *names)[0]
 
     def gather(self, tickets: Ints, *names: str) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_] | None]:
-        """See `Ring`; by NumPy, since to load a kernel of Numba takes 0.4 s, a tenth of a short experiment."""
+        """See `Ring`. This one uses NumPy: loading a Numba kernel takes 0.4 s, a tenth of a short experiment."""
         lane, rows = self.lane, {}
         for name in names or self._names:
             column = lane.column(lane.places[name])[0]
@@ -189,7 +189,7 @@ class Buffer(Ring):
         return rows, lane.whole(np.ascontiguousarray(tickets, np.int64))
 
     def put_rows(self, columns: Mapping[str, Any], rows: int, count: int) -> None:
-        """Appends the first `rows` rows of arrays, zeros of other fields; `count` is sorrel's count of rows then."""
+        """Appends the first `rows` rows of `columns`, and zeros in other fields; sets sorrel's row count to `count`."""
         fitted: dict[str, Any] = dict.fromkeys(self.fields, 0)
         for name, array in columns.items():
             field = self.fields[name]
@@ -198,7 +198,7 @@ class Buffer(Ring):
         self.append(fitted, rows)
 
     def fill(self, columns: Mapping[str, Any], idx: int, size: int) -> None:
-        """Adds the newest rows of sorrel's arrays; at equal capacities each row keeps its position, `idx` the head."""
+        """Adds the newest rows of sorrel's arrays with the head `idx`; at equal capacities, rows keep positions."""
         capacity = len(columns["obs"])
         parts = [range(idx)]  # added again if the ring is full, to move the write head there
         if idx < size:  # sorrel's size counts `add_empty` as one, so it is at most idx before the ring is full
@@ -210,7 +210,7 @@ class Buffer(Ring):
         self.release()
 
     def positions(self) -> Ints:
-        """The positions that hold rows, oldest first: int64 [rows]."""
+        """Returns the positions that hold rows, oldest first: int64 [rows]."""
         window = self.window()
         return window.positions(np.arange(window.hi - window.stored, window.hi))
 
@@ -220,11 +220,11 @@ class Buffer(Ring):
         self._count[0] = 0
 
     def getidx(self) -> int:
-        """The next position to be written."""
+        """Returns the next position to be written."""
         return self.idx
 
     def last_transition(self, offset: int = 0) -> tuple[int, float, bool] | None:
-        """The (action, reward, done) of the row `offset` rows before the newest; None if there is no such row."""
+        """Returns (action, reward, done) of the row `offset` rows before the newest; None if there is no such row."""
         if self._adder is not None:
             return self._adder.transition(offset)
         window = self.window()
@@ -238,9 +238,9 @@ class Buffer(Ring):
         return int(action), float(reward), bool(done)
 
     def current_state(self) -> NDArray[np.float32]:
-        """The last n_frames - 1 observations, oldest first: float32 [n_frames - 1, *obs_shape].
+        """Returns the last n_frames - 1 observations, oldest first: float32 [n_frames - 1, *obs_shape].
 
-        If fewer were added since the ring was cleared, zeros take their places.
+        If fewer were added since the ring was cleared, zeros come first.
         """
         newest = None if self._adder is None else self._adder.observations(self.n_frames - 1)
         if newest is not None:
@@ -270,7 +270,7 @@ class Buffer(Ring):
 
     @property
     def extra_data(self) -> Mapping[str, NDArray[Any]]:
-        """Copies of the extra fields by position, each [capacity, *shape], made where one is looked up."""
+        """The extra fields by position, each [capacity, *shape]; looking one up copies it."""
         return _ExtraData(self, self._extras)
 
     def save(self, output_file: str | Path) -> None:
@@ -281,9 +281,9 @@ class Buffer(Ring):
 
     @classmethod
     def load(cls, input_file: str | Path) -> Buffer:
-        """A full buffer with the rows of a file of `save` or of sorrel, each at its position.
+        """Creates a full buffer with the rows of a file that `save` or sorrel wrote, each at its position.
 
-        Raises: ValueError: it is another kind of file. OSError: it cannot be read.
+        Raises: ValueError: the file is of another kind. OSError: it cannot be read.
         """
         extras = read_npz("input_file", input_file)
         needed = {"n_frames", "idx", *_SORREL_NAMES.values()}
@@ -304,7 +304,7 @@ class Buffer(Ring):
         return self.size
 
     def __getitem__(self, idx: int | slice) -> tuple[Any, Any, Any, Any]:
-        """The state, action, reward and done at a position or a slice of positions."""
+        """Returns the state, action, reward and done at a position or a slice of positions."""
         rows = self.snapshot(*_SORREL_NAMES)
         return rows["obs"][idx], rows["action"][idx], rows["reward"][idx], rows["done"][idx]
 
@@ -313,9 +313,9 @@ class Buffer(Ring):
 
     @property
     def _count(self) -> Any:
-        """sorrel's count of rows since the ring was cleared, where `add_empty` counts as one: a word of the ring.
+        """sorrel's count of rows since the ring was cleared, a word of the ring; `add_empty` counts as one row.
 
-        A `clear` of another process beside an `add` may leave it too high; `_size` then is the ring's.
+        If another process clears the ring during an `add`, the count may stay too high; `_size` limits it.
         """
         return self.lane.mark
 
@@ -323,14 +323,14 @@ class Buffer(Ring):
         return min(int(self._count[0]), window.stored)
 
     def _crosses(self, window: Held, starts: Ints) -> NDArray[np.bool_]:
-        """Whether the windows that begin at these positions cross the write head, or reach an empty position."""
+        """Returns whether windows that begin at these positions cross the write head or reach an empty position."""
         if window.stored < self.capacity:
             return starts + self.n_frames >= window.stored
         before_head = (window.head - 1 - starts).view(np.uint64)  # negative from the head on, so huge as unsigned
         return before_head < self.n_frames
 
     def _others(self, window: Held, population: int, count: int, drawn: Ints) -> Ints:
-        """Starts of held windows; repeats those already taken only if there are too few others."""
+        """Draws `count` starts of held windows; takes starts in `drawn` again only if there are too few others."""
         free = ~self._crosses(window, np.arange(population))
         if not free.any():
             raise NotEnoughData(f"sample: expected at least {self.n_frames + 2} rows, got {window.stored}")
@@ -346,7 +346,7 @@ class Buffer(Ring):
 
 @dataclass(eq=False)
 class _ExtraData(Mapping[str, NDArray[Any]]):
-    """The extra fields of a buffer, copied only where one is looked up: sorrel's agents look for names at each step."""
+    """A buffer's extra fields. Only a lookup copies a field, since sorrel's agents test for names at each step."""
 
     _ring: Ring
     _names: Mapping[str, Any]

@@ -17,37 +17,37 @@ from .session import Session, configured
 
 @dataclass(frozen=True)
 class Experiment:
-    """The outcome of an experiment."""
+    """The counts, times, scores and losses of an experiment."""
 
-    epochs: int  # that were played to their end
+    epochs: int  # played to their end
     steps: int  # of all agents together
     updates: int  # calls of `train_step`, of all agents together
     restarts: int  # of processes that died
     seconds: float  # from the call to its end
-    start_s: float  # of these, the seconds before the first turn, in which processes start
+    start_s: float  # the part of `seconds` before the first turn, in which processes start
     scores: list[float]  # the world's total reward in each epoch
     losses: list[float]  # in each epoch, the sum over all agents
 
 
 def run_experiment_mp(env: Any, config: Any = None, *, logger: Any = None, **options: Any) -> Experiment:
-    """`env.run_experiment()` in processes: `actors` step the world, and one for each agent's model trains it.
+    """Runs `env.run_experiment()` in several processes: `actors` step the world, and a learner trains each model.
 
     At the end, also after an error or a signal, the models of the caller's environment have the trained weights, the
-    optimizer's state, epsilon and all their other attributes, and their memories have the rows. A model's networks are
-    then other objects than before; the model and its memory are the same ones. More stands in docs/drop-ins.md.
+    optimizer's state, epsilon and all their other attributes, and their memories have the rows. The model and its
+    memory are the same objects as before; the model's networks are new objects. docs/drop-ins.md says more.
 
     Args:
         env: an Environment of sorrel 1.6, ready for `run_experiment`. Agents that share a model have one learner.
-        config: in the place of `env.config`; a mapping or an OmegaConf configuration. Its section `multiprocessing`
-            sets options that the call leaves out; `enabled: false` there runs `env.run_experiment` in this process.
+        config: replaces `env.config`; a mapping or an OmegaConf configuration. Its section `multiprocessing` sets the
+            options that the call leaves out; `enabled: false` there runs `env.run_experiment` in this process.
         logger: sorrel's Logger, which stays in this process; None: sorrel's ConsoleLogger.
         options: updates_per_epoch, ahead, actors, copies, sync_interval, seed, output_dir and others.
 
     Raises:
         TypeError, ValueError: bad input, in one line; nothing was started.
         SharedMemoryFull: no room for the memories and weights.
-        WorkerFailed: a process raised, died or hung more often than `max_restarts`; it carries the tracebacks.
-        KeyboardInterrupt, SystemExit: SIGINT, or SIGTERM or SIGHUP, came; the learners saved their models first.
+        WorkerFailed: a process raised, died or hung more often than `max_restarts`; the error has the tracebacks.
+        KeyboardInterrupt: SIGINT came. SystemExit: SIGTERM or SIGHUP came. The learners saved their models first.
     """
     began = time.monotonic()
     check_environment(env)

@@ -1,4 +1,4 @@
-"""A learner: it calls one model's `train_step`, as often as its agents' epochs ask for, and publishes its weights."""
+"""A learner: it calls one model's `train_step` as often as ended epochs require, and publishes the weights."""
 
 import logging
 import math
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Learner(Role):
-    """One model's learner; a successor continues from the last publication, and the last saved model."""
+    """One model's learner. A successor continues from the last published weights and the last saved model."""
 
     def __init__(self, name: str, env: bytes, spec: ExperimentSpec, attempt: int) -> None:
         super().__init__(name, spec, attempt)
@@ -46,7 +46,7 @@ class Learner(Role):
         self._save_at = time.monotonic() + spec.options.save_seconds
 
     def _take_over(self, name: str) -> None:
-        """Becomes its killed predecessor, as of its last publication."""
+        """Takes over the state that its killed predecessor last published."""
         try:
             extras = restore(self._model, self._memory, self._model_spec.weights, self._model_spec.saves)
         except TimedOut:
@@ -55,7 +55,7 @@ class Learner(Role):
             self._updates, self._epoch, self._saves = (int(extras[key]) for key in ("updates", "epochs", "saves"))
 
     def step(self) -> bool:
-        """Learns from the next epoch once it has ended; False after the last one."""
+        """Waits for the end of the next epoch and learns from it; returns False after the last one."""
         env, epoch = self._env, self._epoch
         if epoch == self.spec.epochs:
             return False
@@ -80,7 +80,7 @@ class Learner(Role):
                 hook(agent, epoch)
 
     def _await_end(self, epoch: int) -> None:
-        """Waits until the epoch has ended; a learner that runs free learns meanwhile."""
+        """Waits until the epoch has ended; while it waits, a learner without `updates_per_epoch` keeps learning."""
         options, needed = self.spec.options, self.spec.must_have_ended(epoch)
         while options.updates_per_epoch is None and epoch and not self._have_ended(needed):
             for agent in self._agents:
@@ -94,7 +94,7 @@ class Learner(Role):
         return all(self._ended[actor].newest >= count for actor, count in epochs.items())
 
     def _due(self, epoch: int) -> int:
-        """Updates for each agent that the end of this epoch asks for."""
+        """Returns how many updates each agent is due at the end of this epoch."""
         rate = self.spec.options.updates_per_epoch
         return 1 if rate is None else math.floor(rate * (epoch + 1)) - math.floor(rate * epoch)
 
@@ -107,7 +107,7 @@ class Learner(Role):
         return as_number(loss)
 
     def _decay_and_save_weights(self, epoch: int) -> None:
-        """As sorrel's loop at the end of an epoch."""
+        """Decays epsilon and saves the weights, as sorrel's loop does at the end of an epoch."""
         config, folder = self._env.config, self.spec.options.output_dir / "checkpoints"
         decay = of_model(config, "epsilon_decay")
         for i, agent in zip(self._model_spec.agents, self._agents, strict=True):
@@ -128,7 +128,7 @@ class Learner(Role):
         self._publish()
 
     def _save(self) -> None:
-        """Writes the whole model to the file that is not the last save; the next publication makes it the last."""
+        """Writes the whole model to the older of two save files; the next publication makes it the last save."""
         self._saves += 1
         Path(self._model_spec.saves[self._saves % 2]).write_bytes(self._packed())
         self._save_at = time.monotonic() + self.spec.options.save_seconds

@@ -1,4 +1,4 @@
-"""The memories of an experiment: rings in shared memory in the place of sorrel's buffers, and their way back."""
+"""The memories of an experiment: rings in shared memory replace sorrel's buffers, and their rows return at the end."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ def is_rollout(memory: Any) -> bool:
 
 
 def rollout_of(memory: Any) -> dict[str, NDArray[Any]]:
-    """All arrays of the memory in their full lengths, each with the length that it has now, idx and size."""
+    """Returns the memory's arrays by name, padded to its capacity; "counts" has idx, size and the arrays' lengths."""
     parts = {name: array for name, array in vars(memory).items() if isinstance(array, np.ndarray)}
     rollout = {"counts": np.array([memory.idx, memory.size, *map(len, parts.values())])}
     for name, array in parts.items():
@@ -41,7 +41,7 @@ def take_rollout(store: ParameterStore, memory: Any) -> None:
 
 
 def rings_for(memory: Any, copies: int) -> list[Buffer]:
-    """A ring for each copy of the world, the first with the memory's rows. Alone, our own Buffer is its ring."""
+    """Makes a ring for each copy of the world, the first with the memory's rows; for one copy, a Buffer is its ring."""
     if is_rollout(memory):
         return []
     if isinstance(memory, Buffer) and copies == 1:
@@ -56,7 +56,7 @@ def rings_for(memory: Any, copies: int) -> list[Buffer]:
 
 
 def give_back(rings: Sequence[Buffer], memory: Any) -> None:
-    """Writes the rings' rows, one copy's after another's, into the caller's buffer, or the newest that it can hold."""
+    """Writes the rings' rows, copy after copy, into the caller's buffer; if there are too many, the last ones."""
     if memory is rings[0]:
         return
     if len(rings) == 1 and rings[0].capacity == memory.capacity:
@@ -76,13 +76,13 @@ def give_back(rings: Sequence[Buffer], memory: Any) -> None:
 
 
 def learners_memory(rings: Sequence[Buffer]) -> Any:
-    """A model's memory in its learner, which samples what the actor adds; None for rollouts."""
+    """Returns the memory from which a model's learner samples the actors' rows; None for rollouts."""
     return None if not rings else rings[0] if len(rings) == 1 else JoinedRings(rings)
 
 
 @contextmanager
 def writes_ignored(memory: Any) -> Iterator[None]:
-    """Within the block, writes do nothing: the actor runs the model's hooks too, and its writes count."""
+    """Within the block, the memory ignores writes: the actor runs the same hooks of the model and writes their rows."""
     vars(memory).update(dict.fromkeys(_WRITES, lambda *row, **extras: None))
     try:
         yield
@@ -92,10 +92,10 @@ def writes_ignored(memory: Any) -> Iterator[None]:
 
 
 class JoinedRings:
-    """The rings of several copies of the world as one memory, each of whose windows is equally likely.
+    """Joins the rings of several copies of the world to one memory, in which every window is equally likely.
 
-    `len` is such that the condition of sorrel's models for a batch, `len(memory) >= batch_size + n_frames + 1`, holds
-    exactly if a batch can be drawn.
+    sorrel's models ask for a batch if `len(memory) >= batch_size + n_frames + 1`, so `len` is defined such that this
+    holds exactly if a batch can be drawn.
     """
 
     def __init__(self, rings: Sequence[Buffer]) -> None:

@@ -1,4 +1,4 @@
-"""Messages of an experiment's processes, and how they become sorrel's records, one for each epoch and in order."""
+"""Messages of an experiment's processes, and their conversion to sorrel's records, one per epoch and in order."""
 
 import errno
 import math
@@ -19,7 +19,7 @@ _PIECE = 1 << 20  # bytes that one read takes
 
 
 class Mailbox:
-    """The parent's end of a pipe for one process and its successors, which the kernel removes."""
+    """The parent's end of a pipe from one process and its successors; the kernel removes the pipe with the parent."""
 
     def __init__(self) -> None:
         self._fds = list(os.pipe())
@@ -28,7 +28,7 @@ class Mailbox:
         self._came = bytearray()
 
     def messages(self) -> Iterator[Any]:
-        """The whole messages that have come, in the order of sending; never waits."""
+        """Yields the complete messages that have come, in the order of sending; never waits."""
         with suppress_failed_calls(errno.EAGAIN):
             while True:
                 self._came += os.read(self._fds[0], _PIECE)
@@ -41,7 +41,7 @@ class Mailbox:
             yield message
 
     def drop_rest(self) -> None:
-        """Drops the part of a message that a killed process sent, before its successor starts."""
+        """Drops the incomplete message of a killed process; call it before its successor starts."""
         self._came.clear()
 
     def close(self) -> None:
@@ -50,13 +50,13 @@ class Mailbox:
 
 
 def framed(epoch: int, content: Any) -> bytes:
-    """A message for a mailbox, to be written to its path."""
+    """Returns a message's bytes, to be written to a mailbox's path."""
     data: bytes = cloudpickle.dumps((epoch, content))
     return _LENGTH.pack(len(data)) + data
 
 
 class Book:
-    """The records of an experiment, which sorrel's Logger gets too, if there is one."""
+    """Keeps the records of an experiment, and passes them to sorrel's Logger, if there is one."""
 
     def __init__(self, logger: Any, actor: str = "", learners: Sequence[str] = (), env: Any = None) -> None:
         self._logger, self._env = logger, env
@@ -64,17 +64,17 @@ class Book:
         self._epochs: defaultdict[int, dict[str, Any]] = defaultdict(dict)  # contents of messages by sender
         self.scores: list[Any] = []
         self.losses: list[float] = []  # in each epoch, the sum over all agents
-        self.turns = 0  # of the environment, if it is known
+        self.turns = 0  # of the environment, if this process has it
 
     def take(self, sender: str, epoch: int, content: Any) -> None:
         """Takes a learner's loss, or an actor's (score, epsilon, further values, statistics of each turn).
 
-        A successor repeats an epoch: its message replaces the earlier one, unless that was recorded.
+        A successor of a killed process repeats an epoch: its message replaces an earlier one not yet recorded.
         """
         self._epochs[epoch][sender] = content
 
     def record(self, all_of_it: bool = False) -> None:
-        """Records the epochs that are whole, in order; with `all_of_it` also those whose losses never came, as NaN."""
+        """Records complete epochs in order; with `all_of_it` also epochs without all losses, whose loss is NaN."""
         while self._actor in self._epochs[epoch := len(self.scores)]:
             if not all_of_it and len(self._epochs[epoch]) <= len(self._learners):
                 return
@@ -98,6 +98,6 @@ class Book:
 
 
 def as_number(loss: Any) -> float:
-    """The mean of a loss as a model returns it: a number, an array or a tensor."""
+    """Returns the mean of a model's loss, which may be a number, an array or a tensor."""
     detached = loss.detach().cpu() if hasattr(loss, "detach") else loss
     return float(np.mean(np.asarray(detached, np.float64)))

@@ -12,7 +12,7 @@ from ...checks import absolute, brief, check_type, check_whole, names_error
 from ...declared import Number, Rule, Whole, check_declared, choice
 from ...weights import SLOTS
 
-# sorrel's classes for which a ring in shared memory stands
+# sorrel's classes that a ring in shared memory replaces
 BUFFERS = ("Buffer", "ThreadsafeBuffer", "TransformerBuffer", "ThreadsafeTransformerBuffer")
 ROLLOUTS = ("RolloutBuffer", "ThreadsafeRolloutBuffer")  # its on-policy memories, which hold one epoch
 OF_SORREL = ("take_turn", "reset", "world", "config")
@@ -24,7 +24,7 @@ Seconds = Annotated[float, Number(above=0, finite=False)]
 
 
 def by_process(rule: Rule, label: str, value: Any) -> Any:
-    """One value for all processes, or a mapping of values by "actor", "learner", or a process's own name."""
+    """Checks one value for all processes, or a mapping of values by "actor", "learner", or a process's own name."""
     if not isinstance(value, Mapping):
         return rule(label, value)
     return {str(name): rule(f"{label}.{name}", part) for name, part in value.items()}
@@ -71,7 +71,7 @@ class Options:
 
     @property
     def forks(self) -> bool:
-        """Whether workers may be forks of the caller: they open no GPU, and start no threads of OpenMP."""
+        """Whether workers may be forks of the caller: only if they open no GPU and start no OpenMP threads."""
         return self.fork and not self.device and self.threads == 1
 
     def __post_init__(self) -> None:
@@ -79,14 +79,14 @@ class Options:
         object.__setattr__(self, "output_dir", absolute(self.output_dir or ".", "output_dir"))
 
     def of(self, option: str, process: str) -> Any:
-        """An option of one process, such as "learner-1"."""
+        """Returns an option's value for one process, such as "learner-1"."""
         value = getattr(self, option)
         if not isinstance(value, Mapping):
             return value
         return value.get(process, value.get(process.partition("-")[0], getattr(Options, option)))
 
     def check_processes(self, names: Sequence[str]) -> None:
-        """Raises ValueError: an option is for a process that there is not."""
+        """Checks the options by process. Raises ValueError: an option names a process that does not exist."""
         for option in ("publish_mode", "device", "timeout"):
             value = getattr(self, option)
             if isinstance(value, Mapping) and not value.keys() <= {"actor", "learner", *names}:
@@ -94,7 +94,7 @@ class Options:
 
 
 def chosen_options(env: Any, config: Any, options: Mapping[str, Any]) -> tuple[bool, Options]:
-    """Whether to use processes, and the options of the call, then of the configuration's `multiprocessing`."""
+    """Returns whether to use processes, and the options: the call's come before the section `multiprocessing`'s."""
     label, section = "config: multiprocessing", getattr(config, "multiprocessing", None)
     if not isinstance(section, Mapping | None):
         raise TypeError(f"{label}: expected a section, got {brief(section)}")
@@ -115,12 +115,12 @@ def chosen_options(env: Any, config: Any, options: Mapping[str, Any]) -> tuple[b
 
 
 def of_model(config: Any, name: str) -> Any:
-    """A setting of the configuration's section `model`, or None."""
+    """Returns a setting of the configuration's section `model`, or None."""
     return getattr(getattr(config, "model", None), name, None)
 
 
 def check_config(config: Any, animate: bool) -> None:
-    """Raises ValueError: the configuration lacks a setting of sorrel's loop, or one is out of range."""
+    """Checks the settings of sorrel's loop. Raises ValueError: the configuration lacks one, or it is out of range."""
     least = {"epochs": 0, "max_turns": 1}
     if animate or of_model(config, "save_weights"):
         least["record_period"] = 1
@@ -132,14 +132,14 @@ def check_config(config: Any, animate: bool) -> None:
 
 
 def check_environment(env: Any) -> None:
-    """Raises TypeError: it is no environment of sorrel."""
+    """Checks that `env` is an environment of sorrel. Raises TypeError: it is not."""
     for name in OF_SORREL:
         if not hasattr(env, name):
             raise TypeError(f"env: expected an Environment of sorrel, got {type(env).__name__} without {name}")
 
 
 def check_learnable(env: Any, options: Options) -> None:
-    """Raises ValueError, TypeError: the environment cannot be run in processes."""
+    """Checks that the environment can run in processes. Raises ValueError, TypeError: it cannot."""
     kind = type(env).__name__
     for name in OF_1_6:
         if not hasattr(env, name):
@@ -166,5 +166,5 @@ def check_learnable(env: Any, options: Options) -> None:
 
 
 def base_of(thing: Any, name: str) -> Any:
-    """Its lowest base class of this name; None without one."""
+    """Returns the first of an object's classes with this name, from `object` down; None without one."""
     return next((kind for kind in reversed(type(thing).__mro__) if kind.__name__ == name), None)

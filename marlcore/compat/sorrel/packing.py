@@ -1,4 +1,4 @@
-"""Pickles of environments and models whose memories stay where they are, and the way back into a model."""
+"""Pickles environments and models without their memories, which stay in place, and restores a model."""
 
 import io
 import pickle
@@ -17,7 +17,7 @@ _LOCKS = {type(make()): make for make in (threading.Lock, threading.RLock)}
 
 
 def pack(thing: Any, apart: Mapping[str, Any]) -> bytes:
-    """A pickle of `thing`, in which each object of `apart` is only its name, wherever it occurs.
+    """Pickles `thing`; each object of `apart` is replaced by its name, wherever it occurs.
 
     A lock becomes a new, free one. A tensor that is a view of a larger one becomes a tensor of its own, since
     otherwise each such tensor of a model would carry all of the model's memory.
@@ -33,7 +33,7 @@ def pack(thing: Any, apart: Mapping[str, Any]) -> bytes:
 
 
 def unpack(data: bytes, apart: Mapping[str, Any]) -> Any:
-    """The packed object, with the objects of these names in the places of those left out."""
+    """Unpickles `data`, and puts the objects of `apart` in the places of the names that `pack` left."""
     unpickler: Any = pickle.Unpickler(io.BytesIO(data))
     unpickler.persistent_load = apart.__getitem__
     return unpickler.load()
@@ -58,7 +58,7 @@ class _Packer(cloudpickle.Pickler):
 
 
 def networks(model: Any) -> torch.nn.Module:
-    """The model as one module: itself, or all modules among its attributes."""
+    """Returns the model as one module: itself, or all modules among its attributes."""
     if isinstance(model, torch.nn.Module):
         return model
     return torch.nn.ModuleDict({name: part for name, part in vars(model).items() if isinstance(part, torch.nn.Module)})
@@ -80,10 +80,10 @@ def move(model: Any, device: Any) -> None:
 
 
 def restore(model: Any, memory: Any, store: ParameterStore, saves: tuple[str, ...]) -> Mapping[str, Any]:
-    """Gives a model the weights and epsilon of its learner's last publication, and all else of the last of two saves.
+    """Restores a model: weights and epsilon from its learner's last publication, everything else from the last save.
 
     Returns the publication's extras. Raises TimeoutError, and changes nothing, if the publisher died while it wrote to
-    the only slot; any exception of the model's classes after the weights and epsilon were set.
+    the only slot. The model's classes may raise any exception; weights and epsilon are set by then.
     """
     subscriber = store.subscriber(networks(model))
     subscriber.pull()

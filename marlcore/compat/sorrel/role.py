@@ -1,4 +1,4 @@
-"""The common part of an experiment's processes: the spec that each gets, its seeds and messages."""
+"""The common part of an experiment's processes: the spec that each process gets, its seeds and its messages."""
 
 import random
 from abc import ABC, abstractmethod
@@ -19,20 +19,20 @@ MEMORY, MODEL = "memory-{}", "model-{}"  # names of the parts that are left out 
 
 
 class ModelSpec(NamedTuple):
-    """One model, which one agent has, or several share."""
+    """A model, which one agent has or several agents share."""
 
     agents: tuple[int, ...]
-    rings: tuple[Buffer, ...]  # its memory, one for each copy of the world, those of the first actor first
-    rollouts: tuple[ParameterStore, ...]  # or, on-policy, its memory at the ends of epochs, in turn
+    rings: tuple[Buffer, ...]  # the model's memories, one for each copy of the world, the first actor's first
+    rollouts: tuple[ParameterStore, ...]  # on-policy instead: the memory at the end of an epoch, epoch mod number
     weights: ParameterStore
-    saves: tuple[str, ...]  # paths of two files, which get the whole model in turn
+    saves: tuple[str, ...]  # paths of two files, to which the whole model is saved alternately
 
     def rollout(self, epoch: int) -> ParameterStore:
         return self.rollouts[epoch % len(self.rollouts)]
 
 
 class ExperimentSpec(NamedTuple):
-    """An experiment's parts, for each of its processes; picklable: the shared objects attach to the same memory."""
+    """The parts of an experiment that each process gets. When unpickled, shared objects attach to the same memory."""
 
     options: Options
     epochs: int  # of the experiment
@@ -44,11 +44,11 @@ class ExperimentSpec(NamedTuple):
     wants_turns: bool  # whether the logger records each turn
 
     def epochs_of(self, actor: int) -> range:
-        """The epochs that this actor plays, in its order."""
+        """Returns the epochs that an actor plays, in order."""
         return range(actor, self.epochs, self.options.actors)
 
     def must_have_ended(self, epoch: int) -> dict[int, int]:
-        """By actor, how many of its epochs must have ended before the learners learn from this one."""
+        """Returns for each actor how many of its epochs must have ended before learners learn from this epoch."""
         options = self.options
         if options.ahead:
             return {epoch % options.actors: epoch // options.actors + 1}
@@ -57,12 +57,12 @@ class ExperimentSpec(NamedTuple):
 
 
 def ended_epochs() -> dict[str, Any]:
-    """The content of a ParameterStore whose version is the number of epochs that its actor has ended."""
+    """Returns the content of an actor's ParameterStore. The store's version counts the actor's ended epochs."""
     return {"epochs": np.zeros((), np.int64)}
 
 
 class Role(WorkerBase, ABC):
-    """A worker's share of an experiment, in its own process."""
+    """An actor or a learner of an experiment, in its own process."""
 
     def __init__(self, name: str, spec: ExperimentSpec, attempt: int) -> None:
         torch.set_num_threads(spec.options.threads)
@@ -73,10 +73,10 @@ class Role(WorkerBase, ABC):
 
     @abstractmethod
     def step(self) -> bool:
-        """Works on the next epochs; False once there is none."""
+        """Works on the next epochs; returns False if there is none."""
 
     def finish(self) -> None:
-        """Called at the end, also after an error."""
+        """Cleans up; `work` calls it at the end, also after an error."""
 
     def work(self) -> None:
         """Works until every epoch is done, or the experiment stops."""
@@ -88,7 +88,7 @@ class Role(WorkerBase, ABC):
             self.finish()
 
     def send(self, epoch: int, content: Any) -> None:
-        """Sends the parent a message; waits only while the parent leaves 64 KiB or more unread."""
+        """Sends a message to the parent; waits only while 64 KiB or more are unread."""
         self._mail.write(framed(epoch, content))
         self._mail.flush()
 

@@ -1,4 +1,4 @@
-"""An experiment from its creation to its end: shared memory, processes, and the way back into the caller's models."""
+"""A session creates an experiment's shared memory and processes, and returns the results to the caller's models."""
 
 import errno
 import logging
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 class Session:
-    """The parent's side; it ends with the stack, which removes everything."""
+    """The parent's side of an experiment; the stack removes everything at its end."""
 
     def __init__(
         self, stack: ExitStack, env: Any, config: Any, options: Options, interrupts: Interrupts, logger: Any
@@ -60,9 +60,9 @@ class Session:
         self._actors = [ACTOR.format(i) for i in range(options.actors)]
         names = [*self._actors, *learners]
         options.check_processes(names)
-        epochs, base = config.experiment.epochs + 1, base_of(logger, "Logger")  # which does nothing with a turn
+        epochs, base = config.experiment.epochs + 1, base_of(logger, "Logger")  # the base class records no turns
         self.book = Book(logger, "actors", learners)
-        self.began = 0.0  # in time.monotonic, when the first turn was seen
+        self.began = 0.0  # time.monotonic() when the first turn was seen
         telemetry = stack.enter_context(Telemetry.create(names))
         about: dict[str, Any] = {
             "run_dir": str(options.output_dir),
@@ -70,7 +70,7 @@ class Session:
             "total_steps": epochs * config.experiment.max_turns * len(env.agents),
             "actors": self._actors,
             "learners": dict.fromkeys(learners, ""),
-            "policies": {},  # each has a learner of its own, whose counters are enough
+            "policies": {},  # each model has its own learner, whose counters are enough
             "telemetry": asdict(telemetry.handle),
         }
         self._mail = {name: stack.enter_context(closing(Mailbox())) for name in names}
@@ -92,7 +92,7 @@ class Session:
     def _spec_of_model(self, stack: ExitStack, index: int, agents: list[int], options: Options) -> ModelSpec:
         model = self._models[index]
         rings = rings_for(model.memory, options.actors * options.copies)
-        # For what an on-policy memory holds at the ends of so many epochs
+        # The number of epochs at whose ends an on-policy memory may wait for its learner
         epochs = options.actors * math.ceil(options.copies + options.ahead / options.actors)
         rollouts = [
             stack.enter_context(ParameterStore.create(rollout_of(model.memory), "snapshot", name=f"rollout.{i}"))
@@ -110,7 +110,7 @@ class Session:
         return ModelSpec(tuple(agents), tuple(rings), tuple(rollouts), weights, saves)
 
     def work(self) -> None:
-        """Works until all epochs are done, or a signal came. Raises WorkerFailed: a process failed for good."""
+        """Runs the processes until all epochs are done or a signal comes. Raises WorkerFailed: one failed for good."""
         options = self._spec.options
         policy = RestartPolicy(max_restarts=options.max_restarts)
         with ExitStack() as stack:
@@ -153,7 +153,7 @@ class Session:
         self.book.record()
 
     def _wind_up(self, supervisor: Supervisor) -> None:
-        """Gives workers that still run time to save; they are killed then, or at a second signal."""
+        """Tells running workers to stop, and gives them 30 s, or until a second signal, to save their models."""
         self._control.stop()
         supervisor.stand_down()
         deadline = time.monotonic() + GRACE_S
@@ -167,10 +167,10 @@ class Session:
         self._read_mail()
 
     def hand_back(self) -> None:
-        """Gives the caller's models their trained state, then their memories' rows; those objects stay the same.
+        """Gives the caller's models their trained state, and their memories the rows; both stay the same objects.
 
-        A part that cannot be handed back is a warning of one line; everything else is handed back. The first exception
-        of a signal handler is raised at the end.
+        If a part cannot be handed back, a one-line warning says so, and everything else is handed back. The first
+        exception of a signal handler is raised at the end.
         """
         failures: list[Exception] = []
 
@@ -179,7 +179,7 @@ class Session:
                 restoring()
             except TimedOut:
                 log.warning("%s: the published weights are torn, and stay as they were", what)
-            except Exception as error:  # of a class of the caller's own
+            except Exception as error:  # the caller's classes may raise anything
                 log.warning("%s: %s (%s)", what, without, brief(error))
                 failures.append(error)
 
@@ -188,7 +188,7 @@ class Session:
             if spec.weights.version:  # otherwise its learner never published
                 restoring = partial(restore, model, model.memory, spec.weights, spec.saves)
                 attempt(restoring, label, "only its weights and epsilon are handed back")
-                for tensor in tensors_of(model):  # memory of its own again, in place of a part of a subscriber's row
+                for tensor in tensors_of(model):  # each gets its own memory again, not a part of a subscriber's row
                     tensor.data = tensor.data.clone()
         for label, spec, model in zip(labels, self._spec.models, self._models, strict=True):
             giving = partial(give_back, spec.rings) if spec.rings else partial(take_rollout, spec.rollout(epochs - 1))
@@ -197,7 +197,7 @@ class Session:
             raise failure
 
     def counts(self) -> dict[str, int]:
-        """Epochs, agent-steps, updates and restarts."""
+        """Returns the numbers of epochs, agent-steps, updates and restarts."""
         control = self._control
         return {
             "epochs": sum(ended.version for ended in self._spec.ended),
@@ -217,7 +217,7 @@ def run_role(name: str, env: bytes, spec: ExperimentSpec, attempt: int) -> None:
 
 
 def _packed_for_each(env: Any, config: Any, models: list[Any]) -> list[bytes]:
-    """The environment for the actors, and for each learner without the other models; with this configuration."""
+    """Packs the environment, with this configuration, for the actors, and for each learner without other models."""
     memories = {MEMORY.format(i): model.memory for i, model in enumerate(models) if not is_rollout(model.memory)}
     named = {MODEL.format(i): model for i, model in enumerate(models)}
     with configured(env, config):
