@@ -21,7 +21,10 @@ def unpickled(data: Any, apart: bool = False) -> Any:
 
 
 # Run directories written before these moved know them by other names.
-_MOVED = "marlcore.training.config"
+_MOVED = {
+    "marlcore.training.config": "marlcore.config", "marlcore.training.run_input": "marlcore.run.spec",
+    "marlcore.training.oracles": "marlcore.meta",
+}  # fmt: skip
 _RENAMED = {("marlcore.spaces", "Part"): "SpacePart"}
 
 
@@ -32,8 +35,9 @@ class _Unpickler(pickle.Unpickler):
         self._known: list[type] = []
 
     def find_class(self, module: str, name: str) -> Any:
-        if module.startswith(_MOVED):
-            module = f"marlcore.config{module.removeprefix(_MOVED)}"
+        for before, now in _MOVED.items():
+            if module.startswith(before):
+                module = f"{now}{module.removeprefix(before)}"
         found = super().find_class(module, _RENAMED.get((module, name), name))
         if found in (cloudpickle._make_skeleton_class, cloudpickle._make_skeleton_enum):
             return partial(self._skeleton, found)

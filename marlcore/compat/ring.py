@@ -7,6 +7,7 @@ Positions count from the base, so a cleared ring fills from position 0 again.
                 cleared | overwritten | held   |
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -15,13 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..declared import Whole
+from ..checks import check_whole
 from ..errors import LaneBusy, MarlcoreError
 from ..memory import invalidate_after_fork
 from ..spec import Field
 from .ring_lane import BASE, NAP_S, ROUNDS, Ints, RingLane, RingWriter, Rows
-
-COUNT, SIZE = Whole(0), Whole(1)
 
 
 class Held(NamedTuple):
@@ -209,3 +208,13 @@ class Ring:
         self.release()
         if self._lane is not None:
             self._lane.close()
+
+
+def whole_number(label: str, value: Any, least: int) -> int:
+    """Returns `value` as an int; a float may be whole. Raises ValueError: it is no integer, or less than `least`."""
+    if type(value) is int and value >= least:
+        return value
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        value = int(value) if int(value) == value else value
+    check_whole(label, value, least)
+    return int(value)

@@ -20,6 +20,7 @@ from ..errors import Diverged
 from ..interfaces import RETURN
 from ..observations import by_name, in_form
 from ..spaces import Spaces
+from ..weights import members_kept
 
 LIMIT = 10.0  # bound of a normalized number, as in Andrychowicz et al. 2021 (arXiv:2006.05990, C64)
 
@@ -205,7 +206,10 @@ class FiniteCheck:
     saved: int | None  # the updates of the checkpoint in that file
 
     def __post_init__(self, trainer: Mapping[str, Any]) -> None:
-        first = chain(self.model.whole.named_buffers(), self.model.named_buffers(), _tensors("trainer", trainer))
+        model = self.model
+        self._has_members = members_kept(model)
+        self._published: dict[str, torch.Tensor] = {}
+        first = chain(model.whole.named_buffers(), model.named_buffers(), _tensors("trainer", trainer))
         self._exempt = {name for name, tensor in first if _is_float(tensor) and bool(torch.isinf(tensor).any())}
 
     def check_loss(self, loss: float, updates: int) -> None:
@@ -213,17 +217,24 @@ class FiniteCheck:
             self._refuse(f"the loss is {loss}", updates)
 
     def check_published(self, updates: int) -> None:
-        """Checks the weights of the acting part."""
-        self._check(chain(self.model.named_parameters(), self.model.named_buffers()), updates)
+        """Checks the weights of the acting part, in one pass over tensors that are listed once."""
+        model = self.model
+        if not self._published or not self._has_members():
+            self._has_members = members_kept(model)
+            self._published = self._floats(chain(model.named_parameters(), model.named_buffers()))
+        self._check(self._published, updates)
 
     def check_saved(self, trainer: Mapping[str, Any], updates: int) -> None:
         whole = self.model.whole
-        self._check(chain(whole.named_parameters(), whole.named_buffers(), self.model.named_buffers()), updates)
-        self._check(_tensors("trainer", trainer), updates)
+        named = chain(whole.named_parameters(), whole.named_buffers(), self.model.named_buffers())
+        self._check(self._floats(named), updates)
+        self._check(self._floats(_tensors("trainer", trainer)), updates)
+
+    def _floats(self, named: Iterator[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        return {name: tensor for name, tensor in named if _is_float(tensor) and name not in self._exempt}
 
     @torch.no_grad()
-    def _check(self, named: Iterator[tuple[str, torch.Tensor]], updates: int) -> None:
-        tensors = {name: tensor for name, tensor in named if _is_float(tensor) and name not in self._exempt}
+    def _check(self, tensors: dict[str, torch.Tensor], updates: int) -> None:
         by_kind: dict[Any, list[torch.Tensor]] = {}  # one call and one wait for each device and dtype
         for tensor in tensors.values():
             by_kind.setdefault((tensor.device, tensor.dtype), []).append(tensor)

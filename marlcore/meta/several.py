@@ -29,6 +29,7 @@ from ..record import (
 )
 from ..run import Result, Run, Shared, start, train
 
+REPEATED = ("spec", "launch", "resumption", "run")  # files of the room `run` that warn alike in every run
 POLL_S = 0.1  # between looks at runs beside each other
 
 Waiting: TypeAlias = dict[str, dict[str, Any]]  # by label, the arguments of `train`; it may grow between two results
@@ -50,7 +51,7 @@ def folder_of(kind: str, run_dir: str | None, resume: str | Path | None = None) 
     label, place = ("run_dir", run_dir) if resume is None else ("resume", resume)
     if is_address(place):
         raise ValueError(f"{label}: expected a directory of this machine, got {place!r}")
-    if place is None:
+    if not place:
         return next(path for path in dated_paths(RUNS, f"-{kind}") if not path.exists())
     folder = absolute(place, label)
     if resume is not None:
@@ -107,8 +108,8 @@ def warned_once(text_of: Callable[[logging.LogRecord], str]) -> Iterator[None]:
         seen.add(text_of(record))
         return len(seen) > count
 
-    room = f"{Run.__module__.rpartition('.')[0]}."
-    loggers = [logging.getLogger(name) for name in [*logging.root.manager.loggerDict] if name.startswith(room)]
+    room = Run.__module__.rpartition(".")[0]
+    loggers = [logging.getLogger(f"{room}.{name}") for name in REPEATED]
     for logger in loggers:
         logger.addFilter(is_new)
     try:

@@ -34,6 +34,7 @@ from ..record import (
 )
 from .launch import Launch
 from .machines import OneMachine
+from .spec import no_environment
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +97,9 @@ class ResumedRun(NewRun):
     def open(self, stack: ExitStack, conditions: StopConditions) -> RunDirectory:
         self.directory = directory = stack.enter_context(RunDirectory.resume(self._resumed))
         before, now = environment_of(read_config(self._resumed)), environment_of(self.described)
-        if before != now and "<" not in f"{before}{now}":  # "<" occurs in reprs, which differ in each process
+        if (
+            before != now and "<" not in f"{before}{now}" and not now.endswith(f":{no_environment.__name__}")
+        ):  # "<" occurs in reprs, which differ in each process
             log.warning("resume: the environment is %s", printable(f"{now} instead of {before}, with the same spaces"))
         for name in self._spec.names:
             checkpoint = directory.checkpoint_path(name)

@@ -4,6 +4,7 @@ A model is flattened into one row of bytes; publishing copies that row into a la
 shows a reader a mix of two publications.
 """
 
+from .members import members_kept
 from .publisher import MirrorWriter, Publisher
 from .rows import SLOTS, Mode
 from .store import ParameterStore

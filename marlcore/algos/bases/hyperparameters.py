@@ -15,6 +15,7 @@ from ...spaces import Spaces
 from ..fast import faster
 from ..networks.custom import custom_function
 from ..networks.initialization import Initialization
+from ..networks.qnetwork import best
 from ..networks.torso import Activation
 
 Positive: TypeAlias = Annotated[float, Number(above=0)]
@@ -92,4 +93,9 @@ class Hyperparameters(Algorithm):
 
     def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
         """Returns a tensor of actions [k, ...] without exploration, and the next state or None; uses torch alone."""
-        return faster(model).greedy(obs, mask), None
+        network = faster(model)
+        if hasattr(model, "greedy"):
+            return network.greedy(obs, mask), None
+        if hasattr(model, "distribution"):  # the module of a class that derives from one of this package
+            return model.distribution.mode(network(obs), mask), None
+        return model.actions.decoded(best(network(obs), model.actions.allowed(mask))), None

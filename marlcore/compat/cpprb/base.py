@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from ...checks import check_type
 from ...spec import Field
-from ..ring import COUNT, Held, Ints, Ring, Rows
+from ..ring import Held, Ints, Ring, Rows, whole_number
 
 EnvDict: TypeAlias = Mapping[str, Mapping[str, Any]]  # by field: its shape and dtype
 
@@ -48,7 +48,7 @@ class RingBuffer:
             ValueError: the buffer is empty, or batch_size is not an integer of at least 0.
             MarlcoreError: a writer overwrote every draw, or died while it overwrote the whole ring.
         """
-        rows, _ = self._ring.whole(COUNT("batch_size", batch_size), self._draw)
+        rows, _ = self._ring.whole(whole_number("batch_size", batch_size, 0), self._draw)
         return {name: rows[name] for name in self._fields}
 
     def get_all_transitions(self, shuffle: bool = False) -> Rows:

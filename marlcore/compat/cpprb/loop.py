@@ -9,7 +9,7 @@ import numpy as np
 
 from ...checks import is_number
 from ...declared import Whole
-from ..ring import COUNT
+from ..ring import whole_number
 from .base import RingBuffer
 from .prioritized import PrioritizedBuffer
 
@@ -56,8 +56,8 @@ def train(
     Raises: ValueError: a number is out of range.
     """
     last_step = Whole(0, 2**64 - 2)("max_steps", max_steps)
-    last_episode = COUNT("max_episodes", max_episodes) if max_episodes is not None else 0
-    COUNT("n_warmups", n_warmups)
+    last_episode = whole_number("max_episodes", max_episodes, 0) if max_episodes is not None else 0
+    whole_number("n_warmups", n_warmups, 0)
     log = logger or _log
     episode = length = 0
     total, started = 0.0, time.perf_counter()

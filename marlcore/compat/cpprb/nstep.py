@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ...checks import brief
 from ...declared import Number
 from ...spec import Field
-from ..ring import SIZE, Rows
+from ..ring import Rows, whole_number
 
 _SHARE = Number(0, 1)
 _OPTIONS = ("size", "rew", "next", "gamma")
@@ -33,7 +33,7 @@ class NStep:
             raise ValueError(f"Nstep: expected a dict with some of {_OPTIONS}, got {brief(options)}")
         if "done" not in fields or fields["done"].shape != (1,):
             raise ValueError("Nstep: expected a field 'done' of shape (1,) in env_dict")
-        self._n = SIZE("Nstep['size']", options.get("size"))
+        self._n = whole_number("Nstep['size']", options.get("size"), 1)
         self._gamma = _SHARE("Nstep['gamma']", options.get("gamma", 0.99))
         self._summed = names_of("Nstep['rew']", options.get("rew"), fields)
         self._moved = names_of("Nstep['next']", options.get("next"), fields)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..ring import COUNT, SIZE, Rows
+from ..ring import Rows, whole_number
 from .base import EnvDict, RingBuffer, fields_of
 from .compressed import CompressedRing
 from .files import File, load, save
@@ -62,7 +62,7 @@ class ReplayBuffer(RingBuffer):
         path = None if mmap_prefix is None else f"{os.fspath(mmap_prefix)}_{next(iter(stored), 'rows')}.dat"
         ring = CompressedRing(
             stored,
-            SIZE("size", size),
+            whole_number("size", size, 1),
             stacked=[name for name in stacks if Nstep or name not in next_fields],
             next_of=() if Nstep else nexts,
             path=path,
@@ -150,7 +150,7 @@ class PrioritizedReplayBuffer(PrioritizedBuffer, ReplayBuffer):
         """As `MPPrioritizedReplayBuffer.sample`; an empty buffer returns zeros with weights of 1, as in cpprb."""
         if self.get_stored_size():
             return super().sample(batch_size, beta)
-        count = COUNT("batch_size", batch_size)
+        count = whole_number("batch_size", batch_size, 0)
         sample: Rows = {name: field.zeros(count) for name, field in self._fields.items()}
         return {**sample, "weights": np.ones(count, np.float32), "indexes": np.zeros(count, np.uint64)}
 

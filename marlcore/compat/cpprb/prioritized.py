@@ -11,7 +11,7 @@ from ...declared import Number
 from ...kernels.sumtree import find, level_offsets, repair
 from ...replay import Prioritized
 from ...spec import Field
-from ..ring import COUNT, Held, Ints, Rows
+from ..ring import Held, Ints, Rows, whole_number
 from ..ring_lane import MARK
 from .base import EnvDict, RingBuffer, check_not_empty
 
@@ -148,7 +148,7 @@ class PrioritizedBuffer(RingBuffer):
 
         Raises: see MPReplayBuffer; ValueError also if no transition has a priority above 0.
         """
-        count = COUNT("batch_size", batch_size)
+        count = whole_number("batch_size", batch_size, 0)
         _POSITIVE("beta", beta)
         while True:
             learner = self._caught_up()

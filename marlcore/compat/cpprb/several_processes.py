@@ -5,7 +5,7 @@ from typing import Any
 
 from numpy.typing import DTypeLike
 
-from ..ring import SIZE, Ring
+from ..ring import Ring, whole_number
 from .base import EnvDict, RingBuffer, fields_of
 from .prioritized import PrioritizedBuffer
 
@@ -43,7 +43,7 @@ class MPReplayBuffer(RingBuffer):
         if isinstance(ctx, known.BaseManager) and ctx._state.value == known.State.SHUTDOWN:
             raise ProcessError("ctx: expected a context or a manager, got a manager that has shut down")
         fields = fields_of(env_dict, default_dtype, self._own_fields)
-        ring = Ring({**fields, **self._own_fields}, SIZE("size", size), shared=True)
+        ring = Ring({**fields, **self._own_fields}, whole_number("size", size, 1), shared=True)
         super().__init__(ring, fields)
 
 

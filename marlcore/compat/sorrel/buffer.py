@@ -14,7 +14,7 @@ from ...checks import check_type, check_whole, names_error
 from ...errors import NotEnoughData
 from ...npz import read_npz
 from ...spec import Field, as_field
-from ..ring import SIZE, Held, Ints, Ring
+from ..ring import Held, Ints, Ring, whole_number
 from .adder import SCALARS, Adder
 
 Array = NDArray[Any]
@@ -58,7 +58,7 @@ class Buffer(Ring):
     _adder: Adder | None
 
     def __init__(self, capacity: int, obs_shape: Sequence[int], n_frames: int = 1, **extra_fields: Any) -> None:
-        n_frames = SIZE("n_frames", n_frames)
+        n_frames = whole_number("n_frames", n_frames, 1)
         check_type("obs_shape", obs_shape, Iterable, expected="a sequence of integers")
         reserved = sorted(_SORREL_NAMES.keys() & extra_fields.keys())
         if reserved:
@@ -158,7 +158,7 @@ class Buffer(Ring):
 
     def _windows(self, batch_size: int, *names: str) -> dict[str, NDArray[Any]]:
         """Draws windows; returns the named fields, each [batch_size, n_frames + 1, *shape]; see `sample`."""
-        batch_size = SIZE("batch_size", batch_size)
+        batch_size = whole_number("batch_size", batch_size, 1)
         seen = self.window()
         population = max(1, self._size(seen) - self.n_frames - 1)
         if batch_size > population:

@@ -299,3 +299,25 @@ def test_faster_forms_are_the_modules(case):
     # Sums over 24 rows, 12 steps and about 60 numbers, there and back
     np.testing.assert_allclose(action, expected[0], **rounding(60, 100.0))
     np.testing.assert_allclose(metrics, expected[1], **rounding(2000, 10.0))
+
+
+class Module(nn.Module):
+    """A user's own module, which derives from no network of the package."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+        for name in {"actions", "distribution"} & {*dir(network)}:
+            setattr(self, name, getattr(network, name))
+
+    def forward(self, *inputs):
+        return self.network(*inputs)
+
+
+@pytest.mark.parametrize("name", ["dqn", "ppo", "bc"])
+def test_a_module_of_a_users_own_acts_greedily(name):
+    hyper, spaces = SMALL[name]
+    network = hyper.make_model(spaces)
+    network = getattr(network, "acting", network)
+    obs = made_obs(spaces, 6, np.random.default_rng(0))
+    assert torch.equal(hyper.greedy(Module(network), obs, None, None)[0], hyper.greedy(network, obs, None, None)[0])
