@@ -79,7 +79,7 @@ graph = build_graph(Model(), workers=1, progress=False)
 MISSING = [
     ("mc.train", "marlcore.train needs gymnasium"),
     ("from marlcore import start", "marlcore.start needs gymnasium"),
-    ("mc.DQN", "marlcore.DQN needs torch"),
+    ("mc.DQN", "marlcore.DQN needs gymnasium"),
     ("mc.TreasureHunt", "marlcore.TreasureHunt needs gymnasium"),
     ("from marlcore.meta import train_seeds", "marlcore.meta.train_seeds needs gymnasium"),
     ("from marlcore.testing import check_env", "marlcore.testing.check_env needs gymnasium"),
@@ -126,7 +126,7 @@ COMMANDS = {  # what each prints, its exit code last
     "gc --help": r"options:\n  --dry-run.*= 0",
     "doctor": r"core\tok\tmarlcore .*= 0",
     "warmup": r"kernels compiled in .*= 0",
-    "train": r'^marlcore: marlcore train needs torch: pip install "marlcore\[train]"\n= 2',
+    "train": r'^marlcore: marlcore train needs gymnasium: pip install "marlcore\[train]"\n= 2',
 }
 
 
