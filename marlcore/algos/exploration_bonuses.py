@@ -124,8 +124,7 @@ class CountBonus(nn.Module):
 
     Strehl & Littman 2008, "An analysis of model-based interval estimation for Markov decision processes" (MBIE-EB,
     whose offset is 0); Bellemare et al. 2016, "Unifying count-based exploration and intrinsic motivation"
-    (arXiv:1606.01868).
-    To count actions too, pass tuples of a state and an action as states.
+    (arXiv:1606.01868). To count actions too, pass tuples of a state and an action as states.
     """
 
     def __init__(self, most: int, scale: float = 1.0, offset: float = 0.01) -> None:

@@ -37,5 +37,5 @@ from .policies import (
 from .population import Choice, Distribution, LogUniform, PopulationConfig, Uniform
 from .schedules import PUBLISHED, Constant, Custom, Exponential, Linear, Piecewise, Schedule, is_custom
 from .sections import EPSILON, EVALUATED, SINKS
-from .self_play import BOTH, DRAWS, MAIN, MAIN_EXPLOITER, SelfPlayConfig, absolute_anchors
+from .self_play import BOTH, DRAWS, MAIN, MAIN_EXPLOITER, SelfPlayConfig
 from .settings_file import PRESETS, Settings, preset_names, read_preset, read_settings

@@ -15,7 +15,7 @@ from .new_file import Put, replace_file
 from .segment import Segment, SegmentHandle
 from .shared_object import Shared, described_workers
 from .space import SHM_DIR
-from .survey import PREFIX, SEGMENT_LOCK, SegmentFile, survey_segments, sweep
+from .survey import PREFIX, SEGMENT_LOCK, survey_segments, sweep
 from .waiting import (
     WAIT_SLICE_S,
     Check,

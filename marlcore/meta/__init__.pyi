@@ -1,8 +1,6 @@
-from .best_response import GameState as GameState
 from .best_response import exploitability as exploitability
 from .doors import train_population as train_population
 from .doors import train_seeds as train_seeds
-from .meta_solvers import META_SOLVERS as META_SOLVERS
 from .meta_solvers import nash as nash
 from .meta_solvers import replicator as replicator
 from .meta_solvers import uniform as uniform

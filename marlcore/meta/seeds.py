@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from logging import LogRecord
-from pathlib import Path
 from typing import Any
 
 from ..config import Config
@@ -41,13 +40,10 @@ def work_seeds(
         ended = stack.enter_context(closing(make_runs(waiting, config.mode, parallel, children, table)))
         for label, result in ended:
             results[label] = result()
-            _plot([made.run_dir for made in results.values() if made.run_dir.exists()], folder)
+            run_dirs = [made.run_dir for made in results.values() if made.run_dir.exists()]
+            if run_dirs:  # else all ended runs were stopped before their first step
+                described = read_config(run_dirs[0])
+                named = ", ".join(path.name.removeprefix("seed-") for path in run_dirs)
+                title = f"{described['env']}, {described['algorithm']}, seeds {named}"
+                plot_runs([each_metric(path / "metrics.csv") for path in run_dirs], folder / "curves.png", title)
     return [results[label] for label in labels]
-
-
-def _plot(run_dirs: Sequence[Path], folder: Path) -> None:
-    if run_dirs:  # else all ended runs were stopped before their first step
-        described = read_config(run_dirs[0])
-        seeds = ", ".join(str(path.name.removeprefix("seed-")) for path in run_dirs)
-        title = f"{described['env']}, {described['algorithm']}, seeds {seeds}"
-        plot_runs([each_metric(path / "metrics.csv") for path in run_dirs], folder / "curves.png", title)

@@ -269,8 +269,7 @@ def is_safe_to_fork() -> bool:
     """Whether a fork of this process can work: no other thread may hold a lock that the fork needs, and no GPU is open.
 
     Native threads of array libraries bear this process's name and handle forks, as long as a fork that uses OpenMP
-    stays at one thread. Other threads have other names.
-    TensorBoard's thread waits for its own queue alone.
+    stays at one thread. Other threads have other names. TensorBoard's thread waits for its own queue alone.
     """
     numba_threads = getattr(sys.modules.get("numba.np.ufunc.parallel"), "_is_initialized", False)
     harmless = sum(type(thread).__module__.startswith("tensorboard.") for thread in threading.enumerate())

@@ -17,7 +17,6 @@ from .memory import create_weights as create_weights
 from .memory import deal_steps as deal_steps
 from .memory import dealt as dealt
 from .memory import transition_spec as transition_spec
-from .presets import Preset as Preset
 from .presets import preset as preset
 from .run import Result as Result
 from .run import Run as Run

@@ -67,16 +67,16 @@ def test_a_pickles_classes_are_those_of_the_program(script: dict[str, Any]) -> N
 def test_names_of_earlier_run_directories_are_found() -> None:
     """Settings and spaces have moved since; protocol 2 writes a module and a class as one line."""
     gymnasium = pytest.importorskip("gymnasium")
-    from marlcore.meta.against import Against
-    from marlcore.run.spec import no_environment
+    from marlcore.meta import against
+    from marlcore.run import spec
     from marlcore.spaces import parts_of
 
     space = gymnasium.spaces.Dict({"a": gymnasium.spaces.Box(0, 1, (2,))})
     for thing, now, before in (
         (mc.Config(), b"cmarlcore.config.config\nConfig\n", b"cmarlcore.training.config.config\nConfig\n"),
         (parts_of("observation", space), b"cmarlcore.spaces\nSpacePart\n", b"cmarlcore.spaces\nPart\n"),
-        (no_environment, b"cmarlcore.run.spec\n", b"cmarlcore.training.run_input\n"),
-        (Against, b"cmarlcore.meta.against\n", b"cmarlcore.training.oracles.against\n"),
+        (spec.no_environment, b"cmarlcore.run.spec\n", b"cmarlcore.training.run_input\n"),
+        (against.Against, b"cmarlcore.meta.against\n", b"cmarlcore.training.oracles.against\n"),
     ):
         data = pickle.dumps(thing, 2)
         assert now in data and unpickled(data.replace(now, before)) == thing
