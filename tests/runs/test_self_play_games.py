@@ -98,7 +98,7 @@ def test_puck_is_trained_on_policy(tmp_path: Path) -> None:
 def test_the_latest_policy_beats_the_first_of_its_pool(tmp_path: Path) -> None:
     """In 90 % of 200 games of puck, half of them from each side."""
     result = train(
-        tmp_path, two_player_puck, mc.DQN(learning_rate=1e-3, reward_scale=1.0), mode="async", total_steps=40_000,
+        tmp_path, two_player_puck, mc.DQN(learning_rate=1e-3, reward_scale=1.0), mode="async", total_steps=60_000,
         updates_per_step=0.25, replay=mc.ReplayConfig(),
         actor=mc.ActorConfig(envs=8, sync_interval=10), learner=mc.LearnerConfig(warmup=1000, device="cpu"),
         exploration=mc.ExplorationConfig(epsilon=mc.Linear(1.0, 0.05, 15_000)),
