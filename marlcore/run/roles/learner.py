@@ -41,6 +41,7 @@ class LearnerRole(Role):
     """Trains the policies of a learner process in turn."""
 
     def build(self) -> None:
+        self._offline = self.config.offline  # asked in each round, and derived from the machines' actors
         policies = {policy.name: policy for policy in self.spec.policies}
         names = self.spec.learners[self.name]
         self.learners = [self._learner(policies[name]) for name in names]
@@ -132,7 +133,7 @@ class LearnerRole(Role):
             league.report_rates()
 
     def learning(self) -> bool:
-        if self.config.offline:  # an update is a step
+        if self._offline:  # an update is a step
             self.await_evaluation()
         return not self.control.stopping and not self.done
 
@@ -140,11 +141,11 @@ class LearnerRole(Role):
     def done(self) -> bool:
         """Whether it has made all updates of a run on recorded data."""
         share = self.config.total_steps // len(self.spec.policies)
-        return self.config.offline and all(learner.updates >= share for learner in self.learners)
+        return self._offline and all(learner.updates >= share for learner in self.learners)
 
     def take_turn(self) -> None:
         """Makes the updates that are due or, on recorded data, one of each policy; for serial mode."""
-        if not self.config.offline:
+        if not self._offline:
             catch_up(self.learners, self.count_updates)
             return
         for learner in self.learners:
@@ -156,7 +157,7 @@ class LearnerRole(Role):
             tally.store(UPDATES, learner.updates)
         updates = sum(learner.updates for learner in self.learners)
         self.counters.store(UPDATES, updates)
-        if self.config.offline:
+        if self._offline:
             self.counters.store(STEPS, updates)
         self.beat()
 
