@@ -226,4 +226,73 @@ void mc_lock_drop(int fd, int64_t offset);
 /* 1 if another open file description has locked the byte, otherwise 0; -errno. */
 int mc_lock_held(int fd, int64_t offset);
 
+/* ---- small networks: fully connected layers of float32; see dense.c. A matrix that is called padded has
+ * rows that reach to a multiple of MC_PAD floats; what lies beyond its columns may have any value ---- */
+
+enum { MC_PAD = 16, MC_LINEAR = 0, MC_RELU = 1, MC_TANH = 2, MC_BASELINE = 0, MC_AVX2 = 1, MC_AVX512 = 2 };
+
+struct mc_layer { /* output = activation(x times weight, plus bias), for padded x [rows, inputs] */
+    int64_t inputs, outputs;
+    int activation;
+    int inputs_first; /* whether weight is [inputs, outputs]; otherwise [outputs, inputs], as torch has it */
+    const float *weight;    /* contiguous */
+    const float *bias;      /* [outputs] */
+    float *forward;         /* padded [inputs, outputs]; the weight itself if that has this form */
+    float *backward;        /* padded [outputs, inputs], likewise; NULL: a layer without mc_layers_backward */
+    float *row;             /* padded [outputs]: the bias */
+    float *output;          /* padded [rows, outputs] */
+    float *gradient;        /* padded [rows, outputs]: of the sums before the activation */
+    float *weight_gradient; /* as weight; NULL: a layer that is not trained */
+    float *bias_gradient;
+};
+
+/* Uses the kernels for this level of x86-64 processors, or the highest that this one has; it returns the
+ * level used. At the start that is the highest; on other processors the only one, MC_BASELINE. */
+int mc_dense_use(int level);
+/* Copies each layer's weight and bias into forward, backward and row, for all later calls. */
+void mc_layers_pack(const struct mc_layer *layers, int64_t count);
+/* Computes each layer's output, the first one's from x [rows, inputs], whose rows are x_row floats apart. */
+void mc_layers_forward(const struct mc_layer *layers, int64_t count, int64_t rows, const float *x,
+                       int64_t x_row);
+/* After mc_layers_forward of padded x: sets the gradients of each layer that is trained and, if it is given,
+ * padded x_gradient, by the last layer's `gradient`, in which the caller put that of its output. */
+void mc_layers_backward(const struct mc_layer *layers, int64_t count, int64_t rows, const float *x,
+                        int64_t x_row, float *x_gradient);
+
+struct mc_tensor { /* contiguous; the last four as weight */
+    int64_t size;
+    float *weight, *gradient, *mean, *square, *target;
+};
+struct mc_adam {
+    double rate, beta1, beta2, epsilon;
+};
+
+/* Scales the gradient of all tensors together to the norm `most` if it is longer, and makes Adam's step
+ * number `step`. The norm before that. */
+double mc_adam_step(const struct mc_tensor *tensors, int64_t count, const struct mc_adam *adam, double step,
+                    double most);
+/* Moves each target by this share of the way to its weight; 1 copies exactly. */
+void mc_targets_move(const struct mc_tensor *tensors, int64_t count, double share);
+/* Sets padded y [rows, count] to cos(pi j fractions[r]) for each row r and each j; |j fractions[r]| below
+ * 2^22. */
+void mc_cosines(int64_t rows, int64_t count, const float *fractions, float *y);
+
+/* ---- values of actions in a network's outputs [rows, row]: those of `actions` actions or, with dueling,
+ * their advantages and then the state's value; see values.c ---- */
+
+/* The number of each row's best action among those allowed [rows, actions] (NULL: all), the first of equal
+ * ones. */
+void mc_values_best(int64_t rows, int64_t actions, const float *outputs, int64_t row, const uint8_t *allowed,
+                    int64_t *best);
+/* The value of each row's action. */
+void mc_values_taken(int64_t rows, int64_t actions, int dueling, const float *outputs, int64_t row,
+                     const int64_t *action, float *value);
+/* The gradient of outputs, by the slope of the value of each row's action. */
+void mc_values_slopes(int64_t rows, int64_t actions, int dueling, const int64_t *action, const float *slope,
+                      float *gradient, int64_t row);
+/* The mean over rows of weight times the Huber loss of value - target, with its slope by value, and the
+ * absolute error. */
+double mc_huber(int64_t rows, const float *value, const float *target, const float *weight, float *slope,
+                float *error);
+
 #endif

@@ -5,7 +5,21 @@ from pathlib import Path
 
 from cffi import FFI
 
-PARTS = ["copy", "files", "futex", "lane", "locks", "mapping", "rows", "transition", "vector", "words"]
+PARTS = [
+    "copy",
+    "dense",
+    "files",
+    "futex",
+    "lane",
+    "locks",
+    "mapping",
+    "network",
+    "rows",
+    "transition",
+    "values",
+    "vector",
+    "words",
+]
 
 root = Path(__file__).parent
 declarations = "\n".join(line for line in (root / "api.h").read_text().splitlines() if not line.startswith("#"))
@@ -17,11 +31,13 @@ ffi.set_source(
     '#include "api.h"',
     sources=[f"csrc/{part}.c" for part in PARTS],
     include_dirs=["csrc"],
-    depends=[f"csrc/{name}" for name in ["api.h", "atomics.h", "core.h"]],
+    depends=[f"csrc/{name}" for name in ["api.h", "atomics.h", "core.h", "dense.h", "dense_kernels.h"]],
     extra_compile_args=[
         "-std=c11",
         "-O3",
         "-fvisibility=hidden",
+        "-ffp-contract=fast",  # a product and a sum in one instruction
+        "-fno-math-errno",  # a square root is one instruction
         *os.environ.get("MARLCORE_CFLAGS", "").split(),
     ],
     py_limited_api=True,

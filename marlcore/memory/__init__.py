@@ -8,7 +8,20 @@ It knows nothing of transitions, weights or learning, and it blocks only callers
 from .files import File, same_file, too_many_files
 from .guard import close_when_alone, invalidate_after_fork, one_thread, refuse_second
 from .lanes import ROOM_OFFSET, LaneGeometry, add_lock, claim, claim_reader, slot_lock, writer_lock
-from .native import BOUNDARY, LINE, TERMINATED, TRUNCATED, Event, NativeLanes, Words, error_of, is_locked, try_lock
+from .native import (
+    BOUNDARY,
+    LINE,
+    TERMINATED,
+    TRUNCATED,
+    Event,
+    NativeLanes,
+    Words,
+    error_of,
+    ffi,
+    is_locked,
+    lib,
+    try_lock,
+)
 from .native_rows import AFTER, FIRST, LANE, ROWS, NativeRows
 from .native_writers import NativeVector, NativeWriter
 from .new_file import Put, replace_file

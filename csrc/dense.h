@@ -1,0 +1,35 @@
+/* Products of small matrices, and the functions applied to their results; row-major float32. See dense.c. */
+#ifndef MC_DENSE_H
+#define MC_DENSE_H
+
+#include "api.h"
+
+/* y[r, c] = after(bias[c] + the sum over i of a[r, i] b[i, c]), in the order of i whatever the other rows
+ * are. */
+struct mc_product {
+    int64_t rows, inner, columns;
+    const float *a;
+    int64_t a_row, a_inner; /* floats from row to row of a, and from i to i */
+    const float *b;         /* whole vectors are read: its rows reach to a multiple of MC_PAD floats */
+    int64_t b_row;
+    const float *bias; /* as a row of b, or NULL */
+    float *y;
+    int64_t y_row;
+    int whole;             /* whether y's rows reach to a multiple of MC_PAD, which may be written */
+    int activation;        /* of y, or where slope_of is given, the one that slope_of[r, c] came from: */
+    const float *slope_of; /* y[r, c] is multiplied by the activation's derivative there */
+    int64_t slope_row;
+};
+
+struct mc_dense { /* the kernels for one level of processors */
+    void (*multiply)(const struct mc_product *product);
+    void (*adam)(const struct mc_tensor *tensor, const struct mc_adam *adam, float rate, float root,
+                 float scale);
+    void (*move)(const struct mc_tensor *tensor, float share);
+    double (*squares)(const float *x, int64_t n);
+    void (*cosines)(int64_t rows, int64_t count, const float *fractions, float *y, int64_t y_row);
+};
+
+const struct mc_dense *mc_dense(void);
+
+#endif

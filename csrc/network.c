@@ -1,0 +1,144 @@
+/* Chains of fully connected layers: their outputs, their gradients, and steps of Adam. */
+#include <math.h>
+#include <string.h>
+
+#include "dense.h"
+
+static int64_t padded(int64_t n) { return (n + MC_PAD - 1) / MC_PAD * MC_PAD; }
+
+/* Into `to` [rows, padded columns], from a matrix [rows, columns], or [columns, rows] if transposed. */
+static void arrange(float *to, const float *from, int64_t rows, int64_t columns, int transposed) {
+    int64_t pitch = padded(columns);
+    if (!transposed) {
+        for (int64_t r = 0; r < rows; r++)
+            memcpy(to + r * pitch, from + r * columns, (size_t)columns * sizeof *to);
+        return;
+    }
+    for (int64_t r0 = 0; r0 < rows; r0 += 16) /* in squares that stay in the nearest cache */
+        for (int64_t c0 = 0; c0 < columns; c0 += 16)
+            for (int64_t c = c0; c < columns && c < c0 + 16; c++)
+                for (int64_t r = r0; r < rows && r < r0 + 16; r++)
+                    to[r * pitch + c] = from[c * rows + r];
+}
+
+void mc_layers_pack(const struct mc_layer *layers, int64_t count) {
+    for (const struct mc_layer *layer = layers; layer < layers + count; layer++) {
+        if (layer->forward != layer->weight)
+            arrange(layer->forward, layer->weight, layer->inputs, layer->outputs, !layer->inputs_first);
+        if (layer->backward && layer->backward != layer->weight)
+            arrange(layer->backward, layer->weight, layer->outputs, layer->inputs, layer->inputs_first);
+        memcpy(layer->row, layer->bias, (size_t)layer->outputs * sizeof *layer->row);
+    }
+}
+
+void mc_layers_forward(const struct mc_layer *layers, int64_t count, int64_t rows, const float *x,
+                       int64_t x_row) {
+    for (const struct mc_layer *layer = layers; layer < layers + count; layer++) {
+        int64_t pitch = padded(layer->outputs);
+        struct mc_product product = {.rows = rows,
+                                     .inner = layer->inputs,
+                                     .columns = layer->outputs,
+                                     .a = x,
+                                     .a_row = x_row,
+                                     .a_inner = 1,
+                                     .b = layer->forward,
+                                     .b_row = pitch,
+                                     .bias = layer->row,
+                                     .y = layer->output,
+                                     .y_row = pitch,
+                                     .whole = 1,
+                                     .activation = layer->activation};
+        mc_dense()->multiply(&product);
+        x = layer->output;
+        x_row = pitch;
+    }
+}
+
+/* Of one layer, by the gradient g of its sums before the activation. */
+static void of_weights(const struct mc_layer *layer, int64_t rows, const float *x, int64_t x_row,
+                       const float *g) {
+    static const float one = 1.0f;
+    int64_t pitch = padded(layer->outputs);
+    const float *a = layer->inputs_first ? x : g, *b = layer->inputs_first ? g : x;
+    int64_t a_row = layer->inputs_first ? x_row : pitch, b_row = layer->inputs_first ? pitch : x_row;
+    int64_t of_a = layer->inputs_first ? layer->inputs : layer->outputs;
+    int64_t of_b = layer->inputs_first ? layer->outputs : layer->inputs;
+    struct mc_product of_weight = {.rows = of_a,
+                                   .inner = rows,
+                                   .columns = of_b,
+                                   .a = a,
+                                   .a_row = 1,
+                                   .a_inner = a_row,
+                                   .b = b,
+                                   .b_row = b_row,
+                                   .y = layer->weight_gradient,
+                                   .y_row = of_b};
+    struct mc_product of_bias = {.rows = 1,
+                                 .inner = rows,
+                                 .columns = layer->outputs,
+                                 .a = &one,
+                                 .b = g,
+                                 .b_row = pitch,
+                                 .y = layer->bias_gradient};
+    mc_dense()->multiply(&of_weight);
+    mc_dense()->multiply(&of_bias);
+}
+
+void mc_layers_backward(const struct mc_layer *layers, int64_t count, int64_t rows, const float *x,
+                        int64_t x_row, float *x_gradient) {
+    const struct mc_layer *last = &layers[count - 1];
+    float *g = last->gradient;
+    if (last->activation != MC_LINEAR)
+        for (int64_t i = 0; i < rows * padded(last->outputs); i++) {
+            float y = last->output[i];
+            g[i] = last->activation == MC_TANH ? g[i] * (1.0f - y * y) : y > 0.0f ? g[i] : 0.0f;
+        }
+    for (int64_t i = count - 1; i >= 0; i--) {
+        const struct mc_layer *layer = &layers[i], *below = i ? layer - 1 : NULL;
+        int64_t below_row = padded(layer->inputs);
+        if (layer->weight_gradient)
+            of_weights(layer, rows, below ? below->output : x, below ? below_row : x_row, g);
+        float *to = below ? below->gradient : x_gradient;
+        if (!to)
+            return;
+        struct mc_product product = {.rows = rows,
+                                     .inner = layer->outputs,
+                                     .columns = layer->inputs,
+                                     .a = g,
+                                     .a_row = padded(layer->outputs),
+                                     .a_inner = 1,
+                                     .b = layer->backward,
+                                     .b_row = below_row,
+                                     .y = to,
+                                     .y_row = below_row,
+                                     .whole = 1,
+                                     .activation = below ? below->activation : MC_LINEAR,
+                                     .slope_of = below ? below->output : NULL,
+                                     .slope_row = below_row};
+        mc_dense()->multiply(&product);
+        g = to;
+    }
+}
+
+double mc_adam_step(const struct mc_tensor *tensors, int64_t count, const struct mc_adam *adam, double step,
+                    double most) {
+    double squares = 0.0;
+    for (int64_t i = 0; i < count; i++)
+        squares += mc_dense()->squares(tensors[i].gradient, tensors[i].size);
+    double norm = sqrt(squares), longer = norm / most;
+    float scale = longer > 1.0 || isnan(longer) ? (float)(1.0 / longer) : 1.0f;
+    double rate = adam->rate / (1.0 - pow(adam->beta1, step));
+    double root = 1.0 / sqrt(1.0 - pow(adam->beta2, step));
+    for (int64_t i = 0; i < count; i++)
+        mc_dense()->adam(&tensors[i], adam, (float)rate, (float)root, scale);
+    return norm;
+}
+
+void mc_targets_move(const struct mc_tensor *tensors, int64_t count, double share) {
+    for (int64_t i = 0; i < count; i++)
+        mc_dense()->move(&tensors[i], (float)share);
+}
+
+void mc_cosines(int64_t rows, int64_t count, const float *fractions, float *y) {
+    mc_dense()->cosines(rows, count, fractions, y, padded(count));
+}

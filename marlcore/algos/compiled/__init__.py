@@ -1,0 +1,1 @@
+"""Compiled forms of the algorithms: the same updates on chains, for networks of plain layers."""

@@ -1,0 +1,112 @@
+"""A chain of fully connected layers over arrays that others own: its outputs, its gradients, and Adam's steps."""
+
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..memory import ffi, lib
+
+Floats = NDArray[np.float32]
+
+PAD: int = lib.MC_PAD
+ACTIVATIONS: dict[str | None, int] = {None: lib.MC_LINEAR, "relu": lib.MC_RELU, "tanh": lib.MC_TANH}
+LEVELS = ("baseline", "avx2", "avx512")
+
+
+class Layer(NamedTuple):
+    """One layer: its sizes and the activation after it.
+
+    Attributes:
+        inputs, outputs: sizes, at least 1.
+        activation: "relu", "tanh" or None.
+        inputs_first: whether the weight is [inputs, outputs]; otherwise [outputs, inputs], as in torch.nn.Linear.
+    """
+
+    inputs: int
+    outputs: int
+    activation: str | None = None
+    inputs_first: bool = False
+
+
+class Chain:
+    """Computes layers one after another, for any number of rows, and with `trains` their gradients.
+
+    Its arrays grow with the largest number of rows, and are then used again: each call overwrites the last one's results.
+    """
+
+    def __init__(self, layers: Sequence[Layer], trains: bool = False) -> None:
+        self.layers = tuple(layers)
+        self.inputs, self.outputs = self.layers[0].inputs, self.layers[-1].outputs
+        self._trains = trains
+        self._count = len(self.layers)
+        self._raw = ffi.new("struct mc_layer[]", self._count)
+        self._packs: list[tuple[Any, ...]] = []  # each layer's forward and backward copies and its bias
+        for raw, layer in zip(self._raw, self.layers, strict=True):
+            raw.inputs, raw.outputs, raw.inputs_first = layer.inputs, layer.outputs, layer.inputs_first
+            raw.activation = ACTIVATIONS[layer.activation]
+            backward = padded_zeros(layer.outputs, layer.inputs) if trains else None
+            packs = padded_zeros(layer.inputs, layer.outputs), backward, padded_zeros(1, layer.outputs)
+            raw.forward, raw.backward, raw.row = (pointer(pack) for pack in packs)
+            self._packs.append(packs)
+        self._rows = 0
+        self._kept: Any = ()  # the arrays to which the raw layers point
+
+    def bind(self, weights: Sequence[Floats], gradients: Sequence[Floats] = ()) -> None:
+        """Takes each layer's weight and bias in turn, and the arrays for their gradients; then packs the weights."""
+        self._kept = [*weights, *gradients]
+        for index, raw in enumerate(self._raw):
+            raw.weight, raw.bias = pointer(weights[2 * index]), pointer(weights[2 * index + 1])
+            if gradients:
+                raw.weight_gradient = pointer(gradients[2 * index])
+                raw.bias_gradient = pointer(gradients[2 * index + 1])
+            forward, backward, _ = self._packs[index]
+            first = self.layers[index].inputs_first
+            raw.forward = raw.weight if first and not raw.outputs % PAD else pointer(forward)
+            if self._trains:
+                raw.backward = raw.weight if not first and not raw.inputs % PAD else pointer(backward)
+        self.pack()
+
+    def pack(self) -> None:
+        """Takes the weights' present values for the following calls."""
+        lib.mc_layers_pack(self._raw, self._count)
+
+    def _grow(self, rows: int) -> None:
+        self._rows = rows
+        self._outputs = [padded_zeros(rows, layer.outputs) for layer in self.layers]
+        self._gradients = [padded_zeros(rows, layer.outputs) if self._trains else None for layer in self.layers]
+        for raw, output, gradient in zip(self._raw, self._outputs, self._gradients, strict=True):
+            raw.output, raw.gradient = pointer(output), pointer(gradient)
+        self.gradient = self._gradients[-1]
+
+    def forward(self, x: Floats) -> Floats:
+        """Returns the last layer's outputs [rows, padded outputs] of x [rows, at least inputs], C-contiguous."""
+        rows, row = x.shape
+        if rows > self._rows:
+            self._grow(rows)
+        lib.mc_layers_forward(self._raw, self._count, rows, pointer(x), row)
+        return self._outputs[-1][:rows]
+
+    def backward(self, x: Floats, x_gradient: Floats | None = None) -> None:
+        """Sets the gradients of the weights and of x, given `gradient` [rows, padded outputs], that of the outputs.
+
+        `x` is that of the last call of `forward`, and its rows are padded.
+        """
+        rows, row = x.shape
+        lib.mc_layers_backward(self._raw, self._count, rows, pointer(x), row, pointer(x_gradient))
+
+
+def padded_zeros(rows: int, columns: int) -> Floats:
+    """Returns an array [rows, columns rounded up to a multiple of 16] of zeros."""
+    return np.zeros((rows, -(-columns // PAD) * PAD), np.float32)
+
+
+def pointer(array: Floats | None) -> Any:
+    return ffi.NULL if array is None else ffi.from_buffer("float[]", array)
+
+
+def use_level(name: str) -> str:
+    """Uses the kernels for "baseline", "avx2" or "avx512", or the highest level that the processor has; returns it."""
+    return LEVELS[lib.mc_dense_use(LEVELS.index(name))]

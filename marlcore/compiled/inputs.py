@@ -1,0 +1,68 @@
+"""Observations as the rows of a matrix, the input of a chain: values as floats, discrete ones as one-hot vectors."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces as gym
+from numpy.typing import NDArray
+
+from ..spaces import SpacePart, Spaces
+from .chain import Floats, padded_zeros
+
+Encoder = Callable[[NDArray[Any], Floats], Any]  # from values [k, ...] into the columns [k, size]
+
+
+class Inputs:
+    """Writes observations of these spaces into a matrix, in the order of the first layers of a torch network.
+
+    Attributes:
+        size: numbers of an observation, those of a whole stack.
+    """
+
+    def __init__(self, spaces: Spaces, without: tuple[str, ...] = ()) -> None:
+        parts = [part for part in spaces.parts if part.name not in without]
+        self._is_named = isinstance(spaces.obs, dict)
+        self._columns: list[tuple[str, slice, Encoder]] = []
+        first = 0
+        for part in parts:
+            encoder, size = encoder_of(part, spaces.stack)
+            self._columns.append((part.name, slice(first, first + size), encoder))
+            first += size
+        self.size = first
+
+    def fill(self, obs: Any, matrix: Floats) -> None:
+        """Writes observations [k, ...], an array or arrays by name, into matrix [k, at least size]."""
+        for name, columns, encode in self._columns:
+            encode(obs[name] if self._is_named else obs, matrix[:, columns])
+
+    def matrix(self, obs: Any) -> Floats:
+        """Returns observations [k, ...] as a new padded matrix, or the observations themselves if they are one."""
+        values = next(iter(obs.values())) if isinstance(obs, dict) else obs
+        matrix = padded_zeros(len(values), self.size)
+        self.fill(obs, matrix)
+        return matrix
+
+
+def encoder_of(part: SpacePart, stack: int) -> tuple[Encoder, int]:
+    """Returns how values [k, stack, *shape] (stack 1: [k, *shape]) of a part are written, and how many they are."""
+    space = part.space
+    if not isinstance(space, (gym.Discrete, gym.MultiDiscrete)):
+        size = stack * math.prod(part.field.shape)
+
+        def flat(values: NDArray[Any], columns: Floats) -> None:
+            columns[...] = values.reshape(len(values), size)
+
+        return flat, size
+    sizes = np.atleast_1d(space.nvec if isinstance(space, gym.MultiDiscrete) else space.n)
+    starts = np.broadcast_to(space.start, sizes.shape).ravel()
+    sizes = sizes.ravel()
+    component = np.repeat(np.arange(len(sizes)), sizes)
+    value = np.concatenate([start + np.arange(count) for start, count in zip(starts, sizes, strict=True)])
+
+    def one_hot(values: NDArray[Any], columns: Floats) -> None:
+        of_each = values.reshape(len(values), stack, -1)[..., component] == value
+        columns[...] = of_each.reshape(len(values), -1)
+
+    return one_hot, stack * len(value)
