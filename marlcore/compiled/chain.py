@@ -1,6 +1,5 @@
 """A chain of fully connected layers over arrays that others own: its outputs, its gradients, and Adam's steps."""
 
-import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -1,10 +1,9 @@
 """The base of compiled trainers: they update the tensors of a torch trainer, which makes the updates they cannot make."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from ...compiled import Adam
