@@ -249,6 +249,8 @@ struct mc_layer { /* output = activation(x times weight, plus bias), for padded 
 /* Uses the kernels for this level of x86-64 processors, or the highest that this one has; it returns the
  * level used. At the start that is the highest; on other processors the only one, MC_BASELINE. */
 int mc_dense_use(int level);
+/* The level in use. */
+int mc_dense_level(void);
 /* Copies each layer's weight and bias into forward, backward and row, for all later calls. */
 void mc_layers_pack(const struct mc_layer *layers, int64_t count);
 /* Computes each layer's output, the first one's from x [rows, inputs], whose rows are x_row floats apart. */

@@ -5,5 +5,5 @@ for the products, and the layers' outputs.
 """
 
 from .adam import Adam
-from .chain import Chain, Floats, Layer, padded_zeros, pointer, use_level
+from .chain import Chain, Floats, Layer, padded_zeros, pointer, use_level, widest
 from .inputs import Inputs

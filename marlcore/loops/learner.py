@@ -75,7 +75,9 @@ def learn(learner: Learner, wait_s: float = 0.0) -> bool:
         sampled = batches.sample(timeout=wait_s or None)
     except (NotEnoughData, TimedOut):
         return False
-    batch = sampled.torch(learner.device) if isinstance(sampled, Batch) else sampled
+    batch: Any = sampled
+    if isinstance(sampled, Batch) and not learner.takes_arrays:
+        batch = sampled.torch(learner.device)
     learner.normalize(batch)
     batch.numbers = learner.published
     update = learner.trainer.update(batch)
@@ -116,6 +118,8 @@ class Learner:
     def __post_init__(self) -> None:
         self._sums: dict[str, torch.Tensor | float] = {}  # of metrics
         self._counts: Counter[str] = Counter()  # of updates that report a metric
+        normalizes = self.norm is not None or self.rewards is not None
+        self.takes_arrays = getattr(self.trainer, "takes_arrays", False) and not normalizes
         self._reported = self.updates
         self._last_report = self._last_save = time.monotonic()
         if self.pace is not None:
