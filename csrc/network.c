@@ -85,7 +85,7 @@ static void of_weights(const struct mc_layer *layer, int64_t rows, const float *
 }
 
 void mc_layers_backward(const struct mc_layer *layers, int64_t count, int64_t rows, const float *x,
-                        int64_t x_row, float *x_gradient) {
+                        int64_t x_row, float *x_gradient, int trains) {
     const struct mc_layer *last = &layers[count - 1];
     float *g = last->gradient;
     if (last->activation != MC_LINEAR)
@@ -96,7 +96,7 @@ void mc_layers_backward(const struct mc_layer *layers, int64_t count, int64_t ro
     for (int64_t i = count - 1; i >= 0; i--) {
         const struct mc_layer *layer = &layers[i], *below = i ? layer - 1 : NULL;
         int64_t below_row = padded(layer->inputs);
-        if (layer->weight_gradient)
+        if (trains)
             of_weights(layer, rows, below ? below->output : x, below ? below_row : x_row, g);
         float *to = below ? below->gradient : x_gradient;
         if (!to)

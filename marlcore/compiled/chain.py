@@ -93,13 +93,13 @@ class Chain:
         lib.mc_layers_forward(self._raw, self._count, rows, pointer(x), row)
         return self._outputs[-1][:rows]
 
-    def backward(self, x: Floats, x_gradient: Floats | None = None) -> None:
-        """Sets the gradients of the weights and of x, given `gradient` [rows, padded outputs], that of the outputs.
+    def backward(self, x: Floats, x_gradient: Floats | None = None, trains: bool = True) -> None:
+        """Sets the gradients of the weights, if `trains`, and of x, by `gradient` [rows, padded outputs], the outputs'.
 
         `x` is that of the last call of `forward`, and its rows are padded.
         """
         rows, row = x.shape
-        lib.mc_layers_backward(self._raw, self._count, rows, pointer(x), row, pointer(x_gradient))
+        lib.mc_layers_backward(self._raw, self._count, rows, pointer(x), row, pointer(x_gradient), trains)
 
 
 def padded_zeros(rows: int, columns: int) -> Floats:

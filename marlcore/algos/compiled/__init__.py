@@ -3,20 +3,30 @@
 from typing import Any
 
 from ...interfaces import Trainer
+from ..bases.actor_critic import DelayedPolicyTrainer
 from ..dqn import DQNTrainer
+from ..sac import SACTrainer
+from .actor_critic import CompiledSAC, CompiledTD3
 from .dqn import CompiledDQN
 from .plain import NotPlain
 from .trainer import CompiledTrainer
 
-COMPILED: dict[type, type[CompiledTrainer]] = {DQNTrainer: CompiledDQN}
+TEXT = __package__.removesuffix("compiled")  # with its dot
+COMPILED: dict[type, type[CompiledTrainer]] = {
+    DQNTrainer: CompiledDQN,
+    SACTrainer: CompiledSAC,
+    DelayedPolicyTrainer: CompiledTD3,
+}
 
 
 def with_engine(trainer: Any, engine: str) -> Trainer:
-    """Returns the trainer, or its compiled form: with "auto" where it has one that is faster.
+    """Returns the trainer itself or its compiled form, which "auto" takes where there is one that is faster.
 
     Raises: ValueError: the engine is "compiled", and the message says why that cannot serve.
     """
-    kind = COMPILED.get(type(trainer))
+    update = getattr(trainer.update, "__func__", None)
+    own = update is not None and update.__module__.startswith(TEXT)  # and nobody replaced it
+    kind = COMPILED.get(type(trainer)) if own else None
     if engine == "torch" or (kind is None and engine == "auto"):
         return trainer  # type: ignore[no-any-return]
     expected = "learner.engine: expected auto or torch"

@@ -83,6 +83,8 @@ class Watched:
 def is_plain(part: nn.Module) -> bool:
     """Returns whether a call runs only a `forward` of the package or torch, and the part hides no class attribute."""
     kind, own = type(part), vars(part)
+    if kind.forward is nn.Module.forward:
+        return True  # it cannot be called
     if kind in FORWARDS:
         plain = kind.forward is FORWARDS[kind]
     else:
