@@ -39,7 +39,12 @@ class Chain:
     """Computes layers one after another, for any number of rows, and with `trains` their gradients.
 
     Its arrays grow with the largest number of rows, and are used again: each call overwrites the last one's results.
+
+    Attributes:
+        gradient: padded [rows, outputs], with `trains`: the gradient of the outputs, which the caller sets.
     """
+
+    gradient: Floats
 
     def __init__(self, layers: Sequence[Layer], trains: bool = False) -> None:
         self.layers = tuple(layers)
@@ -80,10 +85,13 @@ class Chain:
     def _grow(self, rows: int) -> None:
         self._rows = rows
         self._outputs = [padded_zeros(rows, layer.outputs) for layer in self.layers]
-        self._gradients = [padded_zeros(rows, layer.outputs) if self._trains else None for layer in self.layers]
-        for raw, output, gradient in zip(self._raw, self._outputs, self._gradients, strict=True):
-            raw.output, raw.gradient = pointer(output), pointer(gradient)
-        self.gradient = self._gradients[-1]
+        self._gradients = [padded_zeros(rows, layer.outputs) for layer in self.layers if self._trains]
+        for raw, output in zip(self._raw, self._outputs, strict=True):
+            raw.output = pointer(output)
+        for raw, gradient in zip(self._raw, self._gradients, strict=False):
+            raw.gradient = pointer(gradient)
+        if self._trains:
+            self.gradient = self._gradients[-1]
 
     def forward(self, x: Floats) -> Floats:
         """Returns the last layer's outputs [rows, padded outputs] of x [rows, at least inputs], C-contiguous."""
@@ -118,7 +126,7 @@ def use_level(name: str) -> str:
     """
     if name not in WIDEST:
         raise ValueError(f"{CPU}: expected one of {', '.join(WIDEST)}, got {name!r}")
-    return LEVELS[lib.mc_dense_use(LEVELS.index(name))]
+    return LEVELS[int(lib.mc_dense_use(LEVELS.index(name)))]
 
 
 def widest() -> int:

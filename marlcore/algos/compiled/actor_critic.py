@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from ...compiled import Chain, Floats, Inputs, padded_zeros
@@ -149,8 +147,8 @@ class CompiledSAC(CompiledActorCritic):
     def future(self, x: Floats) -> Floats:
         action, log_prob, _ = self._sample(self.policy.forward(x), self.noise(len(x)))
         x[:, self._of_action] = action
-        values: Floats = self.target_critics.values(x).min(0)
-        return values - np.exp(self._temperature) * log_prob
+        values: Floats = self.target_critics.values(x).min(0) - np.exp(self._temperature) * log_prob
+        return values
 
     def improve_policy(self, x: Floats) -> dict[str, float]:
         rows, size, most = len(x), self._size, self.hyper.max_grad_norm

@@ -111,6 +111,7 @@ def layers_of(*parts: nn.Module) -> tuple[list[Layer], list[nn.Module]]:
         layers.append(Layer(linear.in_features, linear.out_features, name))
         modules.append(linear)
 
+    part: Any
     for part in parts:
         if type(part) is Torso:
             for encoder in part.encoders:

@@ -75,16 +75,11 @@ class OptimizerArrays:
         def arrays(of: Sequence[Any]) -> list[Any]:
             return [tensor.detach().numpy() for tensor in of]
 
-        self._optimizer = optimizer
         self._number = optimizer._step.numpy()
         self._group = optimizer.param_groups[0]
-        self._adam = Adam(
-            arrays(tensors),
-            arrays([tensor.grad for tensor in tensors]),
-            *(arrays([state[tensor][name] for tensor in tensors]) for name in ("exp_avg", "exp_avg_sq")),
-            arrays(targets),
-            self._group["eps"],
-        )
+        means, squares = (arrays([state[tensor][name] for tensor in tensors]) for name in ("exp_avg", "exp_avg_sq"))
+        gradients = arrays([tensor.grad for tensor in tensors])
+        self._adam = Adam(arrays(tensors), gradients, means, squares, arrays(targets), self._group["eps"])
         self.move = self._adam.move
 
     def step(self, most: float) -> float:
