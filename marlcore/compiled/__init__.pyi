@@ -2,6 +2,7 @@ from .adam import Adam as Adam
 from .chain import Chain as Chain
 from .chain import Floats as Floats
 from .chain import Layer as Layer
+from .chain import level as level
 from .chain import padded_zeros as padded_zeros
 from .chain import pointer as pointer
 from .chain import use_level as use_level
