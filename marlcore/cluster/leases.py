@@ -14,8 +14,8 @@ from ..errors import MarlcoreError
 from ..memory import LINE, File, Segment, Shared, Words
 
 # Words of a seat's line: the last epoch; the epoch that holds the seat, or 0; the time at which the holder was last
-# heard; the last epoch that was fenced; the number of fenced epochs
-_EPOCH, _HOLDER, _HEARD, _FENCED, _FENCES = range(5)
+# heard; the last epoch that was fenced
+_EPOCH, _HOLDER, _HEARD, _FENCED = range(4)
 _WRITER_LOCK = 1  # a byte of the file
 _MOST_SEATS = 2**20
 
@@ -80,14 +80,6 @@ class Leases(Shared):
             words.store(_HEARD, monotonic_ns())
         return holds
 
-    def release(self, seat: int, epoch: int) -> bool:
-        """Ends a lease in order: ingests take no more rows of its epoch. Returns False if it had ended already."""
-        words = self._written(seat)
-        holds = epoch > 0 and words.load(_HOLDER) == epoch
-        if holds:
-            words.store(_HOLDER, 0)
-        return holds
-
     def fence(self, seat: int) -> bool:
         """Ends the lease of a lost holder: ingests take no more of its rows. Returns False if the seat was free."""
         words = self._written(seat)
@@ -95,7 +87,6 @@ class Leases(Shared):
         if epoch:
             words.store(_HOLDER, 0)
             words.store(_FENCED, epoch)
-            words.add(_FENCES, 1)
         return epoch != 0
 
     def expire(self) -> list[int]:
@@ -150,10 +141,6 @@ class Leases(Shared):
     def age(self, seat: int) -> float:
         """Returns the seconds since the seat's last holder was heard."""
         return (monotonic_ns() - self._line(seat).load(_HEARD)) / 1e9
-
-    def fenced(self, seat: int) -> int:
-        """Returns the number of the seat's leases that ended by fencing."""
-        return self._line(seat).load(_FENCES)
 
     def close(self) -> None:
         """Releases the table. Its name disappears when the writer closes it; processes that have it mapped keep it."""

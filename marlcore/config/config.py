@@ -160,7 +160,7 @@ class Config(Declared):
         by_policy = {name: getattr(self, name) for name in SECTIONS} | {"cluster.learners": self.cluster.learners}
         for label, given in by_policy.items():
             if wrong := given.keys() - names:
-                raise ValueError(f"{label}: expected the policies {names}, got {min(wrong)!r}")
+                raise ValueError(f"{label}: expected the policies {names}, got {brief(min(wrong))}")
 
     def limiter(self, policy: str, lanes: int) -> RateLimiter | None:
         """Returns the rate limiter between a policy's learner and its actors; None if they run free."""
@@ -238,7 +238,8 @@ class Config(Declared):
             prefix, _, name = label.rpartition(".")
             by, _, policy = prefix.partition(".")
             sections = getattr(config, by)
-            section = changed(sections.get(policy, getattr(config, SECTIONS[by])), {name: values[label]}, f"{prefix}.")
+            usual, where = sections.get(policy, getattr(config, SECTIONS[by])), f"{by}.{short(policy)}."
+            section = changed(usual, {name: values[label]}, where)
             config = changed(config, {by: {**sections, policy: section}})
         return config
 

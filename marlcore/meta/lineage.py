@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from ..checks import brief, check_whole, names_error
+from ..checks import brief, check_kinds, check_whole, names_error
 from ..config import PopulationConfig
 from ..declared import Declared, Whole
 from ..record import believed, canvas, holds_files, read_json, say_that_none_ended, write_atomically, write_json
@@ -71,6 +71,7 @@ class Lineage:
             if before[name] != now:
                 raise ValueError(f"population.{name}: expected {brief(before[name])}, as it began, got {now}")
         with believed(EXPECTED, folder, STATE):
+            check_kinds(saved, {"rows": list})
             members = [_member(config, plain) for plain in saved["members"]]
             check_whole("members", len(members), config.size, config.size)
             for row in saved["rows"]:
