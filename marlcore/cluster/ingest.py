@@ -229,7 +229,7 @@ class Ingest(Closing):
         self._seam[lane] = booking.seam
 
     def _look_again(self, lanes: Ints) -> None:
-        """After a failed append: advances the cursors past those of its rows that were written."""
+        """Advances the cursors past the rows that a failed append has written."""
         committed = self._writer.committed()
         self._next[lanes] += committed[lanes] - self._committed[lanes]
         self._committed[lanes] = committed[lanes]

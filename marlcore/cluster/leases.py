@@ -123,7 +123,7 @@ class Leases(Shared):
         self._written(seat).store(_FENCED, ended)
 
     def allows(self, seat: int, epoch: int) -> bool:
-        """As `check`, in a copy of the controller's table, where an epoch's rows may arrive before its grant."""
+        """As `check`, by a copy of the controller's table, which learns of ends but may not know this grant yet."""
         return epoch > self._line(seat).load(_FENCED)
 
     def epoch(self, seat: int) -> int:

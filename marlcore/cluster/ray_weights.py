@@ -62,7 +62,7 @@ class PorterActor:
 
 
 class WeightsLink:
-    """A mirror's link to the porter of a name. It also finds a porter that was restarted or replaced.
+    """A mirror's link to a porter by name, so that it also finds one that was restarted or replaced.
 
     Its methods raise ConnectionError, in one line, while the porter cannot be reached.
 

@@ -175,9 +175,10 @@ class _Keywords(Declared):
 
 
 def _archive(path: Path, graph: Graph, values: "_ByState") -> None:
-    """Writes the values level by level, from the ends: a header, then for each state a list of dicts, values by goal.
+    """Writes the values level by level, successors first: a header, then for each state a list of dicts.
 
-    The list has one dict per agent. The file appears whole; a killed process's half-written file is removed.
+    The list has a dict of values by goal for each agent. The file appears whole; the next call removes a half-written
+    file of a killed process.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     for left in path.parent.glob(f".{path.name}.*"):

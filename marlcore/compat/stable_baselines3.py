@@ -157,7 +157,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self.replay.close()
 
     def size(self) -> int:
-        """Returns the steps held per environment; a mean, if last observations of episodes take unequal room."""
+        """Returns the steps held per environment, a mean if last observations of episodes take unequal room."""
         steps: int = min(self.buffer_size if self.full else self.pos, len(self.replay) // self.n_envs)
         return steps
 
@@ -382,7 +382,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         )
 
     def _draw(self, batch_size: int) -> _Transitions | Batch:
-        """Draws from the lanes, which hold every step with a successor, and in proportion from the newest steps."""
+        """Draws uniformly from all steps: the lanes hold those with a successor, `_newest` the others."""
         if self._newest is None:
             raise NotEnoughData(_EMPTY)
         waiting = np.flatnonzero(~self._newest.ended)

@@ -202,7 +202,7 @@ class Config(Declared):
 
     @property
     def clearing_stages(self) -> frozenset[int]:
-        """The numbers of the stages from whose beginning learners no longer draw earlier transitions."""
+        """The numbers of the stages at whose beginning learners stop drawing earlier transitions."""
         cleared, numbers = self.replay.clear_at_stage, range(1, len(self.stages) + 1)
         if isinstance(cleared, bool):
             return frozenset(numbers if cleared else ())
@@ -226,7 +226,7 @@ class Config(Declared):
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Config:
-        """Inverts `to_dict`; fields that are missing get their defaults. Raises ValueError: see `Config`."""
+        """Makes settings from `to_dict`'s result; missing fields get their defaults. Raises ValueError."""
         names = {field.name for field in fields(cls)}
         return cls().changed(by_dotted_name({name: plain[name] for name in plain if name in names}))
 

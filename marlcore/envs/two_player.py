@@ -18,7 +18,7 @@ WINNER = "winner"
 class TwoPlayer(Wrapper):
     """Turns an environment written for its first player into a PettingZoo Parallel environment of both.
 
-    It is like a Gymnasium environment, and has methods for its second player: `obs_agent_two()`,
+    `env` is like a Gymnasium environment, and has methods for its second player: `obs_agent_two()`,
     `get_info_agent_two()` and, unless the game is zero-sum, `get_reward_agent_two(info)`. `step` takes the first
     player's action, followed by the second's; `info["winner"]` is 1 if the first player has won, -1 if the second has,
     otherwise 0. Each player here has an info of its own, in which the winner is 1 for the player that has won.

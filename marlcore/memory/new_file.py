@@ -40,7 +40,7 @@ def open_nameless(target: Path, nbytes: int, name: Path | None = None) -> File:
     """Creates a file of `nbytes` allocated bytes, without a name, in target's directory, which must exist.
 
     Args:
-        name: the name that `link` will give it; None: no name, but `target` for a moment where O_TMPFILE is missing.
+        name: the name that `link` will give it. None: it gets none; without O_TMPFILE it is `target` for a moment.
     """
     file = File(name or "")
     if not target.parent.is_dir():

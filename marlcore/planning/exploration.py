@@ -77,7 +77,7 @@ class Exploration:
             batches.took(batches.merged - first, now - began)
 
     def _watchful(self, state: Any, profile: tuple[int, ...]) -> Any:
-        """Attends to the workers, since one state may take long, then calls the model."""
+        """Attends to the workers before each call of the model, since one state may take long."""
         if perf_counter() >= self._next_look:
             try:
                 self._attend(0.0)

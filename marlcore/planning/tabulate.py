@@ -56,7 +56,7 @@ class Tabulate:
 
 
 def answers(what: str, states: Sequence[Any], calls: Iterable[T]) -> list[T]:
-    """Collects `calls`, results of the caller's function `what` in these states. Raises CallbackFailed: it raised."""
+    """Collects the results that `calls` yields of the caller's function `what`. Raises CallbackFailed: it raised."""
     returned: list[T] = []
     try:
         returned.extend(calls)

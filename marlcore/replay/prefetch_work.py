@@ -180,7 +180,7 @@ class Work:
         self._to_thread.ring()
 
     def stop(self, thread: threading.Thread) -> None:
-        """Returns when the thread has ended; a thread that has not begun will not draw."""
+        """Ends drawing and waits for the thread's end; a thread that has not begun will not draw."""
         self._end(ClosedError, "the prefetch was closed")
         if thread is threading.current_thread():  # the garbage collector may run in the thread itself
             return

@@ -127,6 +127,6 @@ class RowsWriter(Closing):
 
 
 def share_of(room: int, wanted: Ints) -> Ints:
-    """Divides `room` rows of room among the wanted rows, first come first served."""
+    """Returns how many of the wanted rows each lane gets of `room` rows; earlier lanes go first."""
     share: Ints = np.clip(room - (np.cumsum(wanted) - wanted), 0, wanted)
     return share

@@ -298,7 +298,7 @@ def _there(node: str) -> dict[str, Any]:
 
 
 def _connect(address: str) -> bool:
-    """Connects this process to the cluster; False if it was connected. Raises ValueError, ModuleNotFoundError."""
+    """Connects this process to the cluster; returns False if it already was. Raises ValueError, ModuleNotFoundError."""
     try:
         import ray
     except ModuleNotFoundError as error:

@@ -107,7 +107,7 @@ class CompressedRing(Ring):
 
 
 class _Overrides(dict[int, NDArray[Any]]):
-    """Values of a field that differ from the ring's neighbouring rows, by place: the row's ticket mod capacity."""
+    """A field's values that the neighbouring rows do not hold, by place: the row's ticket mod capacity."""
 
     def __init__(self, capacity: int) -> None:
         self._has = np.zeros(capacity, np.bool_)  # a value, by place
