@@ -60,7 +60,7 @@ UNITS = Whole(1, most=2**16)  # of a layer; a larger layer's weights would not f
 class Number:
     """A number from `low` to `high` inclusive, or between `above` and `below` exclusive.
 
-    It is finite; with finite=False infinity is allowed too. The field holds Python's number for one of NumPy.
+    It is finite; with finite=False infinity is allowed too. The field holds a number of NumPy as Python's.
     """
 
     low: float | None = None

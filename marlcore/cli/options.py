@@ -63,9 +63,7 @@ class CommandLine:
     def read(
         self, hints: Mapping[str, Any], positional: str = "", refuse: Refuse = "unknown option {}".format
     ) -> dict[str, Any]:
-        """Returns the options' values by name. A first word that follows no option is the value of `positional`.
-
-        Raises ValueError."""
+        """Returns the options' values by name; `positional` gets a first word without an option. Raises ValueError."""
         values: dict[str, Any] = {}
         free = [*self._free]
         for name, words in self.words.items():

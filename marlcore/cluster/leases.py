@@ -14,8 +14,8 @@ from ..errors import MarlcoreError
 from ..memory import LINE, File, Segment, Shared, Words
 
 # Words of a seat's line: the last epoch; the epoch that holds the seat, or 0; the time at which the holder was last
-# heard; the last epoch that was fenced
-_EPOCH, _HOLDER, _HEARD, _FENCED = range(4)
+# heard; in a copy of another table, the last epoch that ended there
+_EPOCH, _HOLDER, _HEARD, _ENDED = range(4)
 _WRITER_LOCK = 1  # a byte of the file
 _MOST_SEATS = 2**20
 
@@ -83,11 +83,9 @@ class Leases(Shared):
     def fence(self, seat: int) -> bool:
         """Ends the lease of a lost holder: ingests take no more of its rows. Returns False if the seat was free."""
         words = self._written(seat)
-        epoch = words.load(_HOLDER)
-        if epoch:
-            words.store(_HOLDER, 0)
-            words.store(_FENCED, epoch)
-        return epoch != 0
+        was_held = words.load(_HOLDER) != 0
+        words.store(_HOLDER, 0)
+        return was_held
 
     def expire(self) -> list[int]:
         """Fences each seat whose holder was silent for `lease_seconds`; call it several times per `lease_seconds`.
@@ -120,23 +118,22 @@ class Leases(Shared):
 
     def follow(self, seat: int, ended: int) -> None:
         """In a copy of the controller's table: records that a seat's epochs up to `ended` have ended; see `allows`."""
-        self._written(seat).store(_FENCED, ended)
+        self._written(seat).store(_ENDED, ended)
 
     def allows(self, seat: int, epoch: int) -> bool:
         """As `check`, by a copy of the controller's table, which learns of ends but may not know this grant yet."""
-        return epoch > self._line(seat).load(_FENCED)
+        return epoch > self._line(seat).load(_ENDED)
 
     def epoch(self, seat: int) -> int:
         """Returns the seat's last epoch; 0 before the first."""
         return self._line(seat).load(_EPOCH)
 
     def state(self, seat: int) -> str:
-        """Returns "held", "fenced" if the seat's last holder was fenced, otherwise "free"."""
+        """Returns "free" before the seat's first lease, "held" during a lease, "fenced" after it."""
         words = self._line(seat)
         if words.load(_HOLDER):
             return "held"
-        epoch = words.load(_EPOCH)
-        return "fenced" if epoch and words.load(_FENCED) == epoch else "free"
+        return "fenced" if words.load(_EPOCH) else "free"
 
     def age(self, seat: int) -> float:
         """Returns the seconds since the seat's last holder was heard."""

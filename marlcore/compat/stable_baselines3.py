@@ -163,7 +163,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     @property
     def observations(self) -> Any:
-        """A read-only copy by position: [buffer_size, n_envs, *shape], or a dict of such arrays.
+        """A read-only copy of the observations by position: [buffer_size, n_envs, *shape], or a dict of such arrays.
 
         This array and the others have zeros at empty positions, and where last observations of episodes took a step's
         room in a full buffer.
@@ -177,12 +177,12 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     @property
     def actions(self) -> NDArray[Any]:
-        """A read-only copy by position: [buffer_size, n_envs, action_dim]."""
+        """A read-only copy of the actions by position: [buffer_size, n_envs, action_dim]."""
         return _frozen(self._by_position(self._actions()))
 
     @property
     def rewards(self) -> NDArray[np.float32]:
-        """A read-only copy by position: float32 [buffer_size, n_envs]."""
+        """A read-only copy of the rewards by position: float32 [buffer_size, n_envs]."""
         return _frozen(self._by_position(self.replay.rewards()))
 
     @property

@@ -185,7 +185,7 @@ def has_mask(space: gym.Space) -> bool:
 
 
 def unmasked(parts: Mapping[str, Any]) -> Any:
-    """Takes the mask out of an observation or its space; returns the other parts by name, an only part itself."""
+    """Removes the mask from an observation or its space; returns the other parts by name, or the only other part."""
     others = {key: part for key, part in parts.items() if key != MASK}
     return others[ALONE] if others.keys() == {ALONE} else others
 

@@ -54,8 +54,8 @@ class Rules:
 class HuntState:
     """The state of treasure hunts with the same rules, all at the same turn of the same agent.
 
-    The grounds stand one after another in one array, so that a cell's index also tells its hunt. Their walls
-    are as thick as the view, so that every window fits.
+    All grounds lie in one array, so a cell's index also tells its hunt. Their walls are as thick as the view, so that
+    every observed window lies inside.
 
     Attributes:
         turn: the episode's present turn. index: the number of the agent that acts.

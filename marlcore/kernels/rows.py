@@ -27,7 +27,7 @@ CACHE_LINE = 64
 
 @inlined
 def row_of(p, lane, ticket):
-    """Returns a ticket's row, counted over all lanes' windows; a division would cost more than a cache hit."""
+    """Returns a ticket's row, counted over all lanes' windows, without a division (slower than a cache hit)."""
     row = ticket - int64_at(p.seam)[lane]
     return (lane + (row < 0)) * p.capacity + row
 

@@ -137,7 +137,7 @@ class Lineage:
 
 
 def _member(config: PopulationConfig, plain: Mapping[str, Any]) -> MemberState:
-    """Makes a member of its saved state. Raises ValueError and others: the state does not fit these settings."""
+    """Makes a member from its saved state. Raises ValueError and others: the state does not fit these settings."""
     settings = plain["settings"]
     if settings.keys() != config.settings.keys():
         raise names_error("settings", config.settings, settings)

@@ -349,7 +349,7 @@ def _fingerprint(policies: tuple[AssignedPolicy, ...], config: Config) -> Any:
 
 
 def _score(run_dir: Path, begin: int, evaluates: bool) -> float:
-    """Returns the agents' mean return since step `begin`: of the last evaluation or tenth of episodes; or NaN."""
+    """Averages the agents' last evaluation, or last tenth of episodes, since step `begin`; NaN if there is none."""
     name = "eval_return" if evaluates else "episode_return"
     values: dict[str, list[float]] = {}
     for metric in each_metric(run_dir / "metrics.csv"):

@@ -63,7 +63,7 @@ class Exploration:
             raise _changed(self._whole.states[0])
 
     def _expand_in_place(self) -> None:
-        """Expands states while no batch is out: new states join the list at once."""
+        """Expands states while no worker has any: new states join the list at once."""
         whole, batches, first = self._whole, self._batches, self._batches.merged
         began = now = perf_counter()
         try:

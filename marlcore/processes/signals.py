@@ -81,10 +81,10 @@ class Interrupts:
             self.reason = reason
         self.finishing = True
 
-    def deliver(self, folder: str = "", resume: str = "") -> None:
+    def deliver(self, folder: str = "") -> None:
         """Raises KeyboardInterrupt (see `stopped`) or SystemExit(128 + signum) after a signal; else the error."""
         if self.signum == signal.SIGINT and folder:
-            raise stopped(folder, resume)
+            raise stopped(folder)
         if self.signum is not None:
             raise_for(self.signum)
         if self.error is not None:

@@ -241,7 +241,7 @@ def _arrays(label: str, obs: Any, declared: Collection[str] | None, keys: tuple[
 
 
 def _array(label: str, values: Any, kinds: str = _NUMBERS) -> NDArray[Any]:
-    """Returns the values as an array. Raises ValueError: they are no array of these kinds, such as a list of dicts."""
+    """Returns the values as an array. Raises ValueError: they have another kind, as in a list of dicts."""
     try:
         array = np.asarray(values)
     except ValueError:  # a list of different shapes

@@ -252,7 +252,7 @@ def _replace(batch: TorchBatch, new: Any) -> None:
 
 
 def _start(thread: threading.Thread, work: weakref.ReferenceType[Work]) -> None:
-    """Starts the thread; holds no reference to the sampler, since it may return after the thread's end."""
+    """Starts the thread. It holds no reference to the sampler, since it may return after the thread has ended."""
     try:
         thread.start()
     except RuntimeError as error:

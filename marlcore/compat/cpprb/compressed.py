@@ -128,7 +128,7 @@ class _Overrides(dict[int, NDArray[Any]]):
         self._has[places] = False
 
     def put_into(self, values: NDArray[Any], tickets: Ints) -> NDArray[Any]:
-        """Writes the overrides of the rows at `tickets` into `values`, [n, *shape], and returns it."""
+        """Writes the overrides of the rows at `tickets` into `values`, [n, *shape]; returns `values`."""
         places = tickets % len(self._has)
         for row in np.flatnonzero(self._has[places]).tolist():
             values[row] = self[int(places[row])]
