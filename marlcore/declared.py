@@ -153,11 +153,11 @@ class Declared:
 
     def __new__(cls: type[T], *_: Any, **values: Any) -> T:
         names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
-        unknown = [name for name in values if name not in names]
-        try:
-            signature(cls.__init__).bind_partial(None, **dict.fromkeys(unknown))
-        except TypeError as error:
-            raise TypeError(f"{cls.__name__}: {short(error)}{did_you_mean(unknown[0], names)}") from None
+        if unknown := [name for name in values if name not in names]:
+            try:
+                signature(cls.__init__).bind_partial(None, **dict.fromkeys(unknown))
+            except TypeError as error:
+                raise TypeError(f"{cls.__name__}: {short(error)}{did_you_mean(unknown[0], names)}") from None
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
