@@ -132,7 +132,7 @@ class _Copy:
 
 
 class RingWriter(Writer):
-    """Appends rows to the lane. `row` stages the next one: a view [1, *shape] of each field, which keeps its value."""
+    """Appends rows to the lane. `row` holds, by name, a view [1, *shape] of each field of the next row to append."""
 
     def __init__(self, lane: RingLane, claim: File, shared: bool) -> None:
         super().__init__(lane._mapped, 0, claim, shared, PATIENCE_S, None)

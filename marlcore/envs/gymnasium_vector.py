@@ -152,7 +152,7 @@ class GymnasiumVector(Adapter):
         return final_obs if len(self._acting) == self.copies else rows_at(final_obs, self._acting)
 
     def _final_values(self, info: Mapping[str, Any], copy: int, last: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a copy's final observation and mask by name; the info lists copies' values or batches them."""
+        """Returns a copy's final observation and mask by name; the info has a list of copies' values or arrays."""
         name = next((name for name in FINAL_OBS if name in info), FINAL_OBS[0])
         finals = info.get(name)
         by_copy = isinstance(finals, list) or (isinstance(finals, np.ndarray) and finals.dtype.kind == "O")
