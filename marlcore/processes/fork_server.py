@@ -184,7 +184,7 @@ class ForkServer:
 def start_child(start: Callable[[], Program]) -> Program:
     """Calls `start` in a thread that outlives the child, since the thread's end would kill it (PR_SET_PDEATHSIG).
 
-    The process's first thread lives to the end and needs no other. Raises: OSError: no thread starts; errors of `start`.
+    The process's first thread never ends and needs no other. Raises: OSError: no thread starts; errors of `start`.
     """
     if threading.get_native_id() == os.getpid():
         return start()
