@@ -25,7 +25,7 @@ HINDSIGHT = np.dtype(
 
 @inlined
 def _follows(p, lane, ticket, later):
-    """Returns whether a later row is of the same episode: then age - ticket is equal; later episodes have less."""
+    """Returns whether a later row is of the same episode: age - ticket is then equal, else lower."""
     return age_of(place_of(p, lane, later)) - later == age_of(place_of(p, lane, ticket)) - ticket
 
 

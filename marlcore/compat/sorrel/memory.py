@@ -82,7 +82,7 @@ def learners_memory(rings: Sequence[Buffer]) -> Any:
 
 @contextmanager
 def writes_ignored(memory: Any) -> Iterator[None]:
-    """Makes the memory ignore writes within the block, as the actor calls the same hooks of the model and writes."""
+    """Makes the memory ignore writes within the block, since the actor calls the same hooks and writes."""
     vars(memory).update(dict.fromkeys(_WRITES, lambda *row, **extras: None))
     try:
         yield
