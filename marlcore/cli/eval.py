@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> int:
 
 
 def check_format(path: str) -> None:
-    """Checks a video's path. Raises ValueError: it is no GIF or MP4 in a directory. ImportError: MP4 needs a package."""
+    """Checks a video's path. Raises ValueError: no GIF or MP4 in a directory. ImportError: MP4 needs a package."""
     kind = Path(path).suffix.lower()
     if not Path(path).absolute().parent.is_dir():
         raise ValueError(f"video: expected a file in a directory that exists, got {path!r}")

@@ -158,7 +158,7 @@ def source_of(policy: AssignedPolicy, config: Config) -> ReplaySource | QueueSou
 
 
 def schedules_of(algorithm: Algorithm, config: Config) -> dict[str, Schedule]:
-    """Returns the schedules of a policy's published numbers; with a queue, it has no epsilon but its algorithm's own."""
+    """Returns the schedules of a policy's published numbers; with a queue, no epsilon but its algorithm's own."""
     given: Mapping[str, Any] = getattr(algorithm, "schedules", dict)()  # an algorithm need not derive from Algorithm
     check_free(f"schedules of {type(algorithm).__name__}", given)
     schedules = {name: Schedule.from_value(name, value) for name, value in given.items()} | config.schedules
