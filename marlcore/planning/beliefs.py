@@ -55,7 +55,7 @@ def _profiles_of(agents: Sequence[int], actions: int) -> NDArray[np.int64]:
 def _beliefs(
     believed: Believed, agent: int, others: tuple[int, ...], graph: Graph, numbers: Numbers
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
-    """Returns the number of pairs by state and action, int64 [numbers, actions], and their probabilities and profiles."""
+    """Returns the number of pairs by state and action, int64 [numbers, actions], their probabilities and profiles."""
 
     def pairs_of(state: Any) -> list[list[tuple[float, tuple[Any, ...]]]]:
         # A profile is copied at once, since the caller's function may reuse its memory.

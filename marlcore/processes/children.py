@@ -46,8 +46,8 @@ log = logging.getLogger(__name__)
 class Children(Closing):
     """The child processes of one user, forked by a server that has imported `preload`.
 
-    Signals that `interrupts` notes end the wait for a starting server; by default, only `uninterrupted` notes them. A
-    `server` of other children is used but not closed. `fork`: see `ForkServer`.
+    `interrupts` notes signals that end the wait for a starting server; None: only within `uninterrupted`. A `server`
+    of other children is used but not closed. `fork`: see `ForkServer`.
     """
 
     def __init__(
