@@ -22,11 +22,12 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, is_dataclass, replace
 from functools import cache, partial
+from inspect import signature
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from .checks import brief, check_type, check_whole, is_number, short
+from .checks import brief, check_type, check_whole, did_you_mean, is_number, short
 
 T = TypeVar("T")
 Rule = Callable[[str, Any], Any]
@@ -59,7 +60,7 @@ UNITS = Whole(1, most=2**16)  # of a layer; a larger layer's weights would not f
 class Number:
     """A number from `low` to `high` inclusive, or between `above` and `below` exclusive.
 
-    It is finite; with finite=False infinity is allowed too. The field holds Python's number for one of NumPy.
+    It is finite; with finite=False infinity is allowed too. The field holds a number of NumPy as Python's.
     """
 
     low: float | None = None
@@ -149,6 +150,15 @@ def check_declared(settings: Any, owner: str = "") -> None:
 
 class Declared:
     """The base of dataclasses that check their fields when they are made."""
+
+    def __new__(cls: type[T], *_: Any, **values: Any) -> T:
+        names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+        if unknown := [name for name in values if name not in names]:
+            try:
+                signature(cls.__init__).bind_partial(None, **dict.fromkeys(unknown))
+            except TypeError as error:
+                raise TypeError(f"{cls.__name__}: {short(error)}{did_you_mean(unknown[0], names)}") from None
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         check_declared(self)

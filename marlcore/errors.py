@@ -17,7 +17,7 @@ from .checks import printable
 class MarlcoreError(Exception):
     """Base of marlcore's errors.
 
-    It also comes by itself where no program needs to tell the causes apart: writers overwrite every draw (use a larger
+    It is raised itself where no program needs to tell the causes apart: writers overwrite every draw (use a larger
     capacity), processes cannot be started, descriptors run out. The message names the remedy.
     """
 

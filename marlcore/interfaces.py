@@ -154,7 +154,7 @@ class VectorEnvironment(Protocol):
 
 
 class Action(NamedTuple):
-    """What an algorithm chose for k observations.
+    """An algorithm's choices for k observations.
 
     Attributes:
         action: [k, ...] of the action space; those of a Discrete or MultiDiscrete count from 0.

@@ -14,14 +14,14 @@ _inside: dict[object, bool] = {}  # the blocks of `shown_with` that some thread 
 
 
 def say_always() -> None:
-    """From now on, `say` writes to standard error even if it is no terminal; used by the command line."""
+    """Makes `say` write to standard error from now on, even if it is no terminal; used by the command line."""
     global _by_default
     _by_default = True
 
 
 @contextmanager
 def shown_with(progress: bool) -> Iterator[None]:
-    """Shows the block's notices exactly if `progress`: on standard error, be it a terminal, a pipe or a file.
+    """Shows notices within the block if `progress`, even if standard error is no terminal; otherwise hides them.
 
     It holds for every thread, since any may compile a kernel. Of several open blocks, the newest counts.
     """

@@ -33,7 +33,7 @@ def part_name(keys: tuple[Any, ...]) -> str:
 
 
 def each(function: Callable[..., Any], values: Any, *others: Any) -> Any:
-    """Applies `function` to each part of the values and the same part of others; returns the values' form."""
+    """Applies `function` to each part of the values and the same part of `others`; returns results in the same form."""
     if isinstance(values, Mapping):
         return {name: function(value, *(other[name] for other in others)) for name, value in values.items()}
     return function(values, *others)

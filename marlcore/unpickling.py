@@ -15,7 +15,7 @@ from cloudpickle import cloudpickle
 def unpickled(data: Any, apart: bool = False) -> Any:
     """Unpickles bytes, with the program's own classes where it has them.
 
-    `apart`: with the pickle's own classes, as they were when it was written; a run needs these.
+    `apart`: with the classes that the pickle holds, as its run had them.
     """
     return _Unpickler(data, apart).load()
 

@@ -162,7 +162,7 @@ def _copies(nbytes: int) -> Call:
 
 
 def _random_rows(rows: int, nbytes: int, neighbours: int) -> Call:
-    """Returns a call in which NumPy copies a batch of runs of `neighbours` rows, at places drawn in advance."""
+    """Returns a function that copies BATCH groups of `neighbours` adjacent rows, from places drawn in advance."""
     ring = np.ones((rows, nbytes), np.uint8)
     starts = np.random.default_rng(0).integers(rows - neighbours, size=(64, BATCH, 1))
     places = cycle((starts + np.arange(neighbours)).reshape(64, -1))

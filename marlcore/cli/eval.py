@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> int:
 
 
 def check_format(path: str) -> None:
-    """Raises: ValueError: the file is neither GIF nor MP4, or has no directory. ImportError: MP4 needs a package."""
+    """Checks a video's path. Raises ValueError: no GIF or MP4 in a directory. ImportError: MP4 needs a package."""
     kind = Path(path).suffix.lower()
     if not Path(path).absolute().parent.is_dir():
         raise ValueError(f"video: expected a file in a directory that exists, got {path!r}")
@@ -92,7 +92,7 @@ def check_format(path: str) -> None:
 
 
 def film(run: EvaluatedRun, seed: int) -> tuple[list[Frame], float]:
-    """Returns the frames of a greedy episode, and the frames a second. Raises ValueError: it is not rendered."""
+    """Returns the frames of a greedy episode, and the frame rate. Raises ValueError: the environment cannot render."""
     raw = _rendering(run.env_fn)
     camera = _Camera(raw)
     with closing(vectorize(lambda: raw, 1)) as env:
@@ -104,7 +104,7 @@ def film(run: EvaluatedRun, seed: int) -> tuple[list[Frame], float]:
 
 
 def _rendering(env_fn: Callable[..., Any]) -> Any:
-    """Makes an environment that renders arrays. Raises ValueError: it cannot."""
+    """Makes an environment that renders arrays. Raises ValueError: the environment cannot render."""
     if isinstance(env_fn, NamedEnvironment):
         make: Callable[[], Any] = replace(env_fn, options={**env_fn.options, "render_mode": RENDER_MODE})
     elif _takes_render_mode(env_fn):

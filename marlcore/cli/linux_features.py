@@ -1,7 +1,7 @@
-"""The kernel features that marlcore needs, each tried: in a sandbox, the kernel's version says little.
+"""Tries each kernel feature that marlcore needs, since in a sandbox the kernel's version says little.
 
-An attempt gets the segments' directory, and raises OSError or MarlcoreError if the feature does not work. It imports
-the parts of the core that it needs itself, since the core may be broken.
+An attempt is a function of the segments' directory. It raises OSError or MarlcoreError if the feature does not work,
+and imports the core itself, since the core may be broken.
 """
 
 import mmap

@@ -1,6 +1,6 @@
 """A command's options: the fields of a dataclass, whose docstrings are the help.
 
-tyro only draws the help: it reports a wrong option as a box, and not in one line.
+tyro only draws the help, since it would report a wrong option in a box and not in one line.
 """
 
 import inspect
@@ -63,7 +63,7 @@ class CommandLine:
     def read(
         self, hints: Mapping[str, Any], positional: str = "", refuse: Refuse = "unknown option {}".format
     ) -> dict[str, Any]:
-        """Returns the options' values by name; the first word without an option is `positional`. Raises ValueError."""
+        """Returns the options' values by name; `positional` gets a first word without an option. Raises ValueError."""
         values: dict[str, Any] = {}
         free = [*self._free]
         for name, words in self.words.items():
@@ -136,7 +136,7 @@ def _may_be_flag(hint: Any) -> bool:
 
 
 class _Form(NamedTuple):
-    """How words are read as a type: what they must be, the function that reads them, and whether it takes several."""
+    """How to read words as a type: their description for errors, the reading function, and whether it takes several."""
 
     expected: str
     read: Callable[..., Any]
@@ -174,7 +174,7 @@ def _form(kind: Any) -> _Form:
 
 
 def _read(label: str, hint: Any, words: Sequence[str]) -> Any:
-    """Reads words as a value, as text only if no other type takes them. Raises ValueError: no type does."""
+    """Reads words as a value of an allowed type, text last. Raises ValueError: the words fit no type."""
     forms = [*map(_form, _members(hint))]
     for form in sorted(forms, key=lambda form: form.expected == TEXT):
         with suppress(ValueError, KeyError, TypeError):  # TypeError: more or fewer words than the type takes
@@ -195,9 +195,9 @@ def _option(name: str) -> str:
 def print_table(
     columns: Mapping[str, Any], rows: Sequence[Sequence[str]], total: Sequence[str] = (), caption: str | None = None
 ) -> None:
-    """Prints rows below these titles, each with its justification, and the caption.
+    """Prints a table: its titles with the justification of their columns, the rows and the caption.
 
-    Off a terminal, on a very narrow one, or without rich, it writes the rows and the total, if there is one, with tabs.
+    Off a terminal, on a very narrow one, or without rich, it writes only the rows and any total, separated by tabs.
     """
     rows = [[*map(printable, row)] for row in rows]
     narrow = shutil.get_terminal_size().columns < 10 * len(columns)

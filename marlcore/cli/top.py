@@ -186,7 +186,7 @@ class WatchedRun:
 
 
 def _find(run_dir: str, once: bool) -> WatchedRun:
-    """Returns that directory's run, or the only live run; unless `once`, waits until it is there. Raises ValueError."""
+    """Returns the live run of `run_dir`, or the only live one; waits for it unless `once`. Raises ValueError."""
     if is_address(run_dir):
         raise ValueError(f"run_dir: expected the run's directory on this machine, got {run_dir!r}")
     notified = False
@@ -209,7 +209,7 @@ def _find(run_dir: str, once: bool) -> WatchedRun:
 
 
 def _live(run_dir: str) -> list[WatchedRun]:
-    """Returns the live runs, of that directory if it is given."""
+    """Returns the live runs, or only those of `run_dir` if given."""
     wanted = str(Path(run_dir).resolve()) if run_dir else ""
     runs: list[WatchedRun] = []
     for path in sorted(SHM_DIR.glob(Control.files)):
@@ -225,7 +225,7 @@ def _live(run_dir: str) -> list[WatchedRun]:
 
 
 def _table(figures: dict[str, Any], policy_of: Mapping[str, str]) -> FittedTable:
-    """Makes a line for the run, and a row for each worker, each policy that shares a learner, and other agents."""
+    """Makes a line for the run, and a row for each worker, each policy that shares a learner, and each other agent."""
     headline = [
         figures["run_dir"],
         f"{figures['steps']:,} of {figures['total_steps']:,} steps",

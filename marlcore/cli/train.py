@@ -116,7 +116,7 @@ def _resumed(line: CommandLine) -> tuple[str, str, Any, Config]:
 
 
 def _popped(values: dict[str, Any], names: Iterable[str], prefix: str = "") -> dict[str, Any]:
-    """Takes the values of these names out; returns them by their names without the prefix."""
+    """Removes the values of these names from `values`; returns them by name without the prefix."""
     return {name.removeprefix(prefix): values.pop(name) for name in names if name in values}
 
 
@@ -148,7 +148,7 @@ def _read(line: CommandLine) -> tuple[TrainOptions, str, Any, Config]:
 
 
 def _chosen_settings(line: CommandLine) -> Settings:
-    """Reads the settings of a preset or a file, or the defaults. Raises ValueError: two are named, or one is bad."""
+    """Reads the settings of a preset or a file, or the defaults. Raises ValueError: both are given, or invalid."""
     file, preset = line.word("settings"), line.word("preset")
     if file and preset:
         raise ValueError(f"settings: expected none with --preset {preset}, got {file!r}")

@@ -1,8 +1,8 @@
 """Bookings: an ingest's record of the rows that each target lane has taken; it survives the ingest's death.
 
-A lane's line has a word `turn`, whose lowest bit selects the valid half, and two halves of four words, the fields
-of a `Booking`. Arriving rows change no booking: the lane's commit moves the cursor with the rows. The holder of the
-lane's writer lock writes the invalid half; one store of `turn` makes that half valid.
+Each lane has a cache line of words: `turn`, whose lowest bit selects the valid half, and two halves, each with the four
+fields of a `Booking`. The holder of the lane's writer lock writes the invalid half; one store of `turn` makes that half
+valid. Rows that arrive in order change no booking: the sender's next ticket follows from the lane's committed ticket.
 """
 
 from dataclasses import astuple, dataclass

@@ -5,7 +5,6 @@ message that continues at the cursor changes no booking: the commit of its rows 
 gap changes a booking, before any later row is written.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from threading import Condition, Lock
@@ -47,21 +46,15 @@ class IngestStats:
 
     Attributes:
         rows: written to the target, boundary rows included.
-        bytes: the size of all messages, as received.
-        messages: the number of messages taken.
         duplicates: rows left out because they had been written before.
         gaps: rows that their senders had overwritten before they were sent.
         refused: messages of fenced epochs.
-        waited: seconds spent on writing messages and on waiting for room.
     """
 
     rows: int = 0
-    bytes: int = 0
-    messages: int = 0
     duplicates: int = 0
     gaps: int = 0
     refused: int = 0
-    waited: float = 0.0
 
 
 class Ingest(Closing):
@@ -172,7 +165,6 @@ class Ingest(Closing):
             self._check_epoch(sender, sent.seat, sent.epoch)
             whole = self._take(sender, sent, offsets)
             sender.turn.notify_all()
-        self._count(messages=1, bytes=len(message))
         return whole
 
     def close(self) -> None:
@@ -196,7 +188,6 @@ class Ingest(Closing):
         if not len(parts):
             self._count(duplicates=int(skip.sum()))
             return True
-        began = time.monotonic()
         try:
             written = self._writer.append(parts, sent.plain_rows(), self._wait_seconds)
         except BaseException:
@@ -204,7 +195,7 @@ class Ingest(Closing):
             raise
         self._next[lanes[new]] += written
         self._committed[lanes[new]] += written
-        self._count(rows=int(written.sum()), duplicates=int(skip.sum()), waited=time.monotonic() - began)
+        self._count(rows=int(written.sum()), duplicates=int(skip.sum()))
         return bool((written == take[new]).all())
 
     def _is_early(self, sender: _Sender, sent: Message) -> bool:
@@ -238,12 +229,12 @@ class Ingest(Closing):
         self._seam[lane] = booking.seam
 
     def _look_again(self, lanes: Ints) -> None:
-        """After a failed append: advances the cursors past those of its rows that were written."""
+        """Advances the cursors past the rows that a failed append has written."""
         committed = self._writer.committed()
         self._next[lanes] += committed[lanes] - self._committed[lanes]
         self._committed[lanes] = committed[lanes]
 
-    def _count(self, **amounts: float) -> None:
+    def _count(self, **amounts: int) -> None:
         with self._counting:
             for name, amount in amounts.items():
                 setattr(self.stats, name, getattr(self.stats, name) + amount)

@@ -14,8 +14,8 @@ from ..errors import MarlcoreError
 from ..memory import LINE, File, Segment, Shared, Words
 
 # Words of a seat's line: the last epoch; the epoch that holds the seat, or 0; the time at which the holder was last
-# heard; the last epoch that was fenced; the number of fenced epochs
-_EPOCH, _HOLDER, _HEARD, _FENCED, _FENCES = range(5)
+# heard; in a copy of another table, the last epoch that ended there
+_EPOCH, _HOLDER, _HEARD, _ENDED = range(4)
 _WRITER_LOCK = 1  # a byte of the file
 _MOST_SEATS = 2**20
 
@@ -80,23 +80,12 @@ class Leases(Shared):
             words.store(_HEARD, monotonic_ns())
         return holds
 
-    def release(self, seat: int, epoch: int) -> bool:
-        """Ends a lease in order: ingests take no more rows of its epoch. Returns False if it had ended already."""
-        words = self._written(seat)
-        holds = epoch > 0 and words.load(_HOLDER) == epoch
-        if holds:
-            words.store(_HOLDER, 0)
-        return holds
-
     def fence(self, seat: int) -> bool:
         """Ends the lease of a lost holder: ingests take no more of its rows. Returns False if the seat was free."""
         words = self._written(seat)
-        epoch = words.load(_HOLDER)
-        if epoch:
-            words.store(_HOLDER, 0)
-            words.store(_FENCED, epoch)
-            words.add(_FENCES, 1)
-        return epoch != 0
+        was_held = words.load(_HOLDER) != 0
+        words.store(_HOLDER, 0)
+        return was_held
 
     def expire(self) -> list[int]:
         """Fences each seat whose holder was silent for `lease_seconds`; call it several times per `lease_seconds`.
@@ -129,31 +118,26 @@ class Leases(Shared):
 
     def follow(self, seat: int, ended: int) -> None:
         """In a copy of the controller's table: records that a seat's epochs up to `ended` have ended; see `allows`."""
-        self._written(seat).store(_FENCED, ended)
+        self._written(seat).store(_ENDED, ended)
 
     def allows(self, seat: int, epoch: int) -> bool:
-        """As `check`, in a copy of the controller's table, where an epoch's rows may arrive before its grant."""
-        return epoch > self._line(seat).load(_FENCED)
+        """As `check`, by a copy of the controller's table, which learns of ends but may not know this grant yet."""
+        return epoch > self._line(seat).load(_ENDED)
 
     def epoch(self, seat: int) -> int:
         """Returns the seat's last epoch; 0 before the first."""
         return self._line(seat).load(_EPOCH)
 
     def state(self, seat: int) -> str:
-        """Returns "held", "fenced" if the seat's last holder was fenced, otherwise "free"."""
+        """Returns "free" before the seat's first lease, "held" during a lease, "fenced" after it."""
         words = self._line(seat)
         if words.load(_HOLDER):
             return "held"
-        epoch = words.load(_EPOCH)
-        return "fenced" if epoch and words.load(_FENCED) == epoch else "free"
+        return "fenced" if words.load(_EPOCH) else "free"
 
     def age(self, seat: int) -> float:
         """Returns the seconds since the seat's last holder was heard."""
         return (monotonic_ns() - self._line(seat).load(_HEARD)) / 1e9
-
-    def fenced(self, seat: int) -> int:
-        """Returns the number of the seat's leases that ended by fencing."""
-        return self._line(seat).load(_FENCES)
 
     def close(self) -> None:
         """Releases the table. Its name disappears when the writer closes it; processes that have it mapped keep it."""

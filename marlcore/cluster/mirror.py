@@ -1,4 +1,4 @@
-"""The mirror: keeps a store on this node at the newest version of its home store on another one."""
+"""The mirror: keeps a store on this node at the newest version of a store on another node, its home store."""
 
 from collections.abc import Mapping
 from threading import Event, Lock, Thread

@@ -15,7 +15,7 @@ _ANSWER_S = 30.0  # added to a mirror's own timeout: for the answer, and for the
 
 
 class PorterActor:
-    """A porter as a Ray actor; `start` makes it. One thread watches the store, however many mirrors wait."""
+    """The class of the Ray actor that `start` starts; it hosts a `Porter`. One thread serves all waiting mirrors."""
 
     def __init__(self, handle: SegmentHandle, every: bool = False) -> None:
         import ray
@@ -62,7 +62,7 @@ class PorterActor:
 
 
 class WeightsLink:
-    """A mirror's link to the porter of a name. It also finds a porter that was restarted or replaced.
+    """A mirror's link to a porter by name, so that it also finds one that was restarted or replaced.
 
     Its methods raise ConnectionError, in one line, while the porter cannot be reached.
 

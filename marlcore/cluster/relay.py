@@ -124,7 +124,7 @@ class Relay(Closing):
             source: the node's replay or queue; its lanes are the seat's first lanes.
             link: the link to the ingest.
             seat, epoch: see `Ingest.open`.
-            flush_seconds: the longest time that a row waits for more rows; up to 90 KB wait a tenth of it.
+            flush_seconds: the longest time that a row waits for more rows; a tenth of it while they are at most 90 KB.
             compress: "lz4" compresses messages, which pays for frames.
             clock: a monotonic clock in seconds.
 
@@ -340,5 +340,5 @@ class Relay(Closing):
         return self._rows.first_to_send(lane, least if least > lo else min(lo + (hi - lo) // 8, hi - 1))
 
     def _least(self) -> Ints:
-        """Returns the lowest ticket of each lane that may be sent: a queue never sends rows again to another ingest."""
+        """Returns each lane's lowest ticket that may be sent; a queue's acknowledged rows are never sent again."""
         return np.maximum(self._rows.lo, self._acked) if self._rows.once and self._acked is not None else self._rows.lo

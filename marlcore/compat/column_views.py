@@ -1,4 +1,4 @@
-"""A replay whose columns its only writer reads in place: that process knows which rows change."""
+"""A replay with one writer, which reads the columns in place, since it knows which rows change."""
 
 from typing import Any
 

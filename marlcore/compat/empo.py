@@ -175,9 +175,9 @@ class _Keywords(Declared):
 
 
 def _archive(path: Path, graph: Graph, values: "_ByState") -> None:
-    """Writes the values level by level, from the ends: a header, then for each state a list of dicts, values by goal.
+    """Writes the values level by level, successors first: a header, then per state a list of each agent's dict by goal.
 
-    The list has one dict per agent. The file appears whole; a killed process's half-written file is removed.
+    The file appears whole; the next call removes a half-written file of a killed process.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     for left in path.parent.glob(f".{path.name}.*"):
@@ -200,7 +200,7 @@ def _archive(path: Path, graph: Graph, values: "_ByState") -> None:
 class AttainmentCache:
     """Replaces EMPO's `SlicedAttainmentCache`: tells whether successors achieve goals. Its one slice has all states.
 
-    `cache[state][profile]`, both by number, is a dict by goal of int8 [successors], in the order of the transitions.
+    `cache[state][profile]`, both by number, maps each goal to int8 [successors], in the order of the transitions.
     The cache reads and keeps the graph's arrays.
     """
 
@@ -325,7 +325,7 @@ class _ByGoal(Mapping[Goal, Any]):
 
 @dataclass(eq=False)
 class _ByState(Mapping[Hashable, Any]):
-    """A mapping from state to agent to goal to a value or, for states that are not terminal, to a policy."""
+    """Maps a state to an agent to a goal to a value, or to a policy, which terminal states lack."""
 
     states: list[Any]
     index: dict[Any, int]

@@ -43,8 +43,8 @@ def spec_of(fields: Mapping[str, Field]) -> TransitionSpec:
 class RingLane(ViewedReplay):
     """One lane of rows, read by ticket, with a line of words beside it.
 
-    `base` and `mark` read the words BASE and MARK as int64 in shared memory. Their values may be a moment old, but
-    reading takes a tenth of a C call's time; `load_base` makes the call. `places` has each field's place by its name.
+    `base` and `mark` read the words BASE and MARK as plain int64 in shared memory, ten times as fast as the C call
+    `load_base`; the values may be a moment old. `places` has each field's place by its name.
     """
 
     kind = "ring"
@@ -85,7 +85,7 @@ class RingLane(ViewedReplay):
         return copy(tickets)
 
     def whole(self, tickets: Ints) -> NDArray[np.bool_] | None:
-        """Returns whether each row was still whole after its copy, which must precede this call; None if all were."""
+        """Returns for each row whether copies made before this call are whole; None if all are."""
         count = len(tickets)
         ok = np.zeros(count, np.uint8)
         validate = self._mapped.native.validator(np.zeros(count, np.int64), tickets, ok)
@@ -132,7 +132,7 @@ class _Copy:
 
 
 class RingWriter(Writer):
-    """Appends rows to the lane. `row` stages the next one: a view [1, *shape] of each field, which keeps its value."""
+    """Appends rows to the lane. `row` holds, by name, a view [1, *shape] of each field of the next row to append."""
 
     def __init__(self, lane: RingLane, claim: File, shared: bool) -> None:
         super().__init__(lane._mapped, 0, claim, shared, PATIENCE_S, None)
@@ -152,7 +152,7 @@ class RingWriter(Writer):
         return ticket
 
     def append_batch(self, rows: Mapping[str, Any], count: int) -> int:
-        """Appends rows, all or none, each field [count, *shape] (large ones unstaged); returns the first ticket."""
+        """Appends rows, all or none, each field [count, *shape]; returns the first ticket."""
         batch = self._batch
         if batch is None or batch.rows != count:
             records = np.zeros((count, self._records.shape[1]), np.uint8)
@@ -173,7 +173,7 @@ class RingWriter(Writer):
         return ticket
 
     def _views(self, records: NDArray[np.uint8]) -> tuple[Rows, list[NDArray[Any]]]:
-        """Returns a staging array [count, *shape] for each field, inside `records` or, if large, in the second list."""
+        """Returns a staging array [count, *shape] for each field, in `records`, and a list of those of large fields."""
         frames = [place.field.zeros(len(records)) for place in self._view.layout.places if place.column]
         views = {name: frames[place.column - 1] if place.column else place.views(records)
                  for name, place in self._places.items()}  # fmt: skip

@@ -157,13 +157,13 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self.replay.close()
 
     def size(self) -> int:
-        """Returns the steps held per environment; a mean, if last observations of episodes take unequal room."""
+        """Returns the steps held per environment, a mean if last observations of episodes take unequal room."""
         steps: int = min(self.buffer_size if self.full else self.pos, len(self.replay) // self.n_envs)
         return steps
 
     @property
     def observations(self) -> Any:
-        """A read-only copy by position: [buffer_size, n_envs, *shape], or a dict of such arrays.
+        """A read-only copy of the observations by position: [buffer_size, n_envs, *shape], or a dict of such arrays.
 
         This array and the others have zeros at empty positions, and where last observations of episodes took a step's
         room in a full buffer.
@@ -177,12 +177,12 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     @property
     def actions(self) -> NDArray[Any]:
-        """A read-only copy by position: [buffer_size, n_envs, action_dim]."""
+        """A read-only copy of the actions by position: [buffer_size, n_envs, action_dim]."""
         return _frozen(self._by_position(self._actions()))
 
     @property
     def rewards(self) -> NDArray[np.float32]:
-        """A read-only copy by position: float32 [buffer_size, n_envs]."""
+        """A read-only copy of the rewards by position: float32 [buffer_size, n_envs]."""
         return _frozen(self._by_position(self.replay.rewards()))
 
     @property
@@ -382,7 +382,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         )
 
     def _draw(self, batch_size: int) -> _Transitions | Batch:
-        """Draws from the lanes, which hold every step with a successor, and in proportion from the newest steps."""
+        """Draws uniformly from all steps: the lanes hold those with a successor, `_newest` the others."""
         if self._newest is None:
             raise NotEnoughData(_EMPTY)
         waiting = np.flatnonzero(~self._newest.ended)

@@ -70,7 +70,7 @@ def applied_offline(config: Config) -> Config:
 
 
 def _run_wide(config: Config) -> dict[str, str]:
-    """Returns a policy's settings that differ from the run's, although all policies share them, with a reason each."""
+    """Returns a policy's own values of settings that all policies share, by name, each with the reason to ignore it."""
     return {
         f"{by}.{policy}.{name}": f"all policies have {section}.{name}"
         for by, section in SECTIONS.items()

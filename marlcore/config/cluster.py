@@ -9,7 +9,7 @@ from ..declared import Declared, Number, Whole
 
 
 def _resources(label: str, value: Any) -> dict[str, float]:
-    """Returns amounts by name, as Ray takes them. Raises ValueError, TypeError."""
+    """Returns amounts of Ray's resources by name. Raises ValueError, TypeError."""
     check_type(label, value, Mapping, expected="amounts by name")
     named = all(isinstance(name, str) and name for name in value)
     if not named or not all(is_number(n) and 0 < n < 2**53 and (n < 1 or n % 1 == 0) for n in value.values()):
@@ -19,7 +19,7 @@ def _resources(label: str, value: Any) -> dict[str, float]:
 
 
 def _by_policy(label: str, value: Any) -> dict[str, dict[str, float]]:
-    """Returns amounts by policy; reads those given as text, such as GPU=1,CPU=4. Raises ValueError, TypeError."""
+    """Returns each policy's amounts of resources; reads text such as GPU=1,CPU=4. Raises ValueError, TypeError."""
     check_type(label, value, Mapping, expected="resources by policy")
     try:
         read = {policy: _read(each) if isinstance(each, str) else each for policy, each in value.items()}
@@ -29,7 +29,7 @@ def _by_policy(label: str, value: Any) -> dict[str, dict[str, float]]:
 
 
 def _read(text: str) -> dict[str, float]:
-    """Reads amounts from text. Raises ValueError: it has another form, or names a resource twice."""
+    """Reads amounts of resources from text. Raises ValueError: the text has another form, or names a resource twice."""
     parts = [part.split("=") for part in text.split(",")]
     read = {name.strip(): float(amount) for name, amount in parts}
     if len(read) < len(parts):
@@ -96,19 +96,19 @@ class ClusterConfig(Declared):
 
     @property
     def seats(self) -> int:
-        """The most machines beside this one, `nodes`; 0 without a cluster."""
+        """The largest number of other machines, `nodes`; 0 without a cluster."""
         return 0 if self.address is None else self.nodes
 
     def reserved_for(self, policy: str) -> dict[str, float]:
-        """Returns the amounts, by name, that Ray reserves for a policy's learner on another machine."""
+        """Returns the amounts of resources that Ray reserves for a policy's learner on another machine."""
         return {"CPU": 1.0, **self.learners[policy]}  # type: ignore[dict-item]  # text was read
 
     @property
     def actors(self) -> int:
-        """The number of actors on all machines beside this one."""
+        """The number of actors on all other machines."""
         return self.seats * self.actors_per_node
 
     @property
     def reserved(self) -> dict[str, float]:
-        """The amounts, by name, that Ray reserves for the actors of a machine."""
+        """The amounts of resources that Ray reserves for the actors of a machine."""
         return {"CPU": float(self.actors_per_node)} | self.resources

@@ -160,7 +160,7 @@ class Config(Declared):
         by_policy = {name: getattr(self, name) for name in SECTIONS} | {"cluster.learners": self.cluster.learners}
         for label, given in by_policy.items():
             if wrong := given.keys() - names:
-                raise ValueError(f"{label}: expected the policies {names}, got {min(wrong)!r}")
+                raise ValueError(f"{label}: expected the policies {names}, got {brief(min(wrong))}")
 
     def limiter(self, policy: str, lanes: int) -> RateLimiter | None:
         """Returns the rate limiter between a policy's learner and its actors; None if they run free."""
@@ -202,7 +202,7 @@ class Config(Declared):
 
     @property
     def clearing_stages(self) -> frozenset[int]:
-        """The numbers of the stages from whose beginning learners no longer draw earlier transitions."""
+        """The numbers of the stages at whose beginning learners stop drawing earlier transitions."""
         cleared, numbers = self.replay.clear_at_stage, range(1, len(self.stages) + 1)
         if isinstance(cleared, bool):
             return frozenset(numbers if cleared else ())
@@ -226,7 +226,7 @@ class Config(Declared):
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Config:
-        """Inverts `to_dict`; fields that are missing get their defaults. Raises ValueError: see `Config`."""
+        """Makes settings from `to_dict`'s result; missing fields get their defaults. Raises ValueError."""
         names = {field.name for field in fields(cls)}
         return cls().changed(by_dotted_name({name: plain[name] for name in plain if name in names}))
 
@@ -238,7 +238,8 @@ class Config(Declared):
             prefix, _, name = label.rpartition(".")
             by, _, policy = prefix.partition(".")
             sections = getattr(config, by)
-            section = changed(sections.get(policy, getattr(config, SECTIONS[by])), {name: values[label]}, f"{prefix}.")
+            usual, where = sections.get(policy, getattr(config, SECTIONS[by])), f"{by}.{short(policy)}."
+            section = changed(usual, {name: values[label]}, where)
             config = changed(config, {by: {**sections, policy: section}})
         return config
 

@@ -1,4 +1,4 @@
-"""Assigns policies to agents, algorithms and learner processes, and checks them before anything starts."""
+"""Assigns a policy to each agent, and an algorithm and a learner process to each policy; checks all of them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,7 +39,7 @@ def assign(
     stack: int,
     self_play: SelfPlayConfig = NO_SELF_PLAY,
 ) -> tuple[AssignedPolicy, ...]:
-    """Assigns policies to agents with these spaces, in the order of their first agents. Raises ValueError, TypeError.
+    """Makes the policies of agents with these spaces, in the order of their first agents. Raises ValueError, TypeError.
 
     In a league (`self_play.roles`), each policy acts for all agents.
     """
@@ -141,7 +141,7 @@ def _chosen(algorithm: Any) -> Algorithm:
 
 
 def source_of(policy: AssignedPolicy, config: Config) -> ReplaySource | QueueSource:
-    """Returns the source of a policy's batches; sequences have no hindsight. Raises TypeError: it is no source."""
+    """Returns the source of a policy's batches; sequences get no hindsight. Raises TypeError: it is no source."""
     from ..replay import Hindsight, Prioritized  # here, so that settings load without Numba
 
     config = replace(config, ratios={}).of(policy.name)  # `applied` refuses a ratio of None in serial mode
@@ -158,7 +158,7 @@ def source_of(policy: AssignedPolicy, config: Config) -> ReplaySource | QueueSou
 
 
 def schedules_of(algorithm: Algorithm, config: Config) -> dict[str, Schedule]:
-    """Returns schedules of the numbers published with a policy's weights; on-policy, epsilon only if it has one."""
+    """Returns the schedules of a policy's published numbers; with a queue, no epsilon but its algorithm's own."""
     given: Mapping[str, Any] = getattr(algorithm, "schedules", dict)()  # an algorithm need not derive from Algorithm
     check_free(f"schedules of {type(algorithm).__name__}", given)
     schedules = {name: Schedule.from_value(name, value) for name, value in given.items()} | config.schedules

@@ -20,7 +20,7 @@ class Distribution(ABC):
     @property
     @abstractmethod
     def ends(self) -> tuple[Any, ...]:
-        """Values to check: if they are allowed, all values are. The ends of a range, or every option."""
+        """The ends of the range, or every option: if a setting allows these values, it allows all."""
 
     @abstractmethod
     def restored(self, label: str, value: Any) -> Any:
@@ -31,7 +31,7 @@ class Distribution(ABC):
 
     @abstractmethod
     def perturbed(self, value: Any, factor: float) -> Any:
-        """Returns a value near `value`: larger, or the next option, if `factor` is above 1; else the opposite."""
+        """Returns a larger value, or the next option, if `factor` is above 1; otherwise a smaller or previous one."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class LogUniform(Uniform):
 
 @dataclass(frozen=True, init=False)
 class Choice(Distribution):
-    """One of several options, such as Choice(16, 32, 64), whose neighbours are alike."""
+    """One of several options in a meaningful order, such as Choice(16, 32, 64): perturbing it takes a neighbour."""
 
     options: tuple[Any, ...]
 

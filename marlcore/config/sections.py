@@ -260,7 +260,7 @@ class ExplorationConfig(Declared):
     """Further numbers for an algorithm's `explore`, by name."""
 
     def exponents(self, copies: int) -> list[float]:
-        """Returns the exponent of epsilon in each copy."""
+        """Returns the power to which each environment copy raises epsilon; see `ladder`."""
         return [1.0 + self.ladder * i / max(copies - 1, 1) for i in range(copies)]
 
 

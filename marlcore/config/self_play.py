@@ -29,7 +29,7 @@ def _last_part(reference: str) -> str:
 
 
 def _anchors(label: str, anchors: Any) -> dict[str, Schedule]:
-    """Returns shares by reference; replaces importable functions and classes by their module:name."""
+    """Returns each anchor's share by its reference; functions and classes get the reference module:name."""
     check_type(label, anchors, Mapping, expected="shares by opponent")
     shares = {}
     for anchor, share in anchors.items():

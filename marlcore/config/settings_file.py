@@ -66,13 +66,13 @@ def read_settings(path: str | Path) -> Settings:
     Raises: ValueError: the file cannot be read, is no YAML, or has an unknown key or a value out of range; in one line
         that names the file and the key.
     """
-    path = as_path("config", path)
+    path = as_path("settings", path)
     try:
         plain = yaml.load(read_regular(path, LONGEST).decode("utf-8"), _Loader)
         plain = {} if plain is None else plain
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         reason = short(" ".join(str(error).split()))
-        raise ValueError(f"config: expected a YAML file, got {str(path)!r} ({reason})") from None
+        raise ValueError(f"settings: expected a YAML file, got {str(path)!r} ({reason})") from None
     try:
         _check_names(plain)
         for name in ("env", "algo"):

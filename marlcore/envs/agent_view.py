@@ -104,7 +104,7 @@ class AgentView:
         raise ValueError(f"{MASK}: expected {Field(expected, 'bool').describe()}, got {brief(value)}")
 
     def convert(self, action: NDArray[Any], rows: int) -> NDArray[Any]:
-        """Converts actions [rows, ...], as rows hold them, to the space's own. Raises ValueError, TypeError."""
+        """Converts actions [rows, ...] from the form of rows to that of the space. Raises ValueError, TypeError."""
         array = rows_of("action", self.spaces.action_field, action, rows)
         return self.spaces.shifted(array).astype(array.dtype)
 
@@ -185,7 +185,7 @@ def has_mask(space: gym.Space) -> bool:
 
 
 def unmasked(parts: Mapping[str, Any]) -> Any:
-    """Takes the mask out of an observation or its space; returns the other parts by name, an only part itself."""
+    """Removes the mask from an observation or its space; returns the other parts by name, or the only other part."""
     others = {key: part for key, part in parts.items() if key != MASK}
     return others[ALONE] if others.keys() == {ALONE} else others
 
@@ -205,7 +205,7 @@ def result_of(method: str, result: Any) -> Any:
 
 
 def check_action(agent: str | None, action: Any, ended: bool) -> str:
-    """Returns `agent`. Raises ValueError: it is None, or `action` is None before its episode's end or not after."""
+    """Returns the agent that acts. Raises ValueError: none acts, or `action` is None before its end or not after."""
     if agent is None:
         raise ValueError(f"step: expected a reset, since the episode is over, got action {action!r}")
     if ended != (action is None):

@@ -73,7 +73,7 @@ class Copies:
         return outcomes, turns
 
     def _advance(self, copy: int, env: _Turns | ParallelRounds) -> None:
-        """Plays until an agent acts, or a second episode is over; the next `observe` handles that second end."""
+        """Plays until an agent acts or a second episode has ended; the next `observe` handles the second end."""
         acting = False
         for ends in (True, False):
             while not acting and (results := env.round()):
@@ -160,7 +160,7 @@ def raise_in_copy(error: Exception, copy: int, agent: str = "") -> NoReturn:
 
 
 def masked_agents(env: Environment | ParallelRounds | _Turns) -> dict[str, bool]:
-    """Resets to see whether each agent's infos hold masks. If an agent has no info, other agents' infos count."""
+    """Returns whether each agent's infos hold masks, by a reset; without an info of its own, if another agent's do."""
     may = {agent: may_mask(env.observation_spaces[agent], env.action_spaces[agent]) for agent in env.agents}
     if not any(may.values()):
         return may

@@ -1,4 +1,4 @@
-"""Gymnasium environments, with one agent, and their names."""
+"""Gymnasium environments as environments with one agent, and makers of them by name."""
 
 import importlib
 import importlib.util
@@ -129,7 +129,7 @@ def is_registered(id: str) -> bool:
 
 
 def _import_what_registers(id: str) -> None:
-    """Imports the package that registers `id`, if its name follows from the id; some register only when imported."""
+    """Imports the package of `id` if its name follows from the id, since some packages register ids when imported."""
     if ":" in id or id in gymnasium.registry:
         return
     namespace, slash, _ = id.partition("/")

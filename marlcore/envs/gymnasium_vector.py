@@ -126,7 +126,7 @@ class GymnasiumVector(Adapter):
         return Turn(AGENT, copies, values, begins)
 
     def _learn_mode(self, info: Mapping[str, Any]) -> None:
-        """Sets an undeclared mode by the info at an episode's end. Raises EnvironmentFailed: ends contradict."""
+        """Infers an undeclared mode from an episode's last info. Raises EnvironmentFailed: two ends contradict."""
         shown = "SameStep" if any(name in info for name in FINAL_OBS) else "NextStep"
         if not self._is_declared and self._mode not in (None, shown):
             expected = "autoreset_mode: expected it in the metadata, or final_obs at all ends of episodes or at none"
@@ -152,7 +152,7 @@ class GymnasiumVector(Adapter):
         return final_obs if len(self._acting) == self.copies else rows_at(final_obs, self._acting)
 
     def _final_values(self, info: Mapping[str, Any], copy: int, last: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a copy's final observation and mask by name; the info lists copies' values or batches them."""
+        """Returns a copy's final observation and mask by name; the info has a list of copies' values or arrays."""
         name = next((name for name in FINAL_OBS if name in info), FINAL_OBS[0])
         finals = info.get(name)
         by_copy = isinstance(finals, list) or (isinstance(finals, np.ndarray) and finals.dtype.kind == "O")
@@ -272,7 +272,7 @@ def _value(copy: int, part: SpacePart, value: Any) -> NDArray[Any]:
 
 
 def _info_of(info: Any, copy: int, copies: int) -> dict[str, Any]:
-    """Returns a copy's info: an item of an array of infos, or rows of arrays; "_name" marks copies that have "name"."""
+    """Returns a copy's info from an array of infos, or from a dict of arrays: "_name" marks copies with a "name"."""
     if not isinstance(info, Mapping):
         return dict(info[copy] or {})
     of_copy: dict[str, Any] = {}

@@ -21,7 +21,7 @@ def by_agents(env: Any) -> Any:
 
 
 class PerAgent(Wrapper):
-    """Turns such an environment into a PettingZoo Parallel one, with agents "agent_0", "agent_1" and so on.
+    """Turns a Gymnasium environment of several agents into a PettingZoo Parallel one of "agent_0", "agent_1" and so on.
 
     A single reward, end or info counts for every agent; an episode ends for all agents at once.
 

@@ -177,7 +177,6 @@ class TeamEnvironment(Wrapper):
         return [agent for agent in self.possible_agents if agent in there]
 
     def _of_others(self, by_agent: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the values of agents in no team."""
         return {agent: value for agent, value in by_agent.items() if agent not in self._team_of}
 
     def _info(self, team: str, infos: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -54,8 +54,8 @@ class Rules:
 class HuntState:
     """The state of treasure hunts with the same rules, all at the same turn of the same agent.
 
-    The grounds stand one after another in one array, so that a cell's index also tells its hunt. Their walls
-    are as thick as the view, so that every window fits.
+    All grounds lie in one array, so a cell's index also tells its hunt. Their walls are as thick as the view, so that
+    every observed window lies inside.
 
     Attributes:
         turn: the episode's present turn. index: the number of the agent that acts.
@@ -126,7 +126,7 @@ class HuntState:
                 self._bring_back()
 
     def _bring_back(self) -> None:
-        """Puts collected entities back: a turn's draw i decides on entity i, later draws place one after another."""
+        """Puts collected entities back: draw i of a turn decides whether entity i returns, later ones choose cells."""
         hunt, entity = np.nonzero(self._collected)  # by hunt, then by entity
         if len(hunt):
             back = self._draws.peek(hunt, entity) < self.rules.respawn

@@ -18,7 +18,7 @@ WINNER = "winner"
 class TwoPlayer(Wrapper):
     """Turns an environment written for its first player into a PettingZoo Parallel environment of both.
 
-    It is like a Gymnasium environment, and has methods for its second player: `obs_agent_two()`,
+    `env` is like a Gymnasium environment, and has methods for its second player: `obs_agent_two()`,
     `get_info_agent_two()` and, unless the game is zero-sum, `get_reward_agent_two(info)`. `step` takes the first
     player's action, followed by the second's; `info["winner"]` is 1 if the first player has won, -1 if the second has,
     otherwise 0. Each player here has an info of its own, in which the winner is 1 for the player that has won.
@@ -83,7 +83,7 @@ class TwoPlayer(Wrapper):
         return self._by_player(obs), rewards, *ends, infos
 
     def _by_player(self, first: Any) -> dict[str, Any]:
-        """Returns both observations in the space's dtype, since physics engines compute in another one."""
+        """Returns both observations by player, in the space's dtype, since physics engines compute in another dtype."""
         space = self._env.observation_space
         both = dict(zip(PLAYERS, (first, self._game.obs_agent_two()), strict=True))
         if not isinstance(space, gym.Box):

@@ -1,5 +1,6 @@
 """Evaluates the policies of a live run, or of a run's directory."""
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -7,7 +8,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from ..checks import check_whole
+from ..checks import brief, check_whole
 from ..envs import factory, vectorize
 from ..envs.joint import JointObservations
 from ..envs.lockstep import child_seeds
@@ -125,16 +126,16 @@ class EvaluatedRun:
 
     def _checked(self, name: str, player: Any, trust: bool) -> Any:
         """Returns the policy or script that replaces `name`, an agent or a policy. Raises ValueError, TypeError."""
-        label = f"policies[{name!r}]"
+        label = f"policies[{brief(name)}]"
         if name not in self._named:
-            raise ValueError(f"policies: expected names among {sorted(self._named)}, got {name!r}")
+            raise ValueError(f"policies: expected names among {sorted(self._named)}, got {brief(name)}")
         if isinstance(player, str):
             if is_importable(player):
                 player = resolve(label, player)
-            elif Path(player).is_dir():
+            elif os.path.isdir(player):
                 player = SavedRun.of(player, trust=trust).policy(name)
             else:
-                raise ValueError(f"{label}: expected module:name or the directory of a run, got {player!r}")
+                raise ValueError(f"{label}: expected module:name or the directory of a run, got {brief(player)}")
         spaces = self._named[name].spaces
         if not isinstance(player, LoadedPolicy):
             ScriptedPlayer(label, player, spaces, 1)  # it checks the script

@@ -232,7 +232,8 @@ class SavedRun:
         if not state:
             expected = f"which: expected one of the checkpoints of {assigned.name!r} in {path.parent}"
             there = saved_checkpoints(self.path, assigned.name)
-            raise ValueError(f"{expected}, {brief(there) if there else 'of which there is none yet'}, got {which!r}")
+            found = brief(there) if there else "of which there is none yet"
+            raise ValueError(f"{expected}, {found}, got {brief(which)}")
         if self.described:
             _check_claimed(assigned, self.config, path)
         model = build_model(assigned, self.config)

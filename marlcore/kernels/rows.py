@@ -27,7 +27,7 @@ CACHE_LINE = 64
 
 @inlined
 def row_of(p, lane, ticket):
-    """Returns a ticket's row, counted over all lanes' windows; a division would cost more than a cache hit."""
+    """Returns a ticket's row, counted over all lanes' windows, without a division (slower than a cache hit)."""
     row = ticket - int64_at(p.seam)[lane]
     return (lane + (row < 0)) * p.capacity + row
 
@@ -74,7 +74,7 @@ def find_seams(p):
 
 @inlined
 def last_of(p, lane, ticket):
-    """Finds the last row of a ticket's n-step return, the n-th or the episode's end: (verdict, ticket, flags)."""
+    """Finds the last row of a ticket's n-step return, n-th or the episode's end; returns (verdict, ticket, flags)."""
     hi, last = int64_at(p.hi)[lane], ticket
     flags = flags_of(place_of(p, lane, ticket))
     for _ in range(p.n_step - 1):
@@ -92,7 +92,7 @@ def last_of(p, lane, ticket):
 
 @inlined
 def successor_of(p, lane, last, flags):
-    """Finds the row whose obs is the next_obs of a return that ends with the row `last`: (verdict, its ticket).
+    """Finds the row whose obs is the next_obs of a return that ends with `last`; returns (verdict, its ticket).
 
     A truncated row's successor is its boundary row. A terminated row without a boundary row is its own successor.
     """
@@ -117,7 +117,7 @@ def _check_return(p, lane, ticket):
 
 @inlined
 def check(p, lane, ticket):
-    """Checks whether a ticket can be drawn: (verdict, its frames before it, the lowest ticket that it needs, its rows).
+    """Checks whether a ticket can be drawn; returns (verdict, earlier frames, lowest ticket that it needs, its rows).
 
     A transition can be drawn if it is not a boundary row, its lane holds all frames of its stack, and its n-step return
     is whole. A sequence begins with such a row, whose age must be a multiple of the period. It may end early with its

@@ -116,7 +116,7 @@ def _walk(tree, first, width, targets, nodes, count):
 
 @jit
 def find(tree, offsets, targets, leaves, count):
-    """Finds the leaf of each of targets[:count], ascending in [0, total), never one without mass; overwrites these."""
+    """Finds the leaf of each of targets[:count], ascending in [0, total), never one without mass; changes targets."""
     level = len(offsets) - 2
     while level > 0 and offsets[level] - offsets[level - 1] <= 2 * count:
         level -= 1

@@ -57,7 +57,7 @@ def _open_existing(path: Path, writable: bool) -> File:
 
 
 def check_allocated(file: File, path: Path, writable: bool) -> None:
-    """Makes sure that each page of a file is backed by memory or disk: touching one that cannot be backed is SIGBUS.
+    """Backs each page of a file by memory or disk, since touching a page that cannot be backed raises SIGBUS.
 
     Neither block count nor SEEK_HOLE alone finds holes. A compressed file has fewer blocks than bytes and no hole.
     Some file systems also count their index blocks, which hides holes. SEEK_HOLE reports allocated but unwritten pages

@@ -16,8 +16,8 @@ OWN_FILES = "/proc/self/fd"
 class File(Closing):
     """An open file, to which `link` can give a name. It closes at `close`, or when its last reference is gone.
 
-    The object exists before the descriptor, and the C core opens, names and closes. So an exception between any two
-    steps of Python neither leaks a descriptor nor closes its number a second time, when another file may have it.
+    The object exists before the descriptor, and C code opens, names and closes the file. So an exception between two
+    steps of Python leaks no descriptor, and closes none twice: another file could have got its number.
     """
 
     def __init__(self, name: str | os.PathLike[str] = "") -> None:
@@ -45,7 +45,7 @@ class File(Closing):
         _raise_os_error(code, self.name if os.path.isdir(OWN_FILES) else OWN_FILES)
 
     def keep_name(self) -> None:
-        """From now on, `close` leaves the name in place."""
+        """Makes `close` leave the name in place."""
         self.raw.owner = 0
 
     def allocate(self, nbytes: int) -> None:

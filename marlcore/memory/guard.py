@@ -45,7 +45,7 @@ def one_thread(method: F) -> F:
 
 
 def close_when_alone(claim: File, inside: Collection[int]) -> None:
-    """Closes a claim once no other thread is inside the guarded methods: a successor must not work beside it."""
+    """Waits until no other thread is inside the guarded methods, then closes the claim on which they rely."""
     me = get_ident()
     while claim.fd >= 0 and any(thread != me for thread in [*inside]):  # a fork closed its child's
         time.sleep(_PAUSE_S)

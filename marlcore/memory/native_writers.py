@@ -75,7 +75,7 @@ class NativeWriter(_WritingEnd):
 class NativeVector(_WritingEnd):
     """The writing ends of several lanes, for at most one row a lane in each call; the caller holds the lanes' locks.
 
-    `blank` has a default row of each column, for boundary rows that get none. `final_needed`: whether a truncated row
+    `blank` has a default row of each column, for boundary rows without values. `final_needed`: whether a truncated row
     needs a boundary row.
     """
 

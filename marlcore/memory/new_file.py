@@ -28,7 +28,7 @@ Put = Callable[[int, NDArray[np.uint8]], None]  # put(offset, data) writes bytes
 
 
 def lasting(target: Path) -> Path:
-    """Returns the path of a file that must persist. Raises ValueError: `sweep` would remove the file."""
+    """Checks and returns the path of a file that must persist. Raises ValueError: `sweep` would remove the file."""
     if target.parent == SHM_DIR and target.name.startswith(PREFIX):
         raise ValueError(
             f"path: expected a name without {PREFIX!r} in {SHM_DIR}, where unused segments are removed, got {target}"
@@ -40,7 +40,7 @@ def open_nameless(target: Path, nbytes: int, name: Path | None = None) -> File:
     """Creates a file of `nbytes` allocated bytes, without a name, in target's directory, which must exist.
 
     Args:
-        name: the name that `link` will give it; None: no name, but `target` for a moment where O_TMPFILE is missing.
+        name: the name that `link` will give the file; None: none, or `target` for a moment without O_TMPFILE.
     """
     file = File(name or "")
     if not target.parent.is_dir():

@@ -1,4 +1,4 @@
-"""Lists this user's segments and whether a process holds each, and removes the others.
+"""Lists this user's segments, tells which of them a process holds, and removes those that no process holds.
 
 Each process that maps a segment holds a shared kernel lock on byte 0 of its file. A process that removes a segment
 must first obtain the exclusive lock, which proves that no process has it mapped.

@@ -1,4 +1,4 @@
-"""The members of a population: settings, scores, copies, and each method's decisions. This file makes no run."""
+"""The members of a population: settings, scores, copies, and each method's decisions. Nothing here starts a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from ..checks import brief, check_whole, names_error
+from ..checks import brief, check_kinds, check_whole, names_error
 from ..config import PopulationConfig
 from ..declared import Declared, Whole
 from ..record import believed, canvas, holds_files, read_json, say_that_none_ended, write_atomically, write_json
@@ -71,6 +71,7 @@ class Lineage:
             if before[name] != now:
                 raise ValueError(f"population.{name}: expected {brief(before[name])}, as it began, got {now}")
         with believed(EXPECTED, folder, STATE):
+            check_kinds(saved, {"rows": list})
             members = [_member(config, plain) for plain in saved["members"]]
             check_whole("members", len(members), config.size, config.size)
             for row in saved["rows"]:
@@ -136,7 +137,7 @@ class Lineage:
 
 
 def _member(config: PopulationConfig, plain: Mapping[str, Any]) -> MemberState:
-    """Reads a member from the file. Raises ValueError and others: no population with these settings has it."""
+    """Makes a member from its saved state. Raises ValueError and others: the state does not fit these settings."""
     settings = plain["settings"]
     if settings.keys() != config.settings.keys():
         raise names_error("settings", config.settings, settings)
@@ -166,7 +167,7 @@ def _fixed(config: PopulationConfig, total_steps: int) -> dict[str, Any]:
 
 
 def parent_of(member: int, scores: Mapping[int, float], share: float, generator: np.random.Generator) -> int | None:
-    """Truncation selection: if a member is in the lowest share, draws one of the highest share to copy; else None.
+    """Truncation selection: draws a member of the highest share for one of the lowest share to copy; None for others.
 
     A share has at least one member. A member that diverged always copies, if the highest share has a better one.
     """

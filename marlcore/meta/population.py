@@ -130,7 +130,7 @@ class _Runs:
         return self.lineage.folder / f"member-{number:0{digits}}"
 
     def resume(self) -> None:
-        """Continues from the files' state; first settles segments that ended unrecorded."""
+        """Continues a population from its files; first settles the segments whose end they do not record."""
         lineage, config = self.lineage, self.lineage.config
         for number, member in enumerate(lineage.members):
             more = member.target < lineage.total_steps and config.method != "halving"
@@ -145,7 +145,7 @@ class _Runs:
                 self._wait(number)
 
     def end(self, number: int, result: Callable[[], Result]) -> None:
-        """Settles a run that has ended. Raises WorkerFailed: it failed for another reason than divergence."""
+        """Settles the segment of a run that has ended. Raises WorkerFailed: the run failed, but did not diverge."""
         member = self.lineage.members[number]
         try:
             if result().steps >= member.target:  # else Ctrl-C cut the segment short
@@ -349,7 +349,7 @@ def _fingerprint(policies: tuple[AssignedPolicy, ...], config: Config) -> Any:
 
 
 def _score(run_dir: Path, begin: int, evaluates: bool) -> float:
-    """Returns agents' mean last evaluation, or last tenth of episodes, since step `begin`; NaN if there is none."""
+    """Averages the agents' last evaluation, or last tenth of episodes, since step `begin`; NaN if there is none."""
     name = "eval_return" if evaluates else "episode_return"
     values: dict[str, list[float]] = {}
     for metric in each_metric(run_dir / "metrics.csv"):

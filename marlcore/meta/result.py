@@ -93,7 +93,7 @@ class PSROResult(Population):
 
 
 def add_policies(result: PSROResult, payoffs: NDArray[np.float64], halves: NDArray[np.float64]) -> None:
-    """Sets the enlarged tables, and adds the new policies' gains over the mixtures; call it before these change."""
+    """Sets the enlarged tables, and adds the new policies' gains over the mixtures, which are still the old ones."""
     first, second = result.mixture, result.populations[-1].mixture
     views = (first, second, payoffs, halves), (second, first, -payoffs.T, halves.T)
     for population, (mixture, other, means, widths) in zip(result.populations, views, strict=False):

@@ -19,7 +19,7 @@ def work_seeds(
     env_fn: Callable[[], Any] | str, algorithm: Algorithms, config: Config | None, seeds: Sequence[int],
     parallel: int, progress: bool, children: Children, **initial: Any,
 ) -> list[Result]:  # fmt: skip
-    """Trains with each seed; returns the results. `initial`: `init_from`, `init_strict`. Raises: see `train_seeds`."""
+    """Trains with each seed; returns results. `initial` has `init_from` and `init_strict`. Raises: as `train_seeds`."""
     config = config or Config()
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds: expected different ones, got {list(seeds)}")

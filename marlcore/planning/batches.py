@@ -115,7 +115,7 @@ class Batches:
         self.cost = 0.75 * self.cost + 0.25 * cost if self.cost else cost
 
     def results(self) -> Iterator[Any]:
-        """Yields finished results in the order of the states, up to a gap. Raises a batch's failure at its turn."""
+        """Yields results in the order of the states, up to the first that is missing. Raises failures at their turn."""
         while (batch := self._results.pop(self.merged, None)) is not None:
             if batch.failure is not None:
                 raise batch.failure
@@ -142,7 +142,7 @@ class Batches:
         return min(max(1, int(BATCH_S / self.cost)), share, MOST)
 
     def _start(self, pool: Pool) -> None:
-        """Starts the workers over several calls that do not wait; with a given `size`, waits until all can work."""
+        """Starts the workers once their server is ready, without a wait; if `size` is given, waits until all work."""
         if self.started:
             return
         pool.begin()

@@ -27,7 +27,7 @@ def tabulate_belief(
     believed: Believed | None,
     acting: NDArray[np.bool_],
 ) -> Belief:
-    """Tabulates an agent's beliefs for each action in each state where it acts; `believed` None: uniform ones."""
+    """Tabulates an agent's beliefs for each action in each state where it acts; uniform ones if `believed` is None."""
     graph, actions = tabulate.graph, tabulate.graph.actions
     others = tuple(i for i in range(graph.agents) if i != agent and i not in robots)
     free = _profiles_of(robots, actions)
@@ -55,7 +55,7 @@ def _profiles_of(agents: Sequence[int], actions: int) -> NDArray[np.int64]:
 def _beliefs(
     believed: Believed, agent: int, others: tuple[int, ...], graph: Graph, numbers: Numbers
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
-    """Returns numbers of pairs, int64 [numbers, actions]; the pairs' probabilities; their profiles' numbers."""
+    """Returns the number of pairs by state and action, int64 [numbers, actions], their probabilities and profiles."""
 
     def pairs_of(state: Any) -> list[list[tuple[float, tuple[Any, ...]]]]:
         # A profile is copied at once, since the caller's function may reuse its memory.

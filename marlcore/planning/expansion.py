@@ -54,7 +54,7 @@ class Expansion:
         self._list_new_states()
 
     def extend(self, other: Expansion) -> None:
-        """Appends another expansion's transitions and numbers its new states in their order; both must be checked."""
+        """Appends another expansion's transitions and numbers its new states in order; both have passed `check`."""
         numbers = self._numbers
         numbered = np.array([numbers.setdefault(state, len(numbers)) for state in other.states], np.int32)
         self.successor.frombytes(numbered[np.asarray(other.successor)].tobytes())

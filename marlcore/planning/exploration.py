@@ -63,7 +63,7 @@ class Exploration:
             raise _changed(self._whole.states[0])
 
     def _expand_in_place(self) -> None:
-        """Expands states while no batch is out: new states join the list at once."""
+        """Expands states while no worker has any: new states join the list at once."""
         whole, batches, first = self._whole, self._batches, self._batches.merged
         began = now = perf_counter()
         try:
@@ -77,7 +77,7 @@ class Exploration:
             batches.took(batches.merged - first, now - began)
 
     def _watchful(self, state: Any, profile: tuple[int, ...]) -> Any:
-        """Attends to the workers, since one state may take long, then calls the model."""
+        """Attends to the workers before each call of the model, since one state may take long."""
         if perf_counter() >= self._next_look:
             try:
                 self._attend(0.0)

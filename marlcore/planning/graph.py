@@ -116,7 +116,7 @@ class Graph(Shared):
 
     @cached_property
     def levels(self) -> list[NDArray[np.int64]]:
-        """The states of each level, ascending, int64 [states of it]; a level's successors lie in earlier levels."""
+        """For each level, the numbers of its states, int64, ascending; their successors lie in earlier levels."""
         order = np.argsort(self.level, kind="stable")
         cuts = np.flatnonzero(np.diff(self.level[order])) + 1
         source = int(np.searchsorted(self.row_start, 0, "right")) - 1  # of the first outcome

@@ -39,7 +39,6 @@ class Edges:
         return cls(np.cumsum(np.concatenate(counts)), np.concatenate(targets))
 
     def __len__(self) -> int:
-        """Returns the number of states."""
         return len(self.start) - 1
 
     @property

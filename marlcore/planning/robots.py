@@ -1,4 +1,4 @@
-"""The robots' policy among people whose policies are known: the second phase of planning, by the same sweep."""
+"""The robots' policy among people whose policies are known: the second phase of planning."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

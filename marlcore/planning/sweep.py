@@ -35,9 +35,10 @@ def sweep(
     after: Step | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Calls `step` with the states of each level, the end first, then in this thread `after` with the whole level.
+    """For each level, the last first: calls `step` with its states, then `after` with the whole level.
 
-    Threads share large levels. Raises the exception of the first states in which `step` failed.
+    Threads share the calls of `step` for large levels; this thread calls `after`. Raises the exception of the first
+    states in which `step` failed.
     """
     done, total = 0, sum(map(len, levels))
     with ThreadPoolExecutor(max(1, threads), "marlcore-sweep") as pool:

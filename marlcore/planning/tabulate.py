@@ -56,7 +56,7 @@ class Tabulate:
 
 
 def answers(what: str, states: Sequence[Any], calls: Iterable[T]) -> list[T]:
-    """Collects `calls`, results of the caller's function `what` in these states. Raises CallbackFailed: it raised."""
+    """Collects the results of the caller's function `what` from `calls`. Raises CallbackFailed: the function raised."""
     returned: list[T] = []
     try:
         returned.extend(calls)

@@ -260,7 +260,7 @@ def check_picklable(**things: Any) -> None:
 
 
 def enter(surroundings: dict[str, Any]) -> None:
-    """Applies the surroundings to this process, and names it in `ps`."""
+    """Applies the parent's surroundings (path, arguments) to this process, and names it in `ps`."""
     spawn.prepare(surroundings)
     show_title(surroundings["name"])
 

@@ -182,9 +182,9 @@ class ForkServer:
 
 
 def start_child(start: Callable[[], Program]) -> Program:
-    """Calls `start` in a thread that outlives the child, since the thread's end triggers PR_SET_PDEATHSIG.
+    """Calls `start` in a thread that outlives the child, since the thread's end would kill it (PR_SET_PDEATHSIG).
 
-    The first thread lives as long as the process. Raises: OSError: no thread starts; any error of `start`.
+    The process's first thread never ends and needs no other. Raises: OSError: no thread starts; errors of `start`.
     """
     if threading.get_native_id() == os.getpid():
         return start()

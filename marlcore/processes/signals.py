@@ -81,10 +81,10 @@ class Interrupts:
             self.reason = reason
         self.finishing = True
 
-    def deliver(self, folder: str = "", resume: str = "") -> None:
+    def deliver(self, folder: str = "") -> None:
         """Raises KeyboardInterrupt (see `stopped`) or SystemExit(128 + signum) after a signal; else the error."""
         if self.signum == signal.SIGINT and folder:
-            raise stopped(folder, resume)
+            raise stopped(folder)
         if self.signum is not None:
             raise_for(self.signum)
         if self.error is not None:
@@ -126,7 +126,7 @@ def outlive_signals() -> None:
 def write_stacks_when_asked(file: TextIO | None = None) -> None:
     """Makes the signal STACKS write the Python stacks of all threads to an open file; None: to stderr.
 
-    faulthandler's handler needs no interpreter lock, so that it also works where a call of C holds that for ever. A
+    faulthandler's handler needs no interpreter lock, so it works even if a call of C holds the lock for ever. A
     thread made for it takes the signal if all others block it, and blocks all other signals. The thread ends when this
     process first forks, since Python warns of forks beside threads.
     """
@@ -180,7 +180,7 @@ def _do_nothing(signum: int, frame: FrameType | None) -> None:
 
 
 def _hold_back() -> None:
-    """Before a fork: blocks the stop signals until the child has its own handlers."""
+    """Blocks the stop signals before a fork, until the child has its own handlers."""
     _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
 
 

@@ -121,7 +121,7 @@ class Supervised:
 
     @property
     def failure(self) -> WorkerFailed:
-        """Returns all failures in the window as one."""
+        """Returns all failures within the restart policy's window as one error."""
         texts = [failure.traceback for *_, failure in self._failures]
         if len(texts) > 1:
             starts = range(self.attempts - len(texts) + 1, self.attempts + 1)

@@ -40,7 +40,7 @@ Ints = NDArray[np.int64]
 
 
 class CursorLines:
-    """The cursor as any process reads it."""
+    """Reads the cursor, in any process."""
 
     def __init__(self, segment: Segment, geometry: LaneGeometry) -> None:
         self._lane_count = geometry.lanes
@@ -81,7 +81,7 @@ class CursorLines:
         self._counters.add(lane * _LINE_WORDS + _REFUSED, transitions)
 
     def ask(self, lane: int, rows: int) -> bool:
-        """For the lane's writer: asks the reader for room for `rows` rows, 0: none. False if it last asked so."""
+        """For the lane's writer: asks the reader for room for `rows` rows (0: none). False if that was asked last."""
         if rows == self._last_asked.get(lane):
             return False
         self._counters.store(lane * _LINE_WORDS + _ASKED, rows)
@@ -96,7 +96,7 @@ class CursorLines:
 
 
 class ReadCursor(CursorLines):
-    """The cursor as its reader moves it; `longest` becomes the word of this name."""
+    """Moves the cursor, in the reader's process; the word `longest` gets the argument of this name."""
 
     def __init__(self, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, longest: int) -> None:
         super().__init__(segment, geometry)

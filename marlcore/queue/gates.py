@@ -75,7 +75,7 @@ class QueueGate:
     ) -> bool:
         """Waits for room until the deadline, by default `timeout` from now; False if the rows are dropped instead.
 
-        Dropped rows are counted. `check_open`, called before that and in waits, raises the errors of an add.
+        Dropped rows are counted. `check_open` raises the errors of an add; it is called in waits and before a drop.
         """
         rows = transitions + boundaries
         if self._unread is not None:

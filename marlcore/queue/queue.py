@@ -49,7 +49,7 @@ class TrajectoryQueue(TransitionLanes):
         capacity: rows in all lanes together; a boundary row (an episode's final_obs) takes one too.
         lanes: the number of lanes.
         when_full: the behaviour of a writer whose lane is full of unread rows.
-        max_unread: transitions in all lanes together at which writers wait for the reader; None: for full lanes alone.
+        max_unread: writers wait while this many transitions are unread in all lanes together; None: no such limit.
     """
 
     kind = "queue"
@@ -160,7 +160,7 @@ class TrajectoryQueue(TransitionLanes):
         return reader
 
     def rows_reader(self) -> RowsReader:
-        """Returns a reader of unchanged rows, in place of the queue's reader; rows that it releases make room.
+        """Returns a reader of raw rows, which takes the place of the queue's reader; rows that it releases make room.
 
         Raises: LaneBusy: the queue has a living reader. ValueError: its writers do not wait.
         """

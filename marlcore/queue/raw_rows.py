@@ -39,7 +39,7 @@ class QueueRowsReader(RowsReader):
         self._claim.close()
 
     def _transitions(self, lane: int, ticket: int) -> int:
-        """Counts a lane's transitions below a ticket, modulo 2^32, by the unread row just before it."""
+        """Returns how many of a lane's transitions lie below a ticket, modulo 2^32; the row before it tells."""
         if self._view.native.read(lane, ticket - 1, 1, self._record):
             raise SegmentCorrupt(f"{self._view.segment.path}: lane {lane} lacks row {ticket - 1}, which is unread")
         ordinal, place = map(int, self._record[0, :8].view(np.uint32))

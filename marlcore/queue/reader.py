@@ -40,10 +40,10 @@ class ReaderStats:
 def lane_rows_for(
     batch_size: int, lanes: int, together: int = 1, length: int | None = None, stack: int = 1, state_every: int = 1
 ) -> int:
-    """Returns a lane's rows at which writers of `together` lanes each seldom wait for such a reader with n_step 1.
+    """Returns how many rows a lane needs so that writers of `together` lanes each seldom wait for the reader.
 
-    All rows of a writer's share of a batch fit into one of its lanes, with as many boundary rows. `state_every` is the
-    interval at which the spec stores recurrent states.
+    All rows of a writer's share of a batch then fit into one of its lanes, with as many boundary rows. `state_every` is
+    the interval at which the spec stores recurrent states; n_step is 1.
     """
     still_needed = max(stack, state_every if length is not None else 1) - 1
     return 2 + still_needed + (length or 1) + (batch_size - 1) * ((length or 1) + 1) * together // lanes
@@ -216,7 +216,7 @@ class TrajectoryReader(Closing):
                 raise MarlcoreError(f"{path}: writers overwrote whatever was copied; use a larger capacity")
 
     def _continues(self, batch: Batch) -> NDArray[np.bool_] | None:
-        """Returns `Batch.continues`: indices of a lane's neighbouring rows differ by the number of lanes."""
+        """Returns `Batch.continues`: the indices of a lane's neighbouring rows differ by the number of lanes."""
         window, view = self._window, self._view
         if window.length is not None or window.n_step > 1 or view.spec.next_obs:
             return None

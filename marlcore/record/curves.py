@@ -60,7 +60,7 @@ def plot_run(metrics: Iterable[Metric], path: Path, title: str) -> None:
 
 
 def plot_runs(runs: Sequence[Iterable[Metric]], path: Path, title: str) -> None:
-    """Plots, as `plot_run`, the mean of several runs' running means, and a band from the lowest to the highest."""
+    """Plots the mean of several runs' running means, and a band from the lowest to the highest; see `plot_run`."""
     _plot(path, title, "return (lines: means of the runs, bands: lowest to highest)", runs, _plot_band)
 
 

@@ -313,7 +313,7 @@ def _described(space: gym.Space) -> dict[str, Any]:
 
 
 def _numbers_in(plain: Mapping[str, Any]) -> float:
-    """Returns how many inputs or outputs of a network a described space claims. Raises: as `_space`."""
+    """Returns how many inputs or outputs a network needs for a described space. Raises: as `_space`."""
     if plain["kind"] in ("Dict", "Tuple"):
         return sum(_numbers_in(part[1] if plain["kind"] == "Dict" else part) for part in plain["spaces"])
     n, nvec, shape = (np.array(plain.get(name, 1), np.float64) for name in ("n", "nvec", "shape"))
@@ -321,7 +321,7 @@ def _numbers_in(plain: Mapping[str, Any]) -> float:
 
 
 def _space(plain: Mapping[str, Any]) -> gym.Space:
-    """Inverts `_described`. Raises KeyError, TypeError, ValueError: `plain` is no described space."""
+    """Makes a space from `_described`'s result. Raises KeyError, TypeError, ValueError: `plain` is no such result."""
     kind = plain["kind"]
     if kind == "Dict":
         return gym.Dict([(key, _space(part)) for key, part in plain["spaces"]])  # a dict's keys would be sorted

@@ -37,7 +37,7 @@ class Hold:
             raise Fenced(f"{str(self._path)!r}: another learner has taken this policy over")
 
     def is_seen(self) -> bool:
-        """Whether this machine sees the hold of a learner of this part of the run."""
+        """Whether a hold is visible on this machine that a learner took since the run's last start."""
         return self._read().startswith(f"{self.run} ".encode())
 
     def end(self) -> None:

@@ -30,9 +30,9 @@ class Status:
         steps, total_steps: the steps that all agents together have taken, and those to take.
         seconds: time since the run's beginning, including earlier parts of a resumed run.
         updates: by policy, the updates of its learner.
-        returns: by agent of which an episode ended, the mean return of the episodes that ended in the last tenth of the
-            steps so far; if none did, of the last tenth of the agent's episodes, at least one. Like `Result.returns`,
-            but without earlier parts of a resumed run.
+        returns: by agent that has ended an episode, the mean return of its episodes that ended in the last tenth of the
+            steps so far or, if none did, of the last tenth of its episodes, at least one. Like `Result.returns`, but
+            without earlier parts of a resumed run.
         restarts: by worker, its restarts.
         metrics: the newest value of each metric, by (agent or policy, name).
     """

@@ -216,7 +216,7 @@ Table: TypeAlias = Progress | PartOfProgress  # where a run shows its progress
 
 
 class LateReturns:
-    """Keeps an agent's late returns, 16 bytes each, and forgets earlier ones; a run may end before `total_steps`."""
+    """Keeps the returns that `mean` may need, 16 bytes each, and forgets earlier ones."""
 
     def __init__(self, total_steps: int) -> None:
         self._total = total_steps
@@ -236,8 +236,8 @@ class LateReturns:
             self._first = 0
 
     def mean(self, step: int) -> float:
-        """Returns the mean return of episodes that ended in the last tenth of `step` steps or, if none did, of the last
-        tenth of all episodes, at least one; NaN without episodes."""
+        """Returns the mean return of episodes that ended in the last tenth of min(step, total_steps) steps or, if none
+        did, of the last tenth of all episodes, at least one; NaN without episodes."""
         steps, returns = self._steps[self._first :], self._returns[self._first :]
         late = [value for ended, value in zip(steps, returns, strict=True) if self._is_late(ended, step)]
         return _mean(late or returns[-max(1, self._count // 10) :] or [math.nan])
@@ -247,7 +247,7 @@ class LateReturns:
 
 
 def final_returns(metrics: Iterable[Metric], total_steps: int, agents: Iterable[str]) -> dict[str, float]:
-    """Returns each agent's mean late return of a run, which may have stopped before `total_steps`."""
+    """Returns each agent's mean return at the end of a run, which may have stopped early; see `LateReturns.mean`."""
     ended = {agent: LateReturns(total_steps) for agent in sorted(agents, key=agent_order)}
     end = 0
     for metric in metrics:

@@ -14,7 +14,7 @@ CODE = ("config.json", "population.json", "psro.json", "checkpoints")  # files w
 
 @dataclass(frozen=True)
 class Way:
-    """How a group of doors opens a directory; docs/security.md has a table of all ways."""
+    """How a group of functions and commands, its doors, opens a directory; docs/security.md has a table of all ways."""
 
     doors: tuple[str, ...]
     reads: str

@@ -241,7 +241,7 @@ def _arrays(label: str, obs: Any, declared: Collection[str] | None, keys: tuple[
 
 
 def _array(label: str, values: Any, kinds: str = _NUMBERS) -> NDArray[Any]:
-    """Returns the values as an array. Raises ValueError: they are no array of these kinds, such as a list of dicts."""
+    """Returns the values as an array. Raises ValueError: they have another kind, as in a list of dicts."""
     try:
         array = np.asarray(values)
     except ValueError:  # a list of different shapes
@@ -292,7 +292,7 @@ def _values(label: str, spec: TransitionSpec, obs: Any, rows: int) -> Values:
 
 
 def _ends(name: str, value: Any, steps: int) -> bool:
-    """Whether an episode ends this way, from a bool, or a bool for each transition: True for the last one alone."""
+    """Whether an episode ends this way, given as a bool, or as bools of its transitions, True at most for the last."""
     if value is None or isinstance(value, (bool, np.bool_)):
         return bool(value)
     flags = rows_of(name, _FLAG, value, steps)

@@ -262,7 +262,7 @@ def _apportion(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:
 
 
 def _check_replays(replays: Any) -> None:
-    """Raises TypeError: no list of replays. LayoutMismatch: their specs differ; it names the first difference."""
+    """Checks the replays. Raises TypeError: no list of replays. LayoutMismatch: specs differ; it names a field."""
     check_type("replays", replays, Several, expected="a list of ReplayBuffers")
     for i, replay in enumerate(replays):
         check_type(f"replays[{i}]", replay, ReplayBuffer)

@@ -180,7 +180,7 @@ class Work:
         self._to_thread.ring()
 
     def stop(self, thread: threading.Thread) -> None:
-        """Returns when the thread has ended; a thread that has not begun will not draw."""
+        """Ends drawing and waits for the thread's end; a thread that has not begun will not draw."""
         self._end(ClosedError, "the prefetch was closed")
         if thread is threading.current_thread():  # the garbage collector may run in the thread itself
             return
@@ -252,7 +252,7 @@ def _replace(batch: TorchBatch, new: Any) -> None:
 
 
 def _start(thread: threading.Thread, work: weakref.ReferenceType[Work]) -> None:
-    """Starts the thread; holds no reference to the sampler, since it may return after the thread's end."""
+    """Starts the thread. It holds no reference to the sampler, since it may return after the thread has ended."""
     try:
         thread.start()
     except RuntimeError as error:

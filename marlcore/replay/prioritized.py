@@ -127,7 +127,7 @@ class PriorityTree:
         return self.total > 0.0
 
     def draw(self, memory: BatchMemory, rows: NDArray[np.int64]) -> tuple[int, int]:
-        """Draws rows. Raises ValueError: an actor's priority is negative or infinite; it counts as the highest."""
+        """Draws rows. Raises ValueError for an actor's negative or infinite priority; it counts as the highest."""
         self._catch_up()
         if self._record["bad_ticket"][0] >= 0 and len(rows):
             self._refuse_bad()

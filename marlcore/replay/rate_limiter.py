@@ -177,7 +177,7 @@ class WriteGate(_Side):
 class SampleGate(_Side):
     """The gate that a sampler or a mixture passes before each batch, and its slot, which counts the rows it drew.
 
-    `most` is the highest cost of a batch, in rows, that cannot make both sides wait.
+    `most` is the highest cost of a batch, in rows, at which both sides never wait for each other.
     """
 
     @classmethod

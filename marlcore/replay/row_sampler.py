@@ -96,7 +96,7 @@ class RowSampler:
             self._relabelling.draw(plan.memory(), np.arange(self.batch_size), 0)
 
     def lacking(self) -> int:
-        """0 if a row can be drawn; otherwise how many transitions must come first, at least."""
+        """Returns the least number of transitions that must come before a row can be drawn; 0 if one can be drawn."""
         self.check_open()
         return self._too_few() or int(not self.strategy.can_draw())
 
@@ -164,7 +164,7 @@ class RowSampler:
         self._enough = False
 
     def shortage(self) -> str:
-        """Why no row can be drawn, beginning with the replay's path."""
+        """Returns the reason why no row can be drawn, beginning with the replay's path."""
         count, window = self._held, self._window
         if count < self._least:
             why = f"expected at least {self._least} transitions, got {count}"
@@ -177,7 +177,7 @@ class RowSampler:
         return f"{self.path}: {why}"
 
     def _too_few(self) -> int:
-        """How many transitions are missing to `min_size`."""
+        """Returns how many transitions are missing to `min_size`."""
         geometry, floor = self._view.geometry, self._plan.floor.tolist()
         # Full lanes never hold more, and some of their rows may be boundary rows.
         committed = map(self._view.native.committed, range(geometry.lanes))
@@ -188,7 +188,7 @@ class RowSampler:
 
     @property
     def _held(self) -> int:
-        """The transitions that the lanes hold, without those from before `clear`."""
+        """Counts the transitions that the lanes hold, without those from before `clear`."""
         native, plan = self._view.native, self._plan
         if not plan.has_floor:
             return native.all_transitions()
@@ -208,7 +208,7 @@ class RowSampler:
         return held
 
     def _count(self, lanes: Ints, low: Ints, high: Ints) -> Ints:
-        """The transitions in the tickets [low, high) of each lane: rows hold how many their lane had before them."""
+        """Counts each lane's transitions with tickets in [low, high), by the counts in its first and its last row."""
         geometry, body = self._view.geometry, self._view.segment.body
         rows, stride = geometry.capacity, geometry.stride(0)
         shape, strides = (geometry.lanes, rows, 2), (rows * stride, stride, 4)

@@ -43,7 +43,7 @@ class Uniform:
         return filled or self.draw_listed(memory, rows), refused
 
     def draw_listed(self, memory: BatchMemory, rows: NDArray[np.int64]) -> int:
-        """Does `draw` if nearly every draw is refused: first lists the tickets that can be drawn."""
+        """Draws from a list of the tickets that can be drawn, where `draw` would refuse nearly all its choices."""
         d = self._read_plan
         tickets = np.empty((2, int(np.sum(d.windows[1] - d.windows[0]))), np.int64)
         listed = uniform.list_sampleable(d.plan, tickets)

@@ -137,7 +137,7 @@ class _Chaos:
             self._strike(target, "stop", lambda: self.victim.parent.pid, [])
 
     def _strike(self, target: str, how: str, find: Callable[[], int], workers: list[str]) -> None:
-        """Signals the process that `find` returns, and waits until successors of `workers` work."""
+        """Signals the process that `find` returns, and waits until replacements of the named workers work."""
         victim, began, pid = self.victim, time.monotonic(), find()
         attempts = {name: victim.attempt(name) for name in workers}
         if find() != pid or not victim.signal(pid, signal.SIGKILL if how == "kill" else signal.SIGSTOP):

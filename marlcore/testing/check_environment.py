@@ -191,7 +191,7 @@ class _Single:
         return values, allowed
 
     def _must_refuse(self, agent: str | None) -> None:
-        """Checks that an action after the end of an agent's episode, or of the whole one (None), raises an error."""
+        """Checks that `step` raises once this agent's episode has ended, or the whole episode if `agent` is None."""
         actor = agent or self._env.agents[0]
         case = f"{actor}, whose episode has ended" if agent else "an episode that is over"
         if case in self._refused:

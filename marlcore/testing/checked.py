@@ -1,7 +1,7 @@
-"""An environment and an algorithm of which every row and weight can be checked, for runs with killed processes.
+"""An environment and an algorithm whose rows and weights can all be checked, for runs with killed processes.
 
-Episode and step determine the observation, a row of rows.py, and the reward. All weights of the network are the same
-number, which grows by one with each update. The algorithm appends each fault that it finds as a line to the file
+Episode and step determine the reward and the observation, a row made by rows.py. All weights of the network are the
+same number, which grows by one with each update. The algorithm appends each fault that it finds as a line to the file
 `faults` in its directory, and the number of rows checked to the file `rows`.
 """
 

@@ -86,7 +86,7 @@ class TransitionLanes(Shared):
         return attached
 
     def rows_reader(self) -> RowsReader:
-        """Returns a reader of unchanged rows, to send them elsewhere; in a queue it replaces the queue's reader."""
+        """Returns a reader of raw rows, to send them elsewhere; in a queue it takes the place of the queue's reader."""
         self._segment.check_open()
         return RowsReader(self._mapped)
 

@@ -80,7 +80,7 @@ class LaneView:
     spec: TransitionSpec
 
     def of(self, geometry: LaneGeometry) -> "LaneView":
-        """Returns the view of other lanes: some of these lanes, or the whole that contains them."""
+        """Returns a view of other lanes of the same segment, in the same mapping."""
         return replace(self, geometry=geometry, native=geometry.bind(self.segment.body))
 
 

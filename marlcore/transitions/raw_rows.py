@@ -83,10 +83,10 @@ class RowsWriter(Closing):
         self.place, self.committed = self._native.place, self._native.committed
 
     def append(self, parts: Ints, source: Bytes, timeout: float) -> Ints:
-        """Writes parts of the spans in `source`: the rows that find room within `timeout` seconds.
+        """Writes rows of a message's spans, whose bytes are `source`, if they find room within `timeout` seconds.
 
         Args:
-            parts: int64 [n, 6], of different lanes: see `mc_part` in csrc/api.h.
+            parts: int64 [n, 6], the parts of the spans to write, of different lanes: see `mc_part` in csrc/api.h.
 
         Returns: the rows written of each part, int64 [n].
         """
@@ -127,6 +127,6 @@ class RowsWriter(Closing):
 
 
 def share_of(room: int, wanted: Ints) -> Ints:
-    """Divides `room` rows of room among the wanted rows, first come first served."""
+    """Returns how many of the wanted rows each lane gets of `room` rows; earlier lanes go first."""
     share: Ints = np.clip(room - (np.cumsum(wanted) - wanted), 0, wanted)
     return share

@@ -125,7 +125,7 @@ class VectorWriter(WriterBase):
         return VectorStaging(self._native, self._view, records)
 
     def _staging_of(self, lanes: ArrayLike) -> VectorStaging:
-        """Returns staging for these lanes, reused for equal numbers of rows. The C core refuses the index -1."""
+        """Returns staging for these lanes, reused for equal numbers of rows; an unknown lane's index is -1."""
         numbers = _numbers(lanes)
         rows = len(numbers)
         staging = self._stagings.get(rows)

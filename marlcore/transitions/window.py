@@ -43,7 +43,7 @@ class Window:
         return self.sequence.period or self.sequence.length - self.sequence.burn_in if self.sequence else 1
 
     def check(self, spec: TransitionSpec, lane_rows: int) -> None:
-        """Raises ValueError or TypeError: the message names the field, the expected value and the actual one."""
+        """Checks the window for lanes of this many rows. Raises ValueError, TypeError: the message names the field."""
         check_declared(self)
         check_type("sequence", self.sequence, Sequence, or_none=True)
         if self.pad not in get_args(Pad):
@@ -67,7 +67,7 @@ class Window:
             )
 
     def least_rows(self, spec: TransitionSpec) -> int:
-        """Returns the rows that a lane needs to hold a whole window always; sequences begin once in a period."""
+        """Returns how many rows a lane needs so that it always holds a whole window; one begins every `period` rows."""
         if self.length is None:
             return self.stack + self.n_step
         return max(self.stack, spec.state_every) + self.n_step + self.length - 1 + self.period - 1

@@ -200,7 +200,7 @@ class Writer(WriterBase):
         return code
 
     def _check_row(self) -> None:
-        """Raises the append's errors, so that an invalid row neither waits for room nor counts as dropped."""
+        """Checks the staged row like an append, so that an invalid row neither waits nor counts as dropped."""
         self.check_open()
         if not math.isfinite(self._reward[0]):
             raise self._error_of(-errno.EDOM)

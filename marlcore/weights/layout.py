@@ -41,7 +41,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """The places in a row of a model's tensors (in its order), the extras and the version: at multiples of 64 bytes."""
+    """The places of a model's tensors (in its order), the extras and the version in a row, at multiples of 64 bytes."""
 
     tensors: tuple[TensorSpec, ...]
     extras: Mapping[str, Field]

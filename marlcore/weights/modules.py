@@ -158,7 +158,7 @@ def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _check_apart(groups: list[TensorGroup]) -> None:
-    """Checks that tensors share memory wholly or not at all: a row would separate others. Raises ValueError."""
+    """Raises ValueError if tensors share a part of their memory, since a row would separate them."""
     spans = []
     for group in groups:
         tensor = group.tensors[0]

@@ -175,6 +175,7 @@ REFUSED = {
     "which: expected one of the checkpoints of 'agent_0' in ": {"which": "17"},
     "/checkpoints, ['best', 'last', '": {"which": "17"},
     "policies: expected names among ['agent_0'], got 'red'": {"policies": {"red": Walker}},
+    "names among ['agent_0'], got 'xxxxx": {"policies": {"x" * 9999: Walker}},
     "env_fn: expected the agents ['agent_0'], got 'agent_1'": {"env_fn": "treasure_hunt"},
     "action of policies['agent_0']: expected one of Discrete(2), got 2": {"policies": {AGENT: outside}},
     **{

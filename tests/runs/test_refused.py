@@ -289,7 +289,7 @@ FILES = {
     "exploration: {epsilon: 'linaer(1, 0, 5)'}": "exploration.epsilon: expected a number or one of",
     "learner: 5": "learner: expected settings by name, got 5",
     "learner: {gamma: high}": "learner.gamma: expected a number from 0 to 1, got 'high'",
-    "learner: [": "config: expected a YAML file",
+    "learner: [": "settings: expected a YAML file",
     "[" * 1000: "settings.yaml' (maximum recursion",
     "run_dir: 2024-13-45": "settings.yaml' (month must be in 1..12)",
     "learner.gamma: 0.5": "settings.yaml: learner.gamma: expected a name without a dot, in its section",

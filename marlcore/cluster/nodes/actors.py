@@ -133,7 +133,7 @@ class ActorNode:
         return next((uplink.relay.error for uplink in self._uplinks if uplink.relay.error is not None), None)
 
     def _ended(self, actor: str) -> int:
-        """Returns an actor's episodes, summed over its processes: each process counts from 0."""
+        """Returns the episodes that an actor has ended, summed over its processes, each of which counts from 0."""
         count, (before, last) = self._control.workers[actor].load(EPISODES), self._episodes[actor]
         before += last if count < last else 0
         self._episodes[actor] = before, count

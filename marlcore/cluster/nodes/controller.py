@@ -21,7 +21,7 @@ LOOK_S = 1.0  # between looks for machines
 
 
 class Controller(Remote):
-    """Controls a run's actors and learners on other machines. Everything there ends with the stack."""
+    """Controls a run's actors and learners on other machines; closing the stack ends them."""
 
     def __init__(
         self, stack: ExitStack, cluster: RayCluster, spec: RunSpec, memory: Memory, control: Control,
@@ -31,7 +31,7 @@ class Controller(Remote):
         self._cluster, self._control, self._uplinks = cluster, control, uplinks
         self._config = config = spec.config
         self._looked = self._ticked = self._patient_until = 0.0
-        names = self._dealt_to = node_names(config)  # the session has dealt the steps to these
+        names = self._dealt_to = node_names(config)  # which have the first shares of the steps
         seats, lease_seconds = config.cluster.seats, config.cluster.lease_seconds
         apart = [policy for policy in spec.policies if policy.name in uplinks]
         here = [policy for policy in spec.policies if policy.name not in uplinks]
@@ -90,7 +90,7 @@ class Controller(Remote):
         self._deal()
 
     def _newest(self, policy: str) -> int | None:
-        """Returns the highest version of a policy's weights on any machine; None while an old learner's may arrive."""
+        """Returns the highest version of a policy's weights on any machine; None while an old learner may send."""
         answers = [seat.status for seat in self.actors if seat.epoch]
         if any(status.addresses[policy] is not None for status in answers):
             return None

@@ -317,6 +317,6 @@ class LearnerPlacement(Placement):
             log.warning("%s; the run waits for one", self.context.cluster.lack(self.role))
 
     def _move(self, address: Address | None) -> None:
-        """Sends the policy's rows to this address alone, and takes its weights from there alone."""
+        """Connects all machines, for the policy's rows and weights, to the learner at this address; None: to none."""
         self.context.addresses[self._policy.name] = address
         self._uplink.move(address)

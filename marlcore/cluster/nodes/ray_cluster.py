@@ -216,7 +216,7 @@ class RayCluster(Closing):
     def free(self, role: Role) -> Iterator[Machine]:
         """Yields the machines that have room for another agent of a role.
 
-        The order is by the number of lost agents, then other machines before this one, then by the number of agents.
+        Machines that lost fewer agents come first, then machines other than this one, then those with fewer agents.
         """
         occupied = {agent.machine.id for agent in self.agents if agent.role is role}
         agents, losses = Counter(agent.machine.id for agent in self.agents), self._losses
@@ -298,7 +298,7 @@ def _there(node: str) -> dict[str, Any]:
 
 
 def _connect(address: str) -> bool:
-    """Connects this process to the cluster; False if it was connected. Raises ValueError, ModuleNotFoundError."""
+    """Connects this process to the cluster; returns False if it already was. Raises ValueError, ModuleNotFoundError."""
     try:
         import ray
     except ModuleNotFoundError as error:
@@ -327,7 +327,7 @@ def _amounts(resources: dict[str, float]) -> str:
 
 
 def _refusal(error: Exception) -> str:
-    """Returns Ray's error in one line. About tokens, it names the variables to set instead of Ray's own advice."""
+    """Returns Ray's error in one line; an error about tokens gets the variables to set in place of Ray's advice."""
     causes = str(error.__cause__ or "").splitlines()[-1:]  # such as that the token is refused
     said, advice, _ = " ".join([str(error), *causes]).partition(" Ensure that the token")
     return _one_line(said) + (TOKENS if advice else "")

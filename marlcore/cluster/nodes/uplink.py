@@ -45,7 +45,7 @@ class Address:
 
 
 class Nowhere:
-    """Stands for the address and the links of a learner that is on no machine now: relay and mirror try again."""
+    """Stands for the address and the links of a learner that is on no machine now; all calls raise LinkLost."""
 
     def rows(self, policy: str) -> Nowhere:
         return self
@@ -59,7 +59,7 @@ class Nowhere:
 
 
 class Uplink:
-    """On one machine: the relay of a policy's rows, and the mirror of its weights; both end with the stack.
+    """Connects a machine to a policy's learner: a relay sends rows, a mirror fetches weights; both end with the stack.
 
     Attributes:
         address: the policy's learner, to which both connect; None while it is on no machine, as at first.
@@ -138,7 +138,7 @@ def serve(
     stack: ExitStack, policies: Sequence[AssignedPolicy], memory: Memory, config: Config, leases: Leases,
     namespace: str, follows: bool = False,
 ) -> dict[str, Address]:  # fmt: skip
-    """Starts one actor with these policies' ingests, and a porter for each policy; returns the learners' addresses.
+    """Starts a Ray actor with these policies' ingests, and a porter for each policy; returns the learners' addresses.
 
     `follows`: whether `leases` are a copy of the controller's, which is on another machine.
     """

@@ -107,7 +107,7 @@ class CompressedRing(Ring):
 
 
 class _Overrides(dict[int, NDArray[Any]]):
-    """Values of a field that differ from the ring's neighbouring rows, by place: the row's ticket mod capacity."""
+    """A field's values that the neighbouring rows do not hold, by place: the row's ticket mod capacity."""
 
     def __init__(self, capacity: int) -> None:
         self._has = np.zeros(capacity, np.bool_)  # a value, by place
@@ -128,7 +128,7 @@ class _Overrides(dict[int, NDArray[Any]]):
         self._has[places] = False
 
     def put_into(self, values: NDArray[Any], tickets: Ints) -> NDArray[Any]:
-        """Writes the overrides of the rows at `tickets` into `values`, [n, *shape], and returns it."""
+        """Writes the overrides of the rows at `tickets` into `values`, [n, *shape]; returns `values`."""
         places = tickets % len(self._has)
         for row in np.flatnonzero(self._has[places]).tolist():
             values[row] = self[int(places[row])]

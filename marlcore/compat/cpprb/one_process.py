@@ -124,7 +124,7 @@ class ReplayBuffer(RingBuffer):
         return self._store(rows, steps)
 
     def _store(self, rows: Rows, steps: int) -> int:
-        """Adds rows in pieces of at most the ring's size: in one process, `add` takes any number of steps."""
+        """Adds rows in pieces of at most the ring's size, since here `add` takes any number of steps."""
         first, size = self.get_next_index(), self._ring.capacity
         for start in range(0, steps, size):
             end = min(start + size, steps)

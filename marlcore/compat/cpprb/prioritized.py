@@ -19,7 +19,7 @@ _POSITIVE = Number(0)
 
 
 class RingPriorities:
-    """The priorities of a ring's rows since the ring was cleared; `window` is the range of rows known here."""
+    """The priorities of a ring's rows since the ring was cleared; `window` holds the rows that have priorities here."""
 
     def __init__(self, window: Held, alpha: float, eps: float) -> None:
         self._alpha, self._eps = alpha, eps
@@ -41,7 +41,7 @@ class RingPriorities:
         self.greatest = float(greatest[-1])
 
     def mark_sampled(self, tickets: Ints) -> Ints:
-        """Returns the positions of the rows just drawn; `update` then skips rows added before the next sample."""
+        """Notes which rows a sample drew, for `update`, and returns the positions of those rows."""
         self._sampled = self.window.hi
         positions = self.window.positions(tickets)
         gone = tickets < self.window.hi - self.window.stored
@@ -81,11 +81,11 @@ class RingPriorities:
         return weights
 
     def packed_greatest(self) -> int:
-        """Returns one word with the greatest priority and the base to which it belongs."""
+        """Packs the greatest priority and the ring's base into one word."""
         return (self.window.base & 0x7FFFFFFF) << 32 | int(np.float32(self.greatest).view(np.uint32))
 
     def unpacked_greatest(self, word: int) -> float:
-        """Returns the greatest priority in a word of `packed_greatest`; 0 if it belongs to another base."""
+        """Returns the greatest priority in a word of `packed_greatest`; 0 if the ring has been cleared since."""
         if word >> 32 != self.window.base & 0x7FFFFFFF:
             return 0.0
         return float(np.uint32(word & 0xFFFFFFFF).view(np.float32))

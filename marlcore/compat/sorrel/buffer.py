@@ -198,7 +198,7 @@ class Buffer(Ring):
         self.append(fitted, rows)
 
     def fill(self, columns: Mapping[str, Any], idx: int, size: int) -> None:
-        """Adds the newest rows of sorrel's arrays with the head `idx`; at equal capacities, rows keep positions."""
+        """Adds the newest rows of sorrel's arrays, written up to `idx`; at equal capacities, rows keep positions."""
         capacity = len(columns["obs"])
         parts = [range(idx)]  # added again if the ring is full, to move the write head there
         if idx < size:  # sorrel's size counts `add_empty` as one, so it is at most idx before the ring is full
@@ -346,7 +346,7 @@ class Buffer(Ring):
 
 @dataclass(eq=False)
 class _ExtraData(Mapping[str, NDArray[Any]]):
-    """A buffer's extra fields. Only a lookup copies a field, since sorrel's agents test for names at each step."""
+    """A buffer's extra fields, each copied on lookup alone, since sorrel's agents test for names at each step."""
 
     _ring: Ring
     _names: Mapping[str, Any]

@@ -41,7 +41,7 @@ def take_rollout(store: ParameterStore, memory: Any) -> None:
 
 
 def rings_for(memory: Any, copies: int) -> list[Buffer]:
-    """Makes a ring for each copy of the world, the first with the memory's rows; for one copy, a Buffer is its ring."""
+    """Makes a ring for each copy of the world, the first with the memory's rows; a Buffer itself serves one copy."""
     if is_rollout(memory):
         return []
     if isinstance(memory, Buffer) and copies == 1:
@@ -82,7 +82,7 @@ def learners_memory(rings: Sequence[Buffer]) -> Any:
 
 @contextmanager
 def writes_ignored(memory: Any) -> Iterator[None]:
-    """Within the block, the memory ignores writes: the actor runs the same hooks of the model and writes their rows."""
+    """Makes the memory ignore writes within the block, since the actor calls the same hooks and writes."""
     vars(memory).update(dict.fromkeys(_WRITES, lambda *row, **extras: None))
     try:
         yield

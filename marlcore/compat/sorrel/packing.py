@@ -70,7 +70,7 @@ def tensors_of(model: Any) -> list[torch.Tensor]:
 
 
 def move(model: Any, device: Any) -> None:
-    """Moves the model's networks and the states of its optimizers, whose parameters stay the same objects."""
+    """Moves the model's networks and its optimizers' states to a device; parameters stay the same objects."""
     networks(model).to(device)
     for optimizer in vars(model).values():
         if isinstance(optimizer, torch.optim.Optimizer):

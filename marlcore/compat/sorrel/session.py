@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 class Session:
-    """The parent's side of an experiment; the stack removes everything at its end."""
+    """The parent's side of an experiment; closing the stack removes everything."""
 
     def __init__(
         self, stack: ExitStack, env: Any, config: Any, options: Options, interrupts: Interrupts, logger: Any
@@ -217,7 +217,7 @@ def run_role(name: str, env: bytes, spec: ExperimentSpec, attempt: int) -> None:
 
 
 def _packed_for_each(env: Any, config: Any, models: list[Any]) -> list[bytes]:
-    """Packs the environment, with this configuration, for the actors, and for each learner without other models."""
+    """Packs the environment with this configuration: for the actors, then for each learner without the other models."""
     memories = {MEMORY.format(i): model.memory for i, model in enumerate(models) if not is_rollout(model.memory)}
     named = {MODEL.format(i): model for i, model in enumerate(models)}
     with configured(env, config):
@@ -227,7 +227,7 @@ def _packed_for_each(env: Any, config: Any, models: list[Any]) -> list[bytes]:
 
 @contextmanager
 def configured(env: Any, config: Any) -> Iterator[None]:
-    """Within the block, the environment has this configuration, and no logger yet."""
+    """Gives the environment this configuration, and no logger, within the block."""
     replaced = {name: vars(env).get(name) for name in ("config", "_active_logger")}
     vars(env).update(config=config, _active_logger=None)
     try:

@@ -128,7 +128,7 @@ def divide(total, mass):
 
 @inlined
 def soften(score, mass, beta, chosen):
-    """Writes softmax(beta * score) to `chosen`, float64 [choices]; if beta is infinite, equal shares of the best."""
+    """Writes softmax(beta * score) to `chosen`, float64 [choices]; if beta is infinite, equal shares for the best."""
     best, total = -math.inf, 0.0
     for i in range(len(score)):
         if mass[i] > 0.0:

@@ -99,7 +99,7 @@ class _Summed(io.FileIO):
     size, crc = 0, 0
 
     def take(self, content: bytes) -> None:
-        """Continues the file after `content`, which it holds already."""
+        """Continues the file after `content`, which the file already holds."""
         self.size, self.crc = len(content), zlib.crc32(content)
         self.seek(self.size)
 

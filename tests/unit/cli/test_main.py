@@ -31,7 +31,7 @@ REFUSED = {
     "train --resume x --seeds 1": "--resume takes no --seeds; did you mean --seed? see marlcore train --help",
     "train --resume x --run-dir y": "--resume takes no --run-dir",
     "train --parallel 2": "parallel: expected 1 without --seeds, got 2",
-    "train --settings /no": "config: expected a YAML file, got '/no' (",
+    "train --settings /no": "settings: expected a YAML file, got '/no' (",
     "eval": "run_dir: expected a value, got none; see marlcore eval --help",
     "eval x y": "expected an option, got 'y'; see marlcore eval --help",
     "top --interval 0": "interval: expected a finite number of at least 0.05, got 0.0",

@@ -188,6 +188,8 @@ REFUSED: dict[str, Refused] = {
     "one name": staged("stage_names: expected 2, one for each of `stages`, got", stages=(5, 9), stage_names=("ramp",)),
     "the same name twice": staged("expected each name once, got ('a', 'a')", stages=(5, 9), stage_names=("a", "a")),
     "numbers as names": (partial(mc.ReplayConfig, clear_at_stage=(1,)), "clear_at_stage: expected True, False or a t"),
+    "a misspelt name": (partial(mc.Config, total_step=5), TypeError, "'total_step'; did you mean total_steps?"),
+    "a long name": (partial(mc.Config(ratios={"x" * 9999: 1}).check_policies, ["a"]), "policies ['a'], got 'xx"),
     "sinks": (partial(mc.MetricsConfig, sinks=3), TypeError, "sinks: expected names of sinks, got 3"),
     "a learner": (partial(mc.Config, learners={"a": 3}), TypeError, "a LearnerConfig for 'a', got 3"),
     "a section": (partial(mc.Config.from_dict, {"learners": {"a": 3}}), "learners.a: expected settings by name, got 3"),

@@ -135,6 +135,7 @@ FORGED: dict[str, tuple[dict[str, Any], str]] = {
     "another member": ({"name": 1}, "unexpected keyword argument 'name'"),
     "a row": ({"row": {"member": 7}}, "member: expected an integer from 0 to 1, got 7"),
     "a row's name": ({"row": {"x": 1}}, "rows: expected the fields ["),
+    "no list of rows": ({"rows": {}}, "rows: expected list, got {}"),
     "no member": ({"members": []}, "members: expected an integer from 2 to 2, got 0"),
 }  # fmt: skip
 
@@ -150,8 +151,8 @@ def test_a_forged_population_is_refused_in_one_line(tmp_path: Path, case: str) -
     lineage.write()
     saved = read_json(tmp_path / STATE)
     saved["rows"][0] |= changes.get("row", {})
-    saved["members"][0] |= {name: value for name, value in changes.items() if name not in ("row", "members")}
-    write_json(tmp_path / STATE, saved | {"members": changes.get("members", saved["members"])})
+    saved["members"][0] |= {name: value for name, value in changes.items() if name not in ("row", "rows", "members")}
+    write_json(tmp_path / STATE, saved | {name: changes[name] for name in ("rows", "members") if name in changes})
     check_refused(lambda: Lineage.read(tmp_path, config, 100, seed=1), ValueError, f"'{tmp_path}' (")
     check_refused(lambda: Lineage.read(tmp_path, config, 100, seed=1), ValueError, says)
 
