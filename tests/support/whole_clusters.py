@@ -14,7 +14,9 @@ os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # without it Ray warns o
 import marlcore as mc
 from marlcore.processes import RESTARTS, STEPS
 from processes import until
+from seams import undrawn
 
+(no_pictures := undrawn()).__enter__()
 ADDRESS = sys.argv[1]
 CARTPOLE = mc.NamedEnvironment("gymnasium:CartPole-v1")
 
