@@ -70,10 +70,11 @@ def test_a_league_of_machines_plays_as_one(drive: Drive, notes: Path) -> None:
 
 KILLED = """
 class Gated(Arena):
-    # Rests early until the test is about to kill: the run could have ended by then.
+    # Rests until the test is about to kill, and again until successors live: the run could have ended by then.
     def reset(self, **options):
-        while self._episode > 150 and not self._path.parent.with_name("open").exists():
-            time.sleep(0.01)
+        for gate, episode in {"about_to_kill": 150, "succeeded": 400}.items():
+            while self._episode > episode and not self._path.parent.with_name(gate).exists():
+                time.sleep(0.01)
         return super().reset(**options)
 
 run = league(40_000, make=Gated, admit_updates=100, latest=0.0, anchors={})
@@ -90,12 +91,14 @@ LOSES = {"porters and an actor": 4, "a program": 40_000}
 def test_no_game_counts_twice_whatever_is_killed(killed: str, drive: Drive, notes: Path) -> None:
     nodes, run_dir, driver = drive.nodes, drive.run_dir, drive(LEAGUE, KILLED, args=[notes])
     assert driver.line() == "working"
-    victims = called(nodes, "marlcore.cluster.nodes")[:1]
-    if killed != "a program":
-        victims = [*called(nodes, "ray::PorterActor"), called(nodes, "marlcore actor")[0]]
-    notes.with_name("open").touch()
+    titles = ["marlcore.cluster.nodes"] if killed == "a program" else ["ray::PorterActor", "marlcore actor"]
+    victims = {pid: title for title in titles for pid in called(nodes, title)}
+    notes.with_name("about_to_kill").touch()
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
+    awaited = Counter(victims.values())
+    until(lambda: all(len({*called(nodes, title)} - victims.keys()) >= awaited[title] for title in titles))
+    notes.with_name("succeeded").touch()
     assert result_of(driver)["steps"] >= 40_000
     seen, counted = played(notes), table(run_dir)
     assert all(0 <= seen[kind] - counted[kind] <= LOSES[killed] for kind in seen), (seen, counted)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from processes import until
 from ray_nodes import MARK, RayNodes, marked
-from whole_clusters import BEGINNING, Drive, left_on
+from whole_clusters import BEGINNING, NOTHING, Drive, left_on
 
 from marlcore import __version__
 from marlcore.kernels import jit
@@ -20,11 +21,18 @@ pytestmark = pytest.mark.long
 
 RIGHT, WRONG = "ab" * 32, "cd" * 32
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": RIGHT}
-ENV = "import json, os, sys; os.environ.update(json.loads(sys.argv[3]))"
 OTHER_RAY = "import ray; ray.__version__ = '9.9'"
 REFUSED = """
-said = refusal(lambda: mc.train(CARTPOLE, "dqn", configured(sys.argv[2], 500, nodes=1), progress=False))
-print(json.dumps([said, os.path.exists(sys.argv[2])]))
+from victims import fork, reap
+
+def refused(env, code):  # in a process of its own, since Ray reads its variables once
+    os.environ.update(env)
+    exec(code)
+    said = refusal(lambda: mc.train(CARTPOLE, "dqn", configured(sys.argv[2], 500, nodes=1), progress=False))
+    print(json.dumps([said, os.path.exists(sys.argv[2])]), flush=True)
+
+for case in json.loads(sys.argv[3]):
+    assert reap(fork(refused, *case)) == 0
 """
 
 
@@ -43,29 +51,28 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNodes]:
         yield nodes
 
 
-CASES: dict[str, tuple[dict[str, str], str, list[str]]] = {
-    "another marlcore": ({}, "", [f"cluster: expected marlcore {__version__} on ", "got 9.9"]),
-    "a wrong token": ({"RAY_AUTH_TOKEN": WRONG}, "", ["InvalidAuthToken: Authentication token is missing"]),
-    "no token": ({"RAY_AUTH_TOKEN": ""}, "", ["no authentication token was found"]),
-    "tokens off": ({"RAY_AUTH_MODE": "disabled"}, "", ["InvalidAuthToken"]),
-    "another Ray": ({}, OTHER_RAY, ["Version mismatch: The cluster was started with: Ray: ", "Ray: 9.9"]),
-}  # fmt: skip
+AT = "cluster.address: expected a Ray cluster at"
+ADVICE = "unless ~/.ray/auth_token holds the cluster's token"
+REFUSALS: list[tuple[dict[str, str], str, list[str]]] = [
+    ({}, "", [f"cluster: expected marlcore {__version__} on ", "got 9.9"]),  # the right token reaches the node
+    ({"RAY_AUTH_TOKEN": WRONG}, "", [AT, "InvalidAuthToken: Authentication token is missing", ADVICE]),
+    ({"RAY_AUTH_TOKEN": ""}, "", [AT, "no authentication token was found", ADVICE]),
+    ({"RAY_AUTH_MODE": "disabled"}, "", [AT, "InvalidAuthToken", ADVICE]),
+    ({}, OTHER_RAY, [AT, "Version mismatch: The cluster was started with: Ray: ", "Ray: 9.9"]),
+]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_run_is_refused(case: str, guarded: RayNodes, program: Callable[..., Any], tmp_path: Path) -> None:
-    """With the right token the run reaches the node, so that it is the token that the others lack."""
-    env, code, says = CASES[case]
+def test_a_run_is_refused(guarded: RayNodes, program: Callable[..., Any], tmp_path: Path) -> None:
     homeless = {"HOME": str(tmp_path), "NUMBA_CACHE_DIR": str(jit.cache_directory().parents[2])}  # with kernels
-    args = [guarded.address, tmp_path / "run", json.dumps({**TOKEN, **homeless, **env})]
-    driver = program(ENV, BEGINNING, code, REFUSED, args=args)
-    (line,) = driver.finish().splitlines()
-    error, has_directory = json.loads(line)
-    assert "\n" not in error and all(part in error for part in says), error
-    assert case == "another marlcore" or error.startswith("cluster.address: expected a Ray cluster at"), error
-    assert "token" not in case or error.endswith("unless ~/.ray/auth_token holds the cluster's token"), error
-    assert not has_directory
-    until(lambda: left_on(guarded) == {"segments": [], "processes": []})
+    cases = json.dumps([({**TOKEN, **homeless, **env}, code) for env, code, _ in REFUSALS])
+    driver = program(
+        BEGINNING, "from victims import fork, reap", REFUSED, args=[guarded.address, tmp_path / "run", cases]
+    )
+    for line, (*_, says) in zip(driver.finish().splitlines(), REFUSALS, strict=True):
+        error, has_directory = json.loads(line)
+        assert "\n" not in error and re.fullmatch(".*".join(["", *map(re.escape, says), ""]), error), error
+        assert not has_directory
+    until(lambda: left_on(guarded) == NOTHING)
 
 
 def test_a_node_of_another_ray_does_not_join(guarded: RayNodes, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from processes import generations, until
 
 import marlcore as mc
 from marlcore.cluster import Bookings, DirectLink, Ingest, Leases, Porter
-from marlcore.cluster.nodes import actors, program
+from marlcore.cluster.nodes import actors, program, uplink
 from marlcore.config import AssignedPolicy, crews, source_of
 from marlcore.envs import vectorize
 from marlcore.errors import Fenced
@@ -29,7 +29,7 @@ SETTINGS: dict[str, Any] = {
 class Scene:
     """The learner's end of a run of one policy, in this process."""
 
-    def __init__(self, stack: ExitStack, algorithm: Any = None, fences: bool = True, **changes: Any) -> None:
+    def __init__(self, stack: ExitStack, algorithm: Any = None, **changes: Any) -> None:
         self.config = config = mc.Config(**{**SETTINGS, **changes})
         with closing(vectorize(ENV, 1)) as env:
             ((agent, spaces),) = env.spaces.items()
@@ -40,8 +40,9 @@ class Scene:
         self.replay = stack.enter_context(mc.ReplayBuffer.create(transition_spec(policy, config), 8000, config.lanes))
         bookings = stack.enter_context(Bookings.create(config.lanes))
         self.leases = stack.enter_context(Leases.create(1))
-        seats = [range(begins, begins + lanes)]
-        ingest = stack.enter_context(Ingest(self.replay, bookings, seats, holds=self.leases.check if fences else None))
+        target = mc.ReplayBuffer, self.replay.handle, bookings.handle, [range(begins, begins + lanes)]
+        made = uplink.make_ingests({policy.name: target}, self.leases.handle, follows=False)
+        ingest = stack.enter_context(made[policy.name])
         model = build_model(policy, config).acting
         store = stack.enter_context(mc.ParameterStore.create(model, extras={"epsilon": (), "updates": ()}))
         self.publisher = stack.enter_context(store.publisher(model))
@@ -112,9 +113,10 @@ def test_a_fenced_node_learns_of_it_and_its_rows_are_refused(stack: ExitStack) -
 
 
 @pytest.mark.long
-def test_without_fences_a_nodes_late_rows_are_taken(stack: ExitStack) -> None:
+def test_without_fences_a_nodes_late_rows_are_taken(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of the test above: what it sees is the fence."""
-    scene = Scene(stack, fences=False)
+    monkeypatch.setattr(Ingest, "_check_epoch", lambda *_: None)
+    scene = Scene(stack)
     node = scene.node(10**6)
     until(lambda: node.beat(actors.ActorOrders(10**6, 0)).figures["rows"] > 50)
     scene.leases.fence(0)

@@ -24,9 +24,11 @@ def rows_of(run_dir: Path, parts: int = 2, policy: str = "main") -> list[Counter
         size = replay.lanes // parts
         for part in range(parts):
             lanes = range(part * size, (part + 1) * size)
-            batch = replay.sampler(40_000, lanes=lanes, min_size=1, seed=0).sample()
-            _, rows = np.unique(batch.index, return_index=True)  # each is drawn with a probability beyond doubt
-            counters.append(Counter(map(tuple, batch.obs[rows].astype(int).tolist())))
+            sampler = replay.sampler(40_000, lanes=lanes, min_size=1, seed=0)
+            batches = [sampler.sample() for _ in range(8)]  # one alone misses some of 4,000 rows in every tenth run
+            _, rows = np.unique(np.concatenate([batch.index for batch in batches]), return_index=True)
+            drawn = np.concatenate([batch.obs for batch in batches])[rows]
+            counters.append(Counter(map(tuple, drawn.astype(int).tolist())))
     return counters
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from filled import last_of, rows, torn_rows
 from mapped import Mapped
-from victims import fork, reap
+from victims import fork, names, reap
 
 from marlcore import Field, LaneBusy, RateLimiter, ReplayBuffer, TransitionSpec
 from marlcore.memory import Event, survey
@@ -20,10 +20,6 @@ CAPACITY, BEFORE = 8, 11  # rows of a lane, and those written to it before the v
 SMALL = TransitionSpec(Field((5,), "uint64"), Field((), "int64"))
 FRAMES = TransitionSpec(Field((40,), "uint64"), Field((), "int64"))  # a column of its own
 SHARED = TransitionSpec(Field((40,), "uint64"), Field((), "int64"), next_obs=True)
-
-
-def names() -> list[str]:
-    return [path.name for path in survey.SHM_DIR.glob(f"{survey.PREFIX}*")]
 
 
 class Add:

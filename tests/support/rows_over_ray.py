@@ -1,6 +1,6 @@
 """Rows that prove themselves, from a writer's process over Ray to a reader, while the ingest is killed now and then.
 
-    python tests/support/rows_over_ray.py ROWS queue|replay KILLS
+    python tests/support/rows_over_ray.py ROWS KILLS queue|replay...
 
 The node has a queue, whose writer waits, or a replay, whose writer laps. It prints the rows written, delivered, skipped
 and lost, and the kills.
@@ -54,8 +54,6 @@ def check(batch, newest: np.ndarray) -> None:
 def carry(rows: int, mode: str, kill_count: int) -> None:
     import ray
 
-    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error",
-             object_store_memory=150 << 20)  # fmt: skip
     node = kind(mode).create(SPEC, 100_000, LANES, name="node")
     home, bookings = TrajectoryQueue.create(SPEC, 200_000, LANES, name="home"), Bookings.create(LANES)
     ingest = start_ingest(partial(make, home.handle, bookings.handle))
@@ -82,6 +80,15 @@ def carry(rows: int, mode: str, kill_count: int) -> None:
     ray.kill(ingest)
     for each in (node, home, bookings):
         each.close()
+
+
+def main(rows: int, kills: int, *modes: str) -> None:
+    import ray
+
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error",
+             object_store_memory=150 << 20)  # fmt: skip
+    for mode in modes:
+        carry(rows, mode, kills)
     ray.shutdown()
 
 
@@ -89,4 +96,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "write":
         write(sys.argv[2], int(sys.argv[3]), sys.argv[4])
     else:
-        carry(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+        main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

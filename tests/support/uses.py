@@ -1,5 +1,8 @@
 """Every use of everything that processes share, each as one call: what enemies and interrupts are tried on."""
 
+import gc
+import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -54,6 +57,9 @@ class Case:
 
     def attach(self) -> None:
         type(self.shared).attach(self.shared.handle).close()
+
+    def look(self) -> None:
+        """Checks what an interrupted use left, and mends what it may have ended."""
 
 
 class Replay(Case):
@@ -274,6 +280,73 @@ class Metrics(Case):
 
     def attached(self, shared: Telemetry) -> None:
         assert all(isinstance(metric.name, str) for metric in shared.tail())
+
+
+class Numbers:
+    """A sampler whose batches are 1, 2, 3, and which is short of data at every seventh attempt."""
+
+    stats = None
+
+    def __init__(self) -> None:
+        self.number, self.attempts, self.inside = 0, 0, threading.Lock()
+
+    def can_sample(self) -> bool:
+        return True
+
+    def sample(self, timeout: float | None = None) -> int:
+        with self.inside:
+            self.attempts += 1
+            if self.attempts % 7 == 0:
+                raise mc.NotEnoughData("nothing is there")
+            time.sleep(20e-6)
+            self.number += 1
+            return self.number
+
+    def update_priorities(self, index: Any, priority: Any) -> None:
+        assert not self.inside.locked(), "the sampler draws"
+
+
+class Prefetching(Case):
+    """A thread's batches: none comes twice, and none is lost but that of an interrupted `sample`."""
+
+    def create(self) -> mc.Prefetch[Any]:
+        self.last, self.lost, self.closed = 0, 0, False
+        return mc.Prefetch(Numbers(), depth=2)
+
+    def uses(self) -> dict[str, Use]:
+        uses: dict[str, Use] = {
+            "sample": self.sample, "update": lambda: self.shared.update_priorities([0], [1.0]), "ask": self.ask,
+            "close": self.close,
+        }  # fmt: skip
+        return {**uses, "all": lambda: [use() for use in (self.sample, *uses.values(), self.make)]}
+
+    def sample(self) -> None:
+        self.lost += 1  # at most, until it is here
+        number = self.shared.sample(timeout=600.0)
+        self.lost -= 1
+        if not 0 < number - self.last <= 1 + self.lost:
+            raise AssertionError(f"batch {number} came behind {self.last} with {self.lost} interrupted samples")
+        self.last, self.lost = number, 0
+
+    def ask(self) -> None:
+        assert self.shared.can_sample()
+
+    def close(self) -> None:
+        self.closed = True
+        self.shared.close()
+
+    def make(self) -> None:
+        mc.Prefetch(Numbers(), depth=1).close()
+
+    def look(self) -> None:
+        """A thread that outlives its Prefetch, perhaps one whose making was interrupted, is waited for in vain."""
+        if self.closed:
+            self.shared.close()
+            self.shared = self.create()
+        self.sample()
+        self.uses()["update"]()
+        while sum(thread.name == "marlcore-prefetch" for thread in threading.enumerate()) > 1:
+            gc.collect()
 
 
 CASES = {

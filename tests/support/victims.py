@@ -1,13 +1,32 @@
-"""Victims: forked processes that a test kills; and memory in which they leave numbers that outlive them."""
+"""The harness of crashes: a scenario is stopped at a chosen point, and others look at what is left.
 
+The points: each store and system call of a replaced core, where a child is killed or a call fails (`Points`); each
+instruction of this process (`at_instruction`) and any moment of it (`by_signal`), where a handler raises; any moment of
+real processes (kills.py). Scenarios are in replay_scenarios.py, crash_points.py, kills.py and uses.py.
+"""
+
+import ctypes
+import errno
+import gc
+import importlib.util
+import itertools
 import mmap
 import os
 import signal
+import socket
+import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import numpy as np
+from core import call_names
+
+from marlcore.errors import MarlcoreError
+
+Act = Callable[[], object]
 
 
 def fork(work: Callable[..., int | None], *arguments: Any) -> int:
@@ -39,3 +58,179 @@ def shared_numbers(rows: int, columns: int) -> np.ndarray:
     """int64 [rows, columns], zero, shared with children that are forked later."""
     size = -(-8 * rows * columns // mmap.PAGESIZE) * mmap.PAGESIZE
     return np.frombuffer(mmap.mmap(-1, size), np.int64, rows * columns).reshape(rows, columns)
+
+
+# ---- points of a replaced core ----
+
+ERRORS = {  # besides EIO
+    "openat": ["EMFILE", "ENOMEM", "EINTR"], "fallocate": ["ENOSPC", "ENOMEM", "EINTR"], "mmap": ["ENOMEM", "EAGAIN"],
+    "pwrite64": ["ENOSPC", "EINTR"], "linkat": ["ENOSPC"], "fcntl": ["ENOLCK", "EMFILE", "EINTR"], "futex": ["ENOMEM"],
+}  # fmt: skip
+ENDED, UNHARMED = 0, 3  # how victims exit: the error came, or there are not so many calls
+
+
+def names() -> list[str]:
+    """The segments that there are."""
+    from marlcore.memory import survey  # only now: it loads the core
+
+    return [path.name for path in survey.SHM_DIR.glob(f"{survey.PREFIX}*")]
+
+
+class Points:
+    """The points of a build of the core, which takes the place of marlcore's; see csrc/test/crash_points.h.
+
+    A victim calls a scenario's `prepare`, `act`, which is stopped, and `release`; the survivor its `meet` with what
+    `prepare` returned, `check` and `close`: see `replay_scenarios.Add`.
+    """
+
+    def __init__(self, core: str) -> None:
+        spec = importlib.util.spec_from_file_location("marlcore._core", core)
+        sys.modules["marlcore._core"] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        self._library = ctypes.CDLL(core)
+        self._library.mc_points_arm.argtypes = ctypes.c_int64, ctypes.c_int, ctypes.c_void_p
+        self._kinds = {-1: "store", -2: "copy", **call_names()}
+        self._passed = shared_numbers(1, 2)[0]  # points, and what the last one was
+
+    def attack_each(self, make: Callable[[], Any], kills: bool) -> Counter[str]:
+        """Kills: the points of each kind. Failures: how often each error of each system call led to which exception."""
+        counts: Counter[str] = Counter()
+        for at in itertools.count():
+            errors = [""] if kills else ["EIO"]
+            for error in errors:
+                scenario = make()
+                code, came = self._run_victim(scenario, at, getattr(errno, error, 0))
+                kind = self._kinds[int(self._passed[1])]
+                where = f"{error or 'SIGKILL'} at point {at}, {kind}"
+                assert code in (-signal.SIGKILL if kills else ENDED, UNHARMED), f"{where}: the victim ended with {code}"
+                self._finish(scenario, not kills or code == UNHARMED, where)
+                if code == UNHARMED:
+                    return counts
+                counts[kind if kills else f"{kind}:{error}:{came}"] += 1
+                if error == "EIO":
+                    errors += ERRORS.get(kind, [])
+        raise AssertionError
+
+    def _run_victim(self, scenario: Any, at: int, error: int) -> tuple[int, str]:
+        """The exit code and the words of a victim of point `at`."""
+        ours, theirs = socket.socketpair()
+
+        def victim() -> int:
+            ours.close()
+            return self._be_victim(scenario, at, error, theirs)
+
+        with ours:
+            pid = fork(victim)
+            theirs.close()
+            if path := ours.recv(4096).decode().strip():
+                scenario.meet(path)
+            ours.shutdown(socket.SHUT_WR)
+            said = b"".join(iter(lambda: ours.recv(4096), b"")).decode()
+        return reap(pid), said
+
+    def _be_victim(self, scenario: Any, at: int, error: int, survivor: socket.socket) -> int:
+        before, listed = sorted(os.listdir("/proc/self/fd")), names()
+        survivor.send((scenario.prepare() + "\n").encode())
+        survivor.recv(1)
+        self._passed[:] = 0
+        armed = self._library.mc_points_arm(at, error, self._passed.ctypes.data)
+        assert armed == 0, os.strerror(-armed)
+        came = "nothing"
+        try:
+            scenario.act()
+        except (MarlcoreError, OSError) as raised:
+            assert error and "\n" not in str(raised), raised
+            came = type(raised).__name__
+        self._library.mc_points_disarm()
+        if not error or self._passed[0] <= at:
+            return UNHARMED
+        survivor.send(came.encode())
+        if came != "nothing":
+            gc.collect()
+            scenario.act()
+        scenario.release()
+        gc.collect()
+        now = sorted(os.listdir("/proc/self/fd"))
+        assert now == before, f"descriptors: {before} before, now {now}"
+        assert set(names()) <= set(listed), "an error left a segment behind"
+        return ENDED
+
+    def _finish(self, scenario: Any, done: bool, where: str) -> None:
+        from marlcore.memory import survey
+
+        try:
+            scenario.check(done)
+            scenario.close()
+            gc.collect()
+            survey.sweep()
+            assert not names(), "a segment is left"
+        except Exception as error:
+            raise AssertionError(f"after {where}: {error!r}") from error
+
+
+# ---- instructions and moments of this process ----
+
+
+class Interrupt(BaseException):
+    """What the handler raises."""
+
+
+def at_instruction(act: Act, number: int, inside: Callable[[str], bool], meanwhile: Act = int) -> tuple[bool, int]:
+    """Interrupts it before one bytecode instruction of the files that `inside` accepts.
+
+    Returns whether it came so far, and how many instructions it came. `meanwhile` is what a program does in its
+    handler, and again where it catches the exception, while the frames of what was interrupted live.
+    """
+    seen = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal seen
+        if not inside(frame.f_code.co_filename):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            seen += 1
+            if seen == number:
+                sys.settrace(None)
+                meanwhile()
+                raise Interrupt
+        return trace
+
+    sys._getframe().f_trace_opcodes = True  # without it Python 3.12.1 traces no instruction of the first call
+    sys.settrace(trace)
+    try:
+        act()
+    except Interrupt:
+        meanwhile()
+        return True, seen
+    finally:
+        sys.settrace(None)
+    return False, seen
+
+
+def by_signal(seconds: Callable[[], float], meanwhile: Act = int) -> Callable[[Act], bool]:
+    """A call that interrupts another one by a timer's signal after so many seconds; whether it came before the end."""
+    armed = False
+
+    def handle(*_: object) -> None:
+        if armed:  # another thread may have been given the signal, and be late
+            meanwhile()
+            raise Interrupt
+
+    def attack(act: Act) -> bool:
+        nonlocal armed
+        try:
+            armed = True
+            signal.setitimer(signal.ITIMER_REAL, seconds())
+            act()
+            armed = False
+        except Interrupt:
+            meanwhile()
+            return True
+        finally:
+            armed = False
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+        return False
+
+    signal.signal(signal.SIGALRM, handle)
+    return attack

@@ -14,7 +14,9 @@ os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # without it Ray warns o
 import marlcore as mc
 from marlcore.processes import RESTARTS, STEPS
 from processes import until
+from seams import undrawn
 
+(no_pictures := undrawn()).__enter__()
 ADDRESS = sys.argv[1]
 CARTPOLE = mc.NamedEnvironment("gymnasium:CartPole-v1")
 
@@ -48,44 +50,6 @@ def words(run, name):
 def told(result, file=None):
     print(json.dumps({"steps": result.steps, "restarts": result.restarts, "returns": result.returns,
                       "updates": result.updates, "stopped": result.stopped}), file=file, flush=True)
-"""
-
-MARKED = """
-import zlib
-import numpy as np
-from relayed import raw
-
-def marked():
-    # CartPole, slowed down, whose observations also name the process, the copy and the moment, with a checksum
-    import gymnasium, numpy, os, time, zlib
-
-    class Marked(gymnasium.ObservationWrapper):
-        def __init__(self, env):
-            super().__init__(env)
-            self.observation_space = gymnasium.spaces.Box(-numpy.inf, numpy.inf, (8,), numpy.float32)
-            self.names = [os.getpid(), int.from_bytes(os.urandom(3), "little")]
-            self.moment = 0
-
-        def step(self, action):
-            time.sleep(0.01)
-            return super().step(action)
-
-        def observation(self, observation):
-            self.moment += 1
-            told = numpy.array([*observation, *(n / 2**24 for n in (*self.names, self.moment)), 0], numpy.float32)
-            told[7] = (zlib.crc32(told[:7].tobytes()) >> 8) / 2**24
-            return told
-
-    return Marked(gymnasium.make("CartPole-v1"))
-
-def rows(run):
-    # The observations in all lanes of the learner's replay, float32 [n, 8]
-    with mc.ReplayBuffer.attach(next(iter(run._session.memory.transitions.values()))) as replay:
-        (place,) = replay._mapped.layout.of_role("obs")
-        return np.concatenate([place.views(raw(replay, lane)) for lane in range(replay.lanes)])
-
-def twice(found):
-    return len(found) - len(np.unique(found[:, 4:7], axis=0))
 """
 
 NOTHING: dict[str, list[object]] = {"segments": [], "processes": []}

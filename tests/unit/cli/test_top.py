@@ -39,7 +39,8 @@ def figures_of(run_dir: Path) -> dict[str, Any]:
 def run(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
     """A run that goes on until it is stopped, when its learners have reported something."""
     path = tmp_path / "run"
-    options = ["--total-steps", "100000000", "--learner.warmup", "100", "--learner.log-interval", "20"]
+    options = ["--env", "hunt:Calm", "--total-steps", "100000000"]
+    options += ["--learner.warmup", "100", "--learner.log-interval", "5"]
     process = subprocess.Popen(
         [*MARLCORE, "train", *options, "--run-dir", str(path)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

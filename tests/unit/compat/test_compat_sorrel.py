@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import sorrel_double as double
-from interrupts import at_instruction
 from meanwhile import running
 from refused import Refused, check_refused, each_bad, refusals
 from tiers import long_but
+from victims import at_instruction
 
 from marlcore import ClosedError, Field, LaneBusy, NotEnoughData
 from marlcore.compat.sorrel import Buffer

@@ -2,8 +2,6 @@
 
 import contextlib
 import gc
-import subprocess
-import sys
 import threading
 import time
 import traceback
@@ -11,7 +9,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-from core import SUPPORT
 from meanwhile import soon
 from processes import until
 from refused import refused
@@ -254,27 +251,6 @@ def test_every_wait_refuses_what_is_no_timeout(filled):
             for bad in ("x", -1, float("nan"), True):
                 with refused(ValueError, f"timeout: expected seconds of at least 0{or_none}, got {bad!r}"):
                     wait(timeout=bad)
-
-
-def attacked(times, *bell):
-    """Interrupts by signals, then before each instruction: the exit code, and what was printed."""
-    program = SUPPORT / "interrupts.py"
-    command = [sys.executable, str(program), str(times), *bell]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout + done.stderr
-
-
-@pytest.mark.long
-def test_an_interrupt_anywhere_leaves_a_prefetch_fit_for_use():
-    code, told = attacked(500)
-    assert code == 0, told
-    assert all(f"in {name}" in told for name in ("sample", "update", "ask", "close", "make")), told
-
-
-@pytest.mark.long
-def test_an_interrupt_breaks_a_prefetch_on_conditions():
-    """The positive control: it hangs, or raises another error than the interrupt."""
-    assert attacked(5000, "ConditionBell")[0] == 1
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from interrupts import at_instruction
 from refused import Refused, check_refused, refusals
+from victims import at_instruction
 
 from marlcore import LayoutMismatch, ParameterStore
 
