@@ -8,6 +8,7 @@ from cffi import FFI
 PARTS = [
     "copy",
     "dense",
+    "draws",
     "files",
     "futex",
     "lane",

@@ -15,7 +15,7 @@ from ..networks.qnetwork import Head
 from ..networks.torso import Flat, OneHot, StackedLinear, Torso
 
 PACKAGE = __package__.removesuffix("compiled")  # with its dot
-FORWARDS: dict[type, Any] = {kind: kind.forward for kind in (nn.Linear, nn.ReLU, nn.Tanh, nn.ModuleList)}
+FORWARDS: dict[type, Any] = {kind: kind.forward for kind in (nn.Linear, nn.ReLU, nn.Tanh, nn.ModuleList, nn.Sequential)}
 FORWARD = attrgetter("forward")
 ACTIVATIONS: dict[type, str] = {nn.ReLU: "relu", nn.Tanh: "tanh"}
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -86,7 +86,8 @@ def is_plain(part: nn.Module) -> bool:
     if kind in FORWARDS:
         plain = kind.forward is FORWARDS[kind]
     else:
-        plain = kind.__module__.startswith(PACKAGE) and kind.forward.__module__.startswith(PACKAGE)
+        own_forward = kind.forward.__module__.startswith(PACKAGE) or kind.forward is nn.Module.forward  # never called
+        plain = kind.__module__.startswith(PACKAGE) and own_forward
     if not plain or any(hasattr(kind, name) for name in own):
         return False
     return kind is not nn.Linear or own["_parameters"].keys() == {"weight", "bias"}  # else they are plain tensors
