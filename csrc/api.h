@@ -242,22 +242,25 @@ struct mc_layer { /* output = activation(x times weight, plus bias), for padded 
     float *row;             /* padded [outputs]: the bias */
     float *output;          /* padded [rows, outputs] */
     float *gradient;        /* padded [rows, outputs]: of the sums before the activation */
-    float *weight_gradient; /* as weight; NULL: a layer that is not trained */
+    float *weight_gradient; /* as weight */
     float *bias_gradient;
 };
 
 /* Uses the kernels for this level of x86-64 processors, or the highest that this one has; it returns the
  * level used. At the start that is the highest; on other processors the only one, MC_BASELINE. */
 int mc_dense_use(int level);
+/* The level in use. */
+int mc_dense_level(void);
 /* Copies each layer's weight and bias into forward, backward and row, for all later calls. */
 void mc_layers_pack(const struct mc_layer *layers, int64_t count);
 /* Computes each layer's output, the first one's from x [rows, inputs], whose rows are x_row floats apart. */
 void mc_layers_forward(const struct mc_layer *layers, int64_t count, int64_t rows, const float *x,
                        int64_t x_row);
-/* After mc_layers_forward of padded x: sets the gradients of each layer that is trained and, if it is given,
- * padded x_gradient, by the last layer's `gradient`, in which the caller put that of its output. */
+/* After mc_layers_forward of padded x: by the last layer's `gradient`, in which the caller put that of its
+ * output, sets the gradients of each layer's weight and bias, if `trains`, and padded x_gradient, if it is
+ * given. */
 void mc_layers_backward(const struct mc_layer *layers, int64_t count, int64_t rows, const float *x,
-                        int64_t x_row, float *x_gradient);
+                        int64_t x_row, float *x_gradient, int trains);
 
 struct mc_tensor { /* contiguous; the last four as weight */
     int64_t size;

@@ -36,8 +36,11 @@
 #include "dense_kernels.h"
 
 static const struct mc_dense *chosen = &kernels_baseline;
+static int level_in_use = MC_BASELINE;
 
 const struct mc_dense *mc_dense(void) { return chosen; }
+
+int mc_dense_level(void) { return level_in_use; }
 
 int mc_dense_use(int level) {
 #if defined(__x86_64__)
@@ -48,11 +51,11 @@ int mc_dense_use(int level) {
     if (level > most)
         level = most;
     chosen = level == MC_AVX512 ? &kernels_avx512 : level == MC_AVX2 ? &kernels_avx2 : &kernels_baseline;
-    return level;
+    level_in_use = level;
 #else
     (void)level;
-    return MC_BASELINE;
 #endif
+    return level_in_use;
 }
 
 __attribute__((constructor)) static void use_the_highest(void) { mc_dense_use(MC_AVX512); }

@@ -85,18 +85,19 @@ static void of_weights(const struct mc_layer *layer, int64_t rows, const float *
 }
 
 void mc_layers_backward(const struct mc_layer *layers, int64_t count, int64_t rows, const float *x,
-                        int64_t x_row, float *x_gradient) {
+                        int64_t x_row, float *x_gradient, int trains) {
     const struct mc_layer *last = &layers[count - 1];
     float *g = last->gradient;
-    if (last->activation != MC_LINEAR)
-        for (int64_t i = 0; i < rows * padded(last->outputs); i++) {
+    int64_t last_row = padded(last->outputs);
+    for (int64_t r = 0; last->activation != MC_LINEAR && r < rows; r++)
+        for (int64_t i = r * last_row; i < r * last_row + last->outputs; i++) {
             float y = last->output[i];
             g[i] = last->activation == MC_TANH ? g[i] * (1.0f - y * y) : y > 0.0f ? g[i] : 0.0f;
         }
     for (int64_t i = count - 1; i >= 0; i--) {
         const struct mc_layer *layer = &layers[i], *below = i ? layer - 1 : NULL;
         int64_t below_row = padded(layer->inputs);
-        if (layer->weight_gradient)
+        if (trains)
             of_weights(layer, rows, below ? below->output : x, below ? below_row : x_row, g);
         float *to = below ? below->gradient : x_gradient;
         if (!to)

@@ -175,13 +175,13 @@ class Update:
     """The result of an update.
 
     Attributes:
-        metrics: detached scalars, logged; at least "loss".
-        priority: float32 [B], detached: each row's new priority, for prioritized replay; None leaves them.
+        metrics: detached scalars or floats, logged; at least "loss".
+        priority: float32 [B], detached, or an array: each row's new priority, for prioritized replay; None leaves them.
         updates: gradient steps made, at least 1; each of them counts as an update.
     """
 
-    metrics: Mapping[str, torch.Tensor]
-    priority: torch.Tensor | None = None
+    metrics: Mapping[str, torch.Tensor | float]
+    priority: torch.Tensor | NDArray[np.float32] | None = None
     updates: int = 1
 
 

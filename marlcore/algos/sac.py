@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import torch
 from torch.nn import functional
 
-from ..compiled import HALF_LOG_2PI, LOG_STD
+from ..compiled import LOG_SQRT_2PI, LOG_STD
 from ..declared import Number
 from ..interfaces import Update
 from ..spaces import Spaces
@@ -68,7 +68,7 @@ class GaussianPolicy(ContinuousPolicy):
         """
         mean, log_std = distribution
         x = mean + log_std.exp() * noise
-        density = -0.5 * noise.square() - log_std - HALF_LOG_2PI
+        density = -0.5 * noise.square() - log_std - LOG_SQRT_2PI
         slope = 2 * (math.log(2) - x - functional.softplus(-2 * x))
         return x.tanh(), (density - slope).sum(1)
 

@@ -4,25 +4,6 @@ The arrays are others': weights stay where they are published, saved and trained
 for the products, and the layers' outputs.
 """
 
-from .actions import EnumeratedActions, ScaledActions, TeamChoices
-from .adam import Adam
-from .chain import Chain, Floats, Layer, padded_zeros, pointer, use_level
-from .draws import (
-    DRAWN,
-    HALF_LOG_2PI,
-    LOG_PROB,
-    LOG_STD,
-    Bits,
-    Categories,
-    Normals,
-    Sampled,
-    draws_of,
-    explore_rows,
-    noisy_actions,
-    of_members,
-)
-from .inputs import Inputs
-from .moments import LEAST_VARIANCE, LIMIT
-from .acting_networks import MEMBER, DenseNetwork, MemberNetworks, NamedChain, QuantileNetwork
-from .policies import CompiledPolicy, DrawingPolicy, NoisyBoxPolicy, TeamValuePolicy, ValuePolicy
-from .priorities import quantile_loss, step_error
+from ..lazy import attach_stub
+
+__getattr__, __dir__ = attach_stub(__name__, __file__)

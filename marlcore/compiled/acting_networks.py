@@ -80,7 +80,7 @@ class QuantileNetwork:
         with np.errstate(invalid="ignore", over="ignore"):  # as in chains
             products = features[:, None, : self.head.inputs] * self._embedded
             quantiles = self.head.forward(products.reshape(-1, self.head.inputs))
-            means: Floats = quantiles.reshape(*products.shape[:2], -1).mean(1)
+            means: Floats = np.add.reduce(quantiles.reshape(*products.shape[:2], -1), 1) / products.shape[1]
         return means
 
 
@@ -95,7 +95,7 @@ class MemberNetworks:
 
     def __init__(self, groups: Sequence[tuple[str, slice, DenseNetwork]], stack: int) -> None:
         self._groups, self._axis = groups, 2 if stack > 1 else 1
-        self._numbers = [np.eye(rows.stop - rows.start, dtype=np.float32) for _, rows, _ in groups]
+        self._numbers: list[Any] = [()] * len(groups)  # each group's one-hot numbers, for the last call's rows
 
     def load(self, weights: Weights) -> None:
         self._moments = of_observations(weights)
@@ -103,17 +103,18 @@ class MemberNetworks:
             network.load(weights)
 
     def outputs(self, obs: Any) -> Floats:
-        outputs = [self._of_group(*group, obs) for group in zip(self._groups, self._numbers, strict=True)]
+        outputs = [self._of_group(index, *group, obs) for index, group in enumerate(self._groups)]
         return outputs[0] if len(outputs) == 1 else np.concatenate(outputs, 1)
 
-    def _of_group(self, group: tuple[str, slice, DenseNetwork], numbers: Floats, obs: Any) -> Floats:
-        (part, rows, network), size, values = group, len(numbers), obs[group[0]]
+    def _of_group(self, index: int, part: str, rows: slice, network: DenseNetwork, obs: Any) -> Floats:
+        values, size = obs[part], rows.stop - rows.start
         if part in self._moments:
             values = normalized(values, *self._moments[part]).astype(np.float32)
-        seen: Any = values.swapaxes(1, self._axis)[:, rows]
-        lead = seen.shape[: self._axis + 1]  # rows, members and their stack
-        seen = seen.reshape(-1, *seen.shape[2:])
+        seen: Any = values.swapaxes(1, self._axis)[:, rows]  # [k, size, ...]
+        k, stack, seen = len(seen), seen.shape[2 : self._axis + 1], seen.reshape(-1, *seen.shape[2:])
         if size > 1:
-            of_each = numbers[:, None] if self._axis > 1 else numbers
-            seen = {ALONE: seen, MEMBER: np.broadcast_to(of_each, (*lead, size)).reshape(-1, *lead[2:], size)}
-        return network.outputs(seen).reshape(lead[0], size, -1)
+            if len(self._numbers[index]) != len(seen):
+                numbers = np.tile(np.eye(size, dtype=np.float32), (k, 1))
+                self._numbers[index] = np.repeat(numbers, stack[0], 0).reshape(-1, *stack, size) if stack else numbers
+            seen = {ALONE: seen, MEMBER: self._numbers[index]}
+        return network.outputs(seen).reshape(k, size, -1)

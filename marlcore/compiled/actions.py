@@ -88,12 +88,15 @@ class TeamChoices:
 
     def __init__(self, choices: list[int]) -> None:
         self.members, self.count = len(choices), max(choices)
+        self._are_alike = min(choices) == self.count
         self._valid = np.arange(self.count) < np.array(choices)[:, None]
         starts = np.cumsum([0, *choices[:-1]])
         self._places = np.where(self._valid, starts[:, None] + np.arange(self.count), 0)  # in a mask
 
     def allowed(self, mask: NDArray[np.bool_] | None, rows: int) -> NDArray[np.bool_] | None:
         """Returns each member's allowed choices, bool [rows * members, count], by a mask of all choices; None: all."""
-        if mask is not None:
-            return (mask[:, self._places] & self._valid).reshape(-1, self.count)
-        return None if self._valid.all() else np.tile(self._valid, (rows, 1))
+        if self._are_alike:
+            return None if mask is None else mask.reshape(-1, self.count)
+        if mask is None:
+            return np.tile(self._valid, (rows, 1))
+        return (mask[:, self._places] & self._valid).reshape(-1, self.count)

@@ -31,7 +31,7 @@ class Adam:
         self._adam = ffi.new("struct mc_adam *", {"beta1": 0.9, "beta2": 0.999, "epsilon": epsilon})
 
     def step(self, rate: float, number: float, most: float) -> float:
-        """Makes step `number`, from 1, on the gradient, scaled to the norm `most` if longer; returns the norm before."""
+        """Makes step `number`, from 1, on the gradient, scaled to the norm `most` if longer; returns the first norm."""
         self._adam.rate = rate
         return float(lib.mc_adam_step(self._raw, self._count, self._adam, number, most))
 

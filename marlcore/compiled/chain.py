@@ -1,5 +1,6 @@
 """A chain of fully connected layers over arrays that others own: its outputs, its gradients, and Adam's steps."""
 
+import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +13,11 @@ Floats = NDArray[np.float32]
 
 PAD: int = lib.MC_PAD
 ACTIVATIONS: dict[str | None, int] = {None: lib.MC_LINEAR, "relu": lib.MC_RELU, "tanh": lib.MC_TANH}
-LEVELS = ("baseline", "avx2", "avx512")
+CPU = "MARLCORE_CPU"  # the environment's variable: the highest level that is used
+# Widest layers, measured with forward and backward passes of 16 to 256 rows beside torch on an AMD Zen 5 and, for avx2,
+# beside torch limited to AVX2
+WIDEST = {"baseline": 64, "avx2": 256, "avx512": 512}
+LEVELS = tuple(WIDEST)
 
 
 class Layer(NamedTuple):
@@ -33,8 +38,13 @@ class Layer(NamedTuple):
 class Chain:
     """Computes layers one after another, for any number of rows, and with `trains` their gradients.
 
-    Its arrays grow with the largest number of rows, and are then used again: each call overwrites the last one's results.
+    Its arrays grow with the largest number of rows, and are used again: each call overwrites the last one's results.
+
+    Attributes:
+        gradient: padded [rows, outputs], with `trains`: the gradient of the outputs, which the caller sets.
     """
+
+    gradient: Floats
 
     def __init__(self, layers: Sequence[Layer], trains: bool = False) -> None:
         self.layers = tuple(layers)
@@ -75,10 +85,13 @@ class Chain:
     def _grow(self, rows: int) -> None:
         self._rows = rows
         self._outputs = [padded_zeros(rows, layer.outputs) for layer in self.layers]
-        self._gradients = [padded_zeros(rows, layer.outputs) if self._trains else None for layer in self.layers]
-        for raw, output, gradient in zip(self._raw, self._outputs, self._gradients, strict=True):
-            raw.output, raw.gradient = pointer(output), pointer(gradient)
-        self.gradient = self._gradients[-1]
+        self._gradients = [padded_zeros(rows, layer.outputs) for layer in self.layers if self._trains]
+        for raw, output in zip(self._raw, self._outputs, strict=True):
+            raw.output = pointer(output)
+        for raw, gradient in zip(self._raw, self._gradients, strict=False):
+            raw.gradient = pointer(gradient)
+        if self._trains:
+            self.gradient = self._gradients[-1]
 
     def forward(self, x: Floats) -> Floats:
         """Returns the last layer's outputs [rows, padded outputs] of x [rows, at least inputs], C-contiguous."""
@@ -88,13 +101,13 @@ class Chain:
         lib.mc_layers_forward(self._raw, self._count, rows, pointer(x), row)
         return self._outputs[-1][:rows]
 
-    def backward(self, x: Floats, x_gradient: Floats | None = None) -> None:
-        """Sets the gradients of the weights and of x, given `gradient` [rows, padded outputs], that of the outputs.
+    def backward(self, x: Floats, x_gradient: Floats | None = None, trains: bool = True) -> None:
+        """Sets the gradients of the weights, if `trains`, and of x, by `gradient` [rows, padded outputs], the outputs'.
 
         `x` is that of the last call of `forward`, and its rows are padded.
         """
         rows, row = x.shape
-        lib.mc_layers_backward(self._raw, self._count, rows, pointer(x), row, pointer(x_gradient))
+        lib.mc_layers_backward(self._raw, self._count, rows, pointer(x), row, pointer(x_gradient), trains)
 
 
 def padded_zeros(rows: int, columns: int) -> Floats:
@@ -107,5 +120,23 @@ def pointer(array: Floats | None) -> Any:
 
 
 def use_level(name: str) -> str:
-    """Uses the kernels for "baseline", "avx2" or "avx512", or the highest level that the processor has; returns it."""
-    return LEVELS[lib.mc_dense_use(LEVELS.index(name))]
+    """Uses the kernels for "baseline", "avx2" or "avx512", or the highest level that the processor has; returns it.
+
+    Raises: ValueError: another name.
+    """
+    if name not in WIDEST:
+        raise ValueError(f"{CPU}: expected one of {', '.join(WIDEST)}, got {name!r}")
+    return LEVELS[int(lib.mc_dense_use(LEVELS.index(name)))]
+
+
+def level() -> str:
+    """Returns the level in use."""
+    return LEVELS[int(lib.mc_dense_level())]
+
+
+def widest() -> int:
+    """Returns the units of the widest layers for which chains are faster than torch, at the level in use."""
+    return WIDEST[level()]
+
+
+use_level(os.environ.get(CPU, LEVELS[-1]))

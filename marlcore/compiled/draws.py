@@ -22,29 +22,50 @@ from .chain import Floats, pointer
 DRAWN = "drawn"  # the extra in which rows store what a Gaussian drew
 LOG_PROB = "log_prob"  # the extra in which rows store the logarithm of their action's probability
 LOG_STD = (-20.0, 2.0)  # least and greatest of SAC, as in its authors' code
-HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 # Actions [k, ...] in the space's dtype, their log-probabilities float32 [k], and further extras of rows
 Sampled = tuple[NDArray[Any], Floats, dict[str, NDArray[Any]]]
 
 
-def explore_rows(
-    action: NDArray[np.int64], actions: int, allowed: NDArray[np.bool_] | None, epsilon: Any,
-    generator: np.random.Generator,
-) -> int:  # fmt: skip
-    """Replaces the actions [k] of the rows that explore by random ones, in place; returns how many rows do.
+class Chooser:
+    """Chooses an action for each of k rows: the best one, or a random one where the row explores.
 
-    Neither `epsilon`, a number or float64 [k], nor the mask `allowed`, bool [k, actions], changes what the generator
-    draws. A row that explores draws a place from [0, 1), which picks number floor(place * n) of its n allowed actions.
+    Args:
+        action: int64 [k], where choices are written.
+        actions: their number.
     """
-    rows = len(action)
-    draws = generator.random((2, rows))
-    epsilon = np.asarray(epsilon, np.float64, order="C")
-    if epsilon.size not in (1, rows):
-        raise ValueError(f"epsilon: expected a number or {rows} of them, got {epsilon.size}")
-    of_each = int(epsilon.size > 1)
-    flags, to_action = flags_of(allowed, (rows, actions)), indices_of(action)
-    return int(lib.mc_explore(rows, actions, doubles_of(draws), doubles_of(epsilon), of_each, flags, to_action))
+
+    def __init__(self, action: NDArray[np.int64], actions: int) -> None:
+        self.action, self._shape = action, (len(action), actions)
+        self._draws, self._epsilon = np.empty((2, len(action))), np.empty(1)
+        self._to_action, self._to_draws = ffi.from_buffer("int64_t[]", action), doubles_of(self._draws)
+        self._to_epsilon = doubles_of(self._epsilon)
+
+    def take_best(self, outputs: Floats, allowed: NDArray[np.bool_] | None) -> None:
+        """Chooses the actions of the greatest outputs [k, at least actions], the first of equal ones."""
+        row, flags = outputs.shape[1], flags_of(allowed, self._shape)
+        lib.mc_values_best(*self._shape, pointer(outputs), row, flags, self._to_action)
+
+    def explore(self, allowed: NDArray[np.bool_] | None, epsilon: Any, generator: np.random.Generator) -> int:
+        """Replaces the actions of the rows that explore by random ones; returns how many do.
+
+        Neither `epsilon`, a number or [k] of them, nor the mask `allowed`, bool [k, actions], changes what the
+        generator draws. Each row draws a place from [0, 1), which picks number floor(place * n) of its n allowed
+        actions.
+        """
+        flags, of_each, to_epsilon = flags_of(allowed, self._shape), 0, self._to_epsilon
+        generator.random(out=self._draws)
+        if isinstance(epsilon, np.ndarray) and epsilon.ndim:
+            if len(epsilon) != len(self.action):
+                raise ValueError(f"epsilon: expected a number or {len(self.action)} of them, got {len(epsilon)}")
+            of_each, to_epsilon = 1, doubles_of(np.ascontiguousarray(epsilon, np.float64))
+        else:
+            self._epsilon[0] = epsilon
+        return int(lib.mc_explore(*self._shape, self._to_draws, to_epsilon, of_each, flags, self._to_action))
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.action, self._shape[1])
 
 
 def of_members(epsilon: Any, rows: int, members: int) -> Any:
@@ -62,11 +83,15 @@ def noisy_actions(
     Epsilon does not change what the generator draws.
     """
     uniform = generator.random(rows) < epsilon
-    anywhere = generator.uniform(-1.0, 1.0, (rows, actions.size))
-    noise = generator.standard_normal((rows, actions.size), np.float32)
-    if uniform.all():
-        return actions.decode(anywhere)
-    return actions.decode(np.where(uniform[:, None], anywhere, noisy(noise)))
+    anywhere, noise = (
+        generator.random((rows, actions.size)),
+        generator.standard_normal((rows, actions.size), np.float32),
+    )
+    exploring = np.count_nonzero(uniform)
+    scaled = 2.0 * anywhere - 1.0 if exploring == rows else noisy(noise)
+    if 0 < exploring < rows:
+        scaled = np.where(uniform[:, None], 2.0 * anywhere - 1.0, scaled)
+    return actions.decode(scaled)
 
 
 class Categories:
@@ -85,7 +110,7 @@ class Categories:
         drawn, log_prob = np.empty((rows, parts), np.int64), np.empty(rows, np.float32)
         lib.mc_categories_draw(
             rows, parts, self._sizes, pointer(outputs), outputs.shape[1], flags_of(mask, (rows, self.outputs)),
-            doubles_of(places), indices_of(drawn), pointer(log_prob),
+            doubles_of(places), ffi.from_buffer("int64_t[]", drawn), pointer(log_prob),
         )  # fmt: skip
         action = drawn[:, 0] if self._alone else drawn
         return action.astype(self._dtype, copy=False), log_prob, {}
@@ -109,7 +134,8 @@ class Bits:
 
     def sample(self, outputs: Any, mask: Any, generator: np.random.Generator, log_std: Any = None) -> Sampled:
         outputs = outputs[:, : self.outputs]
-        log_one, log_zero = -np.logaddexp(0, -outputs), -np.logaddexp(0, outputs)
+        tail = np.log1p(np.exp(-np.abs(outputs)))
+        log_one, log_zero = -(np.maximum(-outputs, 0) + tail), -(np.maximum(outputs, 0) + tail)
         ones = generator.random(outputs.shape) < np.exp(log_one)
         log_prob = np.where(ones, log_one, log_zero).sum(1)
         return ones.reshape(-1, *self._shape).astype(self._dtype), log_prob, {}
@@ -140,7 +166,7 @@ class Normals:
         mean = outputs[:, : self.outputs]
         noise = generator.standard_normal(mean.shape, np.float32)
         drawn = mean + np.exp(log_std) * noise
-        log_prob = -(0.5 * noise * noise + log_std + HALF_LOG_2PI).sum(1)
+        log_prob = -(0.5 * noise * noise + log_std + LOG_SQRT_2PI).sum(1)
         return self._clipped(drawn), log_prob, {DRAWN: drawn.reshape(-1, *self._shape)}
 
     def mode(self, outputs: Any, mask: Any) -> Any:
@@ -167,10 +193,6 @@ def flags_of(mask: NDArray[np.bool_] | None, shape: tuple[int, int]) -> Any:
     if mask.shape != shape:
         raise ValueError(f"mask: expected shape {shape}, got {mask.shape}")
     return ffi.from_buffer("uint8_t[]", np.ascontiguousarray(mask, np.bool_))
-
-
-def indices_of(array: NDArray[np.int64]) -> Any:
-    return ffi.from_buffer("int64_t[]", array)
 
 
 def doubles_of(array: NDArray[np.float64]) -> Any:

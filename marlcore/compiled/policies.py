@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..interfaces import PRIORITY, RETURN, Action
-from ..memory import lib
+from ..memory import ffi, lib
+from .acting_networks import DenseNetwork, MemberNetworks, QuantileNetwork, Weights
 from .actions import EnumeratedActions, ScaledActions, TeamChoices
 from .chain import Floats, pointer
 from .draws import (
@@ -16,15 +17,12 @@ from .draws import (
     LOG_STD,
     Bits,
     Categories,
+    Chooser,
     Normals,
-    explore_rows,
-    flags_of,
-    indices_of,
     noisy_actions,
     of_members,
 )
 from .moments import moments_of, normalized
-from .acting_networks import DenseNetwork, MemberNetworks, QuantileNetwork, Weights
 from .priorities import quantile_loss, step_error
 
 REWARDS = "rewards"  # the module of a model that has the moments of discounted returns
@@ -42,6 +40,7 @@ class CompiledPolicy:
     def __init__(self, network: DenseNetwork | QuantileNetwork | MemberNetworks) -> None:
         self.network = network
         self.weights: Weights = {}
+        self._chooser: Any = None
 
     def load(self, weights: Weights) -> None:
         """Takes the published model's tensors by name; afterwards the arrays may change."""
@@ -61,6 +60,13 @@ class CompiledPolicy:
     ) -> NDArray[np.float32]:  # fmt: skip
         """See `Algorithm.first_priority`; takes rewards as the environment gave them."""
         return np.full(len(reward), np.nan, np.float32)
+
+    def chosen(self, outputs: Floats, actions: int, allowed: NDArray[np.bool_] | None) -> NDArray[np.int64]:
+        """Returns each row's best action, in the array of a chooser."""
+        if self._chooser is None or len(self._chooser.action) != len(outputs):
+            self._chooser = Chooser(np.empty(len(outputs), np.int64), actions)
+        self._chooser.take_best(outputs, allowed)
+        return self._chooser.action
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -90,22 +96,22 @@ class ValuePolicy(CompiledPolicy):
 
     def act(self, obs: Any, *, explore: Any, mask: Any, generator: np.random.Generator) -> Action:
         actions, outputs = self._actions, self.network.outputs(obs)
-        allowed = actions.allowed(mask)
-        best = best_of(outputs, actions.count, allowed)
-        if explore is None:
-            return Action(actions.decode(best))
-        chosen = best if self._scale is None else best.copy()
-        explore_rows(chosen, actions.count, allowed, explore["epsilon"], generator)
-        if self._scale is None:
-            return Action(actions.decode(chosen))
+        allowed = None if mask is None else actions.allowed(mask)
+        chosen = self.chosen(outputs, actions.count, allowed)
+        if explore is None or self._scale is None:
+            if explore is not None:
+                self._chooser.explore(allowed, explore["epsilon"], generator)
+            return Action(actions.decode(chosen.copy()))
+        best = chosen.copy()
+        self._chooser.explore(allowed, explore["epsilon"], generator)
         unknown = {PRIORITY: np.full(len(chosen), np.nan, np.float32)}
         values = {"taken": self._values(outputs, chosen), "best": self._values(outputs, best)}
-        return Action(actions.decode(chosen), unknown, values=values)
+        return Action(actions.decode(chosen.copy()), unknown, values=values)
 
     def _values(self, outputs: Floats, action: NDArray[np.int64]) -> Floats:
         (rows, row), value = outputs.shape, np.empty(len(action), np.float32)
-        choice = rows, self._actions.count, self._dueling
-        lib.mc_values_taken(*choice, pointer(outputs), row, indices_of(action), pointer(value))
+        choice, to_action = (rows, self._actions.count, self._dueling), ffi.from_buffer("int64_t[]", action)
+        lib.mc_values_taken(*choice, pointer(outputs), row, to_action, pointer(value))
         return value
 
     def first_priority(self, before: Any, reward: Any, discount: float, after: Any) -> NDArray[np.float32]:
@@ -129,11 +135,10 @@ class TeamValuePolicy(CompiledPolicy):
         outputs = self.network.outputs(obs)
         rows, members, row = outputs.shape
         allowed = self._choices.allowed(mask, rows)
-        chosen = best_of(outputs.reshape(-1, row), self._choices.count, allowed)
+        chosen = self.chosen(outputs.reshape(-1, row), self._choices.count, allowed)
         if explore is not None:
-            epsilon = of_members(explore["epsilon"], rows, members)
-            explore_rows(chosen, self._choices.count, allowed, epsilon, generator)
-        return Action(chosen.reshape(rows, members))
+            self._chooser.explore(allowed, of_members(explore["epsilon"], rows, members), generator)
+        return Action(chosen.reshape(rows, members).copy())
 
 
 class DrawingPolicy(CompiledPolicy):
@@ -190,10 +195,3 @@ class NoisyBoxPolicy(CompiledPolicy):
             return mean if explore is None else mean + float(explore["noise"]) * noise
         log_std = np.minimum(np.maximum(outputs[:, size : 2 * size], LOG_STD[0]), LOG_STD[1])
         return np.tanh(mean + np.exp(log_std) * noise)
-
-
-def best_of(outputs: Floats, actions: int, allowed: NDArray[np.bool_] | None) -> NDArray[np.int64]:
-    """Returns the best action of each row by its first outputs, the first of equal ones."""
-    (rows, row), best = outputs.shape, np.empty(len(outputs), np.int64)
-    lib.mc_values_best(rows, actions, pointer(outputs), row, flags_of(allowed, (rows, actions)), indices_of(best))
-    return best

@@ -156,6 +156,10 @@ class LearnerConfig(Declared):
     """Discount of one step."""
     warmup: Count = 500
     """Transitions that a policy's replay must hold before training starts."""
+    engine: Literal["auto", "torch", "compiled"] = "auto"
+    """What computes the policy's networks, in updates and in actors: "compiled" has its own kernels for fully connected
+    layers on the CPU, which are several times as fast where layers are small; "torch" computes any network. "auto" is
+    compiled where that can serve and is faster."""
     compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = "off"
     """Mode of `torch.compile` for the learner's model; "reduce-overhead" uses CUDA graphs. It takes half a minute at
     each start, and pays on GPUs; on a CPU it makes small networks slower."""

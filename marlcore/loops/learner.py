@@ -75,7 +75,9 @@ def learn(learner: Learner, wait_s: float = 0.0) -> bool:
         sampled = batches.sample(timeout=wait_s or None)
     except (NotEnoughData, TimedOut):
         return False
-    batch = sampled.torch(learner.device) if isinstance(sampled, Batch) else sampled
+    batch: Any = sampled
+    if isinstance(sampled, Batch) and not learner.takes_arrays:
+        batch = sampled.torch(learner.device)
     learner.normalize(batch)
     batch.numbers = learner.published
     update = learner.trainer.update(batch)
@@ -116,11 +118,18 @@ class Learner:
     def __post_init__(self) -> None:
         self._sums: dict[str, torch.Tensor | float] = {}  # of metrics
         self._counts: Counter[str] = Counter()  # of updates that report a metric
+        normalizes = self.norm is not None or self.rewards is not None
+        self.takes_arrays = getattr(self.trainer, "takes_arrays", False) and not normalizes
         self._reported = self.updates
         self._last_report = self._last_save = time.monotonic()
         if self.pace is not None:
             self.batches.follow(self._pace_at)
         self.publish()
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether updates are compiled, see `LearnerConfig.engine`; a trainer of torch has no reason to name."""
+        return not getattr(self.trainer, "reason", "torch")
 
     def _pace_at(self, ahead: float) -> float:
         """Returns the updates per step of the pace, `ahead` steps of the run from now."""
@@ -183,7 +192,7 @@ class Learner:
         lag[lag >= 2**31] = 0  # rows newer than the checkpoint from which the learner resumed
         p50, p99 = np.percentile(lag, (50, 99))
         lags = {"policy_lag": lag.mean(), "policy_lag_p50": p50, "policy_lag_p99": p99}
-        rates = {"updates_per_s": count / max(now - self._last_report, 1e-9)}
+        rates = {"updates_per_s": count / max(now - self._last_report, 1e-9), "compiled": float(self.is_compiled)}
         if self.pace is not None:
             rates["updates_per_step"] = self._pace_at(0)
         for name, value in {**self.numbers, **lags, **rates, **self.batches.stats()}.items():

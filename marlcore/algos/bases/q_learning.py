@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from ...compiled import explore_rows, step_error
+from ...compiled import Chooser, step_error
 from ...declared import Number, Whole
 from ...interfaces import PRIORITY, Action, ReplaySource, Update
 from ...observations import each
@@ -87,10 +87,8 @@ class FeedforwardQLearning(QLearning):
         """Returns epsilon-greedy actions. The network runs only if a row is greedy or first priorities are needed."""
         actions: JointActions = model.actions
         allowed, rows = actions.allowed(request.mask), rows_in(obs)
-        chosen = np.full(rows, -1)
-        exploring = explore_rows(
-            chosen, actions.count, array_of(allowed), request.explore["epsilon"], request.generator
-        )
+        chosen, epsilon = np.full(rows, -1), request.explore["epsilon"]
+        exploring = Chooser(chosen, actions.count).explore(array_of(allowed), epsilon, request.generator)
         if exploring == rows and not self.actor_priorities:
             return Action(actions.decode(chosen))
         values = faster(model)(obs)

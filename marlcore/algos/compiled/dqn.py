@@ -29,7 +29,7 @@ class CompiledDQN(CompiledTrainer):
         self._online.bind(arrays_of(modules), arrays_of(modules, gradients=True))
         self._target.bind(arrays_of(of_target))
         self._inputs = Inputs(network.spaces)
-        self._actions, self._dueling = network.actions.count, int(network.head.dueling)
+        self._actions, self._dueling = network.actions.count, bool(network.head.dueling)
         self._optimizer = OptimizerArrays(trainer.optimizer, list(trainer.target.parameters()))
         self._rows = 0
 

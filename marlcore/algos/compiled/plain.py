@@ -83,11 +83,12 @@ class Watched:
 def is_plain(part: nn.Module) -> bool:
     """Returns whether a call runs only a `forward` of the package or torch, and the part hides no class attribute."""
     kind, own = type(part), vars(part)
+    if kind.forward is nn.Module.forward:
+        return True  # it cannot be called
     if kind in FORWARDS:
         plain = kind.forward is FORWARDS[kind]
     else:
-        own_forward = kind.forward.__module__.startswith(PACKAGE) or kind.forward is nn.Module.forward  # never called
-        plain = kind.__module__.startswith(PACKAGE) and own_forward
+        plain = kind.__module__.startswith(PACKAGE) and kind.forward.__module__.startswith(PACKAGE)
     if not plain or any(hasattr(kind, name) for name in own):
         return False
     return kind is not nn.Linear or own["_parameters"].keys() == {"weight", "bias"}  # else they are plain tensors
@@ -110,6 +111,7 @@ def layers_of(*parts: nn.Module) -> tuple[list[Layer], list[nn.Module]]:
         layers.append(Layer(linear.in_features, linear.out_features, name))
         modules.append(linear)
 
+    part: Any
     for part in parts:
         if type(part) is Torso:
             for encoder in part.encoders:

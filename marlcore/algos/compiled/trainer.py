@@ -1,4 +1,4 @@
-"""The base of compiled trainers: they update the tensors of a torch trainer, which makes the updates they cannot make."""
+"""The base of compiled trainers: they update a torch trainer's tensors, and leave to it what they cannot update."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from ...compiled import Adam
+from ...compiled import Adam, widest
 from ...interfaces import Update
 from ...observations import each
 from ...transitions import Batch, TorchBatch
@@ -16,27 +16,28 @@ from .plain import NotPlain, Watched
 class CompiledTrainer:
     """Makes a trainer's updates by chains, on the same tensors, while its networks are plain.
 
-    If a network changes, the trainer itself makes the following updates. State is that of the trainer.
+    Once a network changes, the trainer itself makes all following updates. State is that of the trainer.
 
     Attributes:
         trainer: of torch, with its networks, optimizers and counts.
-        reason: why updates are the trainer's at present; empty while they are compiled.
+        reason: why updates are the trainer's own; empty while they are compiled.
     """
+
+    takes_arrays = True
 
     def __init__(self, trainer: Any) -> None:
         self.trainer, self.hyper = trainer, trainer.hyper
         self.reason = ""
-        self._watched: Watched | None = None
-        self._build()
-
-    def _build(self) -> None:
-        self._watched, self.reason = None, ""
         try:
-            watched = Watched(*self.networks())
+            self._watched = Watched(*self.networks())
             self.build()
-            self._watched = watched
         except NotPlain as error:
             self.reason = str(error)
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether chains are faster than torch for networks of this width, on this processor."""
+        return all(max(tensor.shape) <= widest() for part in self.networks() for tensor in part.parameters())
 
     @abstractmethod
     def networks(self) -> Sequence[nn.Module]:
@@ -52,8 +53,8 @@ class CompiledTrainer:
 
     def update(self, batch: Any) -> Update:
         """Makes an update on a batch of arrays or of tensors; see `Trainer.update`."""
-        if self._watched is None or not self._watched.holds():
-            self._build()
+        if not self.reason and not self._watched.holds():
+            self.reason = "parts that were changed"
         if self.reason:
             return self.trainer.update(as_tensors(batch))  # type: ignore[no-any-return]
         return self.compiled(as_arrays(batch))
@@ -74,16 +75,11 @@ class OptimizerArrays:
         def arrays(of: Sequence[Any]) -> list[Any]:
             return [tensor.detach().numpy() for tensor in of]
 
-        self._optimizer = optimizer
         self._number = optimizer._step.numpy()
         self._group = optimizer.param_groups[0]
-        self._adam = Adam(
-            arrays(tensors),
-            arrays([tensor.grad for tensor in tensors]),
-            *(arrays([state[tensor][name] for tensor in tensors]) for name in ("exp_avg", "exp_avg_sq")),
-            arrays(targets),
-            self._group["eps"],
-        )
+        means, squares = (arrays([state[tensor][name] for tensor in tensors]) for name in ("exp_avg", "exp_avg_sq"))
+        gradients = arrays([tensor.grad for tensor in tensors])
+        self._adam = Adam(arrays(tensors), gradients, means, squares, arrays(targets), self._group["eps"])
         self.move = self._adam.move
 
     def step(self, most: float) -> float:

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from ...checks import brief
-from ...compiled import DRAWN, HALF_LOG_2PI, Bits, Categories, Normals, Sampled
+from ...compiled import DRAWN, LOG_SQRT_2PI, Bits, Categories, Normals, Sampled
 from .actions import array_of, dtype_of
 
 
@@ -98,8 +98,8 @@ class Gaussian(Sampling, Normals):
 
     def forward(self, output: torch.Tensor, mask: torch.Tensor | None, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         noise = (self._drawn(batch).reshape(output.shape) - output) * torch.exp(-self.log_std)
-        log_prob = -(0.5 * noise * noise + self.log_std + HALF_LOG_2PI).sum(1)
-        return log_prob, (self.log_std + HALF_LOG_2PI + 0.5).sum().expand(len(output))
+        log_prob = -(0.5 * noise * noise + self.log_std + LOG_SQRT_2PI).sum(1)
+        return log_prob, (self.log_std + LOG_SQRT_2PI + 0.5).sum().expand(len(output))
 
     def _drawn(self, batch: Any) -> Any:
         """Returns the draws that rows store, or for demonstrations, which store none, the actions in units of draws."""

@@ -170,6 +170,7 @@ class Torso(nn.Module):
 
     def __init__(self, hyper: Any, spaces: Spaces, hidden: tuple[int, ...], without: tuple[str, ...] = ()) -> None:
         super().__init__()
+        self.spaces, self.without = spaces, without
         parts = [part for part in spaces.parts if part.name not in without]
         self.names = [part.name for part in parts] if isinstance(spaces.obs, dict) else None
         encoders = [encoder_of(hyper, part.space, spaces.stack) for part in parts]

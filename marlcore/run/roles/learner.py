@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from ...algos.compiled import with_engine
 from ...checks import brief
-from ...config import MAIN, AssignedPolicy, Constant, schedules_of
+from ...config import MAIN, AssignedPolicy, Constant, LearnerConfig, schedules_of
 from ...errors import TimedOut, pass_on_from_handler
 from ...interfaces import Trainer
 from ...loops import (
@@ -63,7 +64,7 @@ class LearnerRole(Role):
         batches = batches_of(policy, self, updates, device, state)
         league = self._league(policy, model, state)
         publisher = self.hold(store.publisher(model.acting))
-        trainer = _trainer_of(policy, model, settings.compile)  # after the publisher moved the weights into its row
+        trainer = _trainer_of(policy, model, settings)  # after the publisher moved the weights into its row
         if "trainer" in state:  # else the state is empty, or another run's (init_from)
             _restore_trainer(trainer, policy, checkpoint, state, updates)
         if league is not None:
@@ -176,18 +177,20 @@ class LearnerRole(Role):
         self.finish()
 
 
-def _trainer_of(policy: AssignedPolicy, model: PolicyModel, compiled: str) -> Trainer:
+def _trainer_of(policy: AssignedPolicy, model: PolicyModel, settings: LearnerConfig) -> Trainer:
     """Makes a model's trainer. Raises ValueError: it replaced a tensor, whose new values would never be published."""
 
     def addresses() -> dict[str, int]:
         return {name: tensor.data_ptr() for name, tensor in model.acting.state_dict(keep_vars=True).items()}
 
     published = addresses()
-    if compiled != "off":
-        compile_model(model.whole, compiled)
+    if settings.compile != "off":
+        compile_model(model.whole, settings.compile)
     trainer = policy.algorithm.make_trainer(model.whole)
     if addresses() != published:
         raise ValueError("make_trainer: expected it to change the model's tensors in place, but it replaced some")
+    trainer, reason = with_engine(trainer, settings.engine)
+    log.info("%s: updates are %s", policy.name, f"torch's: {reason}" if reason else "compiled")
     return trainer
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rounding import rounding
 
-from marlcore.compiled import Categories, explore_rows
+from marlcore.compiled import Categories, Chooser
 
 NEVER = -np.inf  # the output of a value of probability 0
 LAST = np.nextafter(1.0, 0.0)
@@ -78,14 +78,14 @@ def test_rows_explore_by_their_epsilon_among_the_allowed(masked, epsilon):
     passed = allowed.cumsum(1)
     random = (passed > (place * passed[:, -1]).astype(np.int64)[:, None]).argmax(1)
     action = np.full(200, -1)
-    count = explore_rows(action, 5, allowed if masked else None, epsilon, np.random.default_rng(0))
+    count = Chooser(action, 5).explore(allowed if masked else None, epsilon, np.random.default_rng(0))
     assert count == explores.sum()
     np.testing.assert_array_equal(action, np.where(explores, random, -1))
 
 
 def test_epsilons_and_masks_of_other_sizes_are_refused():
-    action, generator = np.zeros(4, np.int64), np.random.default_rng(0)
+    chooser, generator = Chooser(np.zeros(4, np.int64), 2), np.random.default_rng(0)
     with pytest.raises(ValueError, match=r"^epsilon: expected a number or 4 of them, got 3$"):
-        explore_rows(action, 2, None, np.zeros(3), generator)
+        chooser.explore(None, np.zeros(3), generator)
     with pytest.raises(ValueError, match=r"^mask: expected shape \(4, 2\), got \(4, 3\)$"):
-        explore_rows(action, 2, np.ones((4, 3), np.bool_), 0.5, generator)
+        chooser.explore(np.ones((4, 3), np.bool_), 0.5, generator)

@@ -33,7 +33,7 @@ WRONG = {
     "actor.processes": -1, "actor.envs": 0, "actor.device": 3, "actor.sync_interval": 0, "actor.max_policy_lag": -1,
     "learner.device": 3, "learner.device_per_agent": 3,
     "learner.processes": 0, "learner.batch_size": 0, "learner.n_step": 0, "learner.gamma": 1.1, "learner.warmup": 0,
-    "learner.compile": "on", "learner.obs_norm": "on", "learner.reward_norm": "on",
+    "learner.compile": "on", "learner.engine": "numpy", "learner.obs_norm": "on", "learner.reward_norm": "on",
     "learner.norm_frozen_after": 0, "learner.prefetch": -1, "learner.publish_interval": 0,
     "learner.publish_mode": "on", "learner.log_interval": 0, "learner.checkpoint_interval": 0,
     "learner.checkpoint_seconds": math.inf, "learner.threads": 10**6, "learner.timeout": 0,
