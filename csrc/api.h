@@ -325,4 +325,18 @@ struct mc_clipped {
 /* Sets the gradients of a minibatch, whose rows have these numbers in the batch, and means [MC_TERMS]. */
 void mc_clipped_slopes(const struct mc_clipped *batch, int64_t rows, const int64_t *numbers, double *means);
 
+/* ---- random choices of actions, by numbers in [0, 1) that the caller draws; see draws.c ---- */
+
+/* Replaces the action of each row that explores by a random one among those allowed [rows, actions] (NULL:
+ * all), and returns how many do. draws [2, rows]: a row explores if the first is less than its epsilon, which
+ * are epsilon_step doubles apart; the second picks the action. */
+int64_t mc_explore(int64_t rows, int64_t actions, const double *draws, const double *epsilon,
+                   int64_t epsilon_step, const uint8_t *allowed, int64_t *action);
+/* Draws one value of each part in each row, with the logarithm of their probability. outputs [rows, row] have
+ * logarithms of probabilities, up to a constant for each part, of the parts' values one after another.
+ * allowed [rows, values], or NULL; a row without an allowed value draws from all alike. places [parts, rows],
+ * drawn [rows, parts], log_prob [rows]. */
+void mc_categories_draw(int64_t rows, int64_t parts, const int64_t *sizes, const float *outputs, int64_t row,
+                        const uint8_t *allowed, const double *places, int64_t *drawn, float *log_prob);
+
 #endif

@@ -9,6 +9,7 @@ PARTS = [
     "clipped",
     "copy",
     "dense",
+    "draws",
     "files",
     "futex",
     "lane",

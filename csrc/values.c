@@ -10,11 +10,13 @@ void mc_values_best(int64_t rows, int64_t actions, const float *outputs, int64_t
     for (int64_t r = 0; r < rows; r++, outputs += row) {
         int64_t first = 0;
         float most = -INFINITY;
-        for (int64_t a = 0; a < actions; a++)
-            if (outputs[a] > most && (!allowed || allowed[r * actions + a])) {
-                most = outputs[a];
+        for (int64_t a = 0; a < actions; a++) {
+            float value = allowed && !allowed[r * actions + a] ? -INFINITY : outputs[a];
+            if (value > most || (isnan(value) && !isnan(most))) { /* as torch: a NaN is the greatest */
+                most = value;
                 first = a;
             }
+        }
         best[r] = first;
     }
 }

@@ -9,11 +9,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from ..compiled import quantile_loss
 from ..interfaces import Update
 from ..spaces import Spaces
 from .bases.hyperparameters import AtLeast1, Layers, Positive, Units
@@ -50,9 +50,7 @@ class IQN(FeedforwardQLearning):
 
         Fractions drawn from [0, 1] weigh the error by one half on average. Actors do not compute the quantiles' spread.
         """
-        quadratic = np.minimum(error, self.kappa)
-        loss: NDArray[Any] = 0.5 * self.n_tau / self.kappa * quadratic * (error - 0.5 * quadratic)
-        return loss
+        return quantile_loss(error, self.n_tau, self.kappa)
 
     def make_model(self, spaces: Spaces) -> "IQNNetwork":
         return IQNNetwork(self, spaces)

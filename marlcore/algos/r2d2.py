@@ -7,15 +7,16 @@ Kapturowski et al. 2019, "Recurrent experience replay in distributed reinforceme
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 
+from ..compiled import Chooser
 from ..interfaces import Action
 from ..spaces import Spaces
 from ..spec import TransitionSpec
 from .bases.hyperparameters import ActRequest, LearningRate, Positive
-from .bases.q_learning import WindowedQLearning, WindowTrainer, random_actions
+from .bases.q_learning import WindowedQLearning, WindowTrainer
 from .fast import faster
+from .networks.actions import array_of
 from .networks.qnetwork import RecurrentQNetwork, best
 from .networks.recurrent import Cell, State, rescaled, restored, state_fields
 
@@ -46,8 +47,9 @@ class R2D2(WindowedQLearning):
         """Returns epsilon-greedy actions; `explore` holds "epsilon"."""
         values, after = faster(model)(obs, request.state)
         allowed = model.actions.allowed(request.mask)
-        random = random_actions(len(values), model.actions.count, allowed, request)
-        action = model.actions.decode(np.where(*random, best(values, allowed).cpu().numpy()))
+        chosen = array_of(best(values, allowed))
+        Chooser(chosen, model.actions.count).explore(array_of(allowed), request.explore["epsilon"], request.generator)
+        action = model.actions.decode(chosen)
         return Action(action, state=model.torso.acted(after, action))
 
     def greedy(self, model: Any, obs: Any, state: State | None, mask: torch.Tensor | None) -> Any:

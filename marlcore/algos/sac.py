@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import torch
 from torch.nn import functional
 
+from ..compiled import LOG_SQRT_2PI, LOG_STD
 from ..declared import Number
 from ..interfaces import Update
 from ..spaces import Spaces
@@ -20,9 +21,6 @@ from .bases.actor_critic import ActorCriticTrainer, NoisyPolicy
 from .bases.hyperparameters import Positive
 from .fast import faster
 from .networks.actor_critic import ActorCritic, ContinuousPolicy, continuous_actor_critic
-
-LOG_STD = (-20.0, 2.0)  # least and greatest, as in the authors' code
-LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 Normal = tuple[torch.Tensor, torch.Tensor]
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ..spaces import SpacePart, Spaces
 from .chain import Floats, padded_zeros
+from .moments import Moments, normalized
 
 Encoder = Callable[[NDArray[Any], Floats], Any]  # from values [k, ...] into the columns [k, size]
 
@@ -19,10 +20,13 @@ class Inputs:
 
     Attributes:
         size: numbers of an observation, those of a whole stack.
+        moments: by which its parts are normalized, by name; at first none.
     """
 
     def __init__(self, spaces: Spaces, without: tuple[str, ...] = ()) -> None:
         parts = [part for part in spaces.parts if part.name not in without]
+        self._made_of = spaces, without
+        self.moments: Moments = {}
         self._is_named = isinstance(spaces.obs, dict)
         self._columns: list[tuple[str, slice, Encoder]] = []
         first = 0
@@ -31,18 +35,27 @@ class Inputs:
             self._columns.append((part.name, slice(first, first + size), encoder))
             first += size
         self.size = first
+        self._is_matrix = not self._is_named and parts[0].field.numpy == np.float32
 
     def fill(self, obs: Any, matrix: Floats) -> None:
         """Writes observations [k, ...], an array or arrays by name, into matrix [k, at least size]."""
         for name, columns, encode in self._columns:
-            encode(obs[name] if self._is_named else obs, matrix[:, columns])
+            values = obs[name] if self._is_named else obs
+            if name in self.moments:
+                values = normalized(values, *self.moments[name])
+            encode(values, matrix[:, columns])
 
     def matrix(self, obs: Any) -> Floats:
         """Returns observations [k, ...] as a new padded matrix, or the observations themselves if they are one."""
+        if self._is_matrix and not self.moments:
+            return np.ascontiguousarray(obs.reshape(len(obs), self.size), np.float32)
         values = next(iter(obs.values())) if isinstance(obs, dict) else obs
         matrix = padded_zeros(len(values), self.size)
         self.fill(obs, matrix)
         return matrix
+
+    def __reduce__(self) -> Any:
+        return type(self), self._made_of  # functions inside are not picklable
 
 
 def encoder_of(part: SpacePart, stack: int) -> tuple[Encoder, int]:

@@ -15,14 +15,13 @@ from torch import nn
 
 from ..algos.networks.moments import RunningMoments
 from ..checks import printable
+from ..compiled import LIMIT
 from ..config import AssignedPolicy, Config
 from ..errors import Diverged
 from ..interfaces import RETURN
 from ..observations import by_name, in_form
 from ..spaces import Spaces
 from ..weights import members_kept
-
-LIMIT = 10.0  # bound of a normalized number, as in Andrychowicz et al. 2021 (arXiv:2006.05990, C64)
 
 
 class Normalizer(RunningMoments):

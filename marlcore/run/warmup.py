@@ -58,7 +58,6 @@ def warm_up() -> float:
     sumtree.find(tree, offsets, floats, ints, 2)
     rows = [np.zeros(1, np.float32) for _ in range(7)]
     policies.trace(*rows[:4], np.zeros(1, np.bool_), rows[4], 1.0, 1.0, 1.0, *rows[5:])
-    policies.draw_category(np.zeros((1, 1), np.float32), 0, 1, np.zeros(1), np.zeros(1, np.int64), rows[0])
     cache = jit.cache_directory()
     if cache is not None:
         (cache / jit.WARM).touch()

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from ...compiled import noisy_actions
 from ...interfaces import MEMBER_REWARDS, Action, Algorithm, ReplaySource, Update
 from ...spaces import Spaces
 from ...spec import Field, TransitionSpec
 from ..fast import ClippedAdam, faster
-from ..networks.actions import BoxActions
+from ..networks.actions import BoxActions, array_of
 from ..networks.actor_critic import ActorCritic, DeterministicPolicy, continuous_actor_critic
 from ..networks.teams import MemberCritics, OneHotActions, TeamCritics, TeamPolicy, TeamSpaces, team_actions
 from ..networks.torso import rows_in
@@ -64,15 +65,12 @@ class NoisyPolicy(ActorCriticHyperparameters):
 
         Epsilon does not change what the generator draws. The network runs only if some row needs it.
         """
-        explore, generator, actions = request.explore, request.generator, model.actions
-        rows = rows_in(obs)
-        uniform = generator.random(rows) < explore["epsilon"]
-        anywhere = generator.uniform(-1.0, 1.0, (rows, actions.size))
-        noise = generator.standard_normal((rows, actions.size), np.float32)
-        if uniform.all():
-            return Action(actions.decode(anywhere))
-        noisy = model.noisy(faster(model)(obs), torch.from_numpy(noise).to(actions.reach.device), explore)
-        return Action(actions.decode(np.where(uniform[:, None], anywhere, noisy.cpu().numpy())))
+        explore, actions = request.explore, model.actions
+
+        def noisy(noise: Any) -> Any:
+            return array_of(model.noisy(faster(model)(obs), torch.from_numpy(noise).to(actions.reach.device), explore))
+
+        return Action(noisy_actions(rows_in(obs), actions, noisy, explore["epsilon"], request.generator))
 
 
 @dataclass(frozen=True)

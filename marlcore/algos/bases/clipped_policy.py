@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import torch
 
 from ...checks import check_whole
+from ...compiled import LOG_PROB
 from ...declared import Number, Scheduled
 from ...interfaces import Action, QueueSource, ReplaySource, Update
 from ...observations import rows_at
@@ -28,7 +29,6 @@ from ..networks.torso import Activation
 from .hyperparameters import RATE, ActRequest, AtLeast1, Hyperparameters, Layers, LearningRate, Positive
 from .trainers import AdamTrainer, seeded_generator
 
-LOG_PROB = "log_prob"
 BONUS = "entropy_coefficient"  # scheduled, as the learning rate is
 ADAM_EPS = 1e-5  # Huang et al. 2022, detail 3
 METRICS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")  # of a step

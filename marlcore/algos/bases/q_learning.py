@@ -10,13 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from ...compiled import Chooser, step_error
 from ...declared import Number, Whole
 from ...interfaces import PRIORITY, Action, ReplaySource, Update
 from ...observations import each
 from ...spaces import Spaces
 from ...spec import Field, Sequence, TransitionSpec
 from ..fast import faster, passes
-from ..networks.actions import JointActions
+from ..networks.actions import JointActions, array_of
 from ..networks.qnetwork import QNetwork, best
 from ..networks.recurrent import State, Windows
 from ..networks.torso import rows_in
@@ -85,18 +86,19 @@ class FeedforwardQLearning(QLearning):
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
         """Returns epsilon-greedy actions. The network runs only if a row is greedy or first priorities are needed."""
         actions: JointActions = model.actions
-        allowed = actions.allowed(request.mask)
-        random = random_actions(rows_in(obs), actions.count, allowed, request)
-        if random[0].all() and not self.actor_priorities:
-            return Action(actions.decode(random[1]))
+        allowed, rows = actions.allowed(request.mask), rows_in(obs)
+        chosen, epsilon = np.full(rows, -1), request.explore["epsilon"]
+        exploring = Chooser(chosen, actions.count).explore(array_of(allowed), epsilon, request.generator)
+        if exploring == rows and not self.actor_priorities:
+            return Action(actions.decode(chosen))
         values = faster(model)(obs)
-        greedy: NDArray[np.int64] = best(values, allowed).cpu().numpy()
-        chosen = np.where(*random, greedy)
+        greedy: NDArray[np.int64] = array_of(best(values, allowed))
+        chosen = np.where(chosen < 0, greedy, chosen)
         if not self.actor_priorities:
             return Action(actions.decode(chosen))
-        all_values, rows = values.cpu().numpy(), np.arange(len(chosen))
-        unknown = {PRIORITY: np.full(len(chosen), np.nan, np.float32)}
-        of_rows = {"taken": all_values[rows, chosen], "best": all_values[rows, greedy]}
+        all_values, each_row = array_of(values), np.arange(rows)
+        unknown = {PRIORITY: np.full(rows, np.nan, np.float32)}
+        of_rows = {"taken": all_values[each_row, chosen], "best": all_values[each_row, greedy]}
         return Action(actions.decode(chosen), unknown, values=of_rows)
 
     def first_priority(
@@ -107,7 +109,7 @@ class FeedforwardQLearning(QLearning):
         after: Mapping[str, NDArray[Any]],
     ) -> NDArray[np.float32]:
         """Returns the priority of the error of one step (see `priority_of`); NaN where a value is unknown."""
-        error: NDArray[Any] = np.abs(self.reward_scale * reward + discount * after["best"] - before["taken"])
+        error = step_error(self.reward_scale, before, reward, discount, after)
         return self.priority_of(error).astype(np.float32)
 
     def priority_of(self, error: NDArray[Any]) -> NDArray[Any]:
@@ -148,23 +150,6 @@ class WindowedQLearning(QLearning):
         """Returns a source of windows of single steps, prioritized if `chosen` is; the trainer makes the returns."""
         window = Sequence(self.length, self.burn_in, self.period)
         return replace(chosen, n_step=1, sequence=window)
-
-
-def random_actions(
-    rows: int, actions: int, allowed: torch.Tensor | None, request: ActRequest
-) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Returns whether each row explores, and a random allowed action for each row.
-
-    Neither epsilon nor the mask changes what the generator draws. Each row draws a place from [0, 1), which picks
-    number floor(place * n) of the row's n allowed actions.
-    """
-    explores, place = request.generator.random((2, rows))
-    explores = explores < request.explore["epsilon"]
-    if allowed is None:
-        return explores, (place * actions).astype(np.int64)
-    passed = allowed.cpu().numpy().cumsum(1)
-    rank = (place * passed[:, -1]).astype(np.int64)
-    return explores, (passed > rank[:, None]).argmax(1)
 
 
 class QTrainer(TargetTrainer):

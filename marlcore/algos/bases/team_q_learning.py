@@ -9,21 +9,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
+from ...compiled import Chooser, of_members
 from ...interfaces import PREVIOUS_REWARD, Action, Algorithm, ReplaySource, Update
 from ...spaces import Spaces
 from ...spec import TransitionSpec
 from ..fast import faster
+from ..networks.actions import array_of
 from ..networks.initialization import initialize
 from ..networks.qnetwork import QNetwork, RecurrentQNetwork, best
 from ..networks.recurrent import PREVIOUS_ACTION, Cell, State, state_fields
 from ..networks.teams import MemberNetworks, TeamSpaces, discrete_team
 from .hyperparameters import ActRequest, Layers, LearningRate
-from .q_learning import QTrainer, WindowedQLearning, WindowTrainer, random_actions
+from .q_learning import QTrainer, WindowedQLearning, WindowTrainer
 
 
 @dataclass(frozen=True)
@@ -80,11 +81,11 @@ class TeamQLearning(WindowedQLearning):
         values, after = member_values(model, obs, request.state)
         allowed = model.team.allowed(request.mask, values)
         rows, members, most = values.shape
-        epsilon = np.repeat(np.broadcast_to(request.explore["epsilon"], rows), members)
-        of_members = request._replace(explore={"epsilon": epsilon})
-        random = random_actions(rows * members, most, None if allowed is None else allowed.flatten(0, 1), of_members)
-        greedy = best(values, allowed).cpu().numpy()
-        action = np.where(*random, greedy.ravel()).reshape(rows, members)
+        action = array_of(best(values, allowed).flatten())
+        of_rows = array_of(None if allowed is None else allowed.flatten(0, 1))
+        epsilon = of_members(request.explore["epsilon"], rows, members)
+        Chooser(action, most).explore(of_rows, epsilon, request.generator)
+        action = action.reshape(rows, members)
         return Action(action, state=after and acted(after, torch.from_numpy(action).to(values.device), most))
 
     def greedy(self, model: Any, obs: Any, state: State | None, mask: torch.Tensor | None) -> Any:

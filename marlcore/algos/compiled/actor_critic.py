@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from ...compiled import Chain, Floats, Inputs, padded_zeros
+from ...compiled import LOG_SQRT_2PI, LOG_STD, Chain, Floats, Inputs, padded_zeros
 from ...interfaces import Update
 from ..networks.actor_critic import Critics, DeterministicPolicy
-from ..sac import LOG_SQRT_2PI, LOG_STD, GaussianPolicy
+from ..sac import GaussianPolicy
 from .plain import NotPlain, arrays_of, layers_of, stacked_layers
 from .trainer import CompiledTrainer, OptimizerArrays
 

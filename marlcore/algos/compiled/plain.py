@@ -15,7 +15,7 @@ from ..networks.qnetwork import Head
 from ..networks.torso import Flat, OneHot, StackedLinear, Torso
 
 PACKAGE = __package__.removesuffix("compiled")  # with its dot
-FORWARDS: dict[type, Any] = {kind: kind.forward for kind in (nn.Linear, nn.ReLU, nn.Tanh, nn.ModuleList)}
+FORWARDS: dict[type, Any] = {kind: kind.forward for kind in (nn.Linear, nn.ReLU, nn.Tanh, nn.ModuleList, nn.Sequential)}
 FORWARD = attrgetter("forward")
 ACTIVATIONS: dict[type, str] = {nn.ReLU: "relu", nn.Tanh: "tanh"}
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...compiled import LEAST_VARIANCE
 from ...observations import by_name
 
 
@@ -49,7 +50,7 @@ class RunningMoments(nn.Module):
     def deviation(self, name: str) -> torch.Tensor:
         """Returns the standard deviation [*shape], float64, always above 0."""
         variance: torch.Tensor = getattr(self, f"variance_{name}")
-        return torch.sqrt(variance + 1e-8)
+        return torch.sqrt(variance + LEAST_VARIANCE)
 
     def normalized_part(self, name: str, values: torch.Tensor, limit: float) -> torch.Tensor:
         """Returns values [..., *shape] minus the mean, divided by the deviation, float32 within [-limit, limit]."""

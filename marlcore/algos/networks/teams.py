@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from ...checks import brief
+from ...compiled import MEMBER
 from ...observations import ALONE
 from ...spaces import ALIVE, JOINT, MEMBERS, Spaces
 from .actions import BoxActions
@@ -21,8 +22,6 @@ from .custom import torso_of
 from .distributions import masked
 from .policy_value import OutputNetwork
 from .recurrent import State, Stepped, Windows
-
-MEMBER = "member"  # the part of a member's observation that tells which one of its network's members it is
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,197 @@
+"""Policies that act without torch, by the weights that a learner publishes; algos/compiled/acting.py makes them."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..interfaces import PRIORITY, RETURN, Action
+from ..memory import ffi, lib
+from .acting_networks import DenseNetwork, MemberNetworks, QuantileNetwork, Weights
+from .actions import EnumeratedActions, ScaledActions, TeamChoices
+from .chain import Floats, pointer
+from .draws import (
+    LOG_PROB,
+    LOG_STD,
+    Bits,
+    Categories,
+    Chooser,
+    Normals,
+    noisy_actions,
+    of_members,
+)
+from .moments import moments_of, normalized
+from .priorities import quantile_loss, step_error
+
+REWARDS = "rewards"  # the module of a model that has the moments of discounted returns
+
+
+class CompiledPolicy:
+    """Acts as an algorithm does, with the same draws in the same order.
+
+    It is made without weights. A pickle or a deep copy of it has the weights loaded last.
+
+    Attributes:
+        weights: the arrays given to `load`.
+    """
+
+    def __init__(self, network: DenseNetwork | QuantileNetwork | MemberNetworks) -> None:
+        self.network = network
+        self.weights: Weights = {}
+        self._chooser: Any = None
+
+    def load(self, weights: Weights) -> None:
+        """Takes the published model's tensors by name; afterwards the arrays may change."""
+        self.weights = weights
+        self.network.load(weights)
+
+    @abstractmethod
+    def act(
+        self, obs: Any, *, explore: Mapping[str, Any] | None, mask: NDArray[np.bool_] | None,
+        generator: np.random.Generator,
+    ) -> Action:  # fmt: skip
+        """Chooses actions for k observations, arrays [k, ...] of a single part or by name; see `Algorithm.act`."""
+
+    def first_priority(
+        self, before: Mapping[str, NDArray[Any]], reward: NDArray[Any], discount: float,
+        after: Mapping[str, NDArray[Any]],
+    ) -> NDArray[np.float32]:  # fmt: skip
+        """See `Algorithm.first_priority`; takes rewards as the environment gave them."""
+        return np.full(len(reward), np.nan, np.float32)
+
+    def chosen(self, outputs: Floats, actions: int, allowed: NDArray[np.bool_] | None) -> NDArray[np.int64]:
+        """Returns each row's best action, in the array of a chooser."""
+        if self._chooser is None or len(self._chooser.action) != len(outputs):
+            self._chooser = Chooser(np.empty(len(outputs), np.int64), actions)
+        self._chooser.take_best(outputs, allowed)
+        return self._chooser.action
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.weights:
+            self.load(self.weights)
+
+
+class ValuePolicy(CompiledPolicy):
+    """Chooses the actions of the highest values, and explores by random ones.
+
+    Args:
+        dueling: whether the network's outputs are advantages, and then the state's value.
+        scale: of rewards in first priorities; None: actors compute none.
+        quantiles: number and kappa of IQN's loss; None: a priority is the absolute error.
+    """
+
+    def __init__(
+        self, network: Any, actions: EnumeratedActions, dueling: bool, scale: float | None = None,
+        quantiles: tuple[int, float] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(network)
+        self._actions, self._dueling, self._scale, self._quantiles = actions, dueling, scale, quantiles
+
+    def load(self, weights: Weights) -> None:
+        super().load(weights)
+        _, self._deviation = moments_of(weights, REWARDS).get(RETURN, (0.0, None))
+
+    def act(self, obs: Any, *, explore: Any, mask: Any, generator: np.random.Generator) -> Action:
+        actions, outputs = self._actions, self.network.outputs(obs)
+        allowed = None if mask is None else actions.allowed(mask)
+        chosen = self.chosen(outputs, actions.count, allowed)
+        if explore is None or self._scale is None:
+            if explore is not None:
+                self._chooser.explore(allowed, explore["epsilon"], generator)
+            return Action(actions.decode(chosen.copy()))
+        best = chosen.copy()
+        self._chooser.explore(allowed, explore["epsilon"], generator)
+        unknown = {PRIORITY: np.full(len(chosen), np.nan, np.float32)}
+        values = {"taken": self._values(outputs, chosen), "best": self._values(outputs, best)}
+        return Action(actions.decode(chosen.copy()), unknown, values=values)
+
+    def _values(self, outputs: Floats, action: NDArray[np.int64]) -> Floats:
+        (rows, row), value = outputs.shape, np.empty(len(action), np.float32)
+        choice, to_action = (rows, self._actions.count, self._dueling), ffi.from_buffer("int64_t[]", action)
+        lib.mc_values_taken(*choice, pointer(outputs), row, to_action, pointer(value))
+        return value
+
+    def first_priority(self, before: Any, reward: Any, discount: float, after: Any) -> NDArray[np.float32]:
+        if self._scale is None:
+            return super().first_priority(before, reward, discount, after)
+        if self._deviation is not None:
+            reward = normalized(reward, 0.0, self._deviation)
+        error = step_error(self._scale, before, reward, discount, after)
+        priority = error if self._quantiles is None else quantile_loss(error, *self._quantiles)
+        return priority.astype(np.float32)
+
+
+class TeamValuePolicy(CompiledPolicy):
+    """Chooses each member's action of the highest value, and explores by random ones."""
+
+    def __init__(self, network: MemberNetworks, choices: TeamChoices) -> None:
+        super().__init__(network)
+        self._choices = choices
+
+    def act(self, obs: Any, *, explore: Any, mask: Any, generator: np.random.Generator) -> Action:
+        outputs = self.network.outputs(obs)
+        rows, members, row = outputs.shape
+        allowed = self._choices.allowed(mask, rows)
+        chosen = self.chosen(outputs.reshape(-1, row), self._choices.count, allowed)
+        if explore is not None:
+            self._chooser.explore(allowed, of_members(explore["epsilon"], rows, members), generator)
+        return Action(chosen.reshape(rows, members).copy())
+
+
+class DrawingPolicy(CompiledPolicy):
+    """Draws actions from a distribution; the greedy ones are the most probable.
+
+    Args:
+        log_std: the name of the weights that have the logarithms of a Box's standard deviations, or None.
+        stores: whether rows store the actions' log-probabilities.
+    """
+
+    def __init__(self, network: Any, draws: Categories | Bits | Normals, log_std: str | None, stores: bool) -> None:
+        super().__init__(network)
+        self._draws, self._name, self._stores = draws, log_std, stores
+
+    def load(self, weights: Weights) -> None:
+        super().load(weights)
+        self._log_std = None if self._name is None else np.array(weights[self._name])
+
+    def act(self, obs: Any, *, explore: Any, mask: Any, generator: np.random.Generator) -> Action:
+        outputs = self.network.outputs(obs)
+        if explore is None:
+            return Action(self._draws.mode(outputs, mask))
+        action, log_prob, extras = self._draws.sample(outputs, mask, generator, self._log_std)
+        return Action(action, {LOG_PROB: log_prob, **extras} if self._stores else {})
+
+
+class NoisyBoxPolicy(CompiledPolicy):
+    """Chooses actions of a Box, and explores by noise and uniform ones.
+
+    Args:
+        outputs: numbers of an action that a network computes.
+        squashed: whether the outputs are means and log standard deviations before tanh, as SAC has them; otherwise
+            they are actions, within [-1, 1].
+    """
+
+    def __init__(self, network: Any, actions: ScaledActions, outputs: int, squashed: bool) -> None:
+        super().__init__(network)
+        self._actions, self._outputs, self._squashed = actions, outputs, squashed
+
+    def act(self, obs: Any, *, explore: Any, mask: Any, generator: np.random.Generator) -> Action:
+        if explore is None:
+            return Action(self._actions.decode(self._scaled(obs, 0.0, explore)))
+        rows = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
+        action = noisy_actions(
+            rows, self._actions, lambda noise: self._scaled(obs, noise, explore), explore["epsilon"], generator
+        )
+        return Action(action)
+
+    def _scaled(self, obs: Any, noise: Any, explore: Any) -> Floats:
+        """Returns actions [k, size] in [-1, 1], given standard normal noise."""
+        outputs, size = self.network.outputs(obs), self._outputs
+        mean: Floats = outputs[..., :size].reshape(len(outputs), -1)
+        if not self._squashed:
+            return mean if explore is None else mean + float(explore["noise"]) * noise
+        log_std = np.minimum(np.maximum(outputs[:, size : 2 * size], LOG_STD[0]), LOG_STD[1])
+        return np.tanh(mean + np.exp(log_std) * noise)
