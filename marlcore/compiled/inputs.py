@@ -32,10 +32,17 @@ class Inputs:
             first += size
         self.size = first
 
+    def into(self, matrix: Floats) -> Callable[[Any], None]:
+        """Returns a function that writes observations [k, ...], an array or arrays by name, into [k, at least size]."""
+        columns = [(name, encode, matrix[:, columns]) for name, columns, encode in self._columns]
+        if self._is_named:
+            return lambda obs: [encode(obs[name], of_part) for name, encode, of_part in columns] and None
+        ((_, encode, of_part),) = columns
+        return lambda obs: encode(obs, of_part)
+
     def fill(self, obs: Any, matrix: Floats) -> None:
-        """Writes observations [k, ...], an array or arrays by name, into matrix [k, at least size]."""
-        for name, columns, encode in self._columns:
-            encode(obs[name] if self._is_named else obs, matrix[:, columns])
+        """Writes observations into a matrix; see `into`."""
+        self.into(matrix)(obs)
 
     def matrix(self, obs: Any) -> Floats:
         """Returns observations [k, ...] as a new padded matrix, or the observations themselves if they are one."""
@@ -52,7 +59,7 @@ def encoder_of(part: SpacePart, stack: int) -> tuple[Encoder, int]:
         size = stack * math.prod(part.field.shape)
 
         def flat(values: NDArray[Any], columns: Floats) -> None:
-            columns[...] = values.reshape(len(values), size)
+            columns[...] = values if values.ndim == 2 else values.reshape(len(values), size)
 
         return flat, size
     sizes = np.atleast_1d(space.nvec if isinstance(space, gym.MultiDiscrete) else space.n)

@@ -4,16 +4,21 @@ from typing import Any
 
 from ...interfaces import Trainer
 from ..bases.actor_critic import DelayedPolicyTrainer
+from ..cql import CQLTrainer
 from ..dqn import DQNTrainer
+from ..iqn import IQNTrainer
 from ..sac import SACTrainer
 from .actor_critic import CompiledSAC, CompiledTD3
-from .dqn import CompiledDQN
+from .dqn import CompiledCQL, CompiledDQN
+from .iqn import CompiledIQN
 from .plain import NotPlain
 from .trainer import CompiledTrainer
 
 TEXT = __package__.removesuffix("compiled")  # with its dot
 COMPILED: dict[type, type[CompiledTrainer]] = {
     DQNTrainer: CompiledDQN,
+    CQLTrainer: CompiledCQL,
+    IQNTrainer: CompiledIQN,
     SACTrainer: CompiledSAC,
     DelayedPolicyTrainer: CompiledTD3,
 }
