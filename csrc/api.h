@@ -290,13 +290,77 @@ void mc_values_best(int64_t rows, int64_t actions, const float *outputs, int64_t
 /* The value of each row's action. */
 void mc_values_taken(int64_t rows, int64_t actions, int dueling, const float *outputs, int64_t row,
                      const int64_t *action, float *value);
-/* The gradient of outputs, by the slope of the value of each row's action. */
-void mc_values_slopes(int64_t rows, int64_t actions, int dueling, const int64_t *action, const float *slope,
-                      float *gradient, int64_t row);
-/* The mean over rows of weight times the Huber loss of value - target, with its slope by value, and the
- * absolute error. */
-double mc_huber(int64_t rows, const float *value, const float *target, const float *weight, float *slope,
-                float *error);
+
+/* ---- updates of Q-learning: losses, gradients, a step of Adam, the target's move; see q_learning.c. What
+ * stays between updates is in a struct, whose owner sees to it that all layers' arrays have enough rows ----
+ */
+
+struct mc_chain {
+    const struct mc_layer *layers;
+    int64_t count;
+};
+
+struct mc_descent {
+    const struct mc_tensor *tensors;
+    int64_t count;
+    struct mc_adam adam;
+    float *number; /* of Adam's last step */
+    double most;   /* norm of a gradient */
+    double share;  /* of the way that targets move; 0 leaves them where they are */
+};
+
+struct mc_values { /* what the updates share */
+    int64_t actions;
+    int dueling;
+    int twice; /* the next action is the best one of the network itself, not of its target */
+    double reward_scale;
+    int64_t rows;
+    const float *x; /* padded [2 rows, inputs]: the observations, then the next ones */
+    int64_t x_row;
+    struct mc_descent descent;
+    double loss, q_mean,
+        norm; /* results: of the loss, the actions' values in units of the reward, the gradient */
+};
+
+struct mc_batch {
+    const int64_t *action; /* [rows] */
+    const uint8_t *allowed,
+        *allowed_after; /* [rows, actions] of the observations and the next ones; or NULL */
+    const float *reward, *discount, *weight; /* [rows] */
+    float *error;                            /* result [rows]: the priorities */
+};
+
+struct mc_dqn {
+    struct mc_values values;
+    struct mc_chain online, target;
+    double alpha;   /* the weight of CQL's penalty */
+    double penalty; /* result; the loss includes it */
+};
+
+struct mc_quantiles { /* a network: head(torso(x) embedding(cosines)), the torso without layers if count is 0
+                       */
+    struct mc_chain torso, embedding, head;
+};
+
+struct mc_iqn {
+    struct mc_values values;
+    struct mc_quantiles online, target;
+    int64_t features, cosines;
+    int64_t predicted, sampled,
+        midpoints;       /* fractions of a row: drawn to predict, to sample the target; shared */
+    const float *shared; /* [midpoints]: they choose actions */
+    double kappa;
+    float *cosine;          /* scratch: padded [rows times the largest of the three, cosines] */
+    float *product, *slope; /* likewise, features */
+    float *sample;          /* [sampled] */
+    int64_t *best;          /* [rows] */
+};
+
+/* Makes an update. 0; -EINVAL, and nothing changed: an action's number is none of the actions'. */
+int mc_dqn_update(struct mc_dqn *dqn, const struct mc_batch *batch);
+/* The fractions drawn [rows, predicted] and [rows, sampled]. */
+int mc_iqn_update(struct mc_iqn *iqn, const struct mc_batch *batch, const float *fractions,
+                  const float *of_samples);
 
 /* ---- PPO's objective; see clipped.c ---- */
 

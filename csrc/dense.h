@@ -32,4 +32,6 @@ struct mc_dense { /* the kernels for one level of processors */
 
 const struct mc_dense *mc_dense(void);
 
+static inline int64_t mc_padded(int64_t n) { return (n + MC_PAD - 1) / MC_PAD * MC_PAD; }
+
 #endif

@@ -16,6 +16,7 @@ PARTS = [
     "locks",
     "mapping",
     "network",
+    "q_learning",
     "rows",
     "transition",
     "values",
@@ -33,7 +34,7 @@ ffi.set_source(
     '#include "api.h"',
     sources=[f"csrc/{part}.c" for part in PARTS],
     include_dirs=["csrc"],
-    depends=[f"csrc/{name}" for name in ["api.h", "atomics.h", "core.h", "dense.h", "dense_kernels.h"]],
+    depends=[f"csrc/{name}" for name in ["api.h", "atomics.h", "core.h", "dense.h", "dense_kernels.h", "values.h"]],
     extra_compile_args=[
         "-std=c11",
         "-O3",

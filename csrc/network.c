@@ -4,21 +4,40 @@
 
 #include "dense.h"
 
-static int64_t padded(int64_t n) { return (n + MC_PAD - 1) / MC_PAD * MC_PAD; }
+typedef float four __attribute__((vector_size(16)));
+typedef int32_t places __attribute__((vector_size(16)));
+#if defined(__clang__)
+#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define PICK(a, b, ...) __builtin_shuffle(a, b, (places){__VA_ARGS__})
+#endif
+
+/* Transposes 4 x 4 numbers. */
+static inline void turn(float *to, int64_t to_row, const float *from, int64_t from_row) {
+    four row[4];
+    for (int k = 0; k < 4; k++)
+        memcpy(&row[k], from + k * from_row, sizeof row[k]);
+    four a = PICK(row[0], row[1], 0, 4, 1, 5), b = PICK(row[2], row[3], 0, 4, 1, 5);
+    four c = PICK(row[0], row[1], 2, 6, 3, 7), d = PICK(row[2], row[3], 2, 6, 3, 7);
+    const four turned[4] = {PICK(a, b, 0, 1, 4, 5), PICK(a, b, 2, 3, 6, 7), PICK(c, d, 0, 1, 4, 5),
+                            PICK(c, d, 2, 3, 6, 7)};
+    for (int k = 0; k < 4; k++)
+        memcpy(to + k * to_row, &turned[k], sizeof turned[k]);
+}
 
 /* Into `to` [rows, padded columns], from a matrix [rows, columns], or [columns, rows] if transposed. */
 static void arrange(float *to, const float *from, int64_t rows, int64_t columns, int transposed) {
-    int64_t pitch = padded(columns);
-    if (!transposed) {
-        for (int64_t r = 0; r < rows; r++)
+    int64_t pitch = mc_padded(columns), whole_rows = transposed ? rows / 4 * 4 : 0;
+    int64_t whole_columns = transposed ? columns / 4 * 4 : columns;
+    for (int64_t r = 0; r < whole_rows; r += 4)
+        for (int64_t c = 0; c < whole_columns; c += 4)
+            turn(to + r * pitch + c, pitch, from + c * rows + r, rows);
+    for (int64_t r = 0; r < rows; r++) {
+        if (!transposed)
             memcpy(to + r * pitch, from + r * columns, (size_t)columns * sizeof *to);
-        return;
+        for (int64_t c = r < whole_rows || !transposed ? whole_columns : 0; c < columns; c++)
+            to[r * pitch + c] = from[c * rows + r];
     }
-    for (int64_t r0 = 0; r0 < rows; r0 += 16) /* in squares that stay in the nearest cache */
-        for (int64_t c0 = 0; c0 < columns; c0 += 16)
-            for (int64_t c = c0; c < columns && c < c0 + 16; c++)
-                for (int64_t r = r0; r < rows && r < r0 + 16; r++)
-                    to[r * pitch + c] = from[c * rows + r];
 }
 
 void mc_layers_pack(const struct mc_layer *layers, int64_t count) {
@@ -34,7 +53,7 @@ void mc_layers_pack(const struct mc_layer *layers, int64_t count) {
 void mc_layers_forward(const struct mc_layer *layers, int64_t count, int64_t rows, const float *x,
                        int64_t x_row) {
     for (const struct mc_layer *layer = layers; layer < layers + count; layer++) {
-        int64_t pitch = padded(layer->outputs);
+        int64_t pitch = mc_padded(layer->outputs);
         struct mc_product product = {.rows = rows,
                                      .inner = layer->inputs,
                                      .columns = layer->outputs,
@@ -58,7 +77,7 @@ void mc_layers_forward(const struct mc_layer *layers, int64_t count, int64_t row
 static void of_weights(const struct mc_layer *layer, int64_t rows, const float *x, int64_t x_row,
                        const float *g) {
     static const float one = 1.0f;
-    int64_t pitch = padded(layer->outputs);
+    int64_t pitch = mc_padded(layer->outputs);
     const float *a = layer->inputs_first ? x : g, *b = layer->inputs_first ? g : x;
     int64_t a_row = layer->inputs_first ? x_row : pitch, b_row = layer->inputs_first ? pitch : x_row;
     int64_t of_a = layer->inputs_first ? layer->inputs : layer->outputs;
@@ -88,7 +107,7 @@ void mc_layers_backward(const struct mc_layer *layers, int64_t count, int64_t ro
                         int64_t x_row, float *x_gradient, int trains) {
     const struct mc_layer *last = &layers[count - 1];
     float *g = last->gradient;
-    int64_t last_row = padded(last->outputs);
+    int64_t last_row = mc_padded(last->outputs);
     for (int64_t r = 0; last->activation != MC_LINEAR && r < rows; r++)
         for (int64_t i = r * last_row; i < r * last_row + last->outputs; i++) {
             float y = last->output[i];
@@ -96,7 +115,7 @@ void mc_layers_backward(const struct mc_layer *layers, int64_t count, int64_t ro
         }
     for (int64_t i = count - 1; i >= 0; i--) {
         const struct mc_layer *layer = &layers[i], *below = i ? layer - 1 : NULL;
-        int64_t below_row = padded(layer->inputs);
+        int64_t below_row = mc_padded(layer->inputs);
         if (trains)
             of_weights(layer, rows, below ? below->output : x, below ? below_row : x_row, g);
         float *to = below ? below->gradient : x_gradient;
@@ -106,7 +125,7 @@ void mc_layers_backward(const struct mc_layer *layers, int64_t count, int64_t ro
                                      .inner = layer->outputs,
                                      .columns = layer->inputs,
                                      .a = g,
-                                     .a_row = padded(layer->outputs),
+                                     .a_row = mc_padded(layer->outputs),
                                      .a_inner = 1,
                                      .b = layer->backward,
                                      .b_row = below_row,
@@ -141,5 +160,5 @@ void mc_targets_move(const struct mc_tensor *tensors, int64_t count, double shar
 }
 
 void mc_cosines(int64_t rows, int64_t count, const float *fractions, float *y) {
-    mc_dense()->cosines(rows, count, fractions, y, padded(count));
+    mc_dense()->cosines(rows, count, fractions, y, mc_padded(count));
 }

@@ -30,6 +30,11 @@ class Adam:
             raw.target = pointer(targets[index]) if targets else ffi.NULL
         self._adam = ffi.new("struct mc_adam *", {"beta1": 0.9, "beta2": 0.999, "epsilon": epsilon})
 
+    def describe(self, raw: Any, number: Floats) -> None:
+        """Sets the core's `mc_descent` to these tensors; `number` [] is that of the last step, which it counts up."""
+        raw.tensors, raw.count, raw.adam = self._raw, self._count, self._adam[0]
+        raw.number = pointer(number)
+
     def step(self, rate: float, number: float, most: float) -> float:
         """Makes step `number`, from 1, on the gradient, scaled to the norm `most` if longer; returns the first norm."""
         self._adam.rate = rate

@@ -82,7 +82,10 @@ class Chain:
         """Takes the weights' present values for the following calls."""
         lib.mc_layers_pack(self._raw, self._count)
 
-    def _grow(self, rows: int) -> None:
+    def grow(self, rows: int) -> None:
+        """Makes the arrays long enough for this number of rows."""
+        if rows <= self._rows:
+            return
         self._rows = rows
         self._outputs = [padded_zeros(rows, layer.outputs) for layer in self.layers]
         self._gradients = [padded_zeros(rows, layer.outputs) for layer in self.layers if self._trains]
@@ -93,11 +96,14 @@ class Chain:
         if self._trains:
             self.gradient = self._gradients[-1]
 
+    def describe(self, raw: Any) -> None:
+        """Sets the core's `mc_chain` to these layers; this object keeps them."""
+        raw.layers, raw.count = self._raw, self._count
+
     def forward(self, x: Floats) -> Floats:
         """Returns the last layer's outputs [rows, padded outputs] of x [rows, at least inputs], C-contiguous."""
         rows, row = x.shape
-        if rows > self._rows:
-            self._grow(rows)
+        self.grow(rows)
         lib.mc_layers_forward(self._raw, self._count, rows, pointer(x), row)
         return self._outputs[-1][:rows]
 
@@ -111,8 +117,11 @@ class Chain:
 
 
 def padded_zeros(rows: int, columns: int) -> Floats:
-    """Returns an array [rows, columns rounded up to a multiple of 16] of zeros."""
-    return np.zeros((rows, -(-columns // PAD) * PAD), np.float32)
+    """Returns an array [rows, columns rounded up to a multiple of 16] of zeros, aligned to vectors."""
+    pitch = -(-columns // PAD) * PAD
+    memory = np.zeros(rows * pitch + PAD - 1, np.float32)
+    first = -(memory.ctypes.data // memory.itemsize) % PAD
+    return memory[first : first + rows * pitch].reshape(rows, pitch)
 
 
 def pointer(array: Floats | None) -> Any:

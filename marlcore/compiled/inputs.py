@@ -37,6 +37,14 @@ class Inputs:
         self.size = first
         self._is_matrix = not self._is_named and parts[0].field.numpy == np.float32
 
+    def into(self, matrix: Floats) -> Callable[[Any], None]:
+        """Returns a function that writes observations [k, ...], an array or arrays by name, into [k, at least size]."""
+        columns = [(name, encode, matrix[:, columns]) for name, columns, encode in self._columns]
+        if self._is_named:
+            return lambda obs: [encode(obs[name], of_part) for name, encode, of_part in columns] and None
+        ((_, encode, of_part),) = columns
+        return lambda obs: encode(obs, of_part)
+
     def fill(self, obs: Any, matrix: Floats) -> None:
         """Writes observations [k, ...], an array or arrays by name, into matrix [k, at least size]."""
         for name, columns, encode in self._columns:
@@ -65,7 +73,7 @@ def encoder_of(part: SpacePart, stack: int) -> tuple[Encoder, int]:
         size = stack * math.prod(part.field.shape)
 
         def flat(values: NDArray[Any], columns: Floats) -> None:
-            columns[...] = values.reshape(len(values), size)
+            columns[...] = values if values.ndim == 2 else values.reshape(len(values), size)
 
         return flat, size
     sizes = np.atleast_1d(space.nvec if isinstance(space, gym.MultiDiscrete) else space.n)

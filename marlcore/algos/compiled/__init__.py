@@ -6,10 +6,13 @@ from ...compiled import widest
 from ...interfaces import Trainer
 from ..bases.actor_critic import DelayedPolicyTrainer
 from ..bases.clipped_policy import ClippedPolicyTrainer
+from ..cql import CQLTrainer
 from ..dqn import DQNTrainer
+from ..iqn import IQNTrainer
 from ..sac import SACTrainer
 from .actor_critic import CompiledSAC, CompiledTD3
-from .dqn import CompiledDQN
+from .dqn import CompiledCQL, CompiledDQN
+from .iqn import CompiledIQN
 from .plain import NotPlain
 from .ppo import CompiledPPO
 from .trainer import CompiledTrainer
@@ -17,6 +20,8 @@ from .trainer import CompiledTrainer
 TEXT = __package__.removesuffix("compiled")  # with its dot
 COMPILED: dict[type, type[CompiledTrainer]] = {
     DQNTrainer: CompiledDQN,
+    CQLTrainer: CompiledCQL,
+    IQNTrainer: CompiledIQN,
     SACTrainer: CompiledSAC,
     DelayedPolicyTrainer: CompiledTD3,
     ClippedPolicyTrainer: CompiledPPO,

@@ -82,10 +82,19 @@ class OptimizerArrays:
         self._adam = Adam(arrays(tensors), gradients, means, squares, arrays(targets), self._group["eps"])
         self.move = self._adam.move
 
+    def describe(self, raw: Any, most: float) -> None:
+        """Has the core's `mc_descent` make these steps, on gradients up to the norm `most`."""
+        self._adam.describe(raw, self._number)
+        raw.most = most
+
+    @property
+    def rate(self) -> float:
+        return self._group["lr"]  # type: ignore[no-any-return]
+
     def step(self, most: float) -> float:
         """Makes one step with the optimizer's present learning rate; returns the gradient's norm before clipping."""
         self._number += 1.0
-        return self._adam.step(self._group["lr"], float(self._number), most)
+        return self._adam.step(self.rate, float(self._number), most)
 
 
 def as_tensors(batch: Any) -> Any:

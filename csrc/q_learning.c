@@ -1,0 +1,220 @@
+/* Updates of DQN, CQL and IQN; algos/bases/q_learning.py, algos/cql.py and algos/iqn.py are their text. */
+#include <errno.h>
+#include <string.h>
+
+#include "dense.h"
+#include "values.h"
+
+static const struct mc_layer *last_of(const struct mc_chain *chain) {
+    return &chain->layers[chain->count - 1];
+}
+
+static void pack(const struct mc_chain *chain) { mc_layers_pack(chain->layers, chain->count); }
+
+static int any_unknown(const struct mc_values *values, const int64_t *action) {
+    for (int64_t r = 0; r < values->rows; r++)
+        if (action[r] < 0 || action[r] >= values->actions)
+            return 1;
+    return 0;
+}
+
+static const uint8_t *of_row(const uint8_t *allowed, int64_t r, int64_t actions) {
+    return allowed ? allowed + r * actions : NULL;
+}
+
+static void descend(struct mc_values *values) {
+    const struct mc_descent *descent = &values->descent;
+    *descent->number += 1.0f;
+    values->norm =
+        mc_adam_step(descent->tensors, descent->count, &descent->adam, *descent->number, descent->most);
+    if (descent->share > 0.0)
+        mc_targets_move(descent->tensors, descent->count, descent->share);
+}
+
+/* Of a row: the logarithm of the sum of the exponentials of its allowed values, less the taken action's
+ * value; adds its gradient, times the weight. */
+static float penalty_of(const struct mc_values *v, const float *outputs, const uint8_t *allowed,
+                        int64_t action, float weight, float *gradient) {
+    float most = mc_value(v->actions, v->dueling, outputs, mc_best(v->actions, outputs, allowed)), sum = 0.0f;
+    float rest = mc_value(v->actions, v->dueling, outputs, action) - outputs[action];
+    for (int64_t a = 0; a < v->actions; a++)
+        sum += allowed && !allowed[a] ? 0.0f : expf(outputs[a] + rest - most);
+    for (int64_t a = 0; a < v->actions; a++)
+        gradient[a] += allowed && !allowed[a] ? 0.0f : weight * expf(outputs[a] + rest - most) / sum;
+    gradient[action] -= weight;
+    return most + logf(sum) - (outputs[action] + rest);
+}
+
+int mc_dqn_update(struct mc_dqn *dqn, const struct mc_batch *batch) {
+    struct mc_values *v = &dqn->values;
+    if (any_unknown(v, batch->action))
+        return -EINVAL;
+    int64_t rows = v->rows, actions = v->actions;
+    const float *after = v->x + rows * v->x_row;
+    pack(&dqn->online);
+    pack(&dqn->target);
+    mc_layers_forward(dqn->online.layers, dqn->online.count, v->twice ? 2 * rows : rows, v->x, v->x_row);
+    mc_layers_forward(dqn->target.layers, dqn->target.count, rows, after, v->x_row);
+    const struct mc_layer *last = last_of(&dqn->online);
+    int64_t row = mc_padded(last->outputs);
+    const float *outputs = last->output, *future = last_of(&dqn->target)->output;
+    const float *chooser = v->twice ? outputs + rows * row : future;
+    float *gradient = last->gradient;
+    float scale = (float)v->reward_scale;
+    double loss = 0.0, penalty = 0.0, sum = 0.0;
+    for (int64_t r = 0; r < rows; r++, outputs += row, future += row, chooser += row, gradient += row) {
+        int64_t best = mc_best(actions, chooser, of_row(batch->allowed_after, r, actions)),
+                action = batch->action[r];
+        float target =
+            batch->discount[r] * mc_value(actions, v->dueling, future, best) + scale * batch->reward[r];
+        float taken = mc_value(actions, v->dueling, outputs, action), away = taken - target;
+        float clipped = away > 1.0f ? 1.0f : away < -1.0f ? -1.0f : away;
+        float slope = batch->weight[r] * clipped / (float)rows;
+        memset(gradient, 0, (size_t)actions * sizeof *gradient);
+        gradient[action] = slope;
+        if (dqn->alpha > 0.0) {
+            float weight = (float)dqn->alpha * batch->weight[r] / (float)rows;
+            const uint8_t *allowed = of_row(batch->allowed, r, actions);
+            penalty += (double)(weight * penalty_of(v, outputs, allowed, action, weight, gradient));
+        }
+        mc_value_gradient(actions, v->dueling, gradient);
+        batch->error[r] = fabsf(away);
+        loss += (double)(slope * (away - 0.5f * clipped));
+        sum += (double)taken;
+    }
+    mc_layers_backward(dqn->online.layers, dqn->online.count, rows, v->x, v->x_row, NULL, 1);
+    descend(v);
+    v->q_mean = sum / ((double)rows * v->reward_scale);
+    v->loss = loss + penalty;
+    dqn->penalty = penalty;
+    return 0;
+}
+
+/* The outputs [rows times count, row] of a network for x [rows, x_row] at the fractions [rows, count] or, if
+ * they are shared, [count]. */
+static void quantiles(const struct mc_iqn *iqn, const struct mc_quantiles *network, const float *x,
+                      int64_t count, const float *fractions, int shared) {
+    int64_t rows = iqn->values.rows, pitch = mc_padded(iqn->features), x_row = iqn->values.x_row;
+    int64_t embeddings = shared ? count : rows * count;
+    mc_cosines(embeddings, iqn->cosines, fractions, iqn->cosine);
+    mc_layers_forward(network->embedding.layers, 1, embeddings, iqn->cosine, mc_padded(iqn->cosines));
+    mc_layers_forward(network->torso.layers, network->torso.count, rows, x, x_row);
+    if (network->torso.count) {
+        x = last_of(&network->torso)->output;
+        x_row = pitch;
+    }
+    const float *embedded = network->embedding.layers->output;
+    float *restrict product = iqn->product;
+    for (int64_t i = 0; i < rows * count; i++) {
+        const float *feature = x + i / count * x_row, *by = embedded + (shared ? i % count : i) * pitch;
+        for (int64_t k = 0; k < iqn->features; k++)
+            product[i * pitch + k] = feature[k] * by[k];
+    }
+    mc_layers_forward(network->head.layers, network->head.count, rows * count, product, pitch);
+}
+
+/* Each row's best action of the next observations, by the mean of its values at the midpoints. */
+static void choose(const struct mc_iqn *iqn, const float *after, const uint8_t *allowed) {
+    const struct mc_values *v = &iqn->values;
+    const struct mc_quantiles *network = v->twice ? &iqn->online : &iqn->target;
+    quantiles(iqn, network, after, iqn->midpoints, iqn->shared, 1);
+    const struct mc_layer *last = last_of(&network->head);
+    int64_t row = mc_padded(last->outputs);
+    for (int64_t r = 0; r < v->rows; r++) {
+        float *mean = last->output + r * iqn->midpoints * row; /* the first of the rows takes their sum */
+        for (int64_t i = 1; i < iqn->midpoints; i++)
+            for (int64_t a = 0; a < v->actions; a++)
+                mean[a] += mean[i * row + a];
+        iqn->best[r] = mc_best(v->actions, mean, of_row(allowed, r, v->actions));
+    }
+}
+
+/* The loss of a predicted quantile, the mean over the samples of the target, and its slope. */
+static float quantile_loss(const struct mc_iqn *iqn, float predicted, float fraction, float *slope) {
+    float kappa = (float)iqn->kappa, loss = 0.0f, sum = 0.0f;
+    for (int64_t j = 0; j < iqn->sampled; j++) {
+        float away = predicted - iqn->sample[j];
+        float clipped = away > kappa ? kappa : away < -kappa ? -kappa : away;
+        float weight = away > 0.0f ? 1.0f - fraction : fraction;
+        sum += weight * clipped;
+        loss += weight * clipped * (away - 0.5f * clipped);
+    }
+    *slope = sum / (kappa * (float)iqn->sampled);
+    return loss / (kappa * (float)iqn->sampled);
+}
+
+/* Sets the loss, and the gradient of the head's outputs. */
+static void iqn_loss(struct mc_iqn *iqn, const struct mc_batch *batch, const float *fractions) {
+    struct mc_values *v = &iqn->values;
+    const struct mc_layer *last = last_of(&iqn->online.head);
+    int64_t row = mc_padded(last->outputs), actions = v->actions;
+    const float *outputs = last->output, *future = last_of(&iqn->target.head)->output;
+    float *gradient = last->gradient, scale = (float)v->reward_scale;
+    double loss = 0.0, sum = 0.0;
+    for (int64_t r = 0; r < v->rows; r++) {
+        for (int64_t j = 0; j < iqn->sampled; j++, future += row)
+            iqn->sample[j] = batch->discount[r] * mc_value(actions, v->dueling, future, iqn->best[r]) +
+                             scale * batch->reward[r];
+        float error = 0.0f, slope;
+        for (int64_t i = 0; i < iqn->predicted; i++, outputs += row, gradient += row) {
+            float predicted = mc_value(actions, v->dueling, outputs, batch->action[r]);
+            error += quantile_loss(iqn, predicted, *fractions++, &slope);
+            memset(gradient, 0, (size_t)actions * sizeof *gradient);
+            gradient[batch->action[r]] = batch->weight[r] * slope / (float)v->rows;
+            mc_value_gradient(actions, v->dueling, gradient);
+            sum += (double)predicted;
+        }
+        batch->error[r] = error;
+        loss += (double)(batch->weight[r] * error);
+    }
+    v->loss = loss / (double)v->rows;
+    v->q_mean = sum / ((double)(v->rows * iqn->predicted) * v->reward_scale);
+}
+
+/* The gradients of all layers, after `quantiles` of x and `iqn_loss`. */
+static void iqn_backward(const struct mc_iqn *iqn) {
+    const struct mc_values *v = &iqn->values;
+    const struct mc_quantiles *network = &iqn->online;
+    const struct mc_layer *embedding = network->embedding.layers;
+    const struct mc_layer *torso = network->torso.count ? last_of(&network->torso) : NULL;
+    int64_t count = iqn->predicted, rows = v->rows * count, pitch = mc_padded(iqn->features);
+    mc_layers_backward(network->head.layers, network->head.count, rows, iqn->product, pitch, iqn->slope, 1);
+    const float *x = torso ? torso->output : v->x;
+    int64_t x_row = torso ? pitch : v->x_row;
+    if (torso)
+        memset(torso->gradient, 0, (size_t)(v->rows * pitch) * sizeof *torso->gradient);
+    for (int64_t i = 0; i < rows; i++) {
+        const float *slope = iqn->slope + i * pitch, *feature = x + i / count * x_row;
+        const float *embedded = embedding->output + i * pitch;
+        float *restrict of_embedding = embedding->gradient + i * pitch;
+        float *restrict of_feature = torso ? torso->gradient + i / count * pitch : NULL;
+        for (int64_t k = 0; k < iqn->features; k++)
+            of_embedding[k] = slope[k] * feature[k];
+        for (int64_t k = 0; torso && k < iqn->features; k++)
+            of_feature[k] += slope[k] * embedded[k];
+    }
+    mc_layers_backward(embedding, 1, rows, iqn->cosine, mc_padded(iqn->cosines), NULL, 1);
+    if (torso)
+        mc_layers_backward(network->torso.layers, network->torso.count, v->rows, v->x, v->x_row, NULL, 1);
+}
+
+int mc_iqn_update(struct mc_iqn *iqn, const struct mc_batch *batch, const float *fractions,
+                  const float *of_samples) {
+    struct mc_values *v = &iqn->values;
+    if (any_unknown(v, batch->action))
+        return -EINVAL;
+    const float *after = v->x + v->rows * v->x_row;
+    for (int k = 0; k < 2; k++) {
+        const struct mc_quantiles *network = k ? &iqn->target : &iqn->online;
+        pack(&network->torso);
+        pack(&network->embedding);
+        pack(&network->head);
+    }
+    choose(iqn, after, batch->allowed_after);
+    quantiles(iqn, &iqn->target, after, iqn->sampled, of_samples, 0);
+    quantiles(iqn, &iqn->online, v->x, iqn->predicted, fractions, 0);
+    iqn_loss(iqn, batch, fractions);
+    iqn_backward(iqn);
+    descend(v);
+    return 0;
+}
