@@ -151,10 +151,10 @@ class NativeLanes:
             raise error_of(code)
         return code
 
-    def newest_reader(self, lane: int, dest: NDArray[Any]) -> Callable[[], int]:
-        """Returns a function that copies the newest row to `dest`; it returns ticket + 1, 0 (no row) or -ESTALE."""
-        pointer = pointer_to(dest.view(np.uint8))
-        return lambda: int(lib.mc_lane_read_newest(self._nth(lane), pointer))
+    def newest_reader(self, lane: int, dest: NDArray[Any]) -> Callable[[], int | None]:
+        """Returns a function that copies the newest row to `dest`; it returns ticket + 1, 0 (no row), None (lapped)."""
+        raw, pointer = self._nth(lane), pointer_to(dest.view(np.uint8))
+        return lambda: None if (count := lib.mc_lane_read_newest(raw, pointer)) == -errno.ESTALE else count
 
     def windows(self, lo: Ints, hi: Ints) -> Callable[[], None]:
         """Returns a function that fills lo and hi, int64 [lanes], with each lane's range [lo, hi) of whole tickets."""

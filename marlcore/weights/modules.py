@@ -1,20 +1,25 @@
 """Weights of torch users: a module whose tensors are views of a row."""
 
+from collections import deque
 from dataclasses import dataclass, field
-from itertools import chain, pairwise, zip_longest
-from operator import attrgetter, is_
+from itertools import chain, pairwise, repeat, zip_longest
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.overrides import has_torch_function
 
 from ..checks import brief
 from ..errors import LayoutMismatch
 from .layout import OWN, RowLayout, TensorSpec
 from .members import members_kept
 
+SWAP_BYTES = 16_384  # copied in the time that one tensor takes to become a view of another row
+
 _same_view = torch.Tensor.is_set_to
+_address_of = torch.Tensor.data_ptr
 _dtype_of = attrgetter("dtype")
 
 
@@ -31,7 +36,8 @@ class ModuleWeights:
     """A model whose parameters and buffers are views of one row, uint8 [layout.nbytes] on the model's device.
 
     Parameter objects stay the same, so optimizers stay valid; tied tensors stay tied, frozen ones frozen. Tensors
-    become contiguous. The row holds non-persistent buffers too.
+    become contiguous. The row holds non-persistent buffers too. With `fill`, a large model on the CPU has two rows,
+    which take turns: `load` makes the tensors views of the other one, so that a pull is one copy.
 
     Raises:
         LayoutMismatch: the model's tensors differ from the layout.
@@ -39,18 +45,47 @@ class ModuleWeights:
     """
 
     def __init__(self, model: torch.nn.Module, layout: RowLayout, fill: bool) -> None:
-        self._model = model
+        self.weights = model
         self.layout = layout
-        self.bind()
+        self._fill = fill
+        self._bind()
 
     @staticmethod
     def specs(model: torch.nn.Module) -> tuple[TensorSpec, ...]:
         """Returns the specs of a module's tensors. Raises ValueError: as `_unique_tensors`."""
         return tuple(group.spec for group in _unique_tensors(model))
 
-    def bind(self) -> None:
+    def _bind(self) -> None:
         """Copies the model's tensors into a new row and makes them views of it; after an error, none has moved."""
-        groups = _unique_tensors(self._model)
+        groups = self._fitting_groups()
+        tensors = [tensor for group in groups for tensor in group.tensors]
+        device = tensors[0].device if tensors else None
+        # A row made in inference mode could not be written outside of it.
+        with torch.inference_mode(False), torch.no_grad():
+            row = torch.zeros(self.layout.nbytes, dtype=torch.uint8, device=device)
+            hosts, rows, on_host, pin = [row], [row], row.device.type == "cpu", row.device.type == "cuda"
+            if self._fill or not on_host:  # pinned memory speeds up copies
+                hosts = [torch.zeros(len(row), dtype=torch.uint8, device="cpu", pin_memory=pin)]
+            if self._fill and on_host and len(row) >= SWAP_BYTES * len(tensors):
+                hosts = rows = [row, *hosts]
+            pairs = [zip(groups, self.views(each), strict=True) for each in rows]
+            views = [[view for group, view in each for _ in group.tensors] for each in pairs]
+            for tensor, view in zip(tensors, views[0], strict=True):
+                view.copy_(tensor)
+            for tensor, view in zip(tensors, views[0], strict=True):
+                tensor.data = view
+        self._rows, self._hosts = rows, hosts  # the model's rows, and those that bytes of a slot are copied to and from
+        self._arrays = [host.numpy() for host in hosts]
+        self.turn = 0
+        self.groups = groups
+        self._has_members = members_kept(self.weights)
+        self._tensors = tensors
+        self._dtypes = list(map(_dtype_of, views[0]))
+        self._addresses = list(map(_address_of, rows))
+        self._views = views  # last: if an interrupt comes earlier, the model has moved
+
+    def _fitting_groups(self) -> list[TensorGroup]:
+        groups = _unique_tensors(self.weights)
         for index, (expected, got) in enumerate(zip_longest(self.layout.tensors, [group.spec for group in groups])):
             if expected != got:
                 nothing = "no further tensor"
@@ -58,58 +93,42 @@ class ModuleWeights:
         devices = {group.tensors[0].device for group in groups}
         if len(devices) > 1:
             raise ValueError(f"model: expected all tensors on one device, got {sorted(map(str, devices))}")
-        # A row made in inference mode could not be written outside of it.
-        with torch.inference_mode(False), torch.no_grad():
-            row = torch.zeros(self.layout.nbytes, dtype=torch.uint8, device=next(iter(devices), None))
-            views = self.views(row)
-            for group, view in zip(groups, views, strict=True):
-                view.copy_(group.tensors[0])
-            tensors = [tensor for group in groups for tensor in group.tensors]
-            views = [view for group, view in zip(groups, views, strict=True) for _ in group.tensors]
-            for tensor, view in zip(tensors, views, strict=True):
-                tensor.data = view
-        self.row = row
-        self.groups = groups
-        self._staged: torch.Tensor | None = None
-        self._has_members = members_kept(self._model)
-        self._tensors, self._views = tensors, views
-        self._dtypes = [view.dtype for view in views]
-        self._address = row.data_ptr()
+        return groups
 
     def moved(self) -> bool:
-        """Returns whether any tensor of the model is no longer a view of the row; takes about 1 us per tensor.
+        """Returns whether any tensor of the model is no longer a view of its row; takes about 1 us per tensor.
 
         Causes are Module.to, load_state_dict(assign=True), share_memory, and assigned parameters, buffers or modules.
         """
         return (
             not self._has_members()
-            or not all(map(_same_view, self._tensors, self._views))  # storage, offset, shape and strides
-            or not all(map(is_, map(_dtype_of, self._tensors), self._dtypes))
-            or self.row.data_ptr() != self._address  # share_memory moves a storage in place
+            or not all(map(_same_view, self._tensors, self._views[self.turn]))  # storage, offset, shape and strides
+            or list(map(_dtype_of, self._tensors)) != self._dtypes
+            or list(map(_address_of, self._rows)) != self._addresses  # share_memory moves a storage in place
         )
+
+    def rows(self) -> list[NDArray[np.uint8]]:
+        if self.moved():
+            self._bind()
+        return self._arrays
 
     def staged(self, weights: Any = OWN) -> NDArray[np.uint8]:
         if weights is not OWN:
             raise TypeError(f"weights: expected none, since the publisher has a module, got {brief(weights)}")
-        if self.moved():
-            self.bind()
-        if self._staged is None:
-            staged = self.row if self.row.device.type == "cpu" else self._host_row()
-            self._staged_array = staged.numpy()
-            self._staged = staged  # last: if an interrupt comes earlier, the next call stages again
-        if self._staged is not self.row:
+        row = self.rows()[0]
+        if self._hosts[0] is not self._rows[0]:
             end = self.layout.tensor_bytes
-            self._staged[:end].copy_(self.row[:end])
-        return self._staged_array
-
-    def scratch(self) -> NDArray[np.uint8]:
-        self._scratch = self._host_row()
-        return self._scratch.numpy()
+            self._hosts[0][:end].copy_(self._rows[0][:end])
+        return row
 
     def load(self) -> None:
-        if self.moved():
-            self.bind()
-        self.row.copy_(self._scratch)
+        if len(self._rows) == 1 or has_torch_function(self._tensors):
+            self._rows[self.turn].copy_(self._hosts[self.turn - 1])
+            return
+        turn = 1 - self.turn
+        # In one call of C, in which no signal is handled: an exception between two tensors would leave two versions.
+        deque(map(setattr, self._tensors, repeat("data"), self._views[turn]), maxlen=0)
+        self.turn = turn  # if an interrupt comes earlier, the model has moved
 
     def views(self, row: torch.Tensor | NDArray[np.uint8]) -> list[torch.Tensor]:
         """Returns the model's tensors as views of a row, which is uint8 [nbytes] and aligned to 64 bytes."""
@@ -119,11 +138,6 @@ class ModuleWeights:
     def named(self, views: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Returns the views by all names that the module has for them: a tied tensor appears several times."""
         return {name: view for group, view in zip(self.groups, views, strict=True) for name in group.names}
-
-    def _host_row(self) -> torch.Tensor:
-        pin = self.row.device.type == "cuda"  # which speeds up copies
-        with torch.inference_mode(False):
-            return torch.zeros(self.layout.nbytes, dtype=torch.uint8, pin_memory=pin)
 
 
 def _unique_tensors(model: torch.nn.Module) -> list[TensorGroup]:

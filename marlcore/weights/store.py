@@ -21,7 +21,7 @@ from .layout import MOST_VERSIONS, RowLayout, extra_field
 from .publisher import MirrorWriter, Publisher
 from .rows import Mode, VersionedRows, slots_of
 from .subscriber import Subscriber
-from .trees import TreeWeights
+from .trees import RowWeights, TreeWeights
 
 if TYPE_CHECKING:
     import torch
@@ -150,17 +150,20 @@ class ParameterStore(VersionedRows):
         except LaneBusy:
             raise LaneBusy(f"{self._segment.path}: the store has a living publisher") from None
 
-    def subscriber(self, local_model: Model) -> Subscriber:
+    def subscriber(self, local_model: "Model | None" = None) -> Subscriber:
         """Returns a subscriber that keeps `local_model` up to date; any number may live at once, in any process.
 
         A module's parameters and buffers become views of one flat tensor; the Parameter objects stay the same. The
-        arrays of a mapping must be writable NumPy arrays, which `pull` fills in place.
+        arrays of a mapping must be writable NumPy arrays, which `pull` fills in place. Without a model, the subscriber
+        has arrays of its own, `weights`.
 
         Raises:
             LayoutMismatch: the model has other tensors than the store.
-            ValueError, TypeError: an array of a mapping is read-only, or is no NumPy array.
+            ValueError, TypeError: an array of a mapping is read-only, or is no NumPy array; a dtype is none of NumPy's.
         """
         self.check_open()
+        if local_model is None:
+            return Subscriber(self, self._lanes, RowWeights(self.layout))
         return Subscriber(self, self._lanes, _kind_of(local_model)(local_model, self.layout, fill=True))
 
 

@@ -1,11 +1,11 @@
 """The reading end of a store: it copies the newest weights into a local model, or lends them in place."""
 
-import errno
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import check_timeout, check_whole
@@ -51,13 +51,15 @@ class Subscriber:
         self._lanes = lanes
         self._local = local
         self._inside: dict[int, None] = {}  # see guard.py
-        self._scratch = local.scratch()
-        self._scratch_extras = local.layout.extra_views(self._scratch)
-        self._scratch_version = local.layout.version_view(self._scratch)
-        self._read_newest = lanes.newest_reader(0, self._scratch)
+        self._arrays: list[NDArray[np.uint8]] = []
         self._slots: dict[int, tuple[Any, dict[str, NDArray[Any]]]] = {}
         self.version = 0
         self.extras: Mapping[str, Any] = {}
+
+    @property
+    def weights(self) -> Any:
+        """The local model; without one, the version's tensors by name: read-only arrays, valid until the next pull."""
+        return self._local.weights
 
     @property
     def newest(self) -> int:
@@ -68,7 +70,8 @@ class Subscriber:
     def pull(self, timeout: float = 1.0) -> bool:
         """Copies the newest weights into the local model, whole or not at all; returns False if none are newer.
 
-        Do not pull between a forward pass and its backward pass: autograd does not notice that weights changed.
+        Do not pull between a forward pass and its backward pass: autograd does not notice that weights changed. Do not
+        keep views of a module's tensors (`.data`, `state_dict()`) over a pull: it may move the tensors to another row.
 
         Args:
             timeout: seconds to keep trying while the publisher overwrites the row being copied.
@@ -81,7 +84,8 @@ class Subscriber:
         check_timeout(timeout, or_none=False)
         if self._store.version == self.version:
             return False
-        self._take(self._copy_newest(timeout))
+        idle = self._idle()
+        self._take(idle, self._copy_newest(idle, timeout))
         return True
 
     @one_thread
@@ -97,24 +101,29 @@ class Subscriber:
         """
         check_whole("version", version)
         self._store.check_open()
-        if self._lanes.read(0, self._store._ticket_of(version), 1, self._scratch) != 0:
+        idle = self._idle()
+        if self._lanes.read(0, self._store._ticket_of(version), 1, self._arrays[idle]) != 0:
             return False
-        self._take(version)
+        self._take(idle, version)
         return True
 
-    def _take(self, version: int) -> None:
+    def _idle(self) -> int:
+        arrays = self._local.rows()
+        if arrays is not self._arrays:
+            self._readers = [self._lanes.newest_reader(0, array) for array in arrays]
+            self._row_extras = [self._local.layout.extra_views(array) for array in arrays]
+            self._arrays = arrays  # last: if an interrupt comes earlier, the next pull begins anew
+        return self._local.turn - 1
+
+    def _take(self, idle: int, version: int) -> None:
         self._local.load()
-        self.extras = _copied(self._scratch_extras)
+        self.extras = _copied(self._row_extras[idle])
         self.version = version
 
-    def _copy_newest(self, timeout: float) -> int:
-        def attempt() -> int | None:
-            committed = self._read_newest()
-            return None if committed == -errno.ESTALE else committed
-
-        version = self._store._until_whole(attempt, timeout)
+    def _copy_newest(self, idle: int, timeout: float) -> int:
+        version = self._store._until_whole(self._readers[idle], timeout)
         if self._store.is_mirror and version > 0:
-            version = int(self._scratch_version[0])
+            version = int(self._local.layout.version_view(self._arrays[idle])[0])
         if version <= 0:
             raise SegmentCorrupt(f"{self._store!r}: the lane's counters are damaged")
         return version

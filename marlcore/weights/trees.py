@@ -30,12 +30,17 @@ class TreeWeights:
 
     def __init__(self, tree: Any, layout: RowLayout, fill: bool) -> None:
         self.layout = layout
-        self._tree = tree
+        self.turn = 0  # see `rows`
+        self._trees = [tree]
         self._fill = fill
         self._dtypes: dict[str, np.dtype[Any]] = {}
         self._dtypes = {name: array.dtype for name, array in self._arrays(tree).items()}
-        self._row = np.zeros(layout.nbytes, np.uint8)
-        self._places = self.views(self._row)
+        self._rows = [np.zeros(layout.nbytes, np.uint8)]
+        self._places = self.views(self._rows[0])
+
+    @property
+    def weights(self) -> Any:
+        return self._trees[self.turn]
 
     @staticmethod
     def specs(tree: Any) -> tuple[TensorSpec, ...]:
@@ -47,18 +52,18 @@ class TreeWeights:
         """Copies the mapping's current arrays, or `weights`, into a row in host memory; the caller sets its extras."""
         if weights is not OWN and not isinstance(weights, (Mapping, list, tuple)):
             raise TypeError(f"weights: expected a mapping of arrays, got {brief(weights)}")
-        arrays = self._arrays(self._tree if weights is OWN else weights)
+        arrays = self._arrays(self.weights if weights is OWN else weights)
         for name, place in self._places.items():
             place[...] = arrays[name]
-        return self._row
+        return self._rows[0]
 
-    def scratch(self) -> NDArray[np.uint8]:
-        """Returns the row in host memory from which `load` copies; call it once."""
-        return self._row
+    def rows(self) -> list[NDArray[np.uint8]]:
+        """Returns one or two rows in host memory: a pull fills `rows()[turn - 1]`, then calls `load`."""
+        return self._rows
 
     def load(self) -> None:
-        """Copies the scratch row's weights into the caller's arrays; after an error, nothing was copied."""
-        arrays = self._arrays(self._tree)
+        """Copies the row's weights into the caller's arrays; after an error, nothing was copied."""
+        arrays = self._arrays(self.weights)
         filled = [arrays[name] for name in self._places]
         # In one call of C, in which no signal is handled: an exception in a loop of Python would leave two versions.
         put: Callable[[Any, Any, Any], None] = setitem
@@ -72,14 +77,14 @@ class TreeWeights:
 
     def named(self, views: Arrays) -> Any:
         """Returns `views` as read-only arrays, nested like the caller's mapping."""
-        self._arrays(self._tree)  # raises LayoutMismatch: the mapping was changed
+        self._arrays(self.weights)  # raises LayoutMismatch: the mapping was changed
 
         def readable(name: str, _: Any) -> NDArray[Any]:
             view = views[name][...]
             view.flags.writeable = False
             return view
 
-        return _mapped(readable, self._tree)
+        return _mapped(readable, self.weights)
 
     def _arrays(self, tree: Any) -> Arrays:
         arrays = _arrays_of(tree, _writable if self._fill else _array)
@@ -96,6 +101,24 @@ class TreeWeights:
             name = next(iter(arrays.keys() - {spec.name for spec in self.layout.tensors}))
             raise LayoutMismatch(f"weights {name}: expected no such array, got {arrays[name].dtype}")
         return arrays
+
+
+class RowWeights(TreeWeights):
+    """Read-only arrays by the tensors' names, of two rows that take turns, so that a pull is one copy.
+
+    Raises TypeError: a tensor's dtype is none of NumPy's.
+    """
+
+    def __init__(self, layout: RowLayout) -> None:
+        for spec in layout.tensors:
+            if spec.dtype not in np.sctypeDict:
+                raise TypeError(f"weights {spec.name}: expected a dtype of NumPy, got {spec.dtype}")
+        super().__init__({spec.name: np.zeros(spec.shape, spec.dtype) for spec in layout.tensors}, layout, fill=False)
+        self._rows.append(np.zeros(layout.nbytes, np.uint8))
+        self._trees = [self.named(self.views(row)) for row in self._rows]
+
+    def load(self) -> None:
+        self.turn = 1 - self.turn
 
 
 def _arrays_of(tree: Any, array_of: Callable[[str, Any], NDArray[Any]]) -> Arrays:

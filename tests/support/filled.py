@@ -1,6 +1,7 @@
 """What shows a torn copy: rows that name themselves, and weights that are all one number."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,17 +12,18 @@ from marlcore.testing.rows import torn as torn
 CYCLE = 4096  # numbers up to it are exact in float32
 
 
-def module() -> Any:
+def module(width: int = 64) -> Any:
     from torch import nn
 
-    return nn.Sequential(*[nn.Linear(64, 64) for _ in range(4)])
+    return nn.Sequential(*[nn.Linear(width, width) for _ in range(4)])
 
 
 def tree() -> dict[str, Any]:
     return {"layers": [{"weight": np.zeros((64, 64), np.float32), "bias": np.zeros(64, np.float32)} for _ in range(4)]}
 
 
-MODELS = {"module": module, "tree": tree}
+# A large module is pulled by two rows in turn, the others by a copy into their arrays.
+MODELS = {"module": module, "large": partial(module, 192), "tree": tree}
 
 
 def words(model: Any) -> list[np.ndarray]:

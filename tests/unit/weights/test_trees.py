@@ -115,16 +115,22 @@ def test_arrays_may_be_replaced_in_both_mappings() -> None:
         assert subscriber.version == 1 and not local["weight"].any()
 
 
-def test_an_interrupted_pull_leaves_one_version() -> None:
-    tree, local = {str(i): np.zeros(3) for i in range(4)}, {str(i): np.zeros(3) for i in range(4)}
-    with ParameterStore.create(tree) as store, store.publisher(tree) as publisher:
-        came, number = True, 0
-        while came:
-            subscriber, number = store.subscriber(local), number + 1
-            publisher.publish({name: np.full(3, float(number)) for name in tree})
-            came, _ = at_instruction(subscriber.pull, number, lambda file: file.endswith("trees.py"))
-            assert len({float(array[at]) for array in local.values() for at in range(3)}) == 1
-        assert number > 10
+def test_without_a_model_two_rows_take_turns() -> None:
+    tree, seen = {"a": {"w": np.zeros((2, 3), np.float32)}, "b": np.zeros(2)}, []
+    with ParameterStore.create(tree, extras={"epsilon": ()}) as store, store.publisher(tree) as publisher:
+        subscriber = store.subscriber()
+        for version in (1, 2, 3):
+            for array in flat(tree).values():
+                array += 1
+            publisher.publish(epsilon=version / 2)
+            assert subscriber.pull() and subscriber.extras == {"epsilon": version / 2}
+            seen.append(subscriber.weights)
+            assert_equal(seen[-1], flat(tree))
+            assert not any(array.flags.writeable for array in seen[-1].values())
+            with subscriber.in_place() as view:
+                assert_equal(view.tensors, flat(tree))
+        assert (seen[1]["b"] == 2).all(), "it stays until the next pull but one"
+        assert seen[2] is seen[0]
 
 
 def test_a_changed_mapping_is_not_viewed() -> None:
@@ -168,6 +174,13 @@ def publish(weights: Any) -> None:
             assert store.version == 0 and publisher.publish() == 1
 
 
+def subscribe_to_unknown_dtypes() -> None:
+    with ParameterStore.create(TREE) as store:
+        description = {**store.description, "tensors": [["w", [2], "int256"]]}
+    with ParameterStore.create_mirror(description) as mirror:
+        mirror.subscriber()
+
+
 MAPPING = "expected a torch module or a mapping of arrays, got"
 NUMBERS = "expected an array of numbers"
 REFUSED: list[Refused] = [
@@ -197,6 +210,7 @@ REFUSED: list[Refused] = [
         (publish, W, TypeError, "weights: expected a mapping of arrays, got array("),
         (publish, {"a": {"w": W}, "b": "x"}, TypeError, f"weights b: {NUMBERS}"),
     )),
+    (subscribe_to_unknown_dtypes, TypeError, "weights w: expected a dtype of NumPy, got int256"),
     (partial(ParameterStore.create, TREE, extras={"weights": ()}), "extras: expected other names than"),
 ]  # fmt: skip
 test_refuses = refusals(REFUSED)
