@@ -78,14 +78,10 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes() -> None:
-    """Compiles the kernels of both rooms side by side, before processes start that would each compile all of them."""
+    """Compiles the kernels before processes start that would each compile all of them."""
     cache = jit.cache_directory()
-    if cache is not None and (cache / jit.WARM).exists():
-        return
-    rooms = ["planning", *(["run"] if is_installed("train") else [])]
-    code = "from marlcore.{} import warm_up; warm_up()"
-    started = [subprocess.Popen([sys.executable, "-c", code.format(room)]) for room in rooms]
-    assert [each.wait() for each in started] == [0] * len(rooms)
+    if cache is not None and not (cache / "warm-columns").exists():  # its last mark
+        subprocess.run([sys.executable, "-m", "marlcore", "warmup"], check=True, stdout=subprocess.DEVNULL)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..interfaces import ReplaySource
 from ..notices import say
 from ..replay import Prioritized, ReplayBuffer
 from ..run import compile_before_a_run
@@ -63,7 +64,7 @@ class Measurement:
 
 def main(arguments: list[str]) -> int:
     options = CommandLine("bench", arguments).parse(BenchOptions)
-    compile_before_a_run()
+    compile_before_a_run(ReplaySource(), ReplaySource(prioritized=Prioritized()))
     load = os.getloadavg()[0]
     measured = [*_of_vectors(), *_of_frames(), *_of_weights()]
     with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:

@@ -11,7 +11,7 @@ from .options import CommandLine
 
 @dataclass(frozen=True)
 class WarmupOptions:
-    """Compile all kernels and keep them on disk; this takes about half a minute, once per machine and version.
+    """Compile all kernels and keep them on disk; this takes about a quarter of a minute, once per machine and version.
 
     They lie in marlcore/kernels of the user's cache, ~/.cache or XDG_CACHE_HOME; NUMBA_CACHE_DIR names another place.
     """
@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
     """Runs `marlcore warmup`; returns 0, or 1 if the kernels cannot be kept."""
     CommandLine("warmup", arguments).parse(WarmupOptions)
     jit.announced()
-    seconds = warm_up() + planning.warm_up()
+    seconds = warm_up(planning.warm_up)
     if jit.cache_directory() is None:
         return 1  # the reason was printed
     sys.stdout.write(f"kernels compiled in {seconds:.1f} s; they are kept in {jit.cache_directory()}\n")

@@ -4,13 +4,16 @@ import hashlib
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from uuid import uuid4
 
 import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import caching, cgutils, event, types
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
@@ -21,14 +24,11 @@ from . import cache
 if numba.config.DISABLE_JIT:
     raise ImportError("NUMBA_DISABLE_JIT: expected 0, since no kernel can run uncompiled, got 1")
 
-FIRST_COMPILATION = (
-    "compiling kernels, once for this machine: about half a minute (`marlcore warmup` does it beforehand)"
-)
-WARM = "warm"  # a file beside the compiled kernels, once all are cached
+FIRST_COMPILATION = "compiling kernels, once for this machine: some seconds (`marlcore warmup` does it beforehand)"
 
 _announced = False
 
-_OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False, "_nrt": False}
+_OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False, "_nrt": False, "no_cfunc_wrapper": True}
 
 
 def jit(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -37,19 +37,39 @@ def jit(function: Callable[..., Any]) -> Callable[..., Any]:
     Kernels are not parallel, since Numba's threads do not survive a fork. They do without Numba's runtime, since no
     kernel allocates, and its locked reference counts took half of a draw's time.
     """
-    return _compiled(function)
-
-
-def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles like `jit` and inlines code that runs once a row: a call would pass each array as seven words."""
-    return _compiled(function, forceinline=True)
-
-
-def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    kernel: Callable[..., Any] = numba.njit(**_OPTIONS, **options)(function)
+    kernel: Callable[..., Any] = numba.njit(**_OPTIONS)(function)
     if cache_directory():
         kernel._cache = _Cache(function)  # type: ignore[attr-defined]
     return kernel
+
+
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a function a part of each kernel that calls it; Python cannot call it.
+
+    It is for code that runs once a row: a call would pass each array as seven words. A kernel is optimised as a whole.
+    To optimise its parts before, each with all of its own, took two thirds of the compilation.
+    """
+    options = {**_OPTIONS, "forceinline": True, "no_cpython_wrapper": True}
+    dispatcher = numba.njit(**options, pipeline_class=_PartCompiler)(function)
+    part = SimpleNamespace(dispatcher=dispatcher, _numba_type_=dispatcher._numba_type_)
+    return cast(Callable[..., Any], part)  # inside kernels
+
+
+class _PartCompiler(Compiler):  # type: ignore[misc]
+    def define_pipelines(self) -> Any:
+        self.state.library = _Part(self.state.targetctx.codegen(), self.state.func_id.func_qualname)
+        return super().define_pipelines()
+
+
+class _Part(JITCodeLibrary):  # type: ignore[misc]
+    """The code of an inlined function, neither optimised nor translated to machine code: it has no address."""
+
+    codegen = SimpleNamespace(set_env=lambda name, environment: None)
+
+    def finalize(self) -> None:
+        for library in dict.fromkeys(self._linking_libraries):
+            self._final_module.link_in(library._get_module_for_linking(), preserve=True)
+        self._finalized = True
 
 
 @lru_cache

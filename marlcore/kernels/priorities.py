@@ -23,7 +23,7 @@ from .jit import (
 )
 from .powers import raise_all
 from .random import unit
-from .rows import NEVER, PENDING, SAMPLEABLE, check, find_seams, prefetch_row, row_of
+from .rows import NEVER, NO_ROWS, PENDING, SAMPLEABLE, check, find_seams, prefetch_row, row_of
 from .sumtree import find, repair, repair_range
 
 # Values of a leaf's mark
@@ -168,7 +168,7 @@ def draw(plan, columns, out, rows, priorities):
         lanes[i], tickets[i] = lane, ticket
         prefetch_row(p, lane, ticket)
         prefetch(q.marks + leaves[i])
-    filled = take_chosen(p, columns, out, rows, 0, count)
+    filled = take_chosen(p, columns, out, rows, NO_ROWS, count)
     for i in range(filled):
         leaf = row_of(p, lanes[i], tickets[i])
         float64_at(q.masses)[rows[i]] = tree[leaf]
@@ -214,7 +214,7 @@ def update(plan, priorities, index, priority):
     p, q = plan[0], priorities[0]
     tree, offsets = float64_array(q.tree, q.nodes), int64_array(q.offsets, q.levels + 1)
     floor, caught, lo, hi = int64_at(q.floor), int64_at(q.caught), int64_at(p.lo), int64_at(p.hi)
-    leaves, points, kept = int64_array(q.leaves, len(index)), float64_array(q.points, len(index)), 0
+    leaves, points, kept = int64_array(q.leaves, len(index)), float64_array(q.points, len(index)), NO_ROWS
     find_seams(p)
     for i in range(len(index)):
         ticket = index[i] // p.lanes

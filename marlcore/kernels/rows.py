@@ -23,6 +23,7 @@ LANE, TICKET, LOWEST = range(3)
 NEVER, PENDING, SAMPLEABLE = range(3)
 
 CACHE_LINE = 64
+NO_ROWS = np.int64(0)  # for a count that grows: Numba gives a literal 0 a type of its own, with other code
 
 
 @inlined

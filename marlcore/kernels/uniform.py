@@ -3,7 +3,7 @@
 from .gather import take_chosen
 from .jit import inlined, int64_at, jit, uint64_at
 from .random import below
-from .rows import SAMPLEABLE, check, find_seams, prefetch_row
+from .rows import NO_ROWS, SAMPLEABLE, check, find_seams, prefetch_row
 
 
 @inlined
@@ -28,7 +28,7 @@ def draw(plan, columns, out, rows):
     """
     p = plan[0]
     total = find_seams(p)
-    count, filled, refused = len(rows), 0, 0
+    count, filled, refused = len(rows), NO_ROWS, 0
     patience = 64 * count + 1024
     while total > 0 and filled < count and refused < patience:
         _choose(p, filled, count, total)
@@ -61,4 +61,4 @@ def draw_listed(plan, columns, out, rows, sampleable, listed):
     for slot in range(len(rows)):
         pick = below(uint64_at(p.generator), listed)
         int64_at(p.lane)[slot], int64_at(p.ticket)[slot] = sampleable[0, pick], sampleable[1, pick]
-    return take_chosen(p, columns, out, rows, 0, len(rows))
+    return take_chosen(p, columns, out, rows, NO_ROWS, len(rows))

@@ -53,7 +53,7 @@ class Launch:
                 spec = acting_spec(env_fn, algorithm, config)
             initial = initial_states(init_from, spec.names)
             warn_of_short_run(spec, 0 if here is None or spec.config.replay.save else steps_taken(here))
-            compile_before_a_run()
+            compile_before_a_run(*(policy.source for policy in spec.policies))
         if remote and resume is not None:  # last, since it may take long
             here = fetch_run(remote, absolute(RUNS))
         return cls(spec, runs, here, remote, initial, init_strict, callback, progress, plots)

@@ -1,64 +1,102 @@
-"""Compiles every kernel in advance, so that no first sample waits for the compiler."""
+"""Compiles kernels in advance, side by side, so that no first sample waits for the compiler."""
 
 import logging
 import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 
-from ..kernels import columns, jit, policies, sumtree
-from ..kernels.plan import COLUMN
-from ..kernels.random import next_random
+from ..cgroup import processors
+from ..errors import WorkerFailed
+from ..interfaces import QueueSource, ReplaySource
+from ..kernels import columns, hindsight, inorder, jit, policies, priorities, sumtree, uniform
+from ..kernels.plan import COLUMN, PLAN
 from ..notices import say
-from ..queue import TrajectoryQueue
-from ..replay import Hindsight, Prioritized, ReplayBuffer, Uniform
-from ..spec import Field, TransitionSpec
+from ..processes import Pool
+from ..transitions import Window
+
+NO_ROWS, LISTED, FLOATS = np.zeros(0, np.int64), np.zeros((2, 1), np.int64), np.zeros(1, np.float32)
+NO_LANES, COLUMNS, BATCH = PLANNED = np.zeros(1, PLAN), np.zeros(1, COLUMN), 0
+MASSES, LEVELS, RECORD = np.zeros(17), sumtree.level_offsets(16), np.zeros(1, priorities.PRIORITIES)
+RECORD["tree"], RECORD["nodes"] = MASSES.ctypes.data, 1
+
+# Calls of all kernels, which do nothing, by what needs the kernels
+PARTS: dict[str, list[tuple[Any, ...]]] = {
+    "prioritized": [
+        (priorities.catch_up, NO_LANES, RECORD),
+        (priorities.draw, *PLANNED, NO_ROWS, RECORD),
+        (priorities.weigh, NO_LANES, BATCH, NO_ROWS, RECORD, 1.0),
+        (priorities.update, NO_LANES, RECORD, NO_ROWS, MASSES[:0]),
+        (priorities.first_bad, MASSES, 1.0),
+        (sumtree.repair_range, MASSES, LEVELS, 0, 0, 0),
+        # Drop-ins have trees of their own.
+        (sumtree.repair, MASSES, LEVELS, NO_ROWS, 0),
+        (sumtree.repair, MASSES, LEVELS, NO_ROWS, 0, True),
+        (sumtree.find, MASSES, LEVELS, MASSES[:0], NO_ROWS, 0),
+    ],
+    "uniform": [
+        (uniform.draw, *PLANNED, NO_ROWS),
+        (uniform.list_sampleable, NO_LANES, LISTED),
+        (uniform.draw_listed, *PLANNED, NO_ROWS, LISTED, 0),
+    ],
+    "queue": [
+        (inorder.read, *PLANNED, 0, 0, np.zeros((3, 4, 1), np.int64), np.zeros((5, 1), np.int64)),
+        (policies.trace, *[FLOATS] * 4, np.zeros(1, np.bool_), FLOATS, 1.0, 1.0, 1.0, FLOATS, FLOATS),
+    ],
+    "hindsight": [(hindsight.relabel, *PLANNED, NO_ROWS, 0, np.zeros(1, hindsight.HINDSIGHT))],
+    "columns": [(columns.gather, COLUMNS, 1, NO_ROWS, np.zeros(0, np.uint8))],
+}
 
 log = logging.getLogger(__name__)
 
 
-def compile_before_a_run() -> None:
-    """Compiles the kernels if this machine never has; otherwise each learner would compile them without a notice."""
+def compile_before_a_run(*sources: ReplaySource | QueueSource) -> None:
+    """Compiles the kernels of these sources if this machine never has: learners would do so without a notice."""
     cache = jit.cache_directory()
-    if cache is None or (cache / jit.WARM).exists():
-        return
-    jit.announced()
-    say(jit.FIRST_COMPILATION)
-    log.info("the kernels are compiled, in %.1f s", warm_up())
+    names = dict.fromkeys(name for source in sources for name in _parts_of(source))
+    missing = [name for name in names if cache is not None and not (cache / f"warm-{name}").exists()]
+    if missing:
+        jit.announced()
+        say(jit.FIRST_COMPILATION)
+        log.info("the kernels are compiled, in %.1f s", _compile(missing))
 
 
-def warm_up() -> float:
-    """Compiles or loads all kernels; returns the seconds taken."""
-    began = time.monotonic()
-    spec = TransitionSpec(Field((2,)), Field((), "int64"))
-    with ReplayBuffer.create(spec, 8) as replay:
-        replay.unlink()  # at once: a signal in the half minute of compiling must leave no file behind
-        with replay.writer() as writer:
-            for _ in range(4):
-                writer.add(np.zeros(2, np.float32), 0, 0.0)
-        plain, prioritized = replay.sampler(2), replay.sampler(2, prioritized=Prioritized())
-        assert isinstance(plain._rows.strategy, Uniform)
-        plain._rows.strategy.draw_listed(plain._rows.memory(), np.arange(2))
-        prioritized.update_priorities(prioritized.sample().index, [1.0, 2.0])
-        prioritized.load_state_dict(prioritized.state_dict())
-    goals = TransitionSpec({name: Field() for name in ("achieved_goal", "desired_goal")}, Field())
-    with ReplayBuffer.create(goals, 8) as replay:
-        replay.unlink()
-        replay.sampler(2, hindsight=Hindsight(compute_reward=np.where))
-    with TrajectoryQueue.create(spec, 8) as queue:
-        queue.unlink()
-        queue.reader(batch_size=1).close()
-    next_random(np.ones(4, np.uint64))  # as preload.py calls it
-    # Kernels that drop-ins and algorithms call beside the replay
-    bytes_, ints, floats = np.zeros(64, np.uint8), np.zeros(2, np.int64), np.zeros(2)
-    columns.gather(np.zeros(1, COLUMN), 1, ints[:0], bytes_)
-    offsets = sumtree.level_offsets(8)
-    tree = np.ones(offsets[-1])
-    sumtree.repair(tree, offsets, ints.copy(), 2)
-    sumtree.repair(tree, offsets, ints.copy(), 2, True)
-    sumtree.find(tree, offsets, floats, ints, 2)
-    rows = [np.zeros(1, np.float32) for _ in range(7)]
-    policies.trace(*rows[:4], np.zeros(1, np.bool_), rows[4], 1.0, 1.0, 1.0, *rows[5:])
-    cache = jit.cache_directory()
-    if cache is not None:
-        (cache / jit.WARM).touch()
+def warm_up(meanwhile: Callable[[], object] = lambda: None) -> float:
+    """Compiles or loads all kernels of replays and queues, and calls `meanwhile`; returns the seconds taken."""
+    return _compile([*PARTS], meanwhile)
+
+
+def _compile(names: Sequence[str], meanwhile: Callable[[], object] = lambda: None) -> float:
+    """Compiles in other processes, side by side; loads here what they compiled, and compiles what they did not."""
+    began, cache, size = time.monotonic(), jit.cache_directory(), min(len(names), processors())
+    unless_failed = suppress(OSError, WorkerFailed)
+    with Pool(lambda: _load, size, name="compiler", fork=None) as pool:
+        with unless_failed:
+            for number in range(size if size > 1 and cache is not None else 0):
+                pool.ask(number, " ".join(names[number::size]).encode())
+        meanwhile()
+        with unless_failed:
+            while pool.free < size:
+                pool.replies(None)
+    for name in names:
+        _load(name.encode())
+        if cache is not None:
+            (cache / f"warm-{name}").touch()  # all its kernels are cached
     return time.monotonic() - began
+
+
+def _load(names: bytes) -> bytes:
+    jit.announced()
+    for name in names.decode().split():
+        for kernel, *arguments in PARTS[name]:
+            kernel(*arguments)
+    return b""
+
+
+def _parts_of(source: ReplaySource | QueueSource) -> list[str]:
+    if isinstance(source, QueueSource):
+        return ["queue"]
+    by_priority = source.prioritized is not None or Window(sequence=source.sequence).period > 1
+    return ["prioritized" if by_priority else "uniform", *([] if source.hindsight is None else ["hindsight"])]

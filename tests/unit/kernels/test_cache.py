@@ -21,8 +21,8 @@ COMPILES = """if True:
     import sys
     sys.path.insert(0, sys.argv[1])
     import numpy as np
-    from marlcore.kernels import jit, random
-    assert random.next_random(np.ones(4, np.uint64)) == 2**24 + 1
+    from marlcore.kernels import jit, priorities
+    assert priorities.first_bad(np.ones(1), 0.5) == 0
     print(jit.cache_directory())
 """
 

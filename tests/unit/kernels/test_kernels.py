@@ -12,6 +12,23 @@ from model import SPECS, Model, chi_square_limit, fill, random_row
 import marlcore
 from marlcore import ReplayBuffer
 from marlcore.kernels import powers, random, uniform
+from marlcore.kernels.jit import jit
+
+
+@jit
+def next_random(state):
+    return random.next_random(state)
+
+
+@jit
+def draw_below(state, bound, draws):
+    for i in range(len(draws)):
+        draws[i] = random.below(state, bound)
+
+
+@jit
+def raise_all(values, exponent, count):
+    powers.raise_all(values, exponent, count)
 
 
 @pytest.fixture
@@ -89,16 +106,22 @@ def test_the_generator_is_xoshiro256plusplus(seed):
     """The first numbers are those that other implementations' tests list of the published code."""
     state, reference = np.array(seed, np.uint64), list(seed)
     expected = [xoshiro256plusplus(reference) for _ in range(1000)]
-    assert [int(random.next_random(state)) for _ in range(1000)] == expected
+    assert [int(next_random(state)) for _ in range(1000)] == expected
     assert state.tolist() == reference
     assert seed[0] != 1 or expected[:4] == [41943041, 58720359, 3588806011781223, 3591011842654386]
+
+
+def test_an_inlined_function_cannot_be_called_from_python():
+    with pytest.raises(TypeError, match="not callable"):
+        random.next_random(np.ones(4, np.uint64))
 
 
 @pytest.mark.parametrize("bound", [1, 2, 3, 7, 64, 100, 3 * 2**30])
 def test_below_is_uniform(bound):
     """For 3 * 2^30 a quarter of all draws is thrown away: without that, one number in three comes twice as often."""
     state = np.array([1, 2, 3, 4], np.uint64)
-    draws = np.array([random.below(state, bound) for _ in range(30_000)])
+    draws = np.empty(30_000, np.int64)
+    draw_below(state, bound, draws)
     assert draws.min() >= 0 and draws.max() < bound
     bins = min(bound, 100)
     for numbers, count in [(draws * bins // bound, bins)] + [(draws % 3, 3)] * (bound % 3 == 0):
@@ -117,7 +140,7 @@ def test_powers_are_those_of_the_c_library(exponent, rng):
         values = np.concatenate([[1.0, 2.0, 0.5], numbers])
         with np.errstate(over="ignore"):
             expected = values**exponent
-        powers.raise_all(values, exponent, len(values))
+        raise_all(values, exponent, len(values))
         np.testing.assert_allclose(values, expected, rtol=1e-13)
         assert values[0] == 1.0
 
@@ -125,9 +148,9 @@ def test_powers_are_those_of_the_c_library(exponent, rng):
 def test_the_power_of_1_is_exact_and_only_so_many_are_raised(rng):
     numbers = rng.random(1000)
     values = numbers.copy()
-    powers.raise_all(values, 1.0, len(values))
+    raise_all(values, 1.0, len(values))
     assert (values == numbers).all()
-    powers.raise_all(values, 2.0, 5)
+    raise_all(values, 2.0, 5)
     np.testing.assert_allclose(values[:5], numbers[:5] ** 2, rtol=1e-13)
     assert (values[5:] == numbers[5:]).all()
 
