@@ -26,6 +26,8 @@ from .policies import (
     SCRIPT,
     AssignedPolicy,
     assign,
+    compiled_of,
+    hides_joint,
     learner_names,
     policy_names,
     schedules_of,

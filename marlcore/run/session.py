@@ -84,9 +84,11 @@ class Session:
 
     def _memory(self, stack: ExitStack, beginning: NewRun) -> Memory:
         """Makes this machine's segments; versions of weights continue, since a saved replay's rows refer to them."""
-        spec, directory, transitions, weights = self.spec, self.directory, {}, {}
+        spec, directory, transitions, weights, saved = self.spec, self.directory, {}, {}, {}
         for policy in spec.policies:
-            store = stack.enter_context(create_weights(policy, spec.config, *beginning.model_of(policy)))
+            model, version = beginning.model_of(policy)
+            store = stack.enter_context(create_weights(policy, spec.config, model, version))
+            saved[policy.name] = [*model.acting.state_dict()]
             transitions[policy.name], weights[policy.name] = self._machines.place(policy, store)
         league = create_self_play(stack, spec.policies, spec.config, directory.path)
         reloaded = {name for name in spec.names if directory.replay_path(name).exists()}
@@ -100,6 +102,7 @@ class Session:
             telemetry=self.telemetry.handle,
             transitions=transitions,
             weights=weights,
+            saved=saved,
             league=league,
             reloaded=reloaded,
             holds=self._machines.holds,

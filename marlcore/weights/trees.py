@@ -98,6 +98,18 @@ class TreeWeights:
         return arrays
 
 
+class LoadedWeights(TreeWeights):
+    """Arrays of a row's layout, given to an object's method `load` whenever they are filled."""
+
+    def __init__(self, local: Any, layout: RowLayout, fill: bool) -> None:
+        super().__init__({spec.name: np.zeros(spec.shape, spec.dtype) for spec in layout.tensors}, layout, fill)
+        self._local = local
+
+    def load(self) -> None:
+        super().load()
+        self._local.load(self._tree)
+
+
 def _arrays_of(tree: Any, array_of: Callable[[str, Any], NDArray[Any]]) -> Arrays:
     arrays: Arrays = {}
 
