@@ -68,7 +68,8 @@ def supervisor_of(
 
     def start(name: str, attempt: int) -> Child:
         work = partial(run_role, name, spec, memory, attempt)
-        return children.start_worker(name, work, prepare=partial(setup_worker, log_path(name)))
+        prepare, early = partial(setup_worker, log_path(name)), spec.acts_compiled and name not in spec.learners
+        return children.start_worker(name, work, prepare, early)
 
     settings = spec.config.supervision
     timeouts = dict.fromkeys(names, settings.actor_timeout)

@@ -29,7 +29,7 @@ BELOW = {
 }  # fmt: skip
 TOP = {"cgroup", "checks", "closing", "declared", "errors", "lazy", "notices", "observations", "references", "spec"}
 TOP |= {"npz", "regular_files", "shm", "unpickling"}
-ABOVE_ALL = {"__init__", "__main__", "preload"}
+ABOVE_ALL = {"__init__", "__main__", "preload", "preload_torch"}
 OPEN_ROOMS = {"kernels", "algos", "envs"}  # whose modules are what they offer
 
 # The parts of a run, in the same way; `nodes` is the upper floor of `cluster`.
