@@ -1,9 +1,15 @@
-"""The further imports of workers with torch, for the fork server."""
+"""The further imports of workers that learn, or act by torch, for the fork server."""
 
 from importlib.util import find_spec
 
+import numpy as np
+
+from .kernels import jit
+from .kernels.random import next_random
 from .lazy import is_installed
 
+jit.announced()
+next_random(np.ones(4, np.uint64))  # the first kernel imports half of Numba
 if find_spec("torch"):
     import torch
 

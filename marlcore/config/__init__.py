@@ -29,6 +29,7 @@ from .policies import (
     compiled_of,
     hides_joint,
     learner_names,
+    numbers_at,
     policy_names,
     schedules_of,
     source_of,

@@ -208,6 +208,17 @@ def schedules_of(algorithm: Algorithm, config: Config) -> dict[str, Schedule]:
     return schedules
 
 
+def numbers_at(schedules: Mapping[str, Schedule], steps: int, updates: int) -> dict[str, float]:
+    """Returns the schedules' values at these counts. Raises ValueError: a user's function returned no number."""
+    counts, numbers = {"steps": steps, "updates": updates}, {}
+    for name, schedule in schedules.items():
+        try:
+            numbers[name] = schedule.at(counts[schedule.of])
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    return numbers
+
+
 def with_own_epsilons(policies: tuple[AssignedPolicy, ...], config: Config) -> Config:
     """Applies the run's epsilon only to policies whose algorithms have no own epsilon."""
     having = [each.name for each in policies if "epsilon" in getattr(each.algorithm, "schedules", dict)()]

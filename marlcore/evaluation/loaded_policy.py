@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..checks import brief, check_finite
-from ..config import AssignedPolicy, Config, compiled_of, hides_joint, schedules_of
+from ..config import AssignedPolicy, Config, compiled_of, hides_joint, numbers_at, schedules_of
 from ..envs.agent_view import AgentView, fault_of
 from ..errors import TimedOut
 from ..interfaces import Action, Algorithm, CompiledPolicy
@@ -245,9 +245,8 @@ class SavedRun:
             _check_claimed(assigned, self.config, path)
         model = build_model(assigned, self.config)
         model.restore(state)
-        counts = {"updates": int(state.get("updates", 0)), "steps": int(state.get("step", 0))}
         schedules = schedules_of(assigned.algorithm, self.config.of(assigned.name))
-        numbers = {label: schedule.at(counts[schedule.of]) for label, schedule in schedules.items()}
+        numbers = numbers_at(schedules, int(state.get("step", 0)), int(state.get("updates", 0)))
         return _loaded(assigned, model.acting, self.config, numbers)
 
 

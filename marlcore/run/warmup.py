@@ -47,7 +47,7 @@ def warm_up() -> float:
     with TrajectoryQueue.create(spec, 8) as queue:
         queue.unlink()
         queue.reader(batch_size=1).close()
-    next_random(np.ones(4, np.uint64))  # as preload.py calls it
+    next_random(np.ones(4, np.uint64))  # as preload_torch.py calls it
     # Kernels that drop-ins and algorithms call beside the replay
     bytes_, ints, floats = np.zeros(64, np.uint8), np.zeros(2, np.int64), np.zeros(2)
     columns.gather(np.zeros(1, COLUMN), 1, ints[:0], bytes_)
