@@ -1,8 +1,12 @@
-"""The plainest compiled policy: DQN's dueling network by NumPy, in a module without torch."""
+"""The plainest compiled policy, DQN's dueling network by NumPy, and an environment, in a module without torch."""
 
+import os
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 
 from marlcore.interfaces import Action
@@ -20,6 +24,7 @@ class NumpyDQN:
 
     def act(self, obs: Any, *, explore: Any, mask: Any, generator: np.random.Generator) -> Action:
         assert mask is None
+        obs = obs.reshape(len(obs), -1)
         explores, place = np.zeros((2, len(obs))) if explore is None else generator.random((2, len(obs)))
         explores = explores < (0.0 if explore is None else explore["epsilon"])
         for weight, bias in self._layers[:-1]:
@@ -30,3 +35,15 @@ class NumpyDQN:
 
     def first_priority(self, before: Any, reward: Any, discount: float, after: Any) -> Any:
         raise NotImplementedError
+
+
+class Asked(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """CartPole; each process that plays it writes down whether it has imported torch."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self._folder = folder
+
+    def reset(self, **options: Any) -> Any:
+        (self._folder / f"{os.getpid()}").write_text(str("torch" in sys.modules))
+        return super().reset(**options)
