@@ -95,6 +95,6 @@ class _Unpickler(pickle.Unpickler):
 def _rebuilt(storage: NDArray[Any], offset: int, shape: tuple[int, ...], strides: tuple[int, ...], *_: Any) -> Any:
     array = storage[offset : offset + prod(shape)].reshape(shape)
     for extent, step, stride in zip(shape, strides, array.strides, strict=True):
-        if extent > 1 and step * array.itemsize != stride:
+        if array.size and extent > 1 and step * array.itemsize != stride:
             raise ValueError(f"expected contiguous tensors, got strides {strides} of shape {shape}")
     return array
