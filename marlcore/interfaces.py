@@ -248,6 +248,40 @@ class QueueSource:
             check_whole(f"source {name}", getattr(self, name))
 
 
+class CompiledPolicy(Protocol):
+    """The form of an algorithm's policy that acts without torch, made without weights, picklable.
+
+    Its functions choose the same actions as the algorithm's own, with the same draws in the same order.
+
+    Attributes:
+        weights: the arrays given to `load`.
+    """
+
+    weights: Mapping[str, Any]
+
+    def load(self, weights: Mapping[str, NDArray[Any]]) -> None:
+        """Take over the published tensors by name, after each pull; the arrays change only before the next call."""
+
+    def act(
+        self,
+        obs: Any,
+        *,
+        explore: Mapping[str, Any] | None,
+        mask: NDArray[np.bool_] | None,
+        generator: np.random.Generator,
+    ) -> Action:
+        """Choose actions as `Algorithm.act` does, for arrays; it normalizes observations by the published moments."""
+
+    def first_priority(
+        self,
+        before: Mapping[str, NDArray[Any]],
+        reward: NDArray[Any],
+        discount: float,
+        after: Mapping[str, NDArray[Any]],
+    ) -> NDArray[np.float32]:
+        """See `Algorithm.first_priority`; takes the rewards as the environment gave them."""
+
+
 class Algorithm(Protocol):
     """Hyperparameters, with functions that make the model, choose actions and make the trainer.
 
@@ -288,6 +322,13 @@ class Algorithm(Protocol):
         Its inputs are observations as `spaces.obs` says, neither scaled nor converted: [B, *shape], or
         [B, stack, *shape] when spaces.stack > 1; a dict of these if the observation has several parts or a mask.
         """
+
+    def compiled(self, spaces: Spaces, settings: Any) -> CompiledPolicy | None:
+        """Returns the form that acts without torch; None, the default, if there is none: then actors call `act`.
+
+        `settings` is the policy's `LearnerConfig`, whose `obs_norm` and `reward_norm` add published tensors.
+        """
+        return None
 
     @abstractmethod
     def act(

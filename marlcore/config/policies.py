@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
 
 from ..checks import brief, check_type, did_you_mean
-from ..interfaces import Algorithm, QueueSource, ReplaySource
+from ..interfaces import Algorithm, CompiledPolicy, QueueSource, ReplaySource
 from ..processes import encoded_name
-from ..spaces import Spaces
+from ..spaces import JOINT, Spaces
 from .config import Config
 from .schedules import Schedule, check_free
 from .sections import EPSILON
@@ -30,6 +32,44 @@ class AssignedPolicy:
     algorithm: Algorithm
     source: ReplaySource | QueueSource = field(default_factory=ReplaySource)  # from `source_of`
     index: int = 0  # among the run's policies; seeds and devices follow it
+    compiled: CompiledPolicy | None = None  # from `compiled_of`; None if torch acts
+
+    @property
+    def hides_joint(self) -> bool:
+        """See the function `hides_joint`; asks the algorithm only if the observation has the part JOINT."""
+        return any(part.name == JOINT for part in self.spaces.parts) and hides_joint(self.algorithm, self.spaces)
+
+    def for_a_worker(self) -> "AssignedPolicy":
+        """Returns a copy that unpickles its algorithm, and thereby imports torch, only when this is first used."""
+        if self.compiled is None:
+            return self
+        copy = object.__new__(AssignedPolicy)
+        copy.__dict__.update(self.__dict__, _pickled=cloudpickle.dumps(self.algorithm))
+        del copy.__dict__["algorithm"]
+        return copy
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name != "algorithm" or "_pickled" not in self.__dict__:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            self.__dict__["algorithm"] = cloudpickle.loads(self.__dict__["_pickled"])
+            return self.__dict__["algorithm"]
+
+
+def compiled_of(policy: AssignedPolicy, config: Config) -> CompiledPolicy | None:
+    """Returns the form of a policy that acts without torch; None if there is none, or actors shall use a GPU."""
+    make = getattr(policy.algorithm, "compiled", None)  # an algorithm need not derive from Algorithm
+    if make is None or {*config.actor.devices} != {"cpu"}:
+        return None
+    compiled: CompiledPolicy | None = make(policy.spaces, config.learner_of(policy.name))
+    return compiled
+
+
+def hides_joint(algorithm: Algorithm | None, spaces: Spaces) -> bool:
+    """Whether the algorithm hides the part JOINT from its actors; to other algorithms it is an ordinary part."""
+    wants = getattr(algorithm, "wants_joint", False) or getattr(algorithm, "wants_team", False)
+    return wants and any(part.name == JOINT for part in spaces.parts)
 
 
 def assign(
@@ -166,6 +206,17 @@ def schedules_of(algorithm: Algorithm, config: Config) -> dict[str, Schedule]:
         return {"epsilon": EPSILON} | schedules
     schedules.pop("epsilon", None)
     return schedules
+
+
+def numbers_at(schedules: Mapping[str, Schedule], steps: int, updates: int) -> dict[str, float]:
+    """Returns the schedules' values at these counts. Raises ValueError: a user's function returned no number."""
+    counts, numbers = {"steps": steps, "updates": updates}, {}
+    for name, schedule in schedules.items():
+        try:
+            numbers[name] = schedule.at(counts[schedule.of])
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    return numbers
 
 
 def with_own_epsilons(policies: tuple[AssignedPolicy, ...], config: Config) -> Config:

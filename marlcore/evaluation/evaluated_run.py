@@ -122,7 +122,7 @@ class EvaluatedRun:
             chosen = self._load(policy.name)
         if isinstance(chosen, LoadedPolicy):
             return chosen.player(copies, seed, explore)
-        return ScriptedPlayer(f"policies[{agent!r}]", chosen, policy.spaces, copies, policy.algorithm)
+        return ScriptedPlayer(f"policies[{agent!r}]", chosen, policy.spaces, copies, policy.hides_joint)
 
     def _checked(self, name: str, player: Any, trust: bool) -> Any:
         """Returns the policy or script that replaces `name`, an agent or a policy. Raises ValueError, TypeError."""

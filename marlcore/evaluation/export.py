@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ..checks import as_path
-from ..loops import ActingPolicy, hides_joint
+from ..config import hides_joint
+from ..loops import ActingPolicy, TorchNetwork
 from ..observations import ALONE, in_form
 from ..spaces import JOINT, MASK
 
@@ -28,8 +29,9 @@ def export_policy(path: str | Path, policy: ActingPolicy) -> dict[str, NDArray[A
         raise ValueError(f"export: expected a file named .onnx or .pt, got {os.fspath(path)!r}")
     if not file.parent.is_dir():
         raise ValueError(f"export: expected a file in an existing directory, got {os.fspath(path)!r}")
-    if not hasattr(policy.algorithm, "greedy"):
-        kind = type(policy.algorithm).__name__
+    algorithm = getattr(policy.network, "algorithm", None)
+    if not hasattr(algorithm, "greedy"):
+        kind = type(algorithm).__name__
         raise ValueError(f"export: expected an algorithm with a method greedy, got {kind}; see mc.Algorithm")
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of its own deprecated and new parts
@@ -85,10 +87,13 @@ class GreedyStep(nn.Module):
 
     def __init__(self, policy: ActingPolicy) -> None:
         super().__init__()
-        self.model: Any = copy.deepcopy(policy.model).requires_grad_(False)  # a program's user records no gradients
-        self._normalizes = policy.model.norm is not None and policy.model.norm.is_active
+        network = policy.network
+        assert isinstance(network, TorchNetwork)
+        self._algorithm: Any = network.algorithm
+        self.model: Any = copy.deepcopy(network.model).requires_grad_(False)  # a program's user records no gradients
+        self._normalizes = network.model.norm is not None and network.model.norm.is_active
         self._policy, self._spaces = policy, policy.spaces
-        hidden = JOINT if hides_joint(policy.algorithm, policy.spaces) else None
+        hidden = JOINT if hides_joint(self._algorithm, policy.spaces) else None
         seen = [part.name for part in policy.spaces.parts if part.name != hidden]
         self._names = {name: "obs" if name == ALONE else f"obs_{name}" for name in seen}  # of the inputs
         self._state: dict[str, torch.Tensor] = {}  # of one row, zeros
@@ -102,8 +107,7 @@ class GreedyStep(nn.Module):
             obs = self.model.norm.normalized(obs)
         state = {name: inputs[f"state_{name}"] for name in self._state} or None
         obs = in_form(obs, self._spaces.obs)
-        algorithm: Any = self._policy.algorithm
-        action, after = algorithm.greedy(self.model.model, obs, state, inputs.get(MASK))
+        action, after = self._algorithm.greedy(self.model.model, obs, state, inputs.get(MASK))
         if self._spaces.action_start.any():
             action = action + torch.tensor(self._spaces.action_start)
         return {"action": action, **{f"next_state_{name}": part for name, part in (after or {}).items()}}
@@ -138,5 +142,5 @@ class GreedyStep(nn.Module):
         expected = spaces.shifted(acted.action)
         got = self(inputs)["action"].numpy()
         if got.shape != expected.shape or not np.allclose(got, expected, rtol=1e-4, atol=1e-5):
-            kind = type(self._policy.algorithm).__name__
+            kind = type(self._algorithm).__name__
             raise ValueError(f"export: expected a method greedy of {kind} that returns the actions of act, got others")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 
 from ..checks import brief, check_finite
-from ..config import AssignedPolicy, Config, schedules_of
+from ..config import AssignedPolicy, Config, compiled_of, hides_joint, numbers_at, schedules_of
 from ..envs.agent_view import AgentView, fault_of
 from ..errors import TimedOut
-from ..interfaces import Action, Algorithm
-from ..loops import ActingPolicy, PolicyModel, build_model, exploration_of, hides_joint
+from ..interfaces import Action, Algorithm, CompiledPolicy
+from ..loops import ActingPolicy, Network, PolicyModel, TorchNetwork, build_model, exploration_of
 from ..memory import SegmentHandle
 from ..observations import ALONE, Pad, Values, by_name, in_form
 from ..record import (
@@ -61,6 +62,7 @@ class LoadedPolicy:
     _pad: Pad
     _numbers: Mapping[str, float]  # exploration parameters published with these weights
     _threads: int = 1
+    _compiled: CompiledPolicy | None = None  # acts instead of the model, by the same weights
 
     def __post_init__(self) -> None:
         self.reset()
@@ -114,9 +116,15 @@ class LoadedPolicy:
             seed: seeds the algorithm's random draws.
             explore: act as actors do with these weights; otherwise greedily.
         """
-        generator, device = np.random.default_rng(seed), torch.device("cpu")
-        given = self._algorithm, self._model, self.spaces, copies, self._pad, generator, device
-        return _WithThreads(*given, self._numbers if explore else None, threads=self._threads)
+        return self._player_of(self._compiled or self._of_torch, copies, seed, explore)
+
+    @property
+    def _of_torch(self) -> TorchNetwork:
+        return _WithThreads(self._algorithm, self._model, torch.device("cpu"), threads=self._threads)
+
+    def _player_of(self, network: Network, copies: int, seed: int = 0, explore: bool = False) -> ActingPolicy:
+        generator, numbers = np.random.default_rng(seed), self._numbers if explore else None
+        return ActingPolicy(network, self.spaces, copies, self._pad, generator, numbers)
 
     def export(self, path: str | Path) -> dict[str, NDArray[Any]]:
         """Writes the greedy policy as a program for other runtimes: ONNX to a file .onnx, TorchScript to a file .pt.
@@ -133,23 +141,23 @@ class LoadedPolicy:
         Raises: ValueError: the file has another ending or no directory, torch cannot export the user's network, or the
             algorithm is the user's own and has no method `greedy`. ImportError: ONNX needs a package.
         """
-        return export_policy(path, self.player(1))
+        return export_policy(path, self._player_of(self._of_torch, 1))
 
     def __repr__(self) -> str:
         return f"<LoadedPolicy for {self.spaces.observation}, {self.spaces.action}>"
 
 
 @dataclass(kw_only=True)
-class _WithThreads(ActingPolicy):
+class _WithThreads(TorchNetwork):
     """Acts with `threads` torch threads: on a busy machine, small networks take ten times as long with several."""
 
     threads: int
 
-    def act(self, obs: Values, index: Any, state: Mapping[str, torch.Tensor] | None) -> Action:
+    def act(self, obs: Values, **given: Any) -> Action:
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads)  # a fraction of a microsecond
         try:
-            return super().act(obs, index, state)
+            return super().act(obs, **given)
         finally:
             torch.set_num_threads(before)
 
@@ -238,9 +246,8 @@ class SavedRun:
             _check_claimed(assigned, self.config, path)
         model = build_model(assigned, self.config)
         model.restore(state)
-        counts = {"updates": int(state.get("updates", 0)), "steps": int(state.get("step", 0))}
         schedules = schedules_of(assigned.algorithm, self.config.of(assigned.name))
-        numbers = {label: schedule.at(counts[schedule.of]) for label, schedule in schedules.items()}
+        numbers = numbers_at(schedules, int(state.get("step", 0)), int(state.get("updates", 0)))
         return _loaded(assigned, model.acting, self.config, numbers)
 
 
@@ -303,7 +310,12 @@ def published_policy(policy: AssignedPolicy, weights: SegmentHandle, config: Con
 
 
 def _loaded(policy: AssignedPolicy, model: PolicyModel, config: Config, numbers: Mapping[str, float]) -> LoadedPolicy:
-    return LoadedPolicy(policy.algorithm, model, policy.spaces, config.replay.pad, numbers, config.learner.threads)
+    compiled = compiled_of(policy, config)
+    if compiled is not None:
+        named = chain(model.named_parameters(), model.named_buffers())
+        compiled.load({name: tensor.numpy(force=True) for name, tensor in named})
+    given = policy.spaces, config.replay.pad, numbers, config.learner.threads, compiled
+    return LoadedPolicy(policy.algorithm, model, *given)
 
 
 def save_policies(
@@ -315,6 +327,7 @@ def save_policies(
     except Exception:  # pickling may raise anything; in serial mode nothing else needs it
         pickled = None
     write_policies(run_dir, policies, config)
+    policies = tuple(replace(policy, compiled=None) for policy in policies)  # which only this version could read
     write_sealed(run_dir / PICKLED, cloudpickle.dumps({"env_fn": pickled, "policies": policies, "config": config}))
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from rich.console import Console
 
@@ -16,6 +15,7 @@ from ..interfaces import Outcome, VectorEnvironment
 from ..observations import by_name
 from ..tables import FittedTable
 from .players import Player
+from .seeds import torch_seeded
 
 TITLES = ("mean return", "95 % confidence", "std", "min", "max", "mean length")
 WINNER = "winner"  # in the info at an episode's end: above 0 where this agent won, below 0 where it lost
@@ -128,8 +128,7 @@ def play(
     goes_on: Callable[[], bool] = lambda: True,
 ) -> Evaluation | None:
     """Plays episodes with new players, the same for the same seed. Returns None if `goes_on` returned False."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with torch_seeded(seed):
         env.reset(seed)
         played = _Episodes(env, players, episodes)
         while not played.done:

@@ -4,7 +4,7 @@ The weights never change during an evaluation, and the same weights are not eval
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +29,7 @@ class Candidate:
     acting: ActingPolicy  # acts greedily by the weights that `subscriber` pulls; each game uses a copy
     subscriber: Subscriber
     kept: Any  # record's KeptCheckpoints, which this room must not import
+    saved: Sequence[str] = ()  # the names of the weights that a checkpoint holds; empty for all
 
     @property
     def step(self) -> int:
@@ -37,7 +38,8 @@ class Candidate:
 
     def keep(self, mean: float, best: float | None = None) -> None:
         """Saves the weights, whose mean return over the policy's agents is `mean`; see `KeptCheckpoints.add`."""
-        weights = {name: tensor.detach().cpu().clone() for name, tensor in self.acting.model.state_dict().items()}
+        weights: Mapping[str, Any] = self.acting.network.weights
+        weights = {name: weights[name] for name in self.saved or weights}
         updates = int(self.subscriber.extras["updates"])
         state = {"acting": weights, "version": self.subscriber.version, "updates": updates, "step": self.step}
         self.kept.add(state, mean, best)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ..checks import brief
-from ..config import LearnerConfig, Schedule
+from ..config import LearnerConfig, Schedule, numbers_at
 from ..errors import NotEnoughData, TimedOut
 from ..interfaces import RETURN, Trainer, Update
 from ..observations import rows_at
@@ -205,14 +205,9 @@ class Learner:
         """Publishes weights, schedules' values and the update count; clears the batches if a clearing stage begins."""
         self.check_loss()
         self.finite.check_published(self.updates)
-        counts = {"steps": self.steps(), "updates": self.updates}
-        self.numbers: dict[str, float] = {}
-        for name, schedule in self.schedules.items():
-            try:
-                self.numbers[name] = schedule.at(counts[schedule.of])
-            except ValueError as error:
-                raise ValueError(f"{name}: {error}") from None
-        numbers: dict[str, Any] = {**self.numbers, "updates": self.updates, "step": counts["steps"]}
+        steps = self.steps()
+        self.numbers = numbers_at(self.schedules, steps, self.updates)
+        numbers: dict[str, Any] = {**self.numbers, "updates": self.updates, "step": steps}
         self.published = {"stage": 0.0, **numbers}
         if self.also_publish is not None:
             numbers |= self.also_publish(numbers)

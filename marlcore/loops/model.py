@@ -1,4 +1,4 @@
-"""A policy's model: its acting part, its normalizations, its device, and the check that its numbers are finite."""
+"""A policy's model: its acting part, its normalizations, and the check that its numbers are finite."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -22,6 +21,7 @@ from ..interfaces import RETURN
 from ..observations import by_name, in_form
 from ..spaces import Spaces
 from ..weights import members_kept
+from .seeds import run_seed
 
 
 class Normalizer(RunningMoments):
@@ -162,33 +162,6 @@ def build_model(policy: AssignedPolicy, config: Config) -> PolicyModel:
         norm = None if settings.obs_norm == "off" else Normalizer(policy.spaces)
         rewards = None if settings.reward_norm == "off" else RewardNormalizer()
         return PolicyModel(policy.algorithm.make_model(policy.spaces), norm, rewards)
-
-
-def run_seed(config: Config, what: str, index: int, begin: int = 0) -> int:
-    """Returns an independent seed for each use of randomness (`what`, `index`) and each point of restart (`begin`)."""
-    key = [config.seed, index, *what.encode(), *([begin] if begin else [])]
-    return int(np.random.SeedSequence(key).generate_state(1)[0])
-
-
-def choose_device(name: str, index: int = 0, spread: bool = False) -> torch.device:
-    """Returns the named device; "auto" is CUDA (with `spread`, GPUs in turn by `index`), else MPS, else the CPU.
-
-    Raises: ValueError: torch does not know the device, or this machine does not have it.
-    """
-    if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda", index % torch.cuda.device_count() if spread else 0)
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        if device.type == "cuda":
-            if (device.index or 0) >= torch.cuda.device_count():
-                raise RuntimeError(f"there are {torch.cuda.device_count()} CUDA devices")
-        else:
-            torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device: expected one of this machine, got {name!r} ({str(error).splitlines()[0]})") from None
-    return device
 
 
 @dataclass

@@ -3,21 +3,25 @@
 acting_policy.py has the player that acts by a network.
 """
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ..checks import brief, check_finite
-from ..interfaces import Action, Algorithm
+from ..interfaces import Action
 from ..observations import ALONE, Values, rows_at
 from ..spaces import JOINT, MASK, Spaces
 from ..spec import as_field
 from .acting_policy import ActingPolicy
+
+if TYPE_CHECKING:
+    import torch
 
 LATEST = 0  # the number of the policy that learns; its opponents have other numbers
 
@@ -36,13 +40,13 @@ class ScriptedPlayer:
     """Acts by a script: a function of an observation, or a class or an object with a method `act(obs)`.
 
     Each copy of the environment has its own object, whose method `reset()`, if it has one, is called when an episode
-    begins. A script gets the observation as `Spaces.obs` says, without the parts that only critics of the `algorithm`
-    see. Raises TypeError: the script is none of these.
+    begins. A script gets the observation as `Spaces.obs` says, without the part JOINT if a policy in its place
+    `hides_joint`. Raises TypeError: the script is none of these.
     """
 
-    def __init__(self, name: str, script: Any, spaces: Spaces, copies: int, algorithm: Algorithm | None = None) -> None:
+    def __init__(self, name: str, script: Any, spaces: Spaces, copies: int, hides_joint: bool = False) -> None:
         self._label = f"action of {name}"
-        self._spaces, self._joint = spaces, hides_joint(algorithm, spaces)
+        self._spaces, self._hides_joint = spaces, hides_joint
         self._resets: list[Callable[[], Any]] = []
         if not hasattr(script, "act"):
             if isinstance(script, type):
@@ -76,7 +80,7 @@ class ScriptedPlayer:
 
     def _action(self, copy: int, obs: Any) -> NDArray[Any]:
         spaces, label, seen = self._spaces, self._label, obs
-        if self._joint:  # drop the part that only critics see
+        if self._hides_joint:  # drop the part that only critics see
             visible = {name.removeprefix(f"{ALONE}__"): value for name, value in obs.items() if name != JOINT}
             seen = visible[ALONE] if visible.keys() == {ALONE} else visible
         action = as_field(label, spaces.action_field, self._acts[copy](seen))
@@ -118,12 +122,6 @@ class ScriptedAtFirst:
         if self._scripted[copies].any():
             return self._both.choose(obs, copies, begins)
         return self.policy.choose(obs, index, begins)
-
-
-def hides_joint(algorithm: Algorithm | None, spaces: Spaces) -> bool:
-    """Whether the algorithm hides the part JOINT from its actors; to other algorithms it is an ordinary part."""
-    wants = getattr(algorithm, "wants_joint", False) or getattr(algorithm, "wants_team", False)
-    return wants and any(part.name == JOINT for part in spaces.parts)
 
 
 @dataclass

@@ -1,11 +1,12 @@
 """Records one agent's rows in all copies: holds its last actions in columns until their outcomes come."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ..checks import check_finite
@@ -14,6 +15,9 @@ from ..interfaces import MEMBER_REWARDS, OF_OUTCOMES, PRIORITY, RETURN, Action, 
 from ..observations import put_rows
 from ..spec import TransitionSpec, rows_of
 from ..transitions import HeldRows
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass

@@ -5,7 +5,7 @@ dies. Counters, notes and metrics travel through shared memory. This room never 
 callables, and the names of modules to preload.
 """
 
-from .children import PRELOAD, Child, Children, check_picklable, failure_of
+from .children import EARLY, PRELOAD, Child, Children, check_picklable, failure_of
 from .control import BEATS, BEGUN, DONE, EPISODES, PID, READY, RESTARTS, SHARE, SKIPS, STEPS, UPDATES, Control
 from .fork_server import ForkServer, start_child
 from .logs import opener, setup_logging, setup_worker

@@ -31,7 +31,8 @@ from .logs import has_log_file
 from .serve import leave, readable, show_title
 from .signals import STACKS, Interrupts
 
-PRELOAD = ("marlcore.preload",)  # modules that workers of marlcore need
+EARLY = ("marlcore.preload",)  # modules that actors and evaluators without torch need
+PRELOAD = (*EARLY, "marlcore.preload_torch")  # modules that workers of marlcore need
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 TEXT_LIMIT = 12_000  # bytes of a traceback: a socket takes them at once, although the parent reads them only at the end
 OF_MAIN = (
@@ -47,7 +48,7 @@ class Children(Closing):
     """The child processes of one user, forked by a server that has imported `preload`.
 
     `interrupts` notes signals that end the wait for a starting server; None: only within `uninterrupted`. A `server`
-    of other children is used but not closed. `fork`: see `ForkServer`.
+    of other children is used but not closed. `fork`, `early`: see `ForkServer`.
     """
 
     def __init__(
@@ -56,10 +57,11 @@ class Children(Closing):
         interrupts: Interrupts | None = None,
         server: ForkServer | None = None,
         fork: bool | None = False,
+        early: Sequence[str] = (),
     ) -> None:
         self.interrupts = interrupts or Interrupts()
         self._borrows = server is not None
-        self.server = server or ForkServer(preload, lambda: self.interrupts.stopping, fork)
+        self.server = server or ForkServer(preload, lambda: self.interrupts.stopping, fork, early)
         self.living: list[Child] = []  # those that `end` did not end, in the order of their start
 
     @contextmanager
@@ -72,18 +74,20 @@ class Children(Closing):
         finally:
             self.interrupts.deliver()
 
-    def start(self, name: str, main: Callable[..., None], *args: Any) -> "Child":
+    def start(self, name: str, main: Callable[..., None], *args: Any, early: bool = False) -> "Child":
         """Runs main(connection, surroundings, *args) in a new process. Raises OSError, MarlcoreError: see `fork`."""
-        self.living.append(Child(self.server, name, main, *args))
+        self.living.append(Child(self.server, name, main, *args, early=early))
         return self.living[-1]
 
-    def start_worker(self, name: str, work: Callable[[], None], prepare: Callable[[], None] | None = None) -> "Child":
+    def start_worker(
+        self, name: str, work: Callable[[], None], prepare: Callable[[], None] | None = None, early: bool = False
+    ) -> "Child":
         """Runs work() in a new process, after `prepare` (such as of its log); `Child.failure` tells how it ended.
 
         Definitions that another process cannot import are pickled by value: those in `__main__`, in a notebook or in a
         function's body. So a worker never imports the program that started it.
         """
-        return self.start(name, _work, prepare, cloudpickle.dumps(work))
+        return self.start(name, _work, prepare, cloudpickle.dumps(work), early=early)
 
     def wait(self, seconds: float) -> None:
         """Sleeps until a process has ended, or until the timeout."""
@@ -108,13 +112,16 @@ class Children(Closing):
 class Child:
     """A process that a fork server started, and this side of the connection to it."""
 
-    def __init__(self, server: ForkServer, name: str, main: Callable[..., None], *args: Any) -> None:
+    def __init__(
+        self, server: ForkServer, name: str, main: Callable[..., None], *args: Any, early: bool = False
+    ) -> None:
         self.name = name
         try:
             server.begin()  # first: a fork of this process would hold the pipe's ends
             self.connection, theirs = multiprocessing.Pipe()
             with ClosedAfterError(self.connection), theirs:
-                self.pid, self.pidfd, self._status = server.fork(theirs.fileno(), main, _surroundings(name), *args)
+                forked = server.fork(theirs.fileno(), main, _surroundings(name), *args, early=early)
+                self.pid, self.pidfd, self._status = forked
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise

@@ -38,9 +38,9 @@ STATUS_S = 1.0  # limit for a dead process's exit status to arrive
 CLOSED = (errno.EPIPE, errno.ECONNRESET)  # errors of a call on a channel whose other end is gone
 _PROGRAM = """
 import sys
-sys.path[:] = sys.argv[4:]
+sys.path[:] = sys.argv[5:]
 from marlcore.processes.serve import serve
-serve(*map(int, sys.argv[1:3]), sys.argv[3].split())
+serve(int(sys.argv[1]), [*map(int, sys.argv[2].split())], sys.argv[3].split(), sys.argv[4].split())
 """
 _GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 _SIGNALS = {signum.value: signum.name for signum in signal.Signals}
@@ -55,43 +55,53 @@ class _Gone(Exception):
 class ForkServer:
     """Starts the server, which imports `preload`, on first use, and again after it died.
 
+    `early`: modules that it imports first. It then forks a second server, which has these alone and is ready sooner.
     `hurry` returns True to give up the wait for a server that is still starting. `fork`: the server is a fork of this
     process; None: where `is_safe_to_fork`.
     """
 
     def __init__(
-        self, preload: Sequence[str] = (), hurry: Callable[[], bool] = lambda: False, fork: bool | None = False
-    ) -> None:
-        self._preload = preload
+        self, preload: Sequence[str] = (), hurry: Callable[[], bool] = lambda: False, fork: bool | None = False,
+        early: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self._preload, self._early = preload, early
         self._hurry = hurry
         self._forks = fork
         self._process: Program | None = None
-        self._channel: socket.socket | None = None
-        self._answered = False  # whether the server said that it is ready
+        self._channels: list[socket.socket] = []  # of the server, and of the second one
+        self._answered: set[socket.socket] = set()  # channels whose servers said that they are ready
         self._lock = threading.Lock()  # several runs may share the server
 
     def begin(self) -> None:
         """Starts the server, unless it was started, without waiting for it; `fork` waits until it is ready."""
-        if self._channel is None:
-            self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with theirs:
-                forks = is_safe_to_fork() if self._forks is None else self._forks
-                start = ForkOfThis if forks else start_program
-                self._process = start_child(partial(start, theirs.fileno(), self._preload))
+        if self._channels:
+            return
+        with ExitStack() as stack:
+            theirs = []
+            for _ in range(1 + bool(self._early)):
+                ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                self._channels.append(ours)
+                theirs.append(stack.enter_context(other).fileno())
+            forks = is_safe_to_fork() if self._forks is None else self._forks
+            start = ForkOfThis if forks else start_program
+            self._process = start_child(partial(start, theirs, self._preload, self._early))
 
     @property
     def ready(self) -> bool:
         """Whether the server was started, and `fork` need not wait for its imports."""
         is_fork = isinstance(self._process, ForkOfThis)
-        return is_fork or self._answered or (self._channel is not None and bool(readable(0.0, self._channel.fileno())))
+        first = self._channels[:1]
+        return is_fork or any(channel in self._answered or readable(0.0, channel.fileno()) for channel in first)
 
     @property
     def pid(self) -> int | None:
         """The server's process id, if it was started."""
         return self._process.pid if self._process else None
 
-    def fork(self, report: int, function: Callable[..., None], *args: Any) -> tuple[int, int, int]:
+    def fork(self, report: int, function: Callable[..., None], *args: Any, early: bool = False) -> tuple[int, int, int]:
         """Runs function(connection, *args) in a new process; `report` is the descriptor of its connection.
+
+        `early`: the second server forks it, if there is one.
 
         The function and its arguments must be picklable, and importable without `__main__`.
 
@@ -111,7 +121,7 @@ class ForkServer:
             tracker = resource_tracker.getfd()
             assert tracker is not None
             with self._lock:
-                number, fds = self._ask([task, report, status, tracker])
+                number, fds = self._ask(early, [task, report, status, tracker])
             if number < 0:
                 raise OSError(-number, os.strerror(-number))
             if not fds:
@@ -119,17 +129,17 @@ class ForkServer:
             unless_forked.pop_all()
             return number, fds[0], ended
 
-    def _ask(self, fds: list[int]) -> tuple[int, list[int]]:
+    def _ask(self, early: bool, fds: list[int]) -> tuple[int, list[int]]:
         """Returns the server's answer; restarts the server if it is gone."""
         for failed in range(1, STARTS + 1):
             try:
                 self.begin()
-                assert self._channel is not None
-                if not self._answered:
-                    self._answer(self._channel, START_S)
-                    self._answered = True
-                socket.send_fds(self._channel, [FORK], fds)
-                return self._answer(self._channel, REPLY_S)
+                channel = self._channels[-1 if early else 0]
+                if channel not in self._answered:
+                    self._answer(channel, START_S)
+                    self._answered.add(channel)
+                socket.send_fds(channel, [FORK], fds)
+                return self._answer(channel, REPLY_S)
             except BaseException as error:
                 self.close()  # its answer would reach the wrong request
                 self._forks = False  # a fork made now would hold the ends of this request's pipes
@@ -150,7 +160,7 @@ class ForkServer:
                 if not answer:
                     raise _Gone(f"it ended{self._status()}")
                 return NUMBER.unpack(answer)[0], fds
-            if not self._answered:
+            if channel not in self._answered:
                 self._check_hurry()
         raise _Gone(f"it did not answer within {seconds:g} s")
 
@@ -167,18 +177,18 @@ class ForkServer:
             raise InterruptedError(errno.EINTR, "told to stop before the process that forks workers was ready")
 
     def close(self) -> None:
-        """Kills the server; the kernel then kills every process it forked."""
+        """Kills the server; the kernel then kills every process it forked, a second server's included."""
         if self._process is not None:
             self._process.kill()  # first: it would complain of a channel that closes with its answer unread
-        if self._channel is not None:
-            self._channel.close()
+        for channel in self._channels:
+            channel.close()
         if self._process is not None:
             try:
                 self._process.wait(KILL_S)
             except subprocess.TimeoutExpired as error:
                 log.error("process %d did not end within %g s of SIGKILL and is left alone", self.pid, error.timeout)
-        self._channel = self._process = None
-        self._answered = False
+        self._channels, self._process = [], None
+        self._answered = set()
 
 
 def start_child(start: Callable[[], Program]) -> Program:
@@ -206,38 +216,38 @@ def start_child(start: Callable[[], Program]) -> Program:
     return started.result()
 
 
-def start_program(channel: int, preload: Sequence[str]) -> Program:
+def start_program(channels: Sequence[int], preload: Sequence[str], early: Sequence[str]) -> Program:
     # The server never sees a signal sent to the whole process group; its forks see none before they are ready for it.
     flags: list[str] = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
     with stop_signals_blocked():
         return subprocess.Popen(
             [get_executable(), *flags, "-c", _PROGRAM]
-            + [str(channel), str(os.getpid()), " ".join(preload)]
+            + [str(os.getpid()), " ".join(map(str, channels)), " ".join(preload), " ".join(early)]
             + [path for path in sys.path if isinstance(path, str)],
             stdin=subprocess.DEVNULL,
             # A file opened there would otherwise get the number of a closed stream.
             stdout=None if _is_inherited(1) else subprocess.DEVNULL,
             stderr=None if _is_inherited(2) else subprocess.DEVNULL,
-            pass_fds=[channel],
+            pass_fds=channels,
         )
 
 
 class ForkOfThis:
     """A fork of this process that serves as a fork server, with everything that this process has imported."""
 
-    def __init__(self, channel: int, preload: Sequence[str]) -> None:
+    def __init__(self, channels: Sequence[int], preload: Sequence[str], early: Sequence[str]) -> None:
         parent = os.getpid()
         util._flush_std_streams()  # type: ignore[attr-defined]  # else both would write what is buffered
         with stop_signals_blocked():
             self.pid = fork()
             if self.pid == 0:
                 try:
-                    self._serve(channel, parent, preload)
+                    self._serve(parent, channels, preload, early)
                 finally:
                     os._exit(1)
         self._pidfd = open_child(self.pid)
 
-    def _serve(self, channel: int, parent: int, preload: Sequence[str]) -> None:
+    def _serve(self, parent: int, channels: Sequence[int], preload: Sequence[str], early: Sequence[str]) -> None:
         signal.set_wakeup_fd(-1)  # the parent's event loop would wake up
         for signum in signal.valid_signals():
             if callable(signal.getsignal(signum)):  # the parent's
@@ -246,7 +256,7 @@ class ForkOfThis:
             os.dup2(nothing.fileno(), 0)
         if torch := sys.modules.get("torch"):  # a forked process would wait for OpenMP's threads forever
             torch.set_num_threads(1)
-        serve(channel, parent, [*preload])
+        serve(parent, channels, preload, early)
 
     def kill(self) -> None:
         if self._pidfd >= 0:

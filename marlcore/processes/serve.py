@@ -16,6 +16,7 @@ import socket
 import struct
 import sys
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from multiprocessing import resource_tracker
@@ -73,14 +74,25 @@ def receive(channel: socket.socket, nbytes: int, count: int) -> tuple[bytes, lis
     return message, fds
 
 
-def serve(channel: int, parent: int, preload: list[str]) -> None:
+def serve(parent: int, channels: Sequence[int], preload: Sequence[str], early: Sequence[str] = ()) -> None:
+    """Serves the first channel once all modules are imported; a fork serves the second one with `early` alone."""
     end_with_parent(parent)
     show_title("fork server")
-    pidfd = os.pidfd_open(parent)
+    pidfd, (channel, *others) = os.pidfd_open(parent), channels
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, a child's exit status is lost
-    for module in preload:
+    for module in early:
         import_module(module)
     gc.freeze()  # a collection would write to shared copy-on-write pages
+    for other in others:
+        server = os.getpid()
+        if fork() == 0:
+            os.close(channel)
+            os.close(pidfd)
+            serve(server, [other], ())
+        os.close(other)
+    for module in preload:
+        import_module(module)
+    gc.freeze()
     _Server(socket.socket(fileno=channel), pidfd).run()
 
 
@@ -106,7 +118,10 @@ class _Server:
         socket.send_fds(self._channel, [NUMBER.pack(number)], fds)
 
     def _fork(self) -> None:
-        request, fds = receive(self._channel, len(FORK), 4)
+        try:
+            request, fds = receive(self._channel, len(FORK), 4)
+        except ConnectionResetError:  # the parent never read that this server is ready
+            os._exit(0)
         if not request:  # the parent has closed its end
             os._exit(0)
         try:

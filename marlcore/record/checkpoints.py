@@ -1,55 +1,66 @@
 """Writes and reads checkpoints, keeps those of evaluations, and finds those from which a run starts."""
 
+from __future__ import annotations
+
 import io
 import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from zipfile import ZipFile
-
-import torch
 
 from ..checks import brief, check_kinds, check_whole
 from .descriptions import policies_of
 from .files import ZIP, read_sealed, write_sealed
 from .hold import Hold
 from .run_directory import checkpoint_path
+from .tensor_files import dumped, loaded
 from .trust import WEIGHTS, open_run
 
-Weights: TypeAlias = str | Path | Mapping[str, torch.Tensor]
-InitFrom: TypeAlias = Weights | Mapping[str, Weights]
+if TYPE_CHECKING:
+    import torch
+
+Weights: TypeAlias = "str | Path | Mapping[str, torch.Tensor]"
+InitFrom: TypeAlias = "Weights | Mapping[str, Weights]"
 
 NO_COUNTS = {"updates": 0, "version": 0, "step": 0, "stage": 0}  # counts before a learner's first update
 _KINDS: dict[str, Any] = dict.fromkeys(("network", "acting", "trainer", "numbers", "self_play"), dict)
 _KINDS |= {"norm": dict | None, "reward_norm": dict | None}
-_KINDS |= {"return": float, "torch": torch.Tensor, "sampler": dict}
+_KINDS |= {"return": float, "sampler": dict}
 
 
 class KeptCheckpoints:
-    """Keeps a policy's best checkpoint by evaluations, and the last `keep`. Raises ValueError: the best is damaged."""
+    """Keeps a policy's best checkpoint by evaluations, and the last `keep`. Raises ValueError: the best is damaged.
 
-    def __init__(self, run_dir: Path, policy: str, keep: int) -> None:
+    `arrays`: the weights are NumPy's, and torch is not imported.
+    """
+
+    def __init__(self, run_dir: Path, policy: str, keep: int, arrays: bool = False) -> None:
         self._run_dir = run_dir
         self._policy = policy
         self._keep = keep
-        self.best = float(load_checkpoint(self._path("best")).get("return", -math.inf))  # the highest return so far
+        self._arrays = arrays
+        self.best = float(self._load_best().get("return", -math.inf))  # the highest return so far
         self.last = max(kept_steps(run_dir, policy), default=0)  # the step of the newest checkpoint
 
-    def best_weights(self) -> dict[str, torch.Tensor] | None:
+    def _load_best(self) -> dict[str, Any]:
+        return load_checkpoint(self._path("best"), arrays=self._arrays)
+
+    def best_weights(self) -> dict[str, Any] | None:
         """Returns the best checkpoint's acting weights; None before the first. Raises ValueError: it is damaged."""
-        return load_checkpoint(self._path("best")).get("acting")
+        return self._load_best().get("acting")
 
     def add(self, state: dict[str, Any], mean: float, best: float | None = None) -> None:
         """Saves a state as the newest, and as the best if its `mean` return exceeds `best`, by default self.best."""
         state["return"] = mean
         step = int(state["step"])
         if self._keep:
-            save_checkpoint(self._path(str(step)), state)
+            save_checkpoint(self._path(str(step)), state, arrays=self._arrays)
             for old in kept_steps(self._run_dir, self._policy)[: -self._keep]:
                 self._path(str(old)).unlink(missing_ok=True)
         if mean > (self.best if best is None else best):
-            save_checkpoint(self._path("best"), state)
+            save_checkpoint(self._path("best"), state, arrays=self._arrays)
             self.best = mean
         self.last = step
 
@@ -71,17 +82,26 @@ def kept_steps(run_dir: Path, policy: str, prefix: str = "") -> list[int]:
     return sorted(int(name) for name in found if name.isdecimal() and len(name) < 19)  # longer numbers are no steps
 
 
-def save_checkpoint(path: Path, state: Mapping[str, Any], hold: Hold | None = None) -> None:
+def save_checkpoint(path: Path, state: Mapping[str, Any], hold: Hold | None = None, *, arrays: bool = False) -> None:
     """Writes a checkpoint, which `torch.load` can also read. Raises Fenced: the learner has lost its hold."""
+    write_sealed(path, dumped(state) if arrays else _dumped_by_torch(state), check=hold and hold.check)
+
+
+def _dumped_by_torch(state: Mapping[str, Any]) -> bytes:
+    import torch  # here, so that evaluators without it import this file
+
     data = io.BytesIO()
     torch.save(dict(state), data)
-    write_sealed(path, data.getvalue(), check=hold and hold.check)
+    return data.getvalue()
 
 
-def load_checkpoint(path: Path, *, own_name: bool = True, label: str = "resume") -> dict[str, Any]:
+def load_checkpoint(
+    path: Path, *, own_name: bool = True, label: str = "resume", arrays: bool = False
+) -> dict[str, Any]:
     """Reads a checkpoint, executing no code of it; {} if there is none. Raises ValueError: it is damaged, or a copy."""
     if not os.path.lexists(path):  # a dangling link is a checkpoint that was lost
         return {}
+    kinds = {**_KINDS}
     try:
         data = read_sealed(path, own_name=own_name)
         if not data.startswith(ZIP):  # torch's older formats, never written here, can execute code
@@ -89,9 +109,13 @@ def load_checkpoint(path: Path, *, own_name: bool = True, label: str = "resume")
         with ZipFile(io.BytesIO(data)) as archive:
             if sum(member.file_size for member in archive.infolist()) > len(data):
                 raise ValueError("expected a zip without compression")
-        state: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+            state: dict[str, Any] = loaded(archive) if arrays else {}
+        if not arrays:
+            import torch
+
+            state, kinds["torch"] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True), torch.Tensor
         check_kinds({"state": state}, {"state": dict})
-        check_kinds(state, _KINDS)
+        check_kinds(state, kinds)
         for name in NO_COUNTS:
             check_whole(name, state.get(name, 0), 0, 2**62)
     except Exception as error:  # torch may raise anything for a file that it did not write
@@ -125,6 +149,8 @@ def initial_states(init_from: InitFrom | None, policies: Sequence[str]) -> dict[
 
 
 def _is_state_dict(source: Any) -> bool:
+    import torch
+
     return isinstance(source, Mapping) and all(isinstance(value, torch.Tensor) for value in source.values())
 
 

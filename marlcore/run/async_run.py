@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
@@ -9,15 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from ..config import EVALUATOR
 from ..errors import MarlcoreError, WorkerFailed, suppress_failed_calls
 from ..loops import run_seed
 from ..processes import SHARE, STEPS, Child, Children, Control, Interrupts, RestartPolicy, Supervisor, setup_worker
 from ..record import Monitor
+from . import roles
 from .memory import Memory
-from .roles import ActorRole, EvaluatorRole, LearnerRole
 from .spec import RunSpec
 
 POLL_S = 0.1
@@ -29,9 +28,16 @@ log = logging.getLogger(__name__)
 
 def run_role(name: str, spec: RunSpec, memory: Memory, attempt: int) -> None:
     """Runs a role in its own process until its work is done or the parent stops it; `attempt` counts from 1."""
-    torch.set_num_threads(spec.config.learner.threads)
-    torch.manual_seed(run_seed(spec.config, f"torch-{name}", 0, attempt - 1))
-    kind = ActorRole if name in memory.crew.names else EvaluatorRole if name == EVALUATOR else LearnerRole
+    kind: type[roles.Role]
+    if name in memory.crew.names:
+        kind = roles.ActorRole
+    else:
+        kind = roles.EvaluatorRole if name == EVALUATOR else roles.LearnerRole
+    if not spec.acts_compiled:
+        import torch  # noqa: F401
+    if torch_here := sys.modules.get("torch"):  # the role or the environment has imported it
+        torch_here.set_num_threads(spec.config.learner.threads)
+        torch_here.manual_seed(run_seed(spec.config, f"torch-{name}", 0, attempt - 1))
     with closing(kind(name, spec, memory, attempt)) as role:
         role.work()
     log.info("%s is done", name)
@@ -62,7 +68,8 @@ def supervisor_of(
 
     def start(name: str, attempt: int) -> Child:
         work = partial(run_role, name, spec, memory, attempt)
-        return children.start_worker(name, work, prepare=partial(setup_worker, log_path(name)))
+        prepare, early = partial(setup_worker, log_path(name)), spec.acts_compiled and name not in spec.learners
+        return children.start_worker(name, work, prepare, early)
 
     settings = spec.config.supervision
     timeouts = dict.fromkeys(names, settings.actor_timeout)

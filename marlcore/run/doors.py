@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..closing import ClosedAfterError
 from ..lazy import require
-from ..processes import Children, Interrupts
+from ..processes import EARLY, Children, Interrupts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -181,7 +181,7 @@ def policies_of(
 
 def children_of(config: Config | None) -> Children:
     """Returns the owner of a run's processes, after starting its fork server, which begins its imports now."""
-    children = Children(interrupts=Interrupts())
+    children = Children(interrupts=Interrupts(), early=EARLY)
     if getattr(config, "mode", "async") == "async":
         with suppress(OSError):  # without processes, the run reports this or works serially
             children.server.begin()

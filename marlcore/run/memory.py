@@ -8,14 +8,13 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..config import AssignedPolicy, Config, Crew, actor_names, node_names
+from ..config import AssignedPolicy, Config, Crew, actor_names, node_names, numbers_at, schedules_of
 from ..interfaces import RETURN, QueueSource
-from ..loops import PolicyModel
 from ..memory import PREFIX, Segment, SegmentHandle, survey_segments
 from ..processes import SHARE, STEPS, Control
 from ..queue import TrajectoryQueue, lane_rows_for
@@ -24,6 +23,9 @@ from ..replay import ReplayBuffer
 from ..self_play import SelfPlay, odds_fields, published_numbers
 from ..spec import Field, TransitionSpec
 from ..weights import ParameterStore
+
+if TYPE_CHECKING:
+    from ..loops import PolicyModel
 
 TRANSIENT = f"{PREFIX}of-a-run-"  # files in replay.path that no longer matter when no process holds them
 
@@ -39,6 +41,7 @@ class Memory:
     telemetry: SegmentHandle
     transitions: Mapping[str, SegmentHandle]  # by policy, its replay or queue
     weights: Mapping[str, SegmentHandle]  # by policy
+    saved: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by policy, the weights that checkpoints hold
     league: Sequence[SelfPlay] = ()  # in the order of the policies
     reloaded: Collection[str] = ()  # the policies whose replay an earlier part of the run has saved
     holds: Mapping[str, Hold] = field(default_factory=dict)  # of each policy whose learner may move to another machine
@@ -125,6 +128,13 @@ def create_weights(policy: AssignedPolicy, config: Config, model: PolicyModel, b
     extras = published_numbers(policy.algorithm, config.of(policy.name)) | odds_fields(config.self_play)
     mode, name = config.learner_of(policy.name).publish_mode, f"weights.{policy.index}"
     return ParameterStore.create(model.acting, mode, extras, begins_after=begins_after, name=name)
+
+
+def publish_untrained(store: ParameterStore, policy: AssignedPolicy, config: Config, model: PolicyModel) -> None:
+    """Publishes a new run's first weights, so that actors begin before their learners, which import torch."""
+    numbers = numbers_at(schedules_of(policy.algorithm, config.of(policy.name)), 0, 0)
+    with store.publisher(model.acting) as publisher:
+        publisher.publish(**numbers, updates=0, step=0)
 
 
 def deal_steps(control: Control, config: Config, nodes: Sequence[str]) -> None:

@@ -18,6 +18,7 @@ from ..config import (
     applied,
     applied_offline,
     assign,
+    compiled_of,
     learner_names,
     source_of,
     teams_of,
@@ -64,6 +65,15 @@ class RunSpec:
     def learners(self) -> dict[str, list[str]]:
         """The names of the policies that each learner process trains, by the process's name."""
         return learner_names(self.config, self.names)
+
+    @property
+    def acts_compiled(self) -> bool:
+        """Whether actors and the evaluator need no torch: no policy acts by it, and no anchor is a checkpoint."""
+        anchors = any(anchor.endswith(".pt") for anchor in self.config.self_play.anchors)
+        return not anchors and all(policy.compiled is not None for policy in self.policies)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "policies": tuple(policy.for_a_worker() for policy in self.policies)}
 
 
 def acting_spec(env_fn: Callable[[], Any] | str, algorithm: Algorithms, config: Config) -> RunSpec:
@@ -235,7 +245,8 @@ def _checked(spec: RunSpec) -> RunSpec:
     check_picklable(config=config, algorithm=[policy.algorithm for policy in spec.policies])  # since a run saves them
     if config.mode == "async":
         check_picklable(env_fn=spec.env_fn)
-    return replace(spec, config=config)
+    policies = tuple(replace(policy, compiled=compiled_of(policy, config)) for policy in spec.policies)
+    return replace(spec, policies=policies, config=config)
 
 
 def _check_goals(policy: AssignedPolicy, make_env: Callable[[], Any]) -> None:

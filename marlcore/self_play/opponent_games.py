@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..config import BOTH, Config
 from ..interfaces import VectorEnvironment
-from ..loops import LATEST, Candidate, Evaluation, GoesOn, Player, PlayersByNumber, PolicyModel, counted, play
+from ..loops import LATEST, Candidate, Evaluation, GoesOn, Network, Player, PlayersByNumber, counted, play
 from .opponents import Opponents
 from .pool import members_of
 
@@ -59,7 +59,7 @@ class OpponentGames:
     report: Callable[[str, str, float, int], None]  # agent or policy, name, value, step
 
     def __post_init__(self) -> None:
-        self._best = copy.deepcopy(self.candidate.acting.model)
+        self._best = copy.deepcopy(self.candidate.acting.network)
         self._names = [*self.config.self_play.names, POOL]
 
     def play(self, now: int, goes_on: GoesOn) -> bool:
@@ -68,12 +68,12 @@ class OpponentGames:
         if pairings is None:
             return False
         seed, candidate = self.seed(now), self.candidate
-        outcome = self._play(candidate.acting.model, pairings, seed, goes_on)
+        outcome = self._play(candidate.acting.network, pairings, seed, goes_on)
         if outcome is None:
             return False
         best, weights = None, candidate.kept.best_weights()
         if weights is not None:
-            self._best.load_state_dict(weights)
+            self._best.load({**candidate.acting.network.weights, **weights})
             of_best = self._play(self._best, pairings, seed, goes_on)
             if of_best is None:
                 return False
@@ -94,9 +94,9 @@ class OpponentGames:
             return None  # the learner has just replaced all of them
         return paired(games, len(settings.anchors), members, sides)
 
-    def _play(self, model: PolicyModel, pairings: Pairings, seed: int, goes_on: GoesOn) -> Evaluation | None:
+    def _play(self, network: Network, pairings: Pairings, seed: int, goes_on: GoesOn) -> Evaluation | None:
         self.opponents.generator.bit_generator.state = np.random.default_rng(seed).bit_generator.state
-        policy = replace(self.candidate.acting, model=model, generator=np.random.default_rng(seed))
+        policy = replace(self.candidate.acting, network=network, generator=np.random.default_rng(seed))
 
         def player(agent: str, number: int) -> Player:
             return policy if number == LATEST else self.opponents.player(agent, number)

@@ -5,21 +5,25 @@ and 1, 2, ... the frozen copies in the order of their admission. In a league, th
 higher, and so on; each policy counts from itself on.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import torch
 
 from ..config import AssignedPolicy, Config
-from ..loops import ActingPolicy, Player, ScriptedPlayer, build_model, exploration_of
+from ..loops import ActingPolicy, Player, ScriptedPlayer, exploration_of, network_of, subscriber_of
 from ..references import resolve
 from ..weights import ParameterStore
 from .pool import SPAN, load_opponent
+
+if TYPE_CHECKING:
+    import torch
 
 MakePlayer: TypeAlias = Callable[[], Player]  # of one agent, in all copies
 
@@ -33,13 +37,13 @@ class Opponents:
     config: Config
     copies: int
     generator: np.random.Generator  # for the algorithm's draws
-    device: torch.device
+    device: torch.device | None  # None if all act compiled
     live: Sequence[ActingPolicy] = ()  # each policy with its newest weights; empty if these are no opponents
 
     def __post_init__(self) -> None:
         """Builds models and anchors. Raises ValueError, TypeError: see `make_anchors`."""
-        self._models = [build_model(policy, self.config).acting.to(self.device) for policy in self.policies]
-        self._subscribers = [pool.subscriber(model) for pool, model in zip(self.pools, self._models, strict=True)]
+        self._networks = [network_of(policy, self.config, self.device) for policy in self.policies]
+        self._subscribers = [subscriber_of(*pair) for pair in zip(self._networks, self.pools, strict=True)]
         anchors = make_anchors(self.policies[0], self.config, self.copies, self.generator, self.device)
         self._makers: dict[int, MakePlayer] = {-1 - i: anchor for i, anchor in enumerate(anchors)}
         self._players: dict[tuple[str, int], Player] = {}  # by agent and number
@@ -60,9 +64,8 @@ class Opponents:
         if not subscriber.pull_version(version):
             return None
         explore = exploration_of(subscriber.extras) if self.config.self_play.explore else None
-        policy, model = self.policies[place], deepcopy(self._models[place])
-        given = policy.spaces, self.copies, self.config.replay.pad, self.generator, self.device
-        return ActingPolicy(policy.algorithm, model, *given, explore)
+        network, spaces = deepcopy(self._networks[place]), self.policies[place].spaces
+        return ActingPolicy(network, spaces, self.copies, self.config.replay.pad, self.generator, explore)
 
     def player(self, agent: str, number: int) -> Player:
         """Returns an opponent's player for an agent, with its own stacks, recurrent states and script objects."""
@@ -78,20 +81,23 @@ class Opponents:
 
 
 def make_anchors(
-    policy: AssignedPolicy, config: Config, copies: int, generator: np.random.Generator, device: torch.device
+    policy: AssignedPolicy, config: Config, copies: int, generator: np.random.Generator, device: torch.device | None
 ) -> list[MakePlayer]:
     """Returns makers of anchors' players. Raises ValueError: an anchor is not importable, or its network differs."""
     anchors: list[MakePlayer] = []
     for reference, name in zip(config.self_play.anchors, config.self_play.names, strict=True):
         source = _source_of(reference)
         if isinstance(source, Path):
+            from ..loops import TorchNetwork, build_model  # which import torch
+
+            assert device is not None  # such a run acts by torch
             model = build_model(policy, config)
             expected = f"self_play.anchors: expected a checkpoint of {policy.name}'s network"
             load_opponent(source, model, expected, own_name=False)  # users copy checkpoints under other names
-            given = policy.spaces, copies, config.replay.pad, generator, device
-            anchors.append(partial(ActingPolicy, policy.algorithm, model.to(device).acting, *given))
+            network = TorchNetwork(policy.algorithm, model.to(device).acting, device)
+            anchors.append(partial(ActingPolicy, network, policy.spaces, copies, config.replay.pad, generator))
         else:
-            anchors.append(partial(ScriptedPlayer, name, source, policy.spaces, copies, policy.algorithm))
+            anchors.append(partial(ScriptedPlayer, name, source, policy.spaces, copies, policy.hides_joint))
     return anchors
 
 

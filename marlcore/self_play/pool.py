@@ -1,19 +1,21 @@
 """The pool of frozen opponents: each is a version in a store's ring of slots, and has a checkpoint."""
 
+from __future__ import annotations
+
 import copy
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from ..closing import ClosedAfterError
 from ..interfaces import Trainer
-from ..loops import PolicyModel
 from ..record import checkpoint_path, kept_steps, load_checkpoint, save_checkpoint
 from ..weights import ParameterStore
+
+if TYPE_CHECKING:
+    from ..loops import PolicyModel
 
 SPAN = 10**9  # offset between the opponents' numbers of a league's successive policies
 FIRST_OPPONENT = 1  # its checkpoint stays, as the yardstick of progress
@@ -37,6 +39,8 @@ class Pool:
 
     def admit(self, numbers: dict[str, float]) -> None:
         """Publishes a copy of the acting model with its numbers; in a full pool, the copy replaces the oldest."""
+        import torch  # here, so that actors without it import this file
+
         with torch.no_grad():  # every tensor, also those that a state_dict leaves out
             each = (itertools.chain(model.parameters(), model.buffers()) for model in (self.model, self._frozen))
             for tensor, frozen in zip(*each, strict=True):

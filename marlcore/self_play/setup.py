@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-import torch
 
 from ..config import BOTH, AssignedPolicy, Config, SelfPlayConfig, actor_names, node_names, policy_names, schedules_of
 from ..interfaces import Algorithm
-from ..loops import LATEST, build_model, part_of_tag
+from ..loops import LATEST, choose_device, part_of_tag
 from ..memory import SegmentHandle
 from ..processes import Telemetry
 from ..spec import Field
@@ -58,7 +57,7 @@ def check_self_play(config: Config, policy: AssignedPolicy) -> None:
             f"evaluation.episodes: expected at least {games}, one on each side against each anchor and the pool, "
             f"got {config.evaluation.episodes}"
         )
-    for make in make_anchors(policy, config, 1, np.random.default_rng(0), torch.device("cpu")):
+    for make in make_anchors(policy, config, 1, np.random.default_rng(0), choose_device("cpu")):
         make()
     pool_odds(settings, Standings(np.array([0.5, 0.25]), np.array([0, 2]), np.ones(2)))  # calls a function of the user
     parts = list(config.replay.mixture)
@@ -88,8 +87,12 @@ def create_self_play(
 
     Raises ValueError: a saved opponent belongs to another network.
     """
-    created = []
-    for policy in policies if config.self_play.pool else ():
+    created: list[SelfPlay] = []
+    if not config.self_play.pool:
+        return ()
+    from ..loops import build_model  # which imports torch
+
+    for policy in policies:
         numbers = published_numbers(policy.algorithm, config.of(policy.name))
         pool = pool_store(build_model(policy, config), config.self_play.pool, numbers, run_dir, policy.name)
         stack.enter_context(pool)

@@ -21,7 +21,7 @@ from .layout import MOST_VERSIONS, RowLayout, extra_field
 from .publisher import MirrorWriter, Publisher
 from .rows import Mode, VersionedRows, slots_of
 from .subscriber import Subscriber
-from .trees import RowWeights, TreeWeights
+from .trees import LoadedWeights, RowWeights, TreeWeights
 
 if TYPE_CHECKING:
     import torch
@@ -154,8 +154,9 @@ class ParameterStore(VersionedRows):
         """Returns a subscriber that keeps `local_model` up to date; any number may live at once, in any process.
 
         A module's parameters and buffers become views of one flat tensor; the Parameter objects stay the same. The
-        arrays of a mapping must be writable NumPy arrays, which `pull` fills in place. Without a model, the subscriber
-        has arrays of its own, `weights`.
+        arrays of a mapping must be writable NumPy arrays, which `pull` fills in place. Any other object is given all
+        arrays by name, by its method `load(arrays)`, after each pull; they change only in the next pull. Without a
+        model, the subscriber has arrays of its own, `weights`.
 
         Raises:
             LayoutMismatch: the model has other tensors than the store.
@@ -164,12 +165,14 @@ class ParameterStore(VersionedRows):
         self.check_open()
         if local_model is None:
             return Subscriber(self, self._lanes, RowWeights(self.layout))
-        return Subscriber(self, self._lanes, _kind_of(local_model)(local_model, self.layout, fill=True))
+        return Subscriber(self, self._lanes, _kind_of(local_model, loads=True)(local_model, self.layout, fill=True))
 
 
-def _kind_of(model: Any) -> Any:
+def _kind_of(model: Any, loads: bool = False) -> Any:
     if isinstance(model, (Mapping, list, tuple)):
         return TreeWeights
+    if loads and hasattr(model, "load") and not hasattr(model, "named_modules"):
+        return LoadedWeights
     if not hasattr(model, "named_modules"):
         raise TypeError(f"model: expected a torch module or a mapping of arrays, got {brief(model)}")
     from .modules import ModuleWeights  # which imports torch

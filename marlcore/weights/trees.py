@@ -121,6 +121,18 @@ class RowWeights(TreeWeights):
         self.turn = 1 - self.turn
 
 
+class LoadedWeights(RowWeights):
+    """Read-only arrays by the tensors' names, given to an object's method `load` by each pull."""
+
+    def __init__(self, local: Any, layout: RowLayout, fill: bool) -> None:
+        super().__init__(layout)
+        self._local = local
+
+    def load(self) -> None:
+        super().load()
+        self._local.load(self.weights)
+
+
 def _arrays_of(tree: Any, array_of: Callable[[str, Any], NDArray[Any]]) -> Arrays:
     arrays: Arrays = {}
 

@@ -11,7 +11,7 @@ from gymnasium import spaces as gym
 
 import marlcore as mc
 from marlcore.interfaces import PREVIOUS_REWARD, Algorithm, ReplaySource
-from marlcore.loops import ActingPolicy, PolicyModel
+from marlcore.loops import ActingPolicy, PolicyModel, TorchNetwork
 from marlcore.observations import ALONE, by_name, each, in_form, rows_at
 from marlcore.spaces import ALIVE, JOINT, MASK, Spaces
 
@@ -20,8 +20,8 @@ GAMMA = 0.9  # of windows
 
 def acting_policy(algorithm: Any, model: Any, spaces: Spaces, copies: int) -> ActingPolicy:
     """A greedy player of a network, on the CPU."""
-    draws, cpu = np.random.default_rng(0), torch.device("cpu")
-    return ActingPolicy(algorithm, PolicyModel(model), spaces, copies, "repeat", draws, cpu)
+    network = TorchNetwork(algorithm, PolicyModel(model), torch.device("cpu"))
+    return ActingPolicy(network, spaces, copies, "repeat", np.random.default_rng(0))
 
 
 def box_spaces(shape: tuple[int, ...] = (3,), actions: int = 2, dtype: Any = np.float32, **options: Any) -> Spaces:

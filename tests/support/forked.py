@@ -16,10 +16,10 @@ from marlcore.processes.fork_server import read_status
 
 
 class Child:
-    def __init__(self, server: ForkServer, function: Callable[..., None], *args: Any) -> None:
+    def __init__(self, server: ForkServer, function: Callable[..., None], *args: Any, early: bool = False) -> None:
         self._report, theirs = Pipe(duplex=False)
         with theirs:
-            self.pid, self.pidfd, self._status = server.fork(theirs.fileno(), function, *args)
+            self.pid, self.pidfd, self._status = server.fork(theirs.fileno(), function, *args, early=early)
 
     def receive(self) -> Any:
         return self._report.recv()
@@ -38,6 +38,7 @@ def tell(report: Connection, what: str) -> None:
     answers = {
         "environment": lambda: os.environ.get("MARLCORE_TEST"),
         "blocked": lambda: signal.pthread_sigmask(signal.SIG_BLOCK, []),
+        "modules": lambda: sorted({"wave"} & sys.modules.keys()),
         "imported": lambda: "imported_by_the_caller" in sys.modules,
         "torch's threads": lambda: sys.modules["torch"].get_num_threads(),
         "descriptors": lambda: sorted(os.readlink(f"/proc/self/fd/{fd}") for fd in range(3, 100) if is_open(fd)),

@@ -30,7 +30,7 @@ BELOW = {
 }  # fmt: skip
 TOP = {"cgroup", "checks", "closing", "declared", "errors", "lazy", "notices", "observations", "references", "spec"}
 TOP |= {"npz", "regular_files", "shm", "unpickling"}
-ABOVE_ALL = {"__init__", "__main__", "preload"}
+ABOVE_ALL = {"__init__", "__main__", "preload", "preload_torch"}
 OPEN_ROOMS = {"kernels", "algos", "envs"}  # whose modules are what they offer
 
 # The parts of a run, in the same way; `nodes` is the upper floor of `cluster`.
@@ -96,9 +96,9 @@ def test_a_file_of_a_run_imports_only_what_its_part_may() -> None:
 def test_no_algorithm_imports_the_file_of_another() -> None:
     """What several share stands in bases/ and networks/, which import no algorithm either."""
     of_algos = [(path, target) for path, target in imports() if room_of(path) == target[0] == "algos"]
-    algorithms = {target[1] for path, target in of_algos if path.parts[-2:] == ("algos", "__init__.py")}
+    algorithms = {target[1] for path, target in of_algos if path.parts[-2:] == ("algos", "by_name.py")}
     for path, target in of_algos:
-        if path.parts[-2:] != ("algos", "__init__.py") and "compiled" not in path.parts:
+        if path.parts[-2:] != ("algos", "by_name.py") and "compiled" not in path.parts:
             assert target[1] not in algorithms, f"{path}: imports the file of {target[1]}"
 
 

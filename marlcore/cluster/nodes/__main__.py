@@ -11,7 +11,7 @@ import time
 from contextlib import closing
 
 from ...errors import WorkerFailed
-from ...processes import Children, Control, end_with_parent
+from ...processes import EARLY, Children, Control, end_with_parent
 from ...run import POLL_S, Memory, RunSpec, grace_of, resume_actors, supervisor_of
 
 GRACE_S = 5.0  # the time that actors have to end by themselves
@@ -20,7 +20,7 @@ GRACE_S = 5.0  # the time that actors have to end by themselves
 def supervise(spec: RunSpec, memory: Memory) -> None:
     """Runs the workers of a node until the control block says stop. Raises WorkerFailed: a worker failed for good."""
     actors = memory.crew.names
-    with closing(Control.attach(memory.control)) as control, closing(Children()) as children:
+    with closing(Control.attach(memory.control)) as control, closing(Children(early=EARLY)) as children:
         supervisor = supervisor_of(spec, memory, control, actors or spec.learners, lambda name: None, children)
         for worker in supervisor.workers.values():
             worker.start()

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ...config import SCRIPT, AssignedPolicy
@@ -24,11 +23,12 @@ from ...loops import (
     ScriptedAtFirst,
     ScriptedPlayer,
     act_until_done,
-    build_model,
     choose_device,
     cut_episodes,
+    network_of,
     route,
     run_seed,
+    subscriber_of,
 )
 from ...processes import EPISODES, READY, SHARE, STEPS, Telemetry
 from ...references import resolve
@@ -50,7 +50,7 @@ class ActorRole(Role):
         self._steps: int = self.counters.load(STEPS)
         self.rounds = 0
         self.tell_environments()
-        self._device = choose_device(config.actor.device_of(self._index))
+        self._device = None if spec.acts_compiled else choose_device(config.actor.device_of(self._index))
         self.env = env = checked(self.hold(vectorize(spec.env_fn, config.actor.envs)))
         self.policies = [self._policy(policy) for policy in spec.policies]
         own = [self._seats(policy, *acts) for policy, acts in zip(spec.policies, self.policies, strict=True)]
@@ -73,11 +73,10 @@ class ActorRole(Role):
     def _policy(self, policy: AssignedPolicy) -> tuple[ActingPolicy, FollowedWeights]:
         self.beat()  # a thousand policies take longer than a worker may be silent
         config, copies = self.config.of(policy.name), self.env.copies
-        device = self._device
-        model = build_model(policy, config).acting.to(device)
+        network = network_of(policy, config, self._device)
         use = self._number * len(self.spec.policies) + policy.index
         exponents = config.exploration.exponents(config.actors * copies)
-        subscriber = self.hold(ParameterStore.attach(self.memory.weights[policy.name])).subscriber(model)
+        subscriber = subscriber_of(network, self.hold(ParameterStore.attach(self.memory.weights[policy.name])))
         weights = FollowedWeights(
             subscriber,
             exponents=np.array(exponents[self._number * copies : (self._number + 1) * copies]),
@@ -88,8 +87,7 @@ class ActorRole(Role):
         while not self.control.stopping and not (subscriber.wait(newer_than=0, timeout=WAIT_S) and weights.pull()):
             self.beat()
         generator = np.random.default_rng(run_seed(config, "actor", use, self._steps))
-        given = policy.spaces, copies, config.replay.pad, generator, device, weights.explore
-        return ActingPolicy(policy.algorithm, model, *given), weights
+        return ActingPolicy(network, policy.spaces, copies, config.replay.pad, generator, weights.explore), weights
 
     def _seats(self, policy: AssignedPolicy, acting: ActingPolicy, weights: FollowedWeights) -> dict[str, Collector]:
         """Returns the collector of each agent of a policy. Each (replay part, agent, actor, copy) has its own lane."""
@@ -100,10 +98,7 @@ class ActorRole(Role):
         gamma = config.learner_of(policy.name).gamma
 
         def first_priority(before: ByName, reward: NDArray[Any], after: ByName) -> NDArray[np.float32]:
-            if acting.model.rewards is not None:
-                device = acting.device
-                reward = acting.model.rewards(torch.tensor(reward, device=device)).numpy(force=True)
-            return policy.algorithm.first_priority(before, reward, gamma, after)
+            return acting.network.first_priority(before, reward, gamma, after)
 
         of_part = storage.lanes // parts
         lanes = self.memory.crew.lanes(parts, len(policy.agents), self.env.copies, of_part)[:, :, self._index]
@@ -112,7 +107,7 @@ class ActorRole(Role):
             writer = self.hold(storage.vector_writer(lanes[:, i].ravel().tolist()))
             player: ActingPolicy | ScriptedAtFirst = replace(acting)  # with a memory of its own
             if script:
-                scripted = ScriptedPlayer(script, resolve(SCRIPT, script), policy.spaces, copies, policy.algorithm)
+                scripted = ScriptedPlayer(script, resolve(SCRIPT, script), policy.spaces, copies, policy.hides_joint)
                 player = ScriptedAtFirst(replace(acting), scripted, weights.learned)
             ends = isinstance(policy.source, ReplaySource) and policy.source.hindsight is not None
             recorder = Recorder(agent, HeldRows(writer, copies), storage.spec, lanes[:, i], gamma, ends)

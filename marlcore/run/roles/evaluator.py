@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-import torch
 
 from ...config import AssignedPolicy
 from ...envs import vectorize
@@ -16,10 +15,11 @@ from ...loops import (
     Evaluator,
     Games,
     GoesOn,
-    build_model,
     choose_device,
+    network_of,
     play_in_common,
     run_seed,
+    subscriber_of,
 )
 from ...processes import BEGUN, DONE, EPISODES, READY, SKIPS
 from ...record import EVALUATION_S, SKIPPED, KeptCheckpoints
@@ -38,8 +38,8 @@ class EvaluatorRole(Role):
         copies = min(config.evaluation.envs, config.evaluation.episodes)
         self.tell_environments()
         self._env = env = self.hold(vectorize(spec.env_fn, copies))
-        device = choose_device(config.actor.device_of(0))
-        candidates = [self._candidate(policy, device) for policy in spec.policies]
+        self._device = None if spec.acts_compiled else choose_device(config.actor.device_of(0))
+        candidates = [self._candidate(policy) for policy in spec.policies]
         seed = partial(run_seed, config, "evaluation", 0)
         if self.memory.league:
             play = self._league_games(candidates, seed)
@@ -60,16 +60,18 @@ class EvaluatorRole(Role):
         games = []
         for place, candidate in enumerate(candidates):
             league = own_first(policies, place), own_first(pools, place)
-            opponents = Opponents(*league, config, env.copies, np.random.default_rng(), candidate.acting.device)
+            opponents = Opponents(*league, config, env.copies, np.random.default_rng(), self._device)
             games.append(OpponentGames(env, candidate, config, opponents, seed, self.report))
         return lambda now, goes_on: all(game.play(now, goes_on) for game in games)
 
-    def _candidate(self, policy: AssignedPolicy, device: torch.device) -> Candidate:
-        model = build_model(policy, self.config).to(device).acting
-        subscriber = self.hold(ParameterStore.attach(self.memory.weights[policy.name])).subscriber(model)
-        kept = KeptCheckpoints(self.memory.run_dir, policy.name, self.config.evaluation.keep)
-        given = policy.spaces, self._env.copies, self.config.replay.pad, np.random.default_rng(0), device
-        return Candidate(policy, ActingPolicy(policy.algorithm, model, *given), subscriber, kept)
+    def _candidate(self, policy: AssignedPolicy) -> Candidate:
+        network = network_of(policy, self.config, self._device)
+        subscriber = subscriber_of(network, self.hold(ParameterStore.attach(self.memory.weights[policy.name])))
+        arrays = policy.compiled is not None
+        kept = KeptCheckpoints(self.memory.run_dir, policy.name, self.config.evaluation.keep, arrays)
+        given = policy.spaces, self._env.copies, self.config.replay.pad, np.random.default_rng(0)
+        saved = self.memory.saved[policy.name]
+        return Candidate(policy, ActingPolicy(network, *given), subscriber, kept, saved)
 
     def step(self, goes_on: GoesOn) -> bool:
         """Makes an evaluation if one is due; returns whether it did."""

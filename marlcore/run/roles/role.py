@@ -1,13 +1,14 @@
 """The common part of a run's roles: the spec, the memory of its machine, and metrics."""
 
+from __future__ import annotations
+
 import math
 import time
 from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
-
-import torch
+from typing import TYPE_CHECKING
 
 from ...closing import ClosedAfterError
 from ...config import EVALUATOR
@@ -15,6 +16,9 @@ from ...envs import RunStep, RunStepProvider
 from ...processes import BEGUN, Control, Telemetry, WorkerBase, fitting_name
 from ..memory import Memory
 from ..spec import RunSpec
+
+if TYPE_CHECKING:
+    import torch
 
 GPU_S = 5.0  # between a worker's reports of its GPU
 WAIT_S = 0.1  # between a worker's checks whether the parent stops it
@@ -64,12 +68,14 @@ class Role(WorkerBase):
     def work(self) -> None:
         """Runs the role's loop in its own process until it is done or the parent stops it."""
 
-    def report_gpu(self, device: torch.device) -> None:
+    def report_gpu(self, device: torch.device | None) -> None:
         """Reports for a CUDA device, at most every `GPU_S`, the MiB of this process's tensors and the utilization.
 
         The utilization needs nvidia-ml-py, through which torch asks the driver.
         """
-        if device.type == "cuda" and (now := time.monotonic()) - self._weighed >= GPU_S:
+        if device and device.type == "cuda" and (now := time.monotonic()) - self._weighed >= GPU_S:
+            import torch
+
             self._weighed = now
             self.report("", f"gpu_mib/{self.name}", torch.cuda.memory_allocated(device) / 2**20)
             if find_spec("pynvml"):

@@ -34,7 +34,7 @@ def test_a_greedy_policy_with_dropout_is_deterministic() -> None:
     algorithm = mc.DQN(network=lambda spaces: torch.nn.Sequential(torch.nn.Linear(2, 40), torch.nn.Dropout(0.9)))
     policy = LoadedPolicy(algorithm, PolicyModel(algorithm.make_model(PLAIN)), PLAIN, "repeat", {})
     assert len({policy.act(seen) for seen in [np.ones(2, np.float32)] * 60}) == 1
-    policy._player.model.train()
+    policy._player.network.model.train()
     assert len({policy.act(seen) for seen in [np.ones(2, np.float32)] * 60}) > 1, "the control"
 
 

@@ -122,7 +122,7 @@ def test_each_copy_has_a_state_of_its_own() -> None:
 
 
 def test_a_loaded_policy_keeps_its_state_until_it_is_reset() -> None:
-    model: Any = made_player(1).model.model
+    model: Any = made_player(1).network.model.model
     with torch.no_grad():
         for one in model.torso.core.parameters():
             one *= 5  # so that memory matters

@@ -26,6 +26,7 @@ from victims import fork, reap
 from marlcore.errors import MarlcoreError
 from marlcore.processes import PRELOAD, ForkServer
 from marlcore.processes.signals import STOPPING
+from marlcore.testing.victim import parent_of
 
 
 def tell_of_gpus(report: Connection) -> None:
@@ -62,8 +63,8 @@ def server(request: pytest.FixtureRequest) -> Iterator[ForkServer]:
 EITHER = pytest.mark.parametrize("server", [False, True], indirect=True, ids=["program", "fork"])
 
 
-def told(server: ForkServer, what: str) -> Any:
-    with closing(Child(server, tell, what)) as child:
+def told(server: ForkServer, what: str, early: bool = False) -> Any:
+    with closing(Child(server, tell, what, early=early)) as child:
         answer = child.receive()
         assert child.status() == 0
     return answer
@@ -147,6 +148,19 @@ def test_a_stopped_server_is_replaced(server: ForkServer) -> None:
     with closing(Child(server, linger)) as child:
         child.receive()
         assert server.pid != stopped
+
+
+def test_a_second_server_has_the_early_modules_alone() -> None:
+    """It need not be used, and dies with the first, with all that both have forked."""
+    with closing(ForkServer(["wave"], early=["colorsys"])) as server:
+        children = [Child(server, linger, early=early) for early in (True, False)]
+        assert [told(server, "modules", early=early) for early in (True, False)] == [[], ["wave"]]
+        assert len({parent_of(child.receive()) for child in children}) == 2
+        os.kill(server.pid or 0, signal.SIGKILL)
+        assert [child.status() for child in children] == [None, None]
+        assert told(server, "modules", early=True) == []
+        for child in children:
+            child.close()
 
 
 def test_a_hurried_parent_does_not_wait_for_a_server() -> None:

@@ -132,8 +132,8 @@ def test_a_signal_during_a_start_loses_no_process(open_pool: Open, monkeypatch: 
     started: list[Any] = []
 
     class Interrupted(children.Child):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
             started.append(self)
             signal.raise_signal(signal.SIGINT)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 from hunt import HUNT
@@ -228,6 +229,33 @@ def test_a_sealed_checkpoint_is_an_ordinary_file_of_torch(tiny):
     path = tiny / "checkpoints" / "agent_1.pt"
     for how in ({}, {"weights_only": False}, {"mmap": True}):
         assert torch.load(path, **how)["acting"]["weight"].tolist() == list(range(50))
+
+
+def test_a_checkpoint_of_arrays_is_one_of_torch(tmp_path):
+    """What is written without torch reads torch, and the other way round; other calls in a pickle are refused."""
+    path = tmp_path / "a.pt"
+    dtypes = "float16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "bool"
+    arrays = {dtype: np.arange(6).reshape(1, 3, 2).astype(dtype) for dtype in dtypes}
+    arrays |= {"scalar": np.array(0.5), "empty": np.zeros((0, 3))}
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    counts = {"updates": 2**40, "step": 300, "return": -1.5}
+    for arrays_first in (True, False):
+        state = {"acting": arrays if arrays_first else tensors, **counts}
+        record.save_checkpoint(path, state, arrays=arrays_first)
+        by_torch = [torch.load(path, **how) for how in ({}, {"mmap": True})]
+        for read in (*by_torch, record.load_checkpoint(path), record.load_checkpoint(path, arrays=True)):
+            acting = read.pop("acting")
+            assert read == counts and [*acting] == [*arrays]
+            for name, array in arrays.items():
+                np.testing.assert_array_equal(acting[name], array, strict=not torch.is_tensor(acting[name]))
+    refused = {
+        "expected tensors of the CPU, got builtins.print": print,
+        "expected contiguous tensors": torch.zeros(2, 3).T,
+    }
+    for says, value in refused.items():
+        torch.save({"acting": {"a": value}}, data := io.BytesIO())
+        record.files.write_sealed(path, data.getvalue())
+        check_refused(lambda: record.load_checkpoint(path, arrays=True), ValueError, says)
 
 
 def test_an_edited_configuration_is_taken_and_said(tiny, tmp_path, caplog):

@@ -121,7 +121,7 @@ COMPILES = """if True:
         ("notices.say_always()", f"marlcore: {jit.FIRST_COMPILATION}\n"),
         ("", ""),  # a library keeps to the log
         ("notices.say_always(); jit.announced()", ""),  # warmup says it itself
-        ("notices.say_always(); import marlcore.preload", ""),  # in a fork server, whose parent says it
+        ("notices.say_always(); import marlcore.preload_torch", ""),  # in a fork server, whose parent says it
     ],
 )
 def test_the_command_line_says_the_first_compilation_once(first, said):
@@ -154,7 +154,7 @@ def test_the_benchmark_says_what_each_call_and_its_bound_take():
 FIRST_BATCHES = """if True:
     import numpy as np
     import marlcore as mc
-    from marlcore import preload
+    from marlcore import preload, preload_torch
     obs = {"achieved_goal": mc.Field((2,)), "desired_goal": mc.Field((2,)), "pixels": mc.Field((4,))}
     spec = mc.TransitionSpec(obs, mc.Field((), "int64"))
     row = {name: np.zeros(field.shape) for name, field in obs.items()}, 0, 0.0

@@ -4,12 +4,12 @@ import subprocess
 import sys
 from collections import OrderedDict
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from refused import Refused, check_refused, refusals
-from victims import at_instruction
 
 from marlcore import LayoutMismatch, ParameterStore
 
@@ -226,3 +226,21 @@ with mc.ParameterStore.create(tree) as store, store.publisher(tree) as publisher
 print("torch" in sys.modules)
 """
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
+
+
+def test_an_object_is_given_whole_versions() -> None:
+    """Its `load` gets all arrays by name after each pull, and no other object has to be there."""
+    given: list[dict[str, list[int]]] = []
+    tree = {"layers": [np.arange(3), np.arange(2)]}
+    local: Any = SimpleNamespace(
+        load=lambda arrays: given.append({name: rows.tolist() for name, rows in arrays.items()})
+    )
+    with ParameterStore.create(tree) as store, store.publisher(tree) as publisher:
+        subscriber = store.subscriber(local)
+        for last in (1, 7):
+            tree["layers"][1][:] = last
+            publisher.publish()
+            assert subscriber.pull() and not subscriber.pull()
+        store.unlink()
+    assert given == [{"layers.0": [0, 1, 2], "layers.1": [last, last]} for last in (1, 7)]
+    check_refused(lambda: ParameterStore.create(local), TypeError, "model: expected a torch module or a mapping")

@@ -1,0 +1,31 @@
+"""Devices of torch by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def choose_device(name: str, index: int = 0, spread: bool = False) -> torch.device:
+    """Returns the named device; "auto" is CUDA (with `spread`, GPUs in turn by `index`), else MPS, else the CPU.
+
+    Raises: ValueError: torch does not know the device, or this machine does not have it.
+    """
+    import torch  # here, so that processes without it import this file
+
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda", index % torch.cuda.device_count() if spread else 0)
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        if device.type == "cuda":
+            if (device.index or 0) >= torch.cuda.device_count():
+                raise RuntimeError(f"there are {torch.cuda.device_count()} CUDA devices")
+        else:
+            torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device: expected one of this machine, got {name!r} ({str(error).splitlines()[0]})") from None
+    return device

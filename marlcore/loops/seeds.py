@@ -1,0 +1,27 @@
+"""Independent seeds for each use of randomness in a run."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from ..config import Config
+
+
+def run_seed(config: Config, what: str, index: int, begin: int = 0) -> int:
+    """Returns an independent seed for each use of randomness (`what`, `index`) and each point of restart (`begin`)."""
+    key = [config.seed, index, *what.encode(), *([begin] if begin else [])]
+    return int(np.random.SeedSequence(key).generate_state(1)[0])
+
+
+@contextmanager
+def torch_seeded(seed: int) -> Iterator[None]:
+    """Seeds torch's draws in the block, and leaves its generator unchanged; nothing if this process has no torch."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,4 @@
+from .actor import ActorRole as ActorRole
+from .evaluator import EvaluatorRole as EvaluatorRole
+from .learner import LearnerRole as LearnerRole
+from .role import Role as Role

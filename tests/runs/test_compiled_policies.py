@@ -1,0 +1,79 @@
+"""Runs whose policies act without torch, by a network of plain NumPy in place of DQN's."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from hunt import HUNT
+from numpy_dqn import Asked, NumpyDQN
+from whole_runs import Runs, history
+
+import marlcore as mc
+from marlcore.interfaces import CompiledPolicy
+from marlcore.record import checkpoint_path
+
+runs = Runs(evaluation={"interval": 200, "episodes": 3, "keep": 1}, total_steps=600)
+SELF_PLAY = {"pool": 4, "admit_updates": 20, "latest": 0.3}
+SMALL = mc.DQN(hidden=(16, 16))
+
+
+@dataclass(frozen=True)
+class Compiled(mc.DQN):
+    """DQN that acts by NumPy."""
+
+    def compiled(self, spaces: mc.Spaces, settings: mc.LearnerConfig) -> CompiledPolicy:
+        assert settings.batch_size == 16
+        return NumpyDQN()
+
+
+def cartpole() -> Any:
+    return gymnasium.make("CartPole-v1")
+
+
+def answers(folder: Path, algorithm: Any) -> list[str]:
+    """What the processes of an actor and an evaluator say of torch."""
+    (folder / "asked").mkdir()
+    assert runs.train(folder, partial(Asked, folder / "asked"), algorithm, mode="async").updates["agent_0"] > 0
+    return [path.read_text() for path in (folder / "asked").iterdir() if int(path.name) != os.getpid()]
+
+
+def test_actors_and_evaluators_import_no_torch(tmp_path: Path) -> None:
+    """Nor where the algorithm is pickled by value; its learner trains, and best weights are torch's to read."""
+
+    class OfThisTest(Compiled):
+        pass
+
+    assert answers(tmp_path, OfThisTest(hidden=(16, 16))) == ["False"] * 2
+    state = torch.load(checkpoint_path(tmp_path / "run", "agent_0", "best"), weights_only=True)
+    assert set(state["acting"]) == {f"model.{name}" for name in made_model().state_dict()}
+    assert mc.evaluate(tmp_path / "run", episodes=2, which="best").mean["agent_0"] > 0
+
+
+@pytest.mark.long
+def test_without_a_compiled_form_they_import_it(tmp_path: Path) -> None:
+    assert answers(tmp_path, SMALL) == ["True"] * 2
+
+
+def made_model() -> torch.nn.Module:
+    return SMALL.make_model(mc.Spaces(gymnasium.spaces.Box(-1, 1, (4,)), gymnasium.spaces.Discrete(2)))
+
+
+@pytest.mark.parametrize("env_fn", [cartpole, HUNT], ids=["alone", "self-play"])
+def test_a_compiled_policys_run_is_the_one_of_torch(env_fn: Callable[[], Any], tmp_path: Path) -> None:
+    """Actors, evaluations, opponents, and loaded policies take the same actions, as the same seed draws them."""
+    changes: dict[str, Any] = {} if env_fn is cartpole else {"self_play": SELF_PLAY}
+    by_torch, compiled = (tmp_path / name for name in ("torch", "compiled"))
+    runs.train(by_torch, env_fn, SMALL, **changes)
+    runs.train(compiled, env_fn, Compiled(hidden=(16, 16)), **changes)
+    assert history(by_torch / "run") == history(compiled / "run")
+    for which in ("last", "best"):
+        played = [mc.evaluate(folder / "run", episodes=4, which=which, explore=True) for folder in (by_torch, compiled)]
+        for agent, returns in played[0].returns.items():
+            np.testing.assert_array_equal(returns, played[1].returns[agent])
