@@ -1,12 +1,13 @@
 """The long forms of tests: `python tests/long.py kills core 1000` is `main("core", 1000)` of tests/*/test_kills.py.
 
-Without a name it lists the tests that have one, each with its own first lines.
+It says at its end how long it took. Without a name it lists the tests that have one, each with its own first lines.
 """
 
 import ast
 import importlib
 import os
 import sys
+import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -29,4 +30,7 @@ if __name__ == "__main__":
     sys.path[:0] = folders
     os.environ["PYTHONPATH"] = os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])
     main = importlib.import_module(forms()[name].stem).main
-    sys.exit(main(*(int(text) if text.isdigit() else text for text in arguments)))
+    began = time.monotonic()
+    failed = main(*(int(text) if text.isdigit() else text for text in arguments))
+    print(f"{time.monotonic() - began:.0f} s")
+    sys.exit(failed)

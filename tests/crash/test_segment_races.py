@@ -132,7 +132,7 @@ def dawdle(seed: int) -> None:
     chance, try_lock = random.Random(seed), locking.try_lock
 
     def nap() -> None:
-        if chance.random() < 0.1:
+        if chance.random() < 0.3:
             time.sleep(chance.random() * 3e-4)
 
     def try_lock_slowly(fd: int, offset: int, exclusive: bool) -> bool:
