@@ -58,12 +58,20 @@ class AssignedPolicy:
 
 
 def compiled_of(policy: AssignedPolicy, config: Config) -> CompiledPolicy | None:
-    """Returns the form of a policy that acts without torch; None if there is none, or actors shall use a GPU."""
-    make = getattr(policy.algorithm, "compiled", None)  # an algorithm need not derive from Algorithm
-    if make is None or {*config.actor.devices} != {"cpu"}:
+    """Returns the form of a policy that acts without torch; None if there is none, or actors shall use a GPU.
+
+    Raises: ValueError: `learner.engine` is "compiled", which cannot serve; the message says why.
+    """
+    settings = config.learner_of(policy.name)
+    if settings.engine == "torch":
         return None
-    compiled: CompiledPolicy | None = make(policy.spaces, config.learner_of(policy.name))
-    return compiled
+    own = getattr(policy.algorithm, "compiled", None)  # an algorithm need not derive from Algorithm
+    compiled: CompiledPolicy | None = own(policy.spaces, settings) if own else None
+    if compiled is None:
+        from ..algos.compiled import compiled_policy  # which imports torch
+
+        compiled = compiled_policy(policy.algorithm, policy.spaces, settings.engine)
+    return compiled if {*config.actor.devices} == {"cpu"} else None
 
 
 def hides_joint(algorithm: Algorithm | None, spaces: Spaces) -> bool:

@@ -189,9 +189,7 @@ class ClippedPolicyTrainer(AdamTrainer):
         hyper, acted = self.hyper, batch.extras[LOG_PROB]
         corrected = hyper.correction == "vtrace"
         value = self.normalizer.denormalized(now.value)
-        following = following_values(
-            batch, value, lambda which: self.normalizer.denormalized(values_after(which))
-        )
+        following = following_values(batch, value, lambda which: self.normalizer.denormalized(values_after(which)))
         steps = Steps(hyper.reward_scale * batch.reward, batch.discount, value, following, batch.continues)
         if corrected:
             ratio = torch.exp(now.log_prob - acted)

@@ -2,18 +2,25 @@
 
 from typing import Any
 
+import torch
+from torch import nn
+
+from ...checks import brief
 from ...compiled import widest
-from ...interfaces import Trainer
+from ...interfaces import CompiledPolicy, Trainer
+from ...spaces import Spaces
 from ..bases.actor_critic import DelayedPolicyTrainer
 from ..bases.clipped_policy import ClippedPolicyTrainer
+from ..bases.hyperparameters import Hyperparameters
 from ..cql import CQLTrainer
 from ..dqn import DQNTrainer
 from ..iqn import IQNTrainer
 from ..sac import SACTrainer
+from .acting import acting_policy
 from .actor_critic import CompiledSAC, CompiledTD3
 from .dqn import CompiledCQL, CompiledDQN
 from .iqn import CompiledIQN
-from .plain import NotPlain
+from .plain import NotPlain, fits
 from .ppo import CompiledPPO
 from .trainer import CompiledTrainer
 
@@ -36,9 +43,33 @@ def with_engine(trainer: Any, engine: str) -> tuple[Trainer, str]:
     compiled, reason = _compiled(trainer) if engine != "torch" else (None, "learner.engine is torch")
     if reason and engine == "compiled":
         raise ValueError(f"learner.engine: expected auto or torch for {reason}, got compiled")
-    if compiled is not None and engine == "auto" and not compiled.is_faster:
+    if compiled is not None and engine == "auto" and not fits(*compiled.networks()):
         reason = f"layers of more than {widest()} units, for which torch is as fast on this processor"
     return (trainer, reason) if reason else (compiled, "")  # type: ignore[return-value]
+
+
+def compiled_policy(algorithm: Any, spaces: Spaces, engine: str) -> CompiledPolicy | None:
+    """Returns the form of an algorithm's policy that acts without torch; with "auto" None where torch acts.
+
+    Leaves torch's generator unchanged. Raises ValueError: the engine is "compiled", which cannot act or learn here.
+    """
+    if not isinstance(algorithm, Hyperparameters):
+        if engine == "compiled":
+            raise ValueError(f"learner.engine: expected auto or torch for {brief(algorithm)}, got compiled")
+        return None
+    with torch.random.fork_rng(devices=[]):
+        try:
+            model = algorithm.make_model(spaces)
+            published = nn.Module()
+            published.model = getattr(model, "acting", model)
+            policy = acting_policy(algorithm, published, spaces)
+            if engine == "compiled":
+                with_engine(algorithm.make_trainer(model), engine)
+        except NotPlain as error:
+            if engine == "compiled":
+                raise ValueError(f"learner.engine: expected auto or torch with {error}, got compiled") from None
+            return None
+    return policy if engine == "compiled" or fits(published) else None
 
 
 def _compiled(trainer: Any) -> tuple[CompiledTrainer | None, str]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.modules import module as of_torch
 
-from ...compiled import Layer
+from ...compiled import Layer, widest
 from ..networks.qnetwork import Head
 from ..networks.torso import Flat, OneHot, StackedLinear, Torso
 
@@ -92,6 +92,11 @@ def is_plain(part: nn.Module) -> bool:
     if not plain or any(hasattr(kind, name) for name in own):
         return False
     return kind is not nn.Linear or own["_parameters"].keys() == {"weight", "bias"}  # else they are plain tensors
+
+
+def fits(*networks: nn.Module) -> bool:
+    """Returns whether chains are faster than torch for layers of these widths, on this processor."""
+    return all(max(tensor.shape, default=1) <= widest() for part in networks for tensor in part.parameters())
 
 
 def layers_of(*parts: nn.Module) -> tuple[list[Layer], list[nn.Module]]:

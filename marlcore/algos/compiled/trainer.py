@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from ...compiled import Adam, widest
+from ...compiled import Adam
 from ...interfaces import Update
 from ...observations import each
 from ...transitions import Batch, TorchBatch
@@ -33,11 +33,6 @@ class CompiledTrainer:
             self.build()
         except NotPlain as error:
             self.reason = str(error)
-
-    @property
-    def is_faster(self) -> bool:
-        """Whether chains are faster than torch for networks of this width, on this processor."""
-        return all(max(tensor.shape) <= widest() for part in self.networks() for tensor in part.parameters())
 
     @abstractmethod
     def networks(self) -> Sequence[nn.Module]:

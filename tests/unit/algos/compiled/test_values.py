@@ -20,7 +20,9 @@ from marlcore.spaces import Spaces
 pytestmark = pytest.mark.usefixtures("seeded_torch")
 
 BOX = gym.Box(-1, 1, (3,), np.float32)
-NESTED = gym.Dict({"place": gym.MultiDiscrete([3, 4], start=[1, -2]), "speed": gym.Box(-1, 1, (2, 3)), "on": gym.Discrete(3)})
+NESTED = gym.Dict(
+    {"place": gym.MultiDiscrete([3, 4], start=[1, -2]), "speed": gym.Box(-1, 1, (2, 3)), "on": gym.Discrete(3)}
+)
 ACTIONS = [gym.Discrete(1), gym.Discrete(4), gym.Discrete(70), gym.MultiDiscrete([3, 2]), gym.MultiBinary(2)]
 SPACES = [
     Spaces(observation, action, masked, stack)
@@ -88,7 +90,7 @@ def test_an_update_is_that_of_the_text(kind, case, updates, level):
     hyper, spaces = chosen(kind, rng)
     model, text = made_trainer(hyper, spaces)
     twin = copy.deepcopy(model)
-    compiled = with_engine(hyper.make_trainer(twin), "compiled")
+    compiled, _ = with_engine(hyper.make_trainer(twin), "compiled")
     rate = RATE if isinstance(hyper.learning_rate, str) else hyper.learning_rate
     use_level(level)
     try:
