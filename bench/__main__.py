@@ -14,7 +14,7 @@ from .machine import busy
 
 PROGRAMS = {
     "report": "core.report",
-    "networks": "core.networks",
+    "networks": "costs.networks",
     "growth": "costs.growth",
     "instructions": "costs.instructions",
     "soak": "costs.soak",

@@ -32,7 +32,7 @@ class AssignedPolicy:
     algorithm: Algorithm
     source: ReplaySource | QueueSource = field(default_factory=ReplaySource)  # from `source_of`
     index: int = 0  # among the run's policies; seeds and devices follow it
-    compiled: CompiledPolicy | None = None  # from `compiled_of`; None if torch acts
+    compiled: CompiledPolicy | None = field(default=None, compare=False)  # from `compiled_of`; None if torch acts
 
     @property
     def hides_joint(self) -> bool:

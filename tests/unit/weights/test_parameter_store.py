@@ -9,11 +9,11 @@ from itertools import product
 import numpy as np
 import pytest
 from filled import CYCLE, MODELS, fill, value_of, words, words_of_row
-from interrupts import at_instruction
 from mapped import Mapped
 from meanwhile import Rang, soon
 from refused import Refused, check_refused, each_bad, refusals, stale_in_a_fork
 from tiers import long_but
+from victims import at_instruction
 
 import marlcore as mc
 from marlcore.weights.layout import RowLayout

@@ -16,7 +16,7 @@ import gymnasium
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 import marlcore as mc
 from marlcore.spaces import Spaces
@@ -142,7 +142,7 @@ def plain_dqn(obs: int, actions: int, units: int, batch: Any) -> Callable[[], An
             best = network(batch.next_obs).argmax(1, keepdim=True)
             goal = batch.reward + batch.discount * target(batch.next_obs).gather(1, best).squeeze(1)
         value = network(batch.obs).gather(1, batch.action[:, None]).squeeze(1)
-        loss = (batch.weight * F.smooth_l1_loss(value, goal, reduction="none")).mean()
+        loss = (batch.weight * functional.smooth_l1_loss(value, goal, reduction="none")).mean()
         step(optimizer, loss, network, 10.0)
         move(target, network, 0.02)
 
