@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -38,6 +39,8 @@ def run_role(name: str, spec: RunSpec, memory: Memory, attempt: int) -> None:
     if torch_here := sys.modules.get("torch"):  # the role or the environment has imported it
         torch_here.set_num_threads(spec.config.learner.threads)
         torch_here.manual_seed(run_seed(spec.config, f"torch-{name}", 0, attempt - 1))
+    else:  # the environment may still import it
+        os.environ.setdefault("OMP_NUM_THREADS", str(spec.config.learner.threads))
     with closing(kind(name, spec, memory, attempt)) as role:
         role.work()
     log.info("%s is done", name)

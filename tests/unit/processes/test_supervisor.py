@@ -399,10 +399,10 @@ def test_work_is_done_in_turn_where_no_process_starts(
 ) -> None:
     start = Children.start
 
-    def start_one(self: Children, *arguments: Any) -> Any:
+    def start_one(self: Children, *arguments: Any, early: bool) -> Any:
         if self.living:
             raise BlockingIOError(11, "Resource temporarily unavailable")
-        return start(self, *arguments)
+        return start(self, *arguments, early=early)
 
     monkeypatch.setattr(Children, "start", start_one)
     result = runs.train(tmp_path, HUNT, total_steps=1000)

@@ -249,7 +249,7 @@ def test_a_checkpoint_of_arrays_is_one_of_torch(tmp_path):
             for name, array in arrays.items():
                 np.testing.assert_array_equal(acting[name], array, strict=not torch.is_tensor(acting[name]))
     refused = {
-        "expected tensors of the CPU, got builtins.print": print,
+        "expected tensors of the CPU, got __builtin__.print": print,
         "expected contiguous tensors": torch.zeros(2, 3).T,
     }
     for says, value in refused.items():
