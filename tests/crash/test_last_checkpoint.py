@@ -21,8 +21,8 @@ pytestmark = pytest.mark.long
 AGENTS = ("agent_0", "agent_1", "agent_2")
 FOR_EVER_S = 3600.0
 train = partial(marlcore, "train", cwd=Path(__file__).parent)
-OPTIONS = "--algo test_last_checkpoint:SlowDQN --total-steps 1000000000 --actor.envs 1 --learner.batch-size 16 "
-OPTIONS += "--learner.warmup 50 --learner.checkpoint-interval 20 --learner.device cpu "
+OPTIONS = "--env hunt:Calm --algo test_last_checkpoint:SlowDQN --total-steps 1000000000 --actor.envs 1 "
+OPTIONS += "--learner.batch-size 16 --learner.warmup 50 --learner.checkpoint-interval 20 --learner.device cpu "
 OPTIONS += f"--supervision.learner-timeout {FOR_EVER_S}"  # for so long the parent waits for last checkpoints, too
 
 
@@ -129,7 +129,7 @@ def test_a_second_ctrl_c_waits_for_nothing(run: Run) -> None:
     assert not any(path.exists() for path in segments)
     (run.folder / "slow").unlink()
     status, said = finished(train("--resume", run.path, "--total-steps", steps_of(run.path) + 1))  # it saves the last
-    assert status == 0, said
+    assert status == 0 and f"results in {run.path}" in said, said
     assert run.unfinished == []
     assert all(new["updates"] >= old["updates"] for new, old in zip(run.checkpoints(), before, strict=True))
 

@@ -17,7 +17,7 @@ def test_a_run_under_kills_reads_nothing_torn() -> None:
     reports: list[chaos.ChaosResult] = []
     while sum(report.restarts for report in reports) < 2 or sum(report.rows for report in reports) < 10_000:
         assert len(reports) < 90, "half an hour"
-        reports.append(chaos.attack(seconds=20, seed=1 + len(reports), pause=0.5))
+        reports.append(chaos.attack(seconds=10, seed=1 + len(reports), pause=0.5))
         assert reports[-1].good, str(reports[-1])
 
 

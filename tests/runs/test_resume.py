@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -193,18 +192,6 @@ def test_a_run_goes_on_after_its_parent_was_killed(tmp_path: Path) -> None:
     assert all(torch.load(path)["updates"] > updates >= 50 for path in run.glob("checkpoints/*.pt"))
     while any(path.name in sweep() for path in Path("/dev/shm").glob("marlcore-*")):
         time.sleep(0.1)  # the killed run's workers let go of it within seconds
-
-
-@LONG
-def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    parent = marlcore("train", "--run-dir", run, cwd=tmp_path)
-    until(lambda: steps_of(run), lambda: parent.poll() is None)
-    parent.send_signal(signal.SIGINT)
-    finished(parent)
-    again = marlcore("train", "--resume", run, "--total-steps", steps_of(run) + 1000, cwd=tmp_path)
-    code, output = finished(again)
-    assert code == 0 and f"results in {run}" in output, output
 
 
 def test_ctrl_c_of_a_program_names_what_continues_the_run(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from unittest.mock import Mock
 import pytest
 from crowd import Corridor
 from hunt import HUNT, bar
-from processes import await_group, sweep, until
+from processes import await_group
 from whole_runs import LONG, MODES, Runs, checkpoint, config_of, finished, marlcore, metrics_of, values_of
 
 import marlcore as mc
@@ -165,7 +165,7 @@ TRAINS = """
 import sys
 from marlcore.__main__ import main
 print("imported", flush=True)
-sys.exit(main(["train", "--run-dir", "run"]))
+sys.exit(main(["train", "--env", "hunt:Calm", "--run-dir", "run"]))
 """
 
 
@@ -193,17 +193,6 @@ def test_a_signal_stops_everything_without_a_traceback(
 ) -> None:
     code, output = stop_with(signum, after_s, tmp_path)
     assert code in codes and "Traceback" not in output
-
-
-@LONG  # quick: a killed parent takes its fork server and their children along, tests/unit/processes
-def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
-    process = marlcore("train", "--run-dir", "run", cwd=tmp_path)
-    logs = tmp_path / "run" / "logs"
-    until(lambda: any(logs.glob("*.log")), lambda: process.poll() is None)  # each worker opens its own
-    process.kill()
-    finished(process)
-    await_group(process.pid)
-    sweep()  # as every start of a run does
 
 
 def test_without_a_command_the_usage_is_shown(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_bad_input_is_refused_before_a_table_is_shown(tmp_path: Path, capfd: pyt
 @LONG
 def test_ctrl_c_stops_all_seeds(tmp_path: Path) -> None:
     folders = [tmp_path / "all" / f"seed-{seed}" for seed in (0, 1)]
-    options = "--env treasure_hunt --algo dqn --learner.warmup 50 --seeds 0 1 2 --parallel 2 --run-dir all"
+    options = "--env hunt:Calm --algo dqn --learner.warmup 50 --seeds 0 1 2 --parallel 2 --run-dir all"
     parent = marlcore("train", *options.split(), cwd=tmp_path)
     until(lambda: all(map(steps_of, folders)), lambda: parent.poll() is None)
     parent.send_signal(signal.SIGINT)
