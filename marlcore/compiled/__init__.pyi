@@ -24,7 +24,6 @@ from .draws import Categories as Categories
 from .draws import Chooser as Chooser
 from .draws import Normals as Normals
 from .draws import Sampled as Sampled
-from .draws import draws_of as draws_of
 from .draws import noisy_actions as noisy_actions
 from .draws import of_members as of_members
 from .inputs import Inputs as Inputs

@@ -70,11 +70,11 @@ class ScaledActions:
         self._space = space
         self._middle, self._reach = low / 2 + high / 2, high / 2 - low / 2  # no sum that could overflow
 
-    def decode(self, scaled: NDArray[Any]) -> NDArray[Any]:
+    def decode(self, scaled: NDArray[Any]) -> Any:
         """Converts vectors [k, size], clipped to [-1, 1], to actions [k, ...] in the space and of its dtype."""
         space = self._space
         scaled = np.minimum(np.maximum(scaled, -1.0), 1.0).reshape(-1, *space.shape)
-        action: NDArray[Any] = (self._middle + self._reach * scaled).astype(space.dtype)
+        action = (self._middle + self._reach * scaled).astype(space.dtype)
         return np.minimum(np.maximum(action, space.low, out=action), space.high, out=action)
 
 

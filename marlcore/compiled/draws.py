@@ -1,7 +1,7 @@
 """Random choices of actions: exploration, and draws from distributions, given the outputs of a network.
 
 A distribution's `outputs` is the number of network outputs that it takes, at the start of each row, and `extras` names
-the fields that rows store beside the action. `sample` draws k actions, and `mode` returns the most probable ones.
+the fields that rows store beside the action. `draw` draws k actions, and `mode` returns the most probable ones.
 `mask`, bool [k, outputs], holds the allowed values of each component. `log_std`, float32 [outputs], has the logarithms
 of the standard deviations of a Box, otherwise it is None.
 """
@@ -76,17 +76,15 @@ def of_members(epsilon: Any, rows: int, members: int) -> Any:
 def noisy_actions(
     rows: int, actions: ScaledActions, noisy: Callable[[Floats], NDArray[Any]], epsilon: Any,
     generator: np.random.Generator,
-) -> NDArray[Any]:  # fmt: skip
+) -> Any:  # fmt: skip
     """Returns actions [rows, ...]: with probability epsilon uniform ones of the Box, otherwise those of the policy.
 
     `noisy` returns these, [rows, size], given standard normal noise [rows, size]; it is called only if a row needs it.
     Epsilon does not change what the generator draws.
     """
     uniform = generator.random(rows) < epsilon
-    anywhere, noise = (
-        generator.random((rows, actions.size)),
-        generator.standard_normal((rows, actions.size), np.float32),
-    )
+    shape = rows, actions.size
+    anywhere, noise = generator.random(shape), generator.standard_normal(shape, np.float32)
     exploring = np.count_nonzero(uniform)
     scaled = 2.0 * anywhere - 1.0 if exploring == rows else noisy(noise)
     if 0 < exploring < rows:
@@ -104,7 +102,7 @@ class Categories:
         self.outputs = sum(self._sizes)
         self.extras: dict[str, Field] = {}
 
-    def sample(self, outputs: Any, mask: Any, generator: np.random.Generator, log_std: Any = None) -> Sampled:
+    def draw(self, outputs: Any, mask: Any, generator: np.random.Generator, log_std: Any = None) -> Sampled:
         rows, parts = len(outputs), len(self._sizes)
         places = generator.random((parts, rows))
         drawn, log_prob = np.empty((rows, parts), np.int64), np.empty(rows, np.float32)
@@ -132,7 +130,7 @@ class Bits:
         self.outputs = math.prod(space.shape)
         self.extras: dict[str, Field] = {}
 
-    def sample(self, outputs: Any, mask: Any, generator: np.random.Generator, log_std: Any = None) -> Sampled:
+    def draw(self, outputs: Any, mask: Any, generator: np.random.Generator, log_std: Any = None) -> Sampled:
         outputs = outputs[:, : self.outputs]
         tail = np.log1p(np.exp(-np.abs(outputs)))
         log_one, log_zero = -(np.maximum(-outputs, 0) + tail), -(np.maximum(outputs, 0) + tail)
@@ -162,7 +160,7 @@ class Normals:
         self.outputs = math.prod(space.shape)
         self.extras = {DRAWN: Field(self._shape, "float32")}
 
-    def sample(self, outputs: Any, mask: Any, generator: np.random.Generator, log_std: Any = None) -> Sampled:
+    def draw(self, outputs: Any, mask: Any, generator: np.random.Generator, log_std: Any = None) -> Sampled:
         mean = outputs[:, : self.outputs]
         noise = generator.standard_normal(mean.shape, np.float32)
         drawn = mean + np.exp(log_std) * noise
@@ -172,18 +170,11 @@ class Normals:
     def mode(self, outputs: Any, mask: Any) -> Any:
         return self._clipped(outputs[:, : self.outputs])
 
-    def _clipped(self, drawn: Floats) -> NDArray[Any]:
+    def _clipped(self, drawn: Floats) -> Any:
         with np.errstate(over="ignore"):  # a draw may lie beyond such bounds
             action = self._centre + self._half * drawn
-            action = np.minimum(np.maximum(action, self._low), self._high).astype(self._dtype)
-        return action.reshape(-1, *self._shape)
-
-
-def draws_of(space: Any) -> Categories | Bits | Normals:
-    """Returns how the actions of a Discrete, MultiDiscrete, MultiBinary or Box of floats are drawn."""
-    if isinstance(space, (gym.Discrete, gym.MultiDiscrete)):
-        return Categories(space)
-    return Bits(space) if isinstance(space, gym.MultiBinary) else Normals(space)
+            action = np.minimum(np.maximum(action, self._low), self._high)
+            return action.astype(self._dtype).reshape(-1, *self._shape)
 
 
 def flags_of(mask: NDArray[np.bool_] | None, shape: tuple[int, int]) -> Any:

@@ -25,7 +25,7 @@ def of_observations(weights: Mapping[str, Any]) -> Moments:
     return moments_of(weights, "norm") if weights.get("norm.count", 0) else {}
 
 
-def normalized(values: NDArray[Any], mean: Any, deviation: Any) -> NDArray[Any]:
+def normalized(values: NDArray[Any], mean: Any, deviation: Any) -> Any:
     """Returns values [..., *shape] less the mean, divided by the deviation, within [-LIMIT, LIMIT]."""
     scaled = (values - mean) / deviation
     return np.minimum(np.maximum(scaled, -LIMIT, out=scaled), LIMIT, out=scaled)

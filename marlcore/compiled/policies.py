@@ -12,16 +12,7 @@ from ..memory import ffi, lib
 from .acting_networks import DenseNetwork, MemberNetworks, QuantileNetwork, Weights
 from .actions import EnumeratedActions, ScaledActions, TeamChoices
 from .chain import Floats, pointer
-from .draws import (
-    LOG_PROB,
-    LOG_STD,
-    Bits,
-    Categories,
-    Chooser,
-    Normals,
-    noisy_actions,
-    of_members,
-)
+from .draws import LOG_PROB, LOG_STD, Bits, Categories, Chooser, Normals, noisy_actions, of_members
 from .moments import moments_of, normalized
 from .priorities import quantile_loss, step_error
 
@@ -40,7 +31,7 @@ class CompiledPolicy:
     def __init__(self, network: DenseNetwork | QuantileNetwork | MemberNetworks) -> None:
         self.network = network
         self.weights: Weights = {}
-        self._chooser: Any = None
+        self._chooser = Chooser(np.empty(0, np.int64), 1)
 
     def load(self, weights: Weights) -> None:
         """Takes the published model's tensors by name; afterwards the arrays may change."""
@@ -63,7 +54,7 @@ class CompiledPolicy:
 
     def chosen(self, outputs: Floats, actions: int, allowed: NDArray[np.bool_] | None) -> NDArray[np.int64]:
         """Returns each row's best action, in the array of a chooser."""
-        if self._chooser is None or len(self._chooser.action) != len(outputs):
+        if len(self._chooser.action) != len(outputs):
             self._chooser = Chooser(np.empty(len(outputs), np.int64), actions)
         self._chooser.take_best(outputs, allowed)
         return self._chooser.action
@@ -161,7 +152,7 @@ class DrawingPolicy(CompiledPolicy):
         outputs = self.network.outputs(obs)
         if explore is None:
             return Action(self._draws.mode(outputs, mask))
-        action, log_prob, extras = self._draws.sample(outputs, mask, generator, self._log_std)
+        action, log_prob, extras = self._draws.draw(outputs, mask, generator, self._log_std)
         return Action(action, {LOG_PROB: log_prob, **extras} if self._stores else {})
 
 
@@ -187,10 +178,10 @@ class NoisyBoxPolicy(CompiledPolicy):
         )
         return Action(action)
 
-    def _scaled(self, obs: Any, noise: Any, explore: Any) -> Floats:
+    def _scaled(self, obs: Any, noise: Any, explore: Any) -> Any:
         """Returns actions [k, size] in [-1, 1], given standard normal noise."""
         outputs, size = self.network.outputs(obs), self._outputs
-        mean: Floats = outputs[..., :size].reshape(len(outputs), -1)
+        mean = outputs[..., :size].reshape(len(outputs), -1)
         if not self._squashed:
             return mean if explore is None else mean + float(explore["noise"]) * noise
         log_std = np.minimum(np.maximum(outputs[:, size : 2 * size], LOG_STD[0]), LOG_STD[1])

@@ -7,29 +7,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from ...compiled import (
-    CompiledPolicy,
-    DenseNetwork,
-    DrawingPolicy,
-    EnumeratedActions,
-    Inputs,
-    MemberNetworks,
-    NamedChain,
-    NoisyBoxPolicy,
-    QuantileNetwork,
-    ScaledActions,
-    TeamChoices,
-    TeamValuePolicy,
-    ValuePolicy,
-    draws_of,
-)
+from ... import compiled
 from ...spaces import Spaces
 from ..bases.clipped_policy import ClippedPolicy
 from ..networks.actor_critic import ContinuousPolicy
 from ..networks.policy_value import PolicyNetwork
 from ..networks.qnetwork import QNetwork
-from ..networks.teams import MemberNetworks as TorchMemberNetworks
-from ..networks.teams import TeamPolicy
+from ..networks.teams import MemberNetworks, TeamPolicy
 from .plain import NotPlain, Watched, layers_of
 
 Names: TypeAlias = dict[nn.Module, str]  # of a model's modules
@@ -38,7 +22,7 @@ PACKAGE = __package__.partition(".")[0] + "."
 ACTING = ("act", "chosen", "greedy", "sampled", "first_priority", "priority_of")  # an algorithm's methods for actors
 
 
-def acting_policy(algorithm: Any, model: Any, spaces: Spaces) -> CompiledPolicy:
+def acting_policy(algorithm: Any, model: Any, spaces: Spaces) -> compiled.CompiledPolicy:
     """Returns the form of an algorithm's policy that acts without torch, without weights.
 
     Args:
@@ -48,7 +32,7 @@ def acting_policy(algorithm: Any, model: Any, spaces: Spaces) -> CompiledPolicy:
     """
     for name in ACTING:
         method = getattr(type(algorithm), name, None)
-        if method is not None and not method.__module__.startswith(PACKAGE):
+        if method is not None and not str(getattr(method, "__module__", "")).startswith(PACKAGE):
             raise NotPlain(f"{type(algorithm).__name__}.{name}")
     network, names = model.model, {part: name for name, part in model.named_modules()}
     Watched(network, trained=False)
@@ -56,11 +40,13 @@ def acting_policy(algorithm: Any, model: Any, spaces: Spaces) -> CompiledPolicy:
         return _of_values(algorithm, network, names, spaces)
     if isinstance(network, PolicyNetwork):
         dense = _dense(names, spaces, network.torso, network.head)
-        deviations = f"{names[network.distribution]}.log_std" if hasattr(network.distribution, "log_std") else None
-        return DrawingPolicy(dense, draws_of(spaces.action), deviations, isinstance(algorithm, ClippedPolicy))
-    if isinstance(network, TorchMemberNetworks):
+        drawn: Any = network.distribution
+        deviations = f"{names[drawn]}.log_std" if hasattr(drawn, "log_std") else None
+        stores = isinstance(algorithm, ClippedPolicy)
+        return compiled.DrawingPolicy(dense, drawn.draws(spaces.action), deviations, stores)
+    if isinstance(network, MemberNetworks):
         members = _members(network, lambda seen, member: _dense(names, seen, member.torso, member.head))
-        return TeamValuePolicy(members, TeamChoices(network.team.choices))
+        return compiled.TeamValuePolicy(members, compiled.TeamChoices(network.team.choices))
     if isinstance(network, ContinuousPolicy):
         return _noisy(algorithm, network, _box(names, spaces, network), spaces)
     if isinstance(network, TeamPolicy) and not network.team.choices:
@@ -69,44 +55,45 @@ def acting_policy(algorithm: Any, model: Any, spaces: Spaces) -> CompiledPolicy:
     raise NotPlain(type(network).__name__)
 
 
-def _of_values(algorithm: Any, network: Any, names: Names, spaces: Spaces) -> CompiledPolicy:
-    actions, dueling = EnumeratedActions(algorithm.owner, spaces.action), network.head.dueling
-    scale = algorithm.reward_scale if algorithm.actor_priorities else None
+def _of_values(algorithm: Any, network: Any, names: Names, spaces: Spaces) -> compiled.CompiledPolicy:
+    actions, dueling = compiled.EnumeratedActions(algorithm.owner, spaces.action), network.head.dueling
+    scale = algorithm.reward_scale if getattr(algorithm, "actor_priorities", False) else None
     if not hasattr(network, "embedding"):
-        return ValuePolicy(_dense(names, spaces, network.torso, network.head), actions, dueling, scale)
-    torso = _chain(names, network.torso) if len(network.torso.dense.layers) else None
+        return compiled.ValuePolicy(_dense(names, spaces, network.torso, network.head), actions, dueling, scale)
+    torso = _chain(names, network.torso) if layers_of(network.torso)[0] else None
     cosines = torch.cos(network.midpoints[0, :, None] * network.frequencies).numpy()
     of_fractions = _chain(names, network.embedding), _chain(names, network.head), cosines
-    quantiles = QuantileNetwork(Inputs(spaces), torso, *of_fractions)
-    return ValuePolicy(quantiles, actions, dueling, scale, (algorithm.n_tau, algorithm.kappa))
+    quantiles = compiled.QuantileNetwork(compiled.Inputs(spaces), torso, *of_fractions)
+    return compiled.ValuePolicy(quantiles, actions, dueling, scale, (algorithm.n_tau, algorithm.kappa))
 
 
-def _noisy(algorithm: Any, policy: Any, network: Any, spaces: Spaces) -> CompiledPolicy:
+def _noisy(algorithm: Any, policy: Any, network: Any, spaces: Spaces) -> compiled.CompiledPolicy:
     """`policy`: the network, or one of a team's members."""
-    actions = ScaledActions(algorithm.owner, spaces.action)
-    return NoisyBoxPolicy(network, actions, policy.actions.size, squashed=policy.outputs == 2)
+    actions = compiled.ScaledActions(algorithm.owner, spaces.action)
+    return compiled.NoisyBoxPolicy(network, actions, policy.actions.size, squashed=policy.outputs == 2)
 
 
-def _box(names: Names, spaces: Spaces, policy: Any) -> DenseNetwork:
+def _box(names: Names, spaces: Spaces, policy: Any) -> compiled.DenseNetwork:
     """A network whose outputs are actions within [-1, 1], or what GaussianPolicy of sac.py makes of its outputs."""
     return _dense(names, spaces, policy.torso, policy.output, None if policy.outputs == 2 else "tanh")
 
 
-def _members(networks: TorchMemberNetworks, make: Callable[[Spaces, Any], DenseNetwork]) -> MemberNetworks:
+def _members(networks: MemberNetworks, make: Callable[[Spaces, Any], compiled.DenseNetwork]) -> compiled.MemberNetworks:
     team = networks.team
     pairs = zip(team.groups, networks.networks, strict=True)
     groups = [(group.part, group.rows, make(group.spaces, network)) for group, network in pairs]
-    return MemberNetworks(groups, team.spaces.stack)
+    return compiled.MemberNetworks(groups, team.spaces.stack)
 
 
-def _dense(names: Names, spaces: Spaces, torso: Any, head: nn.Module, last: str | None = None) -> DenseNetwork:
+def _dense(names: Names, spaces: Spaces, torso: Any, head: nn.Module, last: str | None = None) -> compiled.DenseNetwork:
     """`last`: the activation of the outputs."""
     chain = _chain(names, torso, head, last=last)
     hidden = () if torso.names is None else {part.name for part in spaces.parts} - {*torso.names}
-    return DenseNetwork(Inputs(spaces, tuple(hidden)), chain)
+    return compiled.DenseNetwork(compiled.Inputs(spaces, tuple(hidden)), chain)
 
 
-def _chain(names: Names, *parts: nn.Module, last: str | None = None) -> NamedChain:
+def _chain(names: Names, *parts: nn.Module, last: str | None = None) -> compiled.NamedChain:
     layers, modules = layers_of(*parts)
     layers[-1] = layers[-1]._replace(activation=layers[-1].activation or last)
-    return NamedChain(layers, [f"{names[part]}.{of_part}" for part in modules for of_part in ("weight", "bias")])
+    of_layers = [f"{names[module]}.{tensor}" for module in modules for tensor in ("weight", "bias")]
+    return compiled.NamedChain(layers, of_layers)

@@ -8,7 +8,7 @@ the entropies [B], with torch. `mask`, bool [k, outputs], holds the allowed valu
 
 import math
 from functools import reduce
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -34,24 +34,26 @@ def distribution_of(owner: str, space: gymnasium.Space) -> "Categorical | Bernou
     raise ValueError(f"{owner}: expected {expected}, got {brief(space)}")
 
 
-class Sampling(nn.Module):
-    """Draws actions as the base beside this one does, by outputs and a mask that are tensors."""
+class Distribution(nn.Module):
+    """Draws actions as the base `draws` beside this one does, by outputs and a mask that are tensors."""
 
-    def sample(
-        self, output: torch.Tensor, mask: torch.Tensor | None, generator: np.random.Generator, log_std: None = None
-    ) -> Sampled:
-        draws: Any = super()
+    draws: ClassVar[Any]
+
+    def __init__(self, space: gymnasium.Space) -> None:
+        super().__init__()
+        self.draws.__init__(self, space)
+
+    def sample(self, output: torch.Tensor, mask: torch.Tensor | None, generator: np.random.Generator) -> Sampled:
         deviations = array_of(getattr(self, "log_std", None))
-        sampled: Sampled = draws.sample(array_of(output.contiguous()), array_of(mask), generator, deviations)
+        arrays = array_of(output.contiguous()), array_of(mask)
+        sampled: Sampled = self.draws.draw(self, *arrays, generator, deviations)
         return sampled
 
 
-class Categorical(Sampling, Categories):
+class Categorical(Distribution, Categories):
     """Distribution of a Discrete, or of the components of a MultiDiscrete, independent of each other."""
 
-    def __init__(self, space: gym.Discrete | gym.MultiDiscrete) -> None:
-        nn.Module.__init__(self)
-        Categories.__init__(self, space)
+    draws = Categories
 
     def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         parts = [part.argmax(1) for part in torch.split(masked(output, mask), self._sizes, 1)]
@@ -66,12 +68,10 @@ class Categorical(Sampling, Categories):
         return reduce(torch.add, taken), reduce(torch.add, map(entropy_of, logs))
 
 
-class Bernoulli(Sampling, Bits):
+class Bernoulli(Distribution, Bits):
     """Distribution of a MultiBinary: each value is 1 with its own probability."""
 
-    def __init__(self, space: gym.MultiBinary) -> None:
-        nn.Module.__init__(self)
-        Bits.__init__(self, space)
+    draws = Bits
 
     def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         return (output > 0).reshape(-1, *self._shape).to(dtype_of(self._dtype))
@@ -82,12 +82,13 @@ class Bernoulli(Sampling, Bits):
         return _log_prob_of_bits(output, ones), entropy
 
 
-class Gaussian(Sampling, Normals):
+class Gaussian(Distribution, Normals):
     """Distribution of a Box: a diagonal normal distribution, whose standard deviations are separate parameters."""
 
-    def __init__(self, space: gym.Box) -> None:
-        nn.Module.__init__(self)
-        Normals.__init__(self, space)
+    draws = Normals
+
+    def __init__(self, space: gymnasium.Space) -> None:
+        super().__init__(space)
         self.log_std = nn.Parameter(torch.zeros(self.outputs))
 
     def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

@@ -44,7 +44,8 @@ class QNetwork(nn.Module):
 
     def allowed(self, obs: Any) -> torch.Tensor | None:
         """Returns the joint actions that a batch's masks allow, bool [B, actions.count]; None without masks."""
-        return self.actions.allowed(self.spaces.mask_in(obs))
+        allowed: torch.Tensor | None = self.actions.allowed(self.spaces.mask_in(obs))
+        return allowed
 
 
 class RecurrentQNetwork(QNetwork):

@@ -18,7 +18,7 @@ LAST = np.nextafter(1.0, 0.0)
 def drawn(output, place, sizes=None, mask=None):
     space = gym.MultiDiscrete(sizes or [output.shape[1]])
     generator = SimpleNamespace(random=lambda shape: np.asarray(place, np.float64).reshape(shape))
-    action, log_prob, _ = Categories(space).sample(output, mask, generator)
+    action, log_prob, _ = Categories(space).draw(output, mask, generator)
     return action, log_prob
 
 

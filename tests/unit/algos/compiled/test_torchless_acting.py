@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -160,13 +162,28 @@ def test_first_priorities_are_those_of_the_algorithm(name):
     np.testing.assert_allclose(found, expected if hyper.actor_priorities else np.full(9, np.nan), **rounding(10, 10.0))
 
 
+ALONE = """
+import pickle, sys
+for policy, weights, obs, explore, mask in pickle.load(sys.stdin.buffer):
+    policy.load(weights)
+    policy.act(obs, explore=explore, mask=mask, generator=__import__("numpy").random.default_rng(0))
+assert not {"torch", "numba"} & {*sys.modules}
+"""
+
+
+def test_acting_imports_neither_torch_nor_numba():
+    """Of one process for all cases."""
+    work = []
+    for name in CASES:
+        _, spaces, model, policy = made(name)
+        obs = each(torch.Tensor.numpy, observations(spaces, 4, 0))
+        work.append((policy, weights_of(model), obs, {"epsilon": 0.5, "noise": 0.1}, spaces.mask_in(obs)))
+    subprocess.run([sys.executable, "-c", ALONE], input=pickle.dumps(work), check=True)
+
+
 class OwnChoice(mc.DQN):
     def chosen(self, model, obs, request):
         return super().chosen(model, obs, request)
-
-
-def hooked(model):
-    model.model.head.register_forward_hook(lambda *_: None)
 
 
 IMAGE = Spaces(gym.Box(0, 255, (40, 40), np.uint8), gym.Discrete(2))
@@ -175,12 +192,15 @@ REFUSED = [
     (mc.PPO(activation="gelu"), box_spaces(), "GELU"), (mc.R2D2(), box_spaces(), "LSTM"),
     (mc.VDN(cell="gru"), team_spaces(), "GRU"), (mc.RecurrentPPO(), box_spaces(), "LSTM"),
     (mc.DQN(network=lambda spaces: torch.nn.Linear(3, 4)), box_spaces(), "CustomTorso"),
+    (mc.IQN(network=lambda spaces: torch.nn.Linear(3, 4), hidden=(8,)), box_spaces(), "CustomTorso"),
     (OwnChoice(), box_spaces(), "OwnChoice.chosen"), (mc.COMA(), team_spaces(), "TeamPolicy"),
     (mc.HAPPO(), team_spaces(), "TeamPolicies"), (mc.MADDPG(), team_spaces(), "TeamPolicy"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("hyper", "spaces", "part"), REFUSED, ids=[part for *_, part in REFUSED])
+@pytest.mark.parametrize(
+    ("hyper", "spaces", "part"), REFUSED, ids=[f"{type(hyper).__name__} {part}" for hyper, _, part in REFUSED]
+)
 def test_what_no_chain_can_stand_for_is_named(hyper, spaces, part):
     with pytest.raises(NotPlain, match=f"^{part}$"):
         acting_policy(hyper, PolicyModel(hyper.make_model(spaces)), spaces)
