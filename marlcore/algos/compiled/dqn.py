@@ -1,7 +1,6 @@
 """Updates of DQN and CQL, each in one call of the core; the text is bases/q_learning.py and cql.py."""
 
 from abc import abstractmethod
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
