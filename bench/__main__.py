@@ -14,6 +14,7 @@ from .machine import busy
 
 PROGRAMS = {
     "report": "core.report",
+    "networks": "core.networks",
     "growth": "costs.growth",
     "instructions": "costs.instructions",
     "soak": "costs.soak",

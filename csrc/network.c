@@ -123,8 +123,9 @@ void mc_layers_backward(const struct mc_layer *layers, int64_t count, int64_t ro
                         int64_t x_row, float *x_gradient, int trains) {
     const struct mc_layer *last = &layers[count - 1];
     float *g = last->gradient;
-    if (last->activation != MC_LINEAR)
-        for (int64_t i = 0; i < rows * mc_padded(last->outputs); i++) {
+    int64_t last_row = mc_padded(last->outputs);
+    for (int64_t r = 0; last->activation != MC_LINEAR && r < rows; r++)
+        for (int64_t i = r * last_row; i < r * last_row + last->outputs; i++) {
             float y = last->output[i];
             g[i] = last->activation == MC_TANH ? g[i] * (1.0f - y * y) : y > 0.0f ? g[i] : 0.0f;
         }

@@ -1,4 +1,5 @@
 # Core
+from .compiled import Compiled as Compiled
 from .processes import Metric as Metric
 from .processes import WorkerContext as WorkerContext
 from .processes import Workers as Workers

@@ -30,7 +30,7 @@ from ..machine import say
 from ..pages.tables import markdown
 
 CORE = ROOT / "csrc"
-FLAGS = ["-std=c11", "-O3", "-fvisibility=hidden"]  # of csrc/ffi_build.py
+FLAGS = ["-std=c11", "-O3", "-fvisibility=hidden", "-ffp-contract=fast", "-fno-math-errno"]  # of csrc/ffi_build.py
 GENERIC = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "PYTHONHASHSEED": "0"}
 MOST_GROWTH = 0.02  # counts repeat exactly: it leaves room for a few instructions of a call of thousands
 

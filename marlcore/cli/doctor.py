@@ -248,6 +248,13 @@ def check_numba_cache(cache: Callable[[], Path | None] | None = None, environ: E
     return Finding("ok", f"kernels are cached in {path}")
 
 
+def check_kernels() -> Finding:
+    """Says which kernels compiled networks use on this processor."""
+    from ..compiled import level, widest  # here: a broken core is another check's finding
+
+    return Finding("ok", f"{level()} for layers of up to {widest()} units; torch computes wider ones")
+
+
 def check_gpu(torch: Any = None) -> Finding:
     """Lists the accelerators that torch can use; having none is fine."""
     if (torch := torch or _torch()) is None:
@@ -291,6 +298,7 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "processors": check_processors,
     "threads": check_threads,
     "numba cache": check_numba_cache,
+    "networks": check_kernels,
     "gpu": check_gpu,
     "niceness": check_niceness,
 }

@@ -4,6 +4,6 @@ The arrays are others': weights stay where they are published, saved and trained
 for the products, and the layers' outputs.
 """
 
-from .adam import Adam
-from .chain import Chain, Floats, Layer, padded_zeros, pointer, use_level, widest
-from .inputs import Inputs
+from ..lazy import attach_stub
+
+__getattr__, __dir__ = attach_stub(__name__, __file__)

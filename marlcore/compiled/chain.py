@@ -138,9 +138,14 @@ def use_level(name: str) -> str:
     return LEVELS[int(lib.mc_dense_use(LEVELS.index(name)))]
 
 
+def level() -> str:
+    """Returns the level in use."""
+    return LEVELS[int(lib.mc_dense_level())]
+
+
 def widest() -> int:
     """Returns the units of the widest layers for which chains are faster than torch, at the level in use."""
-    return WIDEST[LEVELS[lib.mc_dense_level()]]
+    return WIDEST[level()]
 
 
 use_level(os.environ.get(CPU, LEVELS[-1]))

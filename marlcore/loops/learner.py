@@ -126,6 +126,11 @@ class Learner:
             self.batches.follow(self._pace_at)
         self.publish()
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether updates are compiled, see `LearnerConfig.engine`; a trainer of torch has no reason to name."""
+        return not getattr(self.trainer, "reason", "torch")
+
     def _pace_at(self, ahead: float) -> float:
         """Returns the updates per step of the pace, `ahead` steps of the run from now."""
         assert self.pace is not None
@@ -187,7 +192,7 @@ class Learner:
         lag[lag >= 2**31] = 0  # rows newer than the checkpoint from which the learner resumed
         p50, p99 = np.percentile(lag, (50, 99))
         lags = {"policy_lag": lag.mean(), "policy_lag_p50": p50, "policy_lag_p99": p99}
-        rates = {"updates_per_s": count / max(now - self._last_report, 1e-9)}
+        rates = {"updates_per_s": count / max(now - self._last_report, 1e-9), "compiled": float(self.is_compiled)}
         if self.pace is not None:
             rates["updates_per_step"] = self._pace_at(0)
         for name, value in {**self.numbers, **lags, **rates, **self.batches.stats()}.items():

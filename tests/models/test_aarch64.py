@@ -28,7 +28,7 @@ def test_every_source_compiles_for_aarch64_without_a_warning(tmp_path: Path):
         mutants.compile_with([GCC, *warnings, f"-I{CORE}", "-c", str(source), "-o", str(tmp_path / "object")])
 
 
-@pytest.mark.parametrize("name", ["test_core", "test_transitions"])
+@pytest.mark.parametrize("name", ["test_core", "test_transitions", "test_dense"])
 def test_the_tests_of_the_core_pass_on_aarch64(name: str, tmp_path: Path):
     done = run([EMULATOR, build(CORE, name, tmp_path, ["-static"], GCC)])
     assert done.returncode == 0, done.stdout + done.stderr

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ...compiled import widest
 from ...interfaces import Trainer
 from ..bases.actor_critic import DelayedPolicyTrainer
 from ..cql import CQLTrainer
@@ -24,20 +25,24 @@ COMPILED: dict[type, type[CompiledTrainer]] = {
 }
 
 
-def with_engine(trainer: Any, engine: str) -> Trainer:
-    """Returns the trainer itself or its compiled form, which "auto" takes where there is one that is faster.
+def with_engine(trainer: Any, engine: str) -> tuple[Trainer, str]:
+    """Returns the trainer's compiled form and "", or the trainer itself and why torch makes its updates.
 
-    Raises: ValueError: the engine is "compiled", and the message says why that cannot serve.
+    Raises: ValueError: the engine is "compiled", which cannot serve; the message says why.
     """
+    compiled, reason = _compiled(trainer) if engine != "torch" else (None, "learner.engine is torch")
+    if reason and engine == "compiled":
+        raise ValueError(f"learner.engine: expected auto or torch for {reason}, got compiled")
+    if compiled is not None and engine == "auto" and not compiled.is_faster:
+        reason = f"layers of more than {widest()} units, for which torch is as fast on this processor"
+    return (trainer, reason) if reason else (compiled, "")  # type: ignore[return-value]
+
+
+def _compiled(trainer: Any) -> tuple[CompiledTrainer | None, str]:
+    """Returns a trainer's compiled form, or the reason why it has none."""
     update = getattr(trainer.update, "__func__", None)
-    own = update is not None and update.__module__.startswith(TEXT)  # and nobody replaced it
-    kind = COMPILED.get(type(trainer)) if own else None
-    if engine == "torch" or (kind is None and engine == "auto"):
-        return trainer  # type: ignore[no-any-return]
-    expected = "learner.engine: expected auto or torch"
-    if kind is None:
-        raise ValueError(f"{expected} for {type(trainer.hyper).__name__}, which has no compiled form, got compiled")
+    kind = COMPILED.get(type(trainer))
+    if kind is None or update is None or not update.__module__.startswith(TEXT):
+        return None, f"the updates of {type(trainer).__name__}"
     compiled = kind(trainer)
-    if engine == "compiled" and compiled.reason:
-        raise ValueError(f"{expected} for a network with {compiled.reason}, got compiled")
-    return compiled if not compiled.reason and (engine == "compiled" or compiled.is_faster) else trainer
+    return compiled, compiled.reason and f"a network with {compiled.reason}"

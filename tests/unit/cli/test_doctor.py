@@ -62,6 +62,7 @@ LOOKS = {
     "torch": (doctor.check_packages, [["torch"]], "ok", "torch ", ""),
     "no limit": (doctor.check_memory_limit, [lambda: None], "ok", "no limit", ""),
     "a wide limit": (doctor.check_memory_limit, [limit(4 * GIB)], "ok", "8.0 GiB, 4.0 GiB free", ""),
+    "networks": (doctor.check_kernels, [], "ok", " units; torch computes wider ones", ""),
     "processors works": (doctor.check_processors, [lambda: 4.0], "ok", "4 for 1 actors and 3 learners", ""),
     "no Ray": (doctor.check_niceness, [False, {}], "ok", "Ray is not installed", ""),
     "Ray's niceness": (doctor.check_niceness, [True, {}], "warning", "niceness 15", "RAY_worker_niceness=0"),

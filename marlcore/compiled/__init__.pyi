@@ -1,0 +1,11 @@
+from .adam import Adam as Adam
+from .chain import Chain as Chain
+from .chain import Floats as Floats
+from .chain import Layer as Layer
+from .chain import level as level
+from .chain import padded_zeros as padded_zeros
+from .chain import pointer as pointer
+from .chain import use_level as use_level
+from .chain import widest as widest
+from .inputs import Inputs as Inputs
+from .network import Compiled as Compiled

@@ -1,0 +1,105 @@
+"""`mc.Compiled`: a network of plain layers acts without torch, as torch does."""
+
+import itertools
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import marlcore as mc
+from marlcore.compiled import use_level
+
+ROWS = 9
+
+
+def module_of(activation: type[nn.Module], *sizes: int) -> nn.Module:
+    layers = [nn.Linear(*pair) for pair in itertools.pairwise(sizes)]
+    inner = [part for layer in layers[:-1] for part in (layer, activation())]
+    return nn.Sequential(nn.Sequential(*inner), layers[-1])
+
+
+def expected_of(module: nn.Module, obs: Any) -> Any:
+    with torch.inference_mode():
+        return module(torch.from_numpy(obs)).numpy()
+
+
+@pytest.fixture(params=["baseline", "avx2", "avx512"])
+def level(request: pytest.FixtureRequest) -> Any:
+    yield use_level(request.param)
+    use_level("avx512")
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
+def test_outputs_are_those_of_the_module(level: str, activation: type[nn.Module]) -> None:
+    """Each is a sum of at most 33 products of numbers below 4, twice: 33 roundings of 4 are below 1e-4."""
+    module = module_of(activation, 5, 33, 17, 3)
+    network, obs = mc.Compiled(module), np.random.default_rng(0).standard_normal((ROWS, 5), np.float32)
+    assert (network.inputs, network.outputs) == (5, 3)
+    np.testing.assert_allclose(network.act(obs), expected_of(module, obs), rtol=0, atol=1e-4)
+    np.testing.assert_array_equal(network.act(obs[0].astype(np.float64)), network.act(obs)[0])
+    arrays = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
+    by_name = mc.Compiled(arrays, "relu" if activation is nn.ReLU else "tanh")
+    np.testing.assert_array_equal(by_name.act(obs), network.act(obs))
+
+
+def test_it_takes_the_weights_that_a_subscriber_pulls() -> None:
+    module, other = module_of(nn.ReLU, 4, 8, 2), module_of(nn.ReLU, 4, 8, 2)
+    network, obs = mc.Compiled(other), np.ones((ROWS, 4), np.float32)
+    with mc.ParameterStore.create(module) as store:
+        subscriber = store.subscriber(network.weights)
+        store.publisher(module).publish()
+        before = network.act(obs)
+        assert subscriber.pull()
+        np.testing.assert_array_equal(network.act(obs), before)
+        network.load()
+        np.testing.assert_allclose(network.act(obs), expected_of(module, obs), rtol=0, atol=1e-5)
+    network.load({name: tensor.numpy() for name, tensor in other.state_dict().items()})
+    np.testing.assert_array_equal(network.act(obs), before)
+
+
+W, B = np.ones((3, 2)), np.ones(3)
+REFUSED: dict[str, tuple[Any, str]] = {
+    "a convolution": (nn.Sequential(nn.Conv2d(1, 1, 1)), "network 0: expected Linear layers with ReLU or Tanh"),
+    "another activation": (nn.Sequential(nn.Linear(2, 3), nn.ELU()), "network 1: expected Linear layers"),
+    "a module of one's own": (mc.DQN, "network: expected a torch.nn.Module or arrays by name"),
+    "a bias too few": ({"w": W}, "network: expected a weight and a bias for each layer"),
+    "a bias of another size": ({"w": W, "b": np.ones(2)}, r"network b: expected \[3\], got \[2\]"),
+    "layers that do not follow": (
+        {"w": W, "b": B, "v": W, "c": B},
+        r"network v: expected \[outputs, 3\], got \[3, 2\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_networks_are_refused_in_one_line(name: str) -> None:
+    network, message = REFUSED[name]
+    with pytest.raises((ValueError, TypeError), match=message):
+        mc.Compiled(network)
+
+
+def test_other_shapes_are_refused_and_change_nothing() -> None:
+    network = mc.Compiled({"w": W, "b": B})
+    before = network.act(np.ones(2))
+    with pytest.raises(ValueError, match=r"obs: expected \[k, 2\] or \[2\], got \[1, 3\]"):
+        network.act(np.ones((1, 3)))
+    with pytest.raises(ValueError, match=r"weights b: expected \(3,\), got \(2,\)"):
+        network.load({"w": 2 * W, "b": np.ones(2)})
+    with pytest.raises(ValueError, match="activation: expected relu or tanh, got 'elu'"):
+        mc.Compiled({"w": W, "b": B}, "elu")  # type: ignore[arg-type]
+    network.load()
+    np.testing.assert_array_equal(network.act(np.ones(2)), before)
+
+
+def test_it_needs_no_torch() -> None:
+    program = """
+import sys, numpy as np, marlcore as mc
+network = mc.Compiled({"w": np.ones((3, 2)), "b": np.zeros(3)})
+assert network.act(np.ones(2)).tolist() == [2, 2, 2]
+assert not {"torch", "gymnasium"} & {*sys.modules}
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
