@@ -352,7 +352,7 @@ struct mc_iqn {
     double kappa;
     float *cosine;          /* scratch: padded [rows times the largest of the three, cosines] */
     float *product, *slope; /* likewise, features */
-    float *sample;          /* [sampled] */
+    float *line;            /* [3 predicted] */
     int64_t *best;          /* [rows] */
 };
 

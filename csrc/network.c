@@ -73,33 +73,49 @@ void mc_layers_forward(const struct mc_layer *layers, int64_t count, int64_t row
     }
 }
 
+/* y [a_columns, b_columns] = a transposed, times b; both have `rows` rows. */
+static void transposed_times(int64_t rows, const float *a, int64_t a_row, int64_t a_columns, const float *b,
+                             int64_t b_row, int64_t b_columns, float *y, int64_t y_row) {
+    struct mc_product product = {.rows = a_columns,
+                                 .inner = rows,
+                                 .columns = b_columns,
+                                 .a = a,
+                                 .a_row = 1,
+                                 .a_inner = a_row,
+                                 .b = b,
+                                 .b_row = b_row,
+                                 .y = y,
+                                 .y_row = y_row};
+    mc_dense()->multiply(&product);
+}
+
+enum { FEW = 8, STRIP = 64 };
+
 /* Of one layer, by the gradient g of its sums before the activation. */
 static void of_weights(const struct mc_layer *layer, int64_t rows, const float *x, int64_t x_row,
                        const float *g) {
     static const float one = 1.0f;
-    int64_t pitch = mc_padded(layer->outputs);
-    const float *a = layer->inputs_first ? x : g, *b = layer->inputs_first ? g : x;
-    int64_t a_row = layer->inputs_first ? x_row : pitch, b_row = layer->inputs_first ? pitch : x_row;
-    int64_t of_a = layer->inputs_first ? layer->inputs : layer->outputs;
-    int64_t of_b = layer->inputs_first ? layer->outputs : layer->inputs;
-    struct mc_product of_weight = {.rows = of_a,
-                                   .inner = rows,
-                                   .columns = of_b,
-                                   .a = a,
-                                   .a_row = 1,
-                                   .a_inner = a_row,
-                                   .b = b,
-                                   .b_row = b_row,
-                                   .y = layer->weight_gradient,
-                                   .y_row = of_b};
+    int64_t pitch = mc_padded(layer->outputs), inputs = layer->inputs, outputs = layer->outputs;
+    float *to = layer->weight_gradient, strip[FEW * STRIP];
+    if (layer->inputs_first)
+        transposed_times(rows, x, x_row, inputs, g, pitch, outputs, to, outputs);
+    else if (inputs > FEW)
+        transposed_times(rows, g, pitch, outputs, x, x_row, inputs, to, inputs);
+    else /* rows of so few numbers would leave most of a vector unused */
+        for (int64_t first = 0; first < outputs; first += STRIP) {
+            int64_t count = outputs - first < STRIP ? outputs - first : STRIP;
+            transposed_times(rows, x, x_row, inputs, g + first, pitch, count, strip, STRIP);
+            for (int64_t o = 0; o < count; o++)
+                for (int64_t i = 0; i < inputs; i++)
+                    to[(first + o) * inputs + i] = strip[i * STRIP + o];
+        }
     struct mc_product of_bias = {.rows = 1,
                                  .inner = rows,
-                                 .columns = layer->outputs,
+                                 .columns = outputs,
                                  .a = &one,
                                  .b = g,
                                  .b_row = pitch,
                                  .y = layer->bias_gradient};
-    mc_dense()->multiply(&of_weight);
     mc_dense()->multiply(&of_bias);
 }
 

@@ -32,17 +32,19 @@ static void descend(struct mc_values *values) {
 }
 
 /* Of a row: the logarithm of the sum of the exponentials of its allowed values, less the taken action's
- * value; adds its gradient, times the weight. */
+ * value; adds its gradient, times the weight. Where no action is allowed, the values count as zeros. */
 static float penalty_of(const struct mc_values *v, const float *outputs, const uint8_t *allowed,
                         int64_t action, float weight, float *gradient) {
-    float most = mc_value(v->actions, v->dueling, outputs, mc_best(v->actions, outputs, allowed)), sum = 0.0f;
-    float rest = mc_value(v->actions, v->dueling, outputs, action) - outputs[action];
+    float taken = mc_value(v->actions, v->dueling, outputs, action), rest = taken - outputs[action];
+    float most = outputs[mc_best(v->actions, outputs, allowed)], sum = 0.0f;
     for (int64_t a = 0; a < v->actions; a++)
-        sum += allowed && !allowed[a] ? 0.0f : expf(outputs[a] + rest - most);
-    for (int64_t a = 0; a < v->actions; a++)
-        gradient[a] += allowed && !allowed[a] ? 0.0f : weight * expf(outputs[a] + rest - most) / sum;
+        sum += allowed && !allowed[a] ? 0.0f : expf(outputs[a] - most);
     gradient[action] -= weight;
-    return most + logf(sum) - (outputs[action] + rest);
+    if (sum == 0.0f)
+        return logf((float)v->actions) - taken;
+    for (int64_t a = 0; a < v->actions; a++)
+        gradient[a] += allowed && !allowed[a] ? 0.0f : weight * expf(outputs[a] - most) / sum;
+    return most + rest + logf(sum) - taken;
 }
 
 int mc_dqn_update(struct mc_dqn *dqn, const struct mc_batch *batch) {
@@ -129,46 +131,49 @@ static void choose(const struct mc_iqn *iqn, const float *after, const uint8_t *
     }
 }
 
-/* The loss of a predicted quantile, the mean over the samples of the target, and its slope. */
-static float quantile_loss(const struct mc_iqn *iqn, float predicted, float fraction, float *slope) {
-    float kappa = (float)iqn->kappa, loss = 0.0f, sum = 0.0f;
-    for (int64_t j = 0; j < iqn->sampled; j++) {
-        float away = predicted - iqn->sample[j];
-        float clipped = away > kappa ? kappa : away < -kappa ? -kappa : away;
-        float weight = away > 0.0f ? 1.0f - fraction : fraction;
-        sum += weight * clipped;
-        loss += weight * clipped * (away - 0.5f * clipped);
+/* Adds the losses and slopes of predicted quantiles for a sample of the target. */
+static void add_losses(int64_t count, const float *predicted, const float *fractions, float sample,
+                       float kappa, float *restrict losses, float *restrict slopes) {
+    for (int64_t i = 0; i < count; i++) {
+        float away = predicted[i] - sample;
+        float least = away < -kappa ? -kappa : away, clipped = least > kappa ? kappa : least;
+        float slope = fabsf(fractions[i] - (float)(away > 0.0f)) * clipped;
+        slopes[i] += slope;
+        losses[i] += slope * (away - 0.5f * clipped);
     }
-    *slope = sum / (kappa * (float)iqn->sampled);
-    return loss / (kappa * (float)iqn->sampled);
 }
 
 /* Sets the loss, and the gradient of the head's outputs. */
 static void iqn_loss(struct mc_iqn *iqn, const struct mc_batch *batch, const float *fractions) {
     struct mc_values *v = &iqn->values;
     const struct mc_layer *last = last_of(&iqn->online.head);
-    int64_t row = mc_padded(last->outputs), actions = v->actions;
+    int64_t row = mc_padded(last->outputs), actions = v->actions, count = iqn->predicted;
     const float *outputs = last->output, *future = last_of(&iqn->target.head)->output;
-    float *gradient = last->gradient, scale = (float)v->reward_scale;
+    float *gradient = last->gradient, scale = 1.0f / ((float)iqn->kappa * (float)iqn->sampled);
+    float *predicted = iqn->line, *losses = predicted + count, *slopes = losses + count;
     double loss = 0.0, sum = 0.0;
-    for (int64_t r = 0; r < v->rows; r++) {
-        for (int64_t j = 0; j < iqn->sampled; j++, future += row)
-            iqn->sample[j] = batch->discount[r] * mc_value(actions, v->dueling, future, iqn->best[r]) +
-                             scale * batch->reward[r];
-        float error = 0.0f, slope;
-        for (int64_t i = 0; i < iqn->predicted; i++, outputs += row, gradient += row) {
-            float predicted = mc_value(actions, v->dueling, outputs, batch->action[r]);
-            error += quantile_loss(iqn, predicted, *fractions++, &slope);
+    for (int64_t r = 0; r < v->rows; r++, fractions += count) {
+        int64_t action = batch->action[r];
+        memset(losses, 0, 2 * (size_t)count * sizeof *losses);
+        for (int64_t i = 0; i < count; i++, outputs += row)
+            sum += (double)(predicted[i] = mc_value(actions, v->dueling, outputs, action));
+        for (int64_t j = 0; j < iqn->sampled; j++, future += row) {
+            float value = mc_value(actions, v->dueling, future, iqn->best[r]);
+            float sample = batch->discount[r] * value + (float)v->reward_scale * batch->reward[r];
+            add_losses(count, predicted, fractions, sample, (float)iqn->kappa, losses, slopes);
+        }
+        float error = 0.0f, weight = batch->weight[r] * scale / (float)v->rows;
+        for (int64_t i = 0; i < count; i++, gradient += row) {
+            error += losses[i] * scale;
             memset(gradient, 0, (size_t)actions * sizeof *gradient);
-            gradient[batch->action[r]] = batch->weight[r] * slope / (float)v->rows;
+            gradient[action] = weight * slopes[i];
             mc_value_gradient(actions, v->dueling, gradient);
-            sum += (double)predicted;
         }
         batch->error[r] = error;
         loss += (double)(batch->weight[r] * error);
     }
     v->loss = loss / (double)v->rows;
-    v->q_mean = sum / ((double)(v->rows * iqn->predicted) * v->reward_scale);
+    v->q_mean = sum / ((double)(v->rows * count) * v->reward_scale);
 }
 
 /* The gradients of all layers, after `quantiles` of x and `iqn_loss`. */

@@ -30,13 +30,7 @@ class CQL(FeedforwardQLearning):
 class CQLTrainer(QNetworkTrainer):
     """Trains by Q-learning, with a penalty in the loss for high values of actions that the data do not have."""
 
-    def penalize(
-        self, batch: Any, values: torch.Tensor, action: torch.Tensor, gradient: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
-        """Adds a penalty: alpha times the mean of log sum exp(values) less the taken action's value (equation 4)."""
+    def penalties(self, batch: Any, values: torch.Tensor, q_taken: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Returns alpha times the mean of log sum exp(values) less the taken action's value (equation 4)."""
         among = masked(values, self.network.allowed(batch.obs))
-        weight = self.hyper.alpha * batch.weight[:, None] / len(values)
-        gradient += weight * among.softmax(1)
-        gradient.scatter_add_(1, action, -weight)
-        gap = among.logsumexp(1, keepdim=True) - values.gather(1, action)
-        return {"penalty": (weight * gap).sum()}
+        return {"penalty": self.hyper.alpha * (batch.weight * (among.logsumexp(1) - q_taken)).mean()}

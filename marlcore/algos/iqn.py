@@ -112,15 +112,14 @@ class IQNTrainer(QTrainer):
         return Update(self.metrics(loss, predicted, grad_norm), priority=errors.detach())
 
     @torch.no_grad()
-    def targets(self, batch: Any, chooser: torch.Tensor | None = None) -> torch.Tensor:
+    def targets(self, batch: Any) -> torch.Tensor:
         """Returns the scaled reward plus the discounted quantiles of the next observation, float32 [B, n_tau_prime].
 
         The next action is the target network's best (Dabney et al. 2018, equation 2), with `double` the network's best;
         only allowed actions count.
         """
         target = faster(self.target)
-        if chooser is None:
-            chooser = (faster(self.network) if self.hyper.double else target)(batch.next_obs)
+        chooser = (faster(self.network) if self.hyper.double else target)(batch.next_obs)
         action = best(chooser, self.network.allowed(batch.next_obs))
         taus = self._fractions(len(action), self.hyper.n_tau_prime)
         future = _of_action(target(batch.next_obs, taus), action)

@@ -71,8 +71,8 @@ class WatchedTrainer(dqn.DQNTrainer):
         return replace(update, metrics={**update.metrics, "illegal_targets": self.illegal})
 
     @torch.no_grad()
-    def targets(self, batch: Any, *chooser: Any) -> torch.Tensor:
-        targets = super().targets(batch, *chooser)
+    def targets(self, batch: Any) -> torch.Tensor:
+        targets = super().targets(batch)
         values = self.target(batch.next_obs)
         explained = (self.hyper.reward_scale * batch.reward + batch.discount * values.T).T
         allowed = batch.next_obs["action_mask"] & ((explained - targets[:, None]).abs() < 1e-6)

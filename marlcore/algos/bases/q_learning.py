@@ -16,7 +16,7 @@ from ...interfaces import PRIORITY, Action, ReplaySource, Update
 from ...observations import each
 from ...spaces import Spaces
 from ...spec import Field, Sequence, TransitionSpec
-from ..fast import faster, passes
+from ..fast import faster
 from ..networks.actions import JointActions, array_of
 from ..networks.qnetwork import QNetwork, best
 from ..networks.recurrent import State, Windows
@@ -175,18 +175,14 @@ class QTrainer(TargetTrainer):
         return values.gather(-1, action[..., None]).squeeze(-1)
 
     @torch.no_grad()
-    def targets(self, batch: Any, chooser: torch.Tensor | None = None) -> torch.Tensor:
+    def targets(self, batch: Any) -> torch.Tensor:
         """Returns the scaled reward plus the discounted value of the next observation, float32 [B].
 
         Without `double`, that value is the target network's maximum (Mnih et al. 2015, Algorithm 1). With it, it is the
-        target's value of the network's best action (van Hasselt et al. 2016, "Double DQN"); if given, `chooser` has the
-        network's values [B, actions] of the next observation. Only allowed actions count.
+        target's value of the network's best action (van Hasselt et al. 2016, "Double DQN"). Only allowed actions count.
         """
         values = faster(self.target)(batch.next_obs)
-        if not self.hyper.double:
-            chooser = values
-        elif chooser is None:
-            chooser = faster(self.network)(batch.next_obs)
+        chooser = faster(self.network)(batch.next_obs) if self.hyper.double else values
         action = best(chooser, self.allowed(batch.next_obs, values))
         return self.bootstrapped(batch, self.value_of(self.target, values, action, batch.next_obs))
 
@@ -203,7 +199,6 @@ class QTrainer(TargetTrainer):
 class QNetworkTrainer(QTrainer):
     """Trains a QNetwork by Q-learning towards a target network, with the Huber loss."""
 
-    @torch.no_grad()
     def update(self, batch: Any) -> Update:
         """Makes one step on a batch of B transitions, weighted by `weight`.
 
@@ -212,28 +207,19 @@ class QNetworkTrainer(QTrainer):
         arXiv:1511.05952, section 3.3), in units of reward_scale times the reward.
         """
         self.follow_schedules(batch)
-        network = passes(self.network)
-        values, next_values = network.forward(batch.obs, batch.next_obs if self.hyper.double else None)
-        targets = self.targets(batch, next_values)
-        action = self.action_index(batch)[:, None]
-        q_taken = values.gather(1, action).squeeze(1)
-        error = q_taken - targets
-        clipped = error.clamp(-1.0, 1.0)
-        slope = (batch.weight * clipped).div_(len(error))  # the loss's gradient, with respect to `q_taken`
-        loss = torch.dot(slope, torch.sub(error, clipped, alpha=0.5))
-        gradient = torch.zeros_like(values).scatter_(1, action, slope[:, None])
-        penalties = self.penalize(batch, values, action, gradient)
-        self.optimizer.zero_grad()
-        network.backward(gradient)
-        grad_norm = self.optimizer.clip_and_step(self.hyper.max_grad_norm)
+        values = faster(self.network)(batch.obs)
+        q_taken = self.value_of(self.network, values, self.action_index(batch), batch.obs)
+        targets = self.targets(batch)
+        loss = (batch.weight * functional.huber_loss(q_taken, targets, reduction="none")).mean()
+        penalties = self.penalties(batch, values, q_taken)
+        loss = sum(penalties.values(), loss)
+        grad_norm = self.descend(self.optimizer, loss)
         self.move_target()
-        metrics = self.metrics(sum(penalties.values(), loss), q_taken, grad_norm) | penalties
-        return Update(metrics, priority=error.abs_())
+        metrics = self.metrics(loss, q_taken, grad_norm) | {name: term.detach() for name, term in penalties.items()}
+        return Update(metrics, priority=(targets - q_taken.detach()).abs())
 
-    def penalize(
-        self, batch: Any, values: torch.Tensor, action: torch.Tensor, gradient: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
-        """Adds gradients of further loss terms to `gradient` [B, actions]; returns the terms by name, here none."""
+    def penalties(self, batch: Any, values: torch.Tensor, q_taken: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Returns further terms of the loss by name, given the values [B, actions] and those of actions taken [B]."""
         return {}
 
 

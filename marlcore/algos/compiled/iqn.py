@@ -59,8 +59,8 @@ class CompiledIQN(CompiledValues):
         self._online.grow(rows, most)
         self._target.grow(rows, most)
         self._scratch = [padded_zeros(rows * most, size) for size in (raw.cosines, raw.features, raw.features)]
-        self._scratch.append(padded_zeros(1, hyper.n_tau_prime))
-        raw.cosine, raw.product, raw.slope, raw.sample = map(pointer, self._scratch)
+        self._scratch.append(padded_zeros(3, hyper.n_tau))
+        raw.cosine, raw.product, raw.slope, raw.line = map(pointer, self._scratch)
         self._best = np.empty(rows, np.int64)
         raw.best = ffi.from_buffer("int64_t[]", self._best)
 

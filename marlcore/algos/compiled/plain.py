@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch.nn.modules import module as of_torch
+from torch.utils.hooks import RemovableHandle
 
 from ...compiled import Layer, widest
 from ..networks.qnetwork import Head
@@ -25,8 +26,8 @@ GLOBAL_HOOKS = (
     of_torch._global_backward_hooks,
     of_torch._global_backward_pre_hooks,
 )
-TRAINING = attrgetter("requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks")
-TRAINED_ALONE = (True, None, None)  # without hooks
+REQUIRES_GRAD = attrgetter("requires_grad")
+TENSOR_HOOKS = attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 class NotPlain(Exception):
@@ -45,39 +46,46 @@ class Watched:
             if not is_plain(part):
                 raise NotPlain(type(part).__name__)
         self._own = list(map(vars, parts))
-        self._sizes = list(map(len, self._own))  # they grow if an attribute hides one of the class
-        self._parts, self._kinds = parts, list(map(type, parts))
-        self._each_kind = list(dict.fromkeys(self._kinds))
-        self._forwards = list(map(FORWARD, self._each_kind))
+        self._parts, self._each_kind = parts, list(dict.fromkeys(map(type, parts)))
         self._children = [part._modules for part in parts if part._modules]
         self._named = list(map(dict, self._children))
         self._hooks = [own[name] for own in self._own for name in HOOKS]
         self._held = [part._parameters for part in parts if part._parameters]
         self._tensors: list[Any] = list(self._each())
-        self._trained = trained
+        self._trained = self._tensors if trained else []
         for tensor in self._tensors:
             if tensor.dtype != torch.float32 or tensor.device.type != "cpu" or not tensor.is_contiguous():
                 raise NotPlain(f"a tensor of {tensor.dtype} on {tensor.device}")
-        self._addresses = list(map(torch.Tensor.data_ptr, self._tensors))
-        if not self.holds():
+        if len(set(map(id, self._tensors))) < len(self._tensors):
+            raise NotPlain("weights that parts share")
+        self._handles = RemovableHandle.next_id
+        if self._is_hooked() or not all(map(REQUIRES_GRAD, self._trained)):
             raise NotPlain("a part with a hook, or a tensor that is not trained")
+        self._first = self._look()
 
     def _each(self) -> Any:
         return chain.from_iterable(map(dict.values, self._held))
 
+    def _is_hooked(self) -> bool:
+        return any(self._hooks) or any(GLOBAL_HOOKS) or any(map(any, map(TENSOR_HOOKS, self._trained)))
+
+    def _look(self) -> list[Any]:
+        return [
+            *map(type, self._parts),
+            *map(len, self._own),  # it grows if an attribute hides one of the class
+            *map(FORWARD, self._each_kind),
+            *map(torch.Tensor.data_ptr, self._tensors),
+            *map(REQUIRES_GRAD, self._trained),
+        ]
+
     def holds(self) -> bool:
-        """Returns whether nothing has changed; takes some microseconds."""
-        return (
-            all(map(is_, self._each(), self._tensors))
-            and list(map(torch.Tensor.data_ptr, self._tensors)) == self._addresses
-            and (not self._trained or all(map(TRAINED_ALONE.__eq__, map(TRAINING, self._tensors))))
-            and self._children == self._named
-            and list(map(len, self._own)) == self._sizes
-            and not any(self._hooks)
-            and not any(GLOBAL_HOOKS)
-            and list(map(type, self._parts)) == self._kinds
-            and list(map(FORWARD, self._each_kind)) == self._forwards
-        )
+        """Returns whether nothing has changed; takes two microseconds."""
+        if RemovableHandle.next_id != self._handles:  # somewhere hooks were added
+            if self._is_hooked():
+                return False
+            self._handles = RemovableHandle.next_id
+        same = all(map(is_, self._each(), self._tensors)) and self._children == self._named
+        return same and self._look() == self._first
 
 
 def is_plain(part: nn.Module) -> bool:

@@ -6,5 +6,4 @@ The network's present parts always decide: a part that was replaced, hooked, par
 """
 
 from .adam import ClippedAdam, unrecorded
-from .passes import passes
 from .stand_in import faster

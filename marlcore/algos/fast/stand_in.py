@@ -63,7 +63,6 @@ class Plan:
 
     def __init__(self, module: nn.Module) -> None:
         self.owner = module
-        self.kept: Any = None  # set by the plan's user
         parts: list[nn.Module] = []
         self.stand_in = self._form(module, parts)
         self._children = [part._modules for part in parts if part._modules]

@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional
 
 import marlcore as mc
-from marlcore.algos.fast import faster, passes
-from marlcore.algos.fast.passes import AutogradPass
+from marlcore.algos.compiled import with_engine
+from marlcore.algos.fast import faster
 from marlcore.algos.networks.torso import StackedLinear
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")
@@ -56,8 +56,9 @@ def test_layers_of_values_are_those_of_the_options(activation, layer_norm):
 
     features = expected(expected(obs, model.torso.dense.layers[0]), model.head.hidden)
     torch.testing.assert_close(model(obs), model.head.output(features), **CLOSE)
-    plain = activation == "relu" and not layer_norm
-    assert isinstance(passes(model), AutogradPass) != plain
+    trainer = hyper.make_trainer(model)
+    plain = activation in ("relu", "tanh") and not layer_norm
+    assert (with_engine(trainer, "auto") is trainer) != plain
 
 
 @pytest.mark.parametrize("layer_norm", [True, False])

@@ -76,22 +76,23 @@ def test_cql_s_penalty_and_its_gradient_are_equation_4(masked, seed):
     _, trainer = made_trainer(mc.CQL(hidden=(8, 8), alpha=2.5), spaces)
     batch = demonstrations(spaces, seed)
     action, rng = batch.action.numpy(), np.random.default_rng(seed)
-    values = rng.normal(scale=3, size=(ROWS, 4)).astype(np.float32)
+    values = torch.from_numpy(rng.normal(scale=3, size=(ROWS, 4)).astype(np.float32)).requires_grad_()
     allowed = batch.obs[MASK].numpy() if masked else np.ones((ROWS, 4), bool)
 
     def plain(values):
         among = [np.log(np.exp(row[may]).sum()) for row, may in zip(values, allowed, strict=True)]
         return 2.5 * np.mean(batch.weight.numpy() * (among - values[np.arange(ROWS), action]))
 
-    gradient = torch.zeros(ROWS, 4)
-    index = torch.from_numpy(action)[:, None]
-    penalty = trainer.penalize(batch, torch.from_numpy(values), index, gradient)["penalty"].item()
-    assert penalty == near(plain(values.astype(float)), ROWS + 12, 100.0)
-    for at in np.ndindex(values.shape):
-        up, down = values.astype(float), values.astype(float)
+    taken = values.gather(1, torch.from_numpy(action)[:, None]).squeeze(1)
+    penalty = trainer.penalties(batch, values, taken)["penalty"]
+    penalty.backward()
+    plain_values = values.detach().numpy().astype(float)
+    assert penalty.item() == near(plain(plain_values), ROWS + 12, 100.0)
+    for at in np.ndindex(plain_values.shape):
+        up, down = plain_values.copy(), plain_values.copy()
         up[at] += 1e-5
         down[at] -= 1e-5
-        assert gradient[at].item() == pytest.approx((plain(up) - plain(down)) / 2e-5, abs=1e-6)
+        assert values.grad[at].item() == pytest.approx((plain(up) - plain(down)) / 2e-5, abs=1e-6)
 
 
 def test_cql_adds_its_penalty_to_dqn_and_nothing_without_alpha():

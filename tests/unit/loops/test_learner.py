@@ -17,8 +17,8 @@ from rounding import rounding
 from whole_runs import MODES, Runs, updating
 
 import marlcore as mc
-from marlcore.algos.fast import passes
-from marlcore.algos.fast.passes import AutogradPass
+from marlcore.algos.compiled import with_engine
+from marlcore.algos.dqn import DQNTrainer
 from marlcore.loops import FiniteCheck, Learner, Normalizer, PolicyModel, choose_device, learn, learn_while
 from marlcore.loops import learner as loop
 from marlcore.run.roles.learner import compile_model
@@ -266,7 +266,8 @@ seen: list[Any] = []
 class Watched(mc.DQN):
     def make_trainer(self, model: torch.nn.Module) -> Any:
         trainer = super().make_trainer(model)
-        seen.append((model._compiled_call_impl, type(passes(model)), trainer.target._compiled_call_impl))
+        chosen = with_engine(mc.DQN().make_trainer(model), "auto")
+        seen.append((model._compiled_call_impl, type(chosen), trainer.target._compiled_call_impl))
         return trainer
 
 
@@ -283,7 +284,7 @@ def test_the_model_is_compiled_when_its_trainer_is_made(tmp_path: Path, monkeypa
     runs.train(tmp_path, "gymnasium:CartPole-v1", Watched(hidden=(8, 8)))
     ((implementation, kind, of_target),) = seen
     assert modes == ["reduce-overhead"]
-    assert implementation is not None and kind is AutogradPass and of_target is None
+    assert implementation is not None and kind is DQNTrainer and of_target is None
 
 
 @pytest.mark.parametrize("mode, kept", [("reduce-overhead", True), ("max-autotune", True), ("default", False)])

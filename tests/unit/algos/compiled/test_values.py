@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from batches import made_batch, made_trainer
+from batches import box_spaces, made_batch, made_trainer
 from gymnasium import spaces as gym
 from rounding import near, rounding
 from tiers import long_but
@@ -14,15 +14,15 @@ from tiers import long_but
 from marlcore.algos import CQL, DQN, IQN
 from marlcore.algos.compiled import with_engine
 from marlcore.algos.compiled.trainer import as_arrays
+from marlcore.algos.networks.qnetwork import QNetwork
 from marlcore.compiled import use_level
 from marlcore.spaces import Spaces
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")
 
 BOX = gym.Box(-1, 1, (3,), np.float32)
-NESTED = gym.Dict(
-    {"place": gym.MultiDiscrete([3, 4], start=[1, -2]), "speed": gym.Box(-1, 1, (2, 3)), "on": gym.Discrete(3)}
-)
+PLACE = gym.MultiDiscrete([3, 4], start=[1, -2])
+NESTED = gym.Dict({"place": PLACE, "speed": gym.Box(-1, 1, (2, 3)), "on": gym.Discrete(3)})
 ACTIONS = [gym.Discrete(1), gym.Discrete(4), gym.Discrete(70), gym.MultiDiscrete([3, 2]), gym.MultiBinary(2)]
 SPACES = [
     Spaces(observation, action, masked, stack)
@@ -109,3 +109,80 @@ def test_an_update_is_that_of_the_text(kind, case, updates, level):
             torch.testing.assert_close(torch.from_numpy(ours.priority), theirs.priority, **rounding(TERMS, 10 * SCALE))
     finally:
         use_level("avx512")
+
+
+class Louder(QNetwork):
+    """A network of the same parts that computes something else with them."""
+
+    def forward(self, obs):
+        return 2 * super().forward(obs)
+
+
+def louder(network):
+    network.__class__ = Louder
+
+
+def frozen(network):
+    network.torso.requires_grad_(False)
+
+
+def hooked(network):
+    network.torso.dense.layers[0].register_forward_hook(lambda *_: None)
+
+
+def with_a_gradient_s_hook(network):
+    network.head.output.weight.register_hook(lambda gradient: 2 * gradient)
+
+
+def sharing(network):
+    """Two layers have the same weights, whose gradients add up."""
+    network.torso.dense.layers[1].weight = network.head.hidden.weight
+
+
+def moved(network):
+    network.head.output.weight.data = network.head.output.weight.data.clone()
+
+
+CHANGES = [louder, frozen, hooked, with_a_gradient_s_hook, sharing, moved]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("kind", OWN, ids=lambda kind: kind.__name__)
+def test_the_text_updates_a_network_that_was_changed(kind, change):
+    hyper = kind(hidden=(8, 8, 8))
+    model, trainer = made_trainer(hyper, box_spaces())
+    compiled, calls = with_engine(trainer, "compiled"), []
+    batch = made_batch(numbers={})
+    compiled.update(batch)
+    trainer.update = calls.append
+    compiled.update(batch)
+    assert not calls
+    change(model)
+    compiled.update(batch)
+    assert calls == [batch]
+    if change is not moved:
+        other = hyper.make_trainer(model)
+        assert with_engine(other, "auto") is other
+
+
+@pytest.mark.parametrize("number", [-1, 2])
+@pytest.mark.parametrize("kind", OWN, ids=lambda kind: kind.__name__)
+def test_an_action_that_is_none_changes_nothing(kind, number):
+    hyper, batch = kind(hidden=(8, 8)), made_batch(numbers={})
+    model, text = made_trainer(hyper, box_spaces())
+    compiled, before = with_engine(text, "compiled"), copy.deepcopy(model.state_dict())
+    batch.action[3] = number
+    with pytest.raises(
+        ValueError, match=rf"^action: expected numbers from 0 to 1, got {min(number, 0)} to {max(number, 1)}$"
+    ):
+        compiled.update(batch)
+    assert all(map(torch.equal, before.values(), model.state_dict().values())) and not text.updates
+
+
+@pytest.mark.parametrize("kind", OWN, ids=lambda kind: kind.__name__)
+def test_numbers_that_are_not_finite_show_in_the_loss(kind):
+    _, trainer = made_trainer(kind(hidden=(8, 8)), box_spaces())
+    batch = made_batch(numbers={})
+    batch.reward[2] = float("nan")
+    update = with_engine(trainer, "compiled").update(batch)
+    assert np.isnan(update.metrics["loss"]) and np.isnan(update.priority).tolist() == [row == 2 for row in range(6)]
