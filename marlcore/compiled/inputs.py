@@ -37,11 +37,11 @@ class Inputs:
         self.size = first
         self._is_matrix = not self._is_named and parts[0].field.numpy == np.float32
 
-    def into(self, matrix: Floats) -> Callable[[Any], None]:
+    def into(self, matrix: Floats) -> Callable[[Any], Any]:
         """Returns a function that writes observations [k, ...], an array or arrays by name, into [k, at least size]."""
         columns = [(name, encode, matrix[:, columns]) for name, columns, encode in self._columns]
         if self._is_named:
-            return lambda obs: [encode(obs[name], of_part) for name, encode, of_part in columns] and None
+            return lambda obs: [encode(obs[name], of_part) for name, encode, of_part in columns]
         ((_, encode, of_part),) = columns
         return lambda obs: encode(obs, of_part)
 

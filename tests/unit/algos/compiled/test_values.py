@@ -151,7 +151,7 @@ CHANGES = [louder, frozen, hooked, with_a_gradient_s_hook, sharing, moved]
 def test_the_text_updates_a_network_that_was_changed(kind, change):
     hyper = kind(hidden=(8, 8, 8))
     model, trainer = made_trainer(hyper, box_spaces())
-    compiled, calls = with_engine(trainer, "compiled"), []
+    compiled, calls = with_engine(trainer, "compiled")[0], []
     batch = made_batch(numbers={})
     compiled.update(batch)
     trainer.update = calls.append
@@ -162,7 +162,7 @@ def test_the_text_updates_a_network_that_was_changed(kind, change):
     assert calls == [batch]
     if change is not moved:
         other = hyper.make_trainer(model)
-        assert with_engine(other, "auto") is other
+        assert with_engine(other, "auto")[0] is other
 
 
 @pytest.mark.parametrize("number", [-1, 2])
@@ -170,7 +170,7 @@ def test_the_text_updates_a_network_that_was_changed(kind, change):
 def test_an_action_that_is_none_changes_nothing(kind, number):
     hyper, batch = kind(hidden=(8, 8)), made_batch(numbers={})
     model, text = made_trainer(hyper, box_spaces())
-    compiled, before = with_engine(text, "compiled"), copy.deepcopy(model.state_dict())
+    compiled, before = with_engine(text, "compiled")[0], copy.deepcopy(model.state_dict())
     batch.action[3] = number
     with pytest.raises(
         ValueError, match=rf"^action: expected numbers from 0 to 1, got {min(number, 0)} to {max(number, 1)}$"
@@ -184,5 +184,5 @@ def test_numbers_that_are_not_finite_show_in_the_loss(kind):
     _, trainer = made_trainer(kind(hidden=(8, 8)), box_spaces())
     batch = made_batch(numbers={})
     batch.reward[2] = float("nan")
-    update = with_engine(trainer, "compiled").update(batch)
+    update = with_engine(trainer, "compiled")[0].update(batch)
     assert np.isnan(update.metrics["loss"]) and np.isnan(update.priority).tolist() == [row == 2 for row in range(6)]
