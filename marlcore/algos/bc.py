@@ -11,10 +11,10 @@ from ..spaces import Spaces
 from ..spec import TransitionSpec
 from .bases.hyperparameters import ActRequest, Hyperparameters, Layers, LearningRate, Positive
 from .bases.trainers import AdamTrainer
-from .fast import faster
 from .networks.custom import torso_of
 from .networks.distributions import distribution_of
 from .networks.policy_value import PolicyNetwork
+from .networks.stand_in import faster
 
 
 @dataclass(frozen=True)

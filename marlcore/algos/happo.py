@@ -18,9 +18,9 @@ from ..spaces import Spaces
 from ..spec import TransitionSpec
 from .bases.clipped_policy import BONUS, LOG_PROB, METRICS, ClippedPolicy, ClippedPolicyTrainer, Evaluated, Minibatch
 from .bases.hyperparameters import ActRequest
-from .fast import faster
 from .networks.custom import torso_of
 from .networks.policy_value import PolicyNetwork, ValueNetwork
+from .networks.stand_in import faster
 from .networks.teams import MemberNetworks, TeamSpaces
 
 

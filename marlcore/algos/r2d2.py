@@ -15,10 +15,10 @@ from ..spaces import Spaces
 from ..spec import TransitionSpec
 from .bases.hyperparameters import ActRequest, LearningRate, Positive
 from .bases.q_learning import WindowedQLearning, WindowTrainer
-from .fast import faster
 from .networks.actions import array_of
 from .networks.qnetwork import RecurrentQNetwork, best
 from .networks.recurrent import Cell, State, rescaled, restored, state_fields
+from .networks.stand_in import faster
 
 
 @dataclass(frozen=True)

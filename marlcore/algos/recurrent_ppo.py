@@ -19,10 +19,10 @@ from ..spec import TransitionSpec
 from .bases.clipped_policy import ClippedPolicy, ClippedPolicyTrainer, Minibatch
 from .bases.hyperparameters import ActRequest, AtLeast1, Units
 from .bases.trainers import raw_reward
-from .fast import faster
 from .networks.initialization import initialize
 from .networks.policy_value import PolicyNetwork
 from .networks.recurrent import Cell, RecurrentTorso, State, Stepped, Unroll, state_fields
+from .networks.stand_in import faster
 
 FIRST = "first"  # among a batch's extras, bool [B]: the rows with which windows begin
 

@@ -19,8 +19,8 @@ from ..interfaces import Update
 from ..spaces import Spaces
 from .bases.actor_critic import ActorCriticTrainer, NoisyPolicy
 from .bases.hyperparameters import Positive
-from .fast import faster
 from .networks.actor_critic import ActorCritic, ContinuousPolicy, continuous_actor_critic
+from .networks.stand_in import faster
 
 Normal = tuple[torch.Tensor, torch.Tensor]
 

@@ -19,11 +19,12 @@ from ...compiled import noisy_actions
 from ...interfaces import MEMBER_REWARDS, Action, Algorithm, ReplaySource, Update
 from ...spaces import Spaces
 from ...spec import Field, TransitionSpec
-from ..fast import ClippedAdam, faster
 from ..networks.actions import BoxActions, array_of
 from ..networks.actor_critic import ActorCritic, DeterministicPolicy, continuous_actor_critic
+from ..networks.stand_in import faster
 from ..networks.teams import MemberCritics, OneHotActions, TeamCritics, TeamPolicy, TeamSpaces, team_actions
 from ..networks.torso import rows_in
+from .adam import ClippedAdam
 from .hyperparameters import ActRequest, AtLeast0, AtLeast1, Hyperparameters, Layers, LearningRate, Positive, Share
 from .trainers import TargetTrainer, seeded_generator
 

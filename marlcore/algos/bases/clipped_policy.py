@@ -21,10 +21,10 @@ from ...observations import rows_at
 from ...spaces import Spaces
 from ...spec import Field, TransitionSpec
 from ..advantages import Steps, ValueNormalizer, following_values, gae, vtrace
-from ..fast import faster
 from ..networks.distributions import distribution_of
 from ..networks.initialization import Initialization
 from ..networks.policy_value import PolicyNetwork
+from ..networks.stand_in import faster
 from ..networks.torso import Activation
 from .hyperparameters import RATE, ActRequest, AtLeast1, Hyperparameters, Layers, LearningRate, Positive
 from .trainers import AdamTrainer, seeded_generator

@@ -12,10 +12,10 @@ from torch import nn
 from ...declared import UNITS, Number, Scheduled, Whole, check_declared, layer_sizes
 from ...interfaces import Action, Algorithm
 from ...spaces import Spaces
-from ..fast import faster
 from ..networks.custom import custom_function
 from ..networks.initialization import Initialization
 from ..networks.qnetwork import best
+from ..networks.stand_in import faster
 from ..networks.torso import Activation
 
 Positive: TypeAlias = Annotated[float, Number(above=0)]

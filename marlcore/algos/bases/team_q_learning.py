@@ -17,11 +17,11 @@ from ...compiled import Chooser, of_members
 from ...interfaces import PREVIOUS_REWARD, Action, Algorithm, ReplaySource, Update
 from ...spaces import Spaces
 from ...spec import TransitionSpec
-from ..fast import faster
 from ..networks.actions import array_of
 from ..networks.initialization import initialize
 from ..networks.qnetwork import QNetwork, RecurrentQNetwork, best
 from ..networks.recurrent import PREVIOUS_ACTION, Cell, State, state_fields
+from ..networks.stand_in import faster
 from ..networks.teams import MemberNetworks, TeamSpaces, discrete_team
 from .hyperparameters import ActRequest, Layers, LearningRate
 from .q_learning import QTrainer, WindowedQLearning, WindowTrainer

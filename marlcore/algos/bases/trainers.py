@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import nn
 
-from ..fast.adam import ClippedAdam, load_tensor, unrecorded
+from .adam import ClippedAdam, load_tensor, unrecorded
 from .hyperparameters import RATE
 
 N = TypeVar("N", bound=nn.Module)

@@ -8,24 +8,15 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch.nn.modules import module as of_torch
 from torch.utils.hooks import RemovableHandle
 
 from ...compiled import Layer, widest
+from ..networks.plain_parts import GLOBAL_HOOKS, HOOKS, is_plain
 from ..networks.qnetwork import Head
 from ..networks.torso import Flat, OneHot, StackedLinear, Torso
 
-PACKAGE = __package__.removesuffix("compiled")  # with its dot
-FORWARDS: dict[type, Any] = {kind: kind.forward for kind in (nn.Linear, nn.ReLU, nn.Tanh, nn.ModuleList, nn.Sequential)}
 FORWARD = attrgetter("forward")
 ACTIVATIONS: dict[type, str] = {nn.ReLU: "relu", nn.Tanh: "tanh"}
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-GLOBAL_HOOKS = (
-    of_torch._global_forward_hooks,
-    of_torch._global_forward_pre_hooks,
-    of_torch._global_backward_hooks,
-    of_torch._global_backward_pre_hooks,
-)
 REQUIRES_GRAD = attrgetter("requires_grad")
 TENSOR_HOOKS = attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
 
@@ -43,9 +34,11 @@ class Watched:
     def __init__(self, *networks: nn.Module, trained: bool = True) -> None:
         parts = [part for network in networks for part in network.modules()]
         for part in parts:
-            if not is_plain(part):
+            if not is_plain(part) or isinstance(part, nn.RNNBase):
                 raise NotPlain(type(part).__name__)
         self._own = list(map(vars, parts))
+        for own in self._own:
+            own.setdefault("_plan", None)  # which `faster` of stand_in.py may set later
         self._parts, self._each_kind = parts, list(dict.fromkeys(map(type, parts)))
         self._children = [part._modules for part in parts if part._modules]
         self._named = list(map(dict, self._children))
@@ -86,20 +79,6 @@ class Watched:
             self._handles = RemovableHandle.next_id
         same = all(map(is_, self._each(), self._tensors)) and self._children == self._named
         return same and self._look() == self._first
-
-
-def is_plain(part: nn.Module) -> bool:
-    """Returns whether a call runs only a `forward` of the package or torch, and the part hides no class attribute."""
-    kind, own = type(part), vars(part)
-    if kind.forward is nn.Module.forward:
-        return True  # it cannot be called
-    if kind in FORWARDS:
-        plain = kind.forward is FORWARDS[kind]
-    else:
-        plain = kind.__module__.startswith(PACKAGE) and kind.forward.__module__.startswith(PACKAGE)
-    if not plain or any(hasattr(kind, name) for name in own):
-        return False
-    return kind is not nn.Linear or own["_parameters"].keys() == {"weight", "bias"}  # else they are plain tensors
 
 
 def fits(*networks: nn.Module) -> bool:

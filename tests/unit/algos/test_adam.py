@@ -8,7 +8,7 @@ import pytest
 import torch
 from rounding import near, rounding
 
-from marlcore.algos.fast import ClippedAdam
+from marlcore.algos.bases.adam import ClippedAdam
 
 MAX_NORM, RATE = 0.5, 0.01
 NUMBERS = 32  # of the network
@@ -71,7 +71,7 @@ def test_it_does_not_import_torchs_compiler():
     """Which takes a second, in each learner of a run."""
     program = """
 import sys, torch
-from marlcore.algos.fast import ClippedAdam
+from marlcore.algos.bases.adam import ClippedAdam
 adam = ClippedAdam([torch.nn.Parameter(torch.zeros(3))], lr=0.1)
 adam.clip_and_step(1.0)
 adam.load_state_dict(adam.state_dict())

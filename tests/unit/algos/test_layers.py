@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import marlcore as mc
 from marlcore.algos.compiled import with_engine
-from marlcore.algos.fast import faster
+from marlcore.algos.networks.stand_in import faster
 from marlcore.algos.networks.torso import StackedLinear
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")

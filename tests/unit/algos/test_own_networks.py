@@ -17,9 +17,10 @@ from tiers import long_but
 from torch import nn
 
 import marlcore as mc
-from marlcore.algos.fast import ClippedAdam, faster
+from marlcore.algos.bases.adam import ClippedAdam
 from marlcore.algos.networks.custom import zeros_of
 from marlcore.algos.networks.recurrent import CustomCell
+from marlcore.algos.networks.stand_in import faster
 from marlcore.observations import ALONE, each
 from marlcore.spaces import JOINT, Spaces
 

@@ -16,8 +16,8 @@ from tiers import long_but
 from torch import nn
 
 import marlcore as mc
-from marlcore.algos.fast import faster
 from marlcore.algos.networks.actions import BoxActions
+from marlcore.algos.networks.stand_in import faster
 from marlcore.algos.networks.torso import Dense
 from marlcore.spaces import Spaces
 

@@ -1,8 +1,9 @@
 """Forward passes without the calls of modules.
 
 A call of a torch module takes longer than the product of a small layer, and a small network makes ten such calls. So
-this package runs a network's `forward` on a stand-in: an object of a class derived from the network's own, with the
-network's attributes, but with functions in place of its layers and stand-ins in place of its other parts.
+`faster` runs a network's `forward` on a stand-in: an object of a class derived from the network's own, with the
+network's attributes, but with functions in place of its layers and stand-ins in place of its other parts. It serves
+networks that are not compiled: with memory, of teams, or with other layers than chains have (algos/compiled/).
 """
 
 from collections.abc import Callable
@@ -13,24 +14,13 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.nn.modules import module as of_torch
 
-from ..networks.qnetwork import Head
-from ..networks.recurrent import Recurrent, State, Stepped
-from ..networks.torso import Dense
+from .plain_parts import GLOBAL_HOOKS, HOOKS, is_plain
+from .qnetwork import Head
+from .recurrent import Recurrent, State, Stepped
+from .torso import Dense
 
-PACKAGE = __package__.removesuffix("fast")  # with its dot
-FORWARDS: dict[type, Any] = {
-    kind: kind.forward for kind in (nn.Linear, nn.ReLU, nn.Tanh, nn.LSTM, nn.GRU, nn.ModuleList)
-}
 FORWARD = attrgetter("forward")
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-GLOBAL_HOOKS = (
-    of_torch._global_forward_hooks,
-    of_torch._global_forward_pre_hooks,
-    of_torch._global_backward_hooks,
-    of_torch._global_backward_pre_hooks,
-)
 OF_MODULES = {*vars(nn.Module()), "_plan"}
 WEIGHTS = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")  # of one recurrent layer
 IN_PLACE = {torch.relu: torch.relu_, torch.tanh: torch.tanh_}
@@ -98,18 +88,6 @@ class Plan:
 
     def __reduce__(self) -> Any:
         return type(None), ()  # copies of a module make their own
-
-
-def is_plain(part: nn.Module) -> bool:
-    """Returns whether a call runs only a `forward` of the package or torch, and the part hides no class attribute."""
-    kind, own = type(part), vars(part)
-    if kind in FORWARDS:
-        plain = kind.forward is FORWARDS[kind]
-    else:
-        plain = kind.__module__.startswith(PACKAGE) and kind.forward.__module__.startswith(PACKAGE)
-    if not plain or any(hasattr(kind, name) for name in own):
-        return False
-    return kind is not nn.Linear or own["_parameters"].keys() == {"weight", "bias"}  # else they are plain tensors
 
 
 def linear(tensors: dict[str, Any], x: torch.Tensor) -> torch.Tensor:

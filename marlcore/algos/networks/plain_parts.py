@@ -1,0 +1,32 @@
+"""Parts of networks whose calls do nothing but their `forward`, so that this may be computed in another way."""
+
+from typing import Any
+
+from torch import nn
+from torch.nn.modules import module as of_torch
+
+PACKAGE = __package__.removesuffix("networks")  # with its dot
+KINDS = (nn.Linear, nn.ReLU, nn.Tanh, nn.LSTM, nn.GRU, nn.ModuleList, nn.Sequential)
+FORWARDS: dict[type, Any] = {kind: kind.forward for kind in KINDS}
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+GLOBAL_HOOKS = (
+    of_torch._global_forward_hooks,
+    of_torch._global_forward_pre_hooks,
+    of_torch._global_backward_hooks,
+    of_torch._global_backward_pre_hooks,
+)
+
+
+def is_plain(part: nn.Module) -> bool:
+    """Returns whether a call runs only a `forward` of the package or torch, and the part hides no class attribute."""
+    kind, own = type(part), vars(part)
+    own_kind = kind.__module__.startswith(PACKAGE)
+    if own_kind and kind.forward is nn.Module.forward:
+        return True  # it cannot be called
+    if kind in FORWARDS:
+        plain = kind.forward is FORWARDS[kind]
+    else:
+        plain = own_kind and kind.forward.__module__.startswith(PACKAGE)
+    if not plain or any(hasattr(kind, name) for name in own):
+        return False
+    return kind is not nn.Linear or own["_parameters"].keys() == {"weight", "bias"}  # else they are plain tensors
