@@ -37,7 +37,8 @@ class CompiledValues(CompiledTrainer):
     def check(self, inputs: int, outputs: int) -> None:
         """Raises NotPlain: the layers do not fit the spaces, or the network is of another kind."""
         network: Any = self.trainer.network
-        if type(network) is not self.network_class:
+        kind = type(network)
+        if kind is not self.network_class:
             raise NotPlain(type(network).__name__)
         if (inputs, outputs) != (Inputs(network.spaces).size, network.actions.count + network.head.dueling):
             raise NotPlain("layers of other sizes")
