@@ -58,7 +58,7 @@ def test_layers_of_values_are_those_of_the_options(activation, layer_norm):
     torch.testing.assert_close(model(obs), model.head.output(features), **CLOSE)
     trainer = hyper.make_trainer(model)
     plain = activation in ("relu", "tanh") and not layer_norm
-    assert (with_engine(trainer, "auto") is trainer) != plain
+    assert (with_engine(trainer, "auto")[0] is trainer) != plain
 
 
 @pytest.mark.parametrize("layer_norm", [True, False])

@@ -266,7 +266,7 @@ seen: list[Any] = []
 class Watched(mc.DQN):
     def make_trainer(self, model: torch.nn.Module) -> Any:
         trainer = super().make_trainer(model)
-        chosen = with_engine(mc.DQN().make_trainer(model), "auto")
+        chosen = with_engine(mc.DQN().make_trainer(model), "auto")[0]
         seen.append((model._compiled_call_impl, type(chosen), trainer.target._compiled_call_impl))
         return trainer
 
