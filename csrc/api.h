@@ -292,8 +292,7 @@ void mc_values_taken(int64_t rows, int64_t actions, int dueling, const float *ou
                      const int64_t *action, float *value);
 
 /* ---- updates of Q-learning: losses, gradients, a step of Adam, the target's move; see q_learning.c. What
- * stays between updates is in a struct, whose owner sees to it that all layers' arrays have enough rows ----
- */
+ * stays between updates is in a struct; all layers' arrays have enough rows ---- */
 
 struct mc_chain {
     const struct mc_layer *layers;
@@ -318,14 +317,12 @@ struct mc_values { /* what the updates share */
     const float *x; /* padded [2 rows, inputs]: the observations, then the next ones */
     int64_t x_row;
     struct mc_descent descent;
-    double loss, q_mean,
-        norm; /* results: of the loss, the actions' values in units of the reward, the gradient */
+    double loss, q_mean, norm; /* results; q_mean in units of the reward, the norm that of the gradient */
 };
 
 struct mc_batch {
-    const int64_t *action; /* [rows] */
-    const uint8_t *allowed,
-        *allowed_after; /* [rows, actions] of the observations and the next ones; or NULL */
+    const int64_t *action;                   /* [rows] */
+    const uint8_t *allowed, *allowed_after;  /* [rows, actions] now and then; NULL: all */
     const float *reward, *discount, *weight; /* [rows] */
     float *error;                            /* result [rows]: the priorities */
 };
@@ -337,8 +334,7 @@ struct mc_dqn {
     double penalty; /* result; the loss includes it */
 };
 
-struct mc_quantiles { /* a network: head(torso(x) embedding(cosines)), the torso without layers if count is 0
-                       */
+struct mc_quantiles { /* a network: head(torso(x) embedding(cosines)); the torso may have no layers */
     struct mc_chain torso, embedding, head;
 };
 
@@ -346,9 +342,9 @@ struct mc_iqn {
     struct mc_values values;
     struct mc_quantiles online, target;
     int64_t features, cosines;
-    int64_t predicted, sampled,
-        midpoints;       /* fractions of a row: drawn to predict, to sample the target; shared */
-    const float *shared; /* [midpoints]: they choose actions */
+    int64_t predicted, sampled; /* fractions of a row, for the prediction and for the target */
+    int64_t midpoints;          /* and for the choice of actions: */
+    const float *shared;        /* [midpoints] */
     double kappa;
     float *cosine;          /* scratch: padded [rows times the largest of the three, cosines] */
     float *product, *slope; /* likewise, features */

@@ -65,10 +65,10 @@ int mc_dqn_update(struct mc_dqn *dqn, const struct mc_batch *batch) {
     float scale = (float)v->reward_scale;
     double loss = 0.0, penalty = 0.0, sum = 0.0;
     for (int64_t r = 0; r < rows; r++, outputs += row, future += row, chooser += row, gradient += row) {
-        int64_t best = mc_best(actions, chooser, of_row(batch->allowed_after, r, actions)),
-                action = batch->action[r];
-        float target =
-            batch->discount[r] * mc_value(actions, v->dueling, future, best) + scale * batch->reward[r];
+        int64_t best = mc_best(actions, chooser, of_row(batch->allowed_after, r, actions));
+        int64_t action = batch->action[r];
+        float value = mc_value(actions, v->dueling, future, best);
+        float target = batch->discount[r] * value + scale * batch->reward[r];
         float taken = mc_value(actions, v->dueling, outputs, action), away = taken - target;
         float clipped = away > 1.0f ? 1.0f : away < -1.0f ? -1.0f : away;
         float slope = batch->weight[r] * clipped / (float)rows;

@@ -39,11 +39,16 @@ class Inputs:
 
     def into(self, matrix: Floats) -> Callable[[Any], Any]:
         """Returns a function that writes observations [k, ...], an array or arrays by name, into [k, at least size]."""
-        columns = [(name, encode, matrix[:, columns]) for name, columns, encode in self._columns]
-        if self._is_named:
-            return lambda obs: [encode(obs[name], of_part) for name, encode, of_part in columns]
-        ((_, encode, of_part),) = columns
-        return lambda obs: encode(obs, of_part)
+        parts = [(name, encode, matrix[:, columns]) for name, columns, encode in self._columns]
+        if not self._is_named:
+            ((_, encode, of_part),) = parts
+            return lambda obs: encode(obs, of_part)
+
+        def write(obs: Any) -> None:
+            for name, encode, of_part in parts:
+                encode(obs[name], of_part)
+
+        return write
 
     def fill(self, obs: Any, matrix: Floats) -> None:
         """Writes observations [k, ...], an array or arrays by name, into matrix [k, at least size]."""

@@ -9,7 +9,8 @@ import torch
 from ...compiled import Chain, Inputs, padded_zeros, pointer
 from ...interfaces import Update
 from ...memory import ffi, lib
-from ..networks.qnetwork import QNetwork
+from ..networks.qnetwork import Head, QNetwork
+from ..networks.torso import Torso
 from .plain import NotPlain, arrays_of, layers_of
 from .trainer import CompiledTrainer, OptimizerArrays
 
@@ -37,9 +38,10 @@ class CompiledValues(CompiledTrainer):
     def check(self, inputs: int, outputs: int) -> None:
         """Raises NotPlain: the layers do not fit the spaces, or the network is of another kind."""
         network: Any = self.trainer.network
-        kind = type(network)
-        if kind is not self.network_class:
-            raise NotPlain(type(network).__name__)
+        part: Any
+        for part, kind in ((network, self.network_class), (network.torso, Torso), (network.head, Head)):
+            if type(part) is not kind:
+                raise NotPlain(type(part).__name__)
         if (inputs, outputs) != (Inputs(network.spaces).size, network.actions.count + network.head.dueling):
             raise NotPlain("layers of other sizes")
 

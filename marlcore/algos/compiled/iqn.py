@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...compiled import Chain, Floats, padded_zeros, pointer
+from ...compiled import Chain, Floats, Layer, padded_zeros, pointer
 from ...memory import ffi, lib
 from ..iqn import IQNNetwork
 from .dqn import CompiledValues
-from .plain import arrays_of, layers_of
+from .plain import NotPlain, arrays_of, layers_of
 
 
 class Quantiles:
@@ -43,6 +43,10 @@ class CompiledIQN(CompiledValues):
         self._online, self._target = Quantiles(network, trains=True), Quantiles(trainer.target, trains=False)
         chains = self._online.chains
         self.check(chains.get("torso", chains["head"]).inputs, chains["head"].outputs)
+        if chains["embedding"].layers != (
+            Layer(hyper.n_cos, network.torso.size, chains["embedding"].layers[0].activation),
+        ):
+            raise NotPlain("layers of other sizes")
         raw = ffi.new("struct mc_iqn *")
         self.describe(raw)
         self._online.describe(raw.online)
