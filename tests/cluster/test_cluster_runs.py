@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 
 import pytest
@@ -69,31 +68,4 @@ def test_a_run_that_a_signal_ends_leaves_nothing_on_any_node(drive: Drive) -> No
     os.kill(driver.pid, signal.SIGTERM)
     until(lambda: not driver.running and not any(os.path.exists(f"/proc/{pid}") for pid in family))
     until(lambda: left_on(drive.nodes)["processes"] == [])
-    assert left_on(drive.nodes) == NOTHING
-
-
-FAILS = """
-def failing():
-    import gymnasium, os, time
-
-    class Failing(gymnasium.Wrapper):
-        def step(self, action):
-            if os.environ.get("MARLCORE_SHM_DIR"):  # on a node
-                raise OSError("no screen here")
-            time.sleep(0.01)  # as in `slow`
-            return super().step(action)
-
-    return Failing(gymnasium.make("CartPole-v1"))
-
-try:
-    mc.train(failing, "dqn", configured(sys.argv[2], 10**9, 1), progress=False)
-except mc.WorkerFailed as error:
-    print(error.worker, error.reason, "no screen here" in error.traceback)
-"""
-
-
-@LONG
-def test_a_failure_on_a_node_names_it(drive: Drive) -> None:
-    said = drive(FAILS).finish()
-    assert re.fullmatch(r"actor-1 on node-0, .* environment True", said), said
     assert left_on(drive.nodes) == NOTHING

@@ -89,7 +89,7 @@ class CalmDQN(mc.DQN):  # leaves the machine's cores to the processes that start
         return trainer
 
 if algorithm == "ppo":
-    env, total, updates = CARTPOLE, 80_000, {}
+    env, total = CARTPOLE, 80_000
     learner = mc.LearnerConfig(device="cpu", checkpoint_interval=5)
     config = configured(sys.argv[2], total, 1, cluster={"learners": {"agent_0": "CPU=1"}, **cluster}, learner=learner,
                         actor=mc.ActorConfig(processes=0), evaluation=mc.EvaluationConfig(interval=30_000, episodes=2))

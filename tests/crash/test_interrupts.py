@@ -34,7 +34,8 @@ USES = [
     ("replay", "load save"), ("limited", "sampler"), ("queue", "replace reader 0"), ("store", "replace publisher"),
     ("telemetry", "tail for the first time"), ("telemetry", "replace reporter"),
 ]  # fmt: skip
-OF_PREFETCH = [("prefetch", what) for what in ("sample", "update", "ask", "close")]
+IN_A_FINALIZER = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one may come there
+OF_PREFETCH = [pytest.param("prefetch", what, marks=IN_A_FINALIZER) for what in ("sample", "update", "ask", "close")]
 ALL_OF_IT = ("prefetch", "all")  # with its making, where a raising trace function makes Python 3.11 leak a frame
 MOMENTS = 50  # of each use
 
@@ -93,7 +94,6 @@ def left(case: Case) -> tuple[int, set[str], set[str]]:
     return len(descriptors()), {path.name for path in case.folder.iterdir()}, orphans
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one may come inside a finalizer
 @pytest.mark.parametrize(("name", "what"), [*USES, *OF_PREFETCH])
 def test_an_exception_before_any_instruction_is_harmless(name: str, what: str, tmp_path: Path) -> None:
     program, interrupted = Program(), 0
@@ -133,12 +133,13 @@ def storm(case: Case, act: Callable[[], None], times: int, hang_s: float = 0.0) 
             act()
             case.look()
             counts["left behind"] += left(case) != before
-    faulthandler.cancel_dump_traceback_later()
+    if hang_s:
+        faulthandler.cancel_dump_traceback_later()
     signal.signal(signal.SIGALRM, handler)
     return counts
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one may come inside a finalizer
+@IN_A_FINALIZER
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of files of the standard library, which closes them
 @pytest.mark.parametrize(("name", "what"), [*USES[:2], USES[3], USES[-1], ALL_OF_IT])
 def test_signals_at_any_time_leave_nothing_and_take_nothing(name: str, what: str, tmp_path: Path) -> None:

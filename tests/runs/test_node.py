@@ -4,9 +4,11 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
 import pytest
 from processes import generations, until
 
@@ -26,15 +28,24 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
+class Failing(gymnasium.Wrapper):  # type: ignore[misc]
+    def step(self, action: Any) -> Any:
+        raise OSError("no screen here")
+
+
+def failing() -> Failing:
+    return Failing(gymnasium.make("CartPole-v1"))
+
+
 class Scene:
     """The learner's end of a run of one policy, in this process."""
 
-    def __init__(self, stack: ExitStack, algorithm: Any = None, **changes: Any) -> None:
-        self.config = config = mc.Config(**{**SETTINGS, **changes})
-        with closing(vectorize(ENV, 1)) as env:
+    def __init__(self, stack: ExitStack, env_fn: Any = ENV, **changes: Any) -> None:
+        self.config, self.env_fn = (config := mc.Config(**{**SETTINGS, **changes})), env_fn
+        with closing(vectorize(env_fn, 1)) as env:
             ((agent, spaces),) = env.spaces.items()
-        policy = AssignedPolicy(agent, (agent,), spaces, algorithm or mc.DQN())
-        self.policy = policy = AssignedPolicy(agent, (agent,), spaces, policy.algorithm, source_of(policy, config))
+        policy = AssignedPolicy(agent, (agent,), spaces, mc.DQN())
+        self.policy = policy = replace(policy, source=source_of(policy, config))
         crew = crews(config)[1]
         begins, lanes = crew.block_begins(1, 2), crew.count * 2
         self.replay = stack.enter_context(mc.ReplayBuffer.create(transition_spec(policy, config), 8000, config.lanes))
@@ -54,8 +65,8 @@ class Scene:
     def node(self, share: int, taken: int = 0) -> actors.ActorNode:
         orders: Any = actors.ActorOrders(share, 0, {self.policy.name: self.address})
         return actors.ActorNode(
-            self._stack, orders, spec=RunSpec(ENV, (self.policy,), self.config), seat=0, epoch=self.epoch, taken=taken,
-            elapsed=0.0, descriptions=self.descriptions,
+            self._stack, orders, spec=RunSpec(self.env_fn, (self.policy,), self.config), seat=0, epoch=self.epoch,
+            taken=taken, elapsed=0.0, descriptions=self.descriptions,
         )  # fmt: skip
 
 
@@ -122,6 +133,15 @@ def test_without_fences_a_nodes_late_rows_are_taken(stack: ExitStack, monkeypatc
     scene.leases.fence(0)
     before = len(scene.replay)
     until(lambda: node.beat(actors.ActorOrders(10**6, 0)) and len(scene.replay) > before + 50)
+
+
+@pytest.mark.long
+def test_a_failing_environment_is_named(stack: ExitStack) -> None:
+    """What the controller does then: test_a_failure_on_a_node_ends_the_run."""
+    node = Scene(stack, failing).node(10**6)
+    failed = until(lambda: node.beat(actors.ActorOrders(10**6, 0)).failed)
+    assert failed.worker in ("actor-1", "actor-2") and failed.reason == "environment"
+    assert "no screen here" in failed.traceback
 
 
 @pytest.mark.long
