@@ -38,9 +38,8 @@ class Chooser:
 
     def __init__(self, action: NDArray[np.int64], actions: int) -> None:
         self.action, self._shape = action, (len(action), actions)
-        self._draws, self._epsilon = np.empty((2, len(action))), np.empty(1)
+        self._draws, self._epsilon = np.empty((2, len(action))), ffi.new("double[1]")
         self._to_action, self._to_draws = ffi.from_buffer("int64_t[]", action), doubles_of(self._draws)
-        self._to_epsilon = doubles_of(self._epsilon)
 
     def take_best(self, outputs: Floats, allowed: NDArray[np.bool_] | None) -> None:
         """Chooses the actions of the greatest outputs [k, at least actions], the first of equal ones."""
@@ -54,7 +53,7 @@ class Chooser:
         generator draws. Each row draws a place from [0, 1), which picks number floor(place * n) of its n allowed
         actions.
         """
-        flags, of_each, to_epsilon = flags_of(allowed, self._shape), 0, self._to_epsilon
+        flags, of_each, to_epsilon = flags_of(allowed, self._shape), 0, self._epsilon
         generator.random(out=self._draws)
         if isinstance(epsilon, np.ndarray) and epsilon.ndim:
             if len(epsilon) != len(self.action):
