@@ -114,7 +114,8 @@ class HAPPOTrainer(ClippedPolicyTrainer):
             alive = self.team.alive(batch.obs)
             before = torch.stack([self.judged(member, batch)[0] for member in range(self.team.count)], 1)
             value = faster(self.model.critic)(batch.obs)
-        rows, explained = self._prepare(batch, Evaluated((before * alive).sum(1), value, value))
+        now = Evaluated((before * alive).sum(1), value, value)
+        rows, explained = self.prepare(batch, now, partial(self.values_after, batch))
         advantage, steps = rows.advantage, []
         for member in torch.randperm(self.team.count, generator=self.generator).tolist():
             of_member = rows._replace(log_prob=before[:, member], advantage=advantage)

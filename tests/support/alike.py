@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,8 @@ def check_updates_alike(
     """Asserts that compiled updates at each level equal those of the text: metrics, priorities and the state after."""
     model, text = made_trainer(hyper, spaces)
     with torch.no_grad():
-        for parameter in model.acting.output.parameters() if wide else ():
+        last = [getattr(model.acting, name) for name in ("output", "head") if wide and hasattr(model.acting, name)]
+        for parameter in chain.from_iterable(layer.parameters() for layer in last):
             parameter.mul_(wide)
     twin = copy.deepcopy(model)
     compiled = COMPILED[type(text)](hyper.make_trainer(twin))

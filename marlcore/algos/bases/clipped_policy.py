@@ -8,6 +8,7 @@ that acted (Hilton et al. 2022, "Batch size-invariance for policy optimization",
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -155,7 +156,8 @@ class ClippedPolicyTrainer(AdamTrainer):
         single = hyper.epochs == 1 and hyper.minibatch_size >= len(batch.reward)
         with torch.set_grad_enabled(single):  # one step needs no second pass through the network
             now = self.evaluate(batch)
-        rows, explained = self._prepare(batch, Evaluated(*(values.detach() for values in now)))
+        before = Evaluated(*(values.detach() for values in now))
+        rows, explained = self.prepare(batch, before, partial(self.values_after, batch))
         bonus = batch.numbers[BONUS]
         steps = [self._step(now, rows, bonus)] if single else self._steps(rows, bonus)
         means = torch.stack(steps).mean(0)
@@ -177,14 +179,17 @@ class ClippedPolicyTrainer(AdamTrainer):
         return faster(self.model.critic)(rows_at(batch.next_obs, which))
 
     @torch.no_grad()
-    def _prepare(self, batch: Any, now: Evaluated) -> tuple[Minibatch, torch.Tensor]:
-        """Returns the batch with advantages, targets and the values before the steps, and the explained variance."""
+    def prepare(
+        self, batch: Any, now: Evaluated, values_after: Callable[[torch.Tensor], torch.Tensor]
+    ) -> tuple[Minibatch, torch.Tensor]:
+        """Returns the batch with advantages, targets and the values before the steps, and the explained variance.
+
+        `values_after` returns the values of some rows' next observations, in the critic's units.
+        """
         hyper, acted = self.hyper, batch.extras[LOG_PROB]
         corrected = hyper.correction == "vtrace"
         value = self.normalizer.denormalized(now.value)
-        following = following_values(
-            batch, value, lambda rows: self.normalizer.denormalized(self.values_after(batch, rows))
-        )
+        following = following_values(batch, value, lambda which: self.normalizer.denormalized(values_after(which)))
         steps = Steps(hyper.reward_scale * batch.reward, batch.discount, value, following, batch.continues)
         if corrected:
             ratio = torch.exp(now.log_prob - acted)

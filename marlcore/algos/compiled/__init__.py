@@ -5,11 +5,13 @@ from typing import Any
 from ...compiled import widest
 from ...interfaces import Trainer
 from ..bases.actor_critic import DelayedPolicyTrainer
+from ..bases.clipped_policy import ClippedPolicyTrainer
 from ..dqn import DQNTrainer
 from ..sac import SACTrainer
 from .actor_critic import CompiledSAC, CompiledTD3
 from .dqn import CompiledDQN
 from .plain import NotPlain
+from .ppo import CompiledPPO
 from .trainer import CompiledTrainer
 
 TEXT = __package__.removesuffix("compiled")  # with its dot
@@ -17,6 +19,7 @@ COMPILED: dict[type, type[CompiledTrainer]] = {
     DQNTrainer: CompiledDQN,
     SACTrainer: CompiledSAC,
     DelayedPolicyTrainer: CompiledTD3,
+    ClippedPolicyTrainer: CompiledPPO,
 }
 
 

@@ -203,7 +203,8 @@ def test_a_single_step_is_the_step_of_minibatches():
     assert trainer.optimizer.defaults["eps"] == ADAM_EPS == 1e-5
     trainer.optimizer.set_learning_rate(NUMBERS["learning_rate"])
     now = Evaluated(*(one.detach() for one in trainer.evaluate(batch)))
-    assert len(list(trainer._steps(trainer._prepare(batch, now)[0], NUMBERS["entropy_coefficient"]))) == 1
+    rows, _ = trainer.prepare(batch, now, lambda which: trainer.values_after(batch, which))
+    assert len(list(trainer._steps(rows, NUMBERS["entropy_coefficient"]))) == 1
     for one, other in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=NUMBERS["learning_rate"] * off / ADAM_EPS)
 

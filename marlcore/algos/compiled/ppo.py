@@ -1,0 +1,159 @@
+"""Updates of PPO and MAPPO on chains; the text is bases/clipped_policy.py."""
+
+import math
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...compiled import Chain, Floats, Inputs, padded_zeros
+from ...interfaces import Update
+from ...memory import ffi, lib
+from ...observations import each, rows_at
+from ..bases.clipped_policy import BONUS, KL, METRICS, ClippedPolicy, Evaluated, Minibatch
+from ..networks.distributions import DRAWN, Categorical, Gaussian
+from ..networks.policy_value import PolicyNetwork, PolicyValue, ValueNetwork
+from .plain import NotPlain, arrays_of, layers_of
+from .trainer import CompiledTrainer, OptimizerArrays
+
+FIELDS = ("obs", "action", "extras", "reward", "discount", "continues")  # of a batch: what the trainer's text reads
+C_TYPES = {"float32": "float[]", "int64": "int64_t[]", "bool": "uint8_t[]"}
+
+
+class CompiledPPO(CompiledTrainer):
+    """Makes the updates of PPO's and MAPPO's trainer."""
+
+    def networks(self) -> list[Any]:
+        return [self.trainer.model]
+
+    def build(self) -> None:
+        model = self.trainer.model
+        if type(model) is not PolicyValue:
+            raise NotPlain(type(model).__name__)
+        self._networks = [BatchChain(network) for network in (model.acting, model.critic)]
+        self._critic_after = BatchChain(model.critic)  # which leaves the batch's values where they are
+        self._optimizer = OptimizerArrays(self.trainer.optimizer)
+
+    def compiled(self, batch: Any) -> Update:
+        """See ClippedPolicyTrainer.update."""
+        hyper, rows = self.hyper, len(batch.reward)
+        self.trainer.follow_schedules(batch)
+        tensors = SimpleNamespace(**{name: each(torch.from_numpy, getattr(batch, name)) for name in FIELDS})
+        outputs, values = (network.forward(network.fill(batch.obs, rows)) for network in self._networks)
+        now = self._evaluated(tensors, outputs, values)
+        fixed, explained = self.trainer.prepare(tensors, now, partial(self._values_after, batch.next_obs))
+        arrays = arrays_in_steps(self.trainer.model.acting, fixed)
+        for name, output, network in zip(("output", "prediction"), (outputs, values), self._networks, strict=True):
+            arrays |= {name: output, f"{name}_gradient": network.chain.gradient}
+        objective = objective_of(hyper, batch.numbers[BONUS], arrays)
+        if hyper.epochs == 1 and hyper.minibatch_size >= rows:  # its only step has the outputs already
+            steps = np.empty((1, len(METRICS)))
+            self._step(objective, np.arange(rows), [network.x for network in self._networks], steps[0])
+        else:
+            steps = np.concatenate(self._passes(objective, rows))
+        metrics = {**dict(zip(METRICS, steps.mean(0), strict=True)), "explained_variance": float(explained)}
+        return Update(metrics, updates=len(steps))
+
+    @torch.no_grad()
+    def _evaluated(self, batch: Any, outputs: Floats, values: Floats) -> Evaluated:
+        policy = self.trainer.model.acting
+        output = torch.from_numpy(outputs[:, : policy.distribution.outputs])
+        log_prob, entropy = policy.distribution(output, policy.spaces.mask_in(batch.obs), batch)
+        return Evaluated(log_prob, entropy, torch.from_numpy(values[:, 0].copy()))
+
+    def _values_after(self, next_obs: Any, which: torch.Tensor) -> torch.Tensor:
+        x = self._critic_after.fill(rows_at(next_obs, which.numpy()), len(which))
+        return torch.from_numpy(self._critic_after.forward(x)[:, 0])
+
+    def _passes(self, objective: Any, rows: int) -> list[NDArray[np.float64]]:
+        """Makes the trainer's passes over the batch; returns the metrics of each one's steps, [steps, METRICS]."""
+        hyper, passes = self.hyper, []
+        for _ in range(hyper.epochs):
+            order = torch.randperm(rows, generator=self.trainer.generator).numpy()
+            inputs = [network.shuffle(order) for network in self._networks]
+            steps = np.empty((-(-rows // hyper.minibatch_size), len(METRICS)))
+            for number, first in enumerate(range(0, rows, hyper.minibatch_size)):
+                part = slice(first, first + hyper.minibatch_size)
+                parts = [x[part] for x in inputs]
+                for network, x in zip(self._networks, parts, strict=True):
+                    network.forward(x)
+                self._step(objective, order[part], parts, steps[number])
+            passes.append(steps)
+            if hyper.target_kl is not None and steps[:, KL].mean() > hyper.target_kl:
+                break
+        return passes
+
+    def _step(
+        self, objective: Any, numbers: NDArray[np.int64], inputs: list[Floats], metrics: NDArray[np.float64]
+    ) -> None:
+        """Makes a step on the batch's rows of these numbers, after their forward pass; writes METRICS."""
+        of_batch, means = ffi.from_buffer("int64_t[]", numbers), ffi.from_buffer("double[]", metrics)
+        lib.mc_clipped_slopes(objective, len(numbers), of_batch, means)
+        for network, x in zip(self._networks, inputs, strict=True):
+            network.chain.backward(x)
+        metrics[-1] = self._optimizer.step(self.hyper.max_grad_norm)
+
+
+class BatchChain:
+    """The chain of a policy or a critic, and a batch's inputs."""
+
+    def __init__(self, network: PolicyNetwork | ValueNetwork) -> None:
+        layers, modules = layers_of(network.torso, network.head)
+        self.chain = Chain(layers, trains=True)
+        self.chain.bind(arrays_of(modules), arrays_of(modules, gradients=True))
+        torso: Any = network.torso
+        self._inputs = Inputs(torso.spaces, torso.without)
+        self.x = self._shuffled = padded_zeros(0, self._inputs.size)
+
+    def fill(self, obs: Any, rows: int) -> Floats:
+        """Takes a batch's observations; returns them as a padded matrix."""
+        if len(self.x) != rows:
+            self.x, self._shuffled = (padded_zeros(rows, self._inputs.size) for _ in range(2))
+        self._inputs.fill(obs, self.x)
+        return self.x
+
+    def shuffle(self, order: NDArray[np.int64]) -> Floats:
+        """Returns the batch's rows in this order; the next call overwrites them."""
+        return np.take(self.x, order, 0, out=self._shuffled, mode="clip")  # mode="raise" would copy once more
+
+    def forward(self, x: Floats) -> Floats:
+        """Returns the outputs of rows by the present weights."""
+        self.chain.pack()
+        return self.chain.forward(x)
+
+
+def arrays_in_steps(policy: PolicyNetwork, fixed: Minibatch) -> dict[str, Any]:
+    """Returns the arrays of a batch that its steps read, by the names of the core's struct."""
+    distribution, rows, mask = policy.distribution, len(fixed.value), policy.spaces.mask_in(fixed.obs)
+    arrays: dict[str, Any] = {"slopes": np.empty(2 * distribution.outputs, np.float32)}
+    arrays |= {"before": fixed.log_prob, "value": fixed.value, "advantage": fixed.advantage, "target": fixed.target}
+    if isinstance(distribution, Gaussian):
+        log_std: Any = distribution.log_std
+        arrays |= {"log_std": log_std.detach(), "log_std_gradient": log_std.grad.numpy()}  # a view, to write to
+        arrays["drawn"] = fixed.extras[DRAWN].reshape(rows, -1)
+    else:
+        arrays["action"] = fixed.action.reshape(rows, -1).long()
+    if isinstance(distribution, Categorical):
+        action: Any = policy.spaces.action
+        arrays["sizes"] = np.atleast_1d(np.asarray(getattr(action, "nvec", getattr(action, "n", 0)), np.int64))
+    if mask is not None:
+        arrays["allowed"] = mask
+    return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+
+
+def objective_of(hyper: ClippedPolicy, bonus: float, arrays: dict[str, Any]) -> Any:
+    """Returns the objective of a batch's steps in the core's form; the caller keeps the arrays."""
+    outputs, actions = arrays["slopes"].size // 2, arrays["drawn" if "drawn" in arrays else "action"]
+    numbers = {
+        "outputs": outputs,
+        "components": actions.shape[1],
+        "clip": hyper.clip,
+        "clip_value": math.inf if hyper.clip_value is None else hyper.clip_value,
+        "value_coefficient": hyper.value_coefficient,
+        "bonus": bonus,
+    }
+    pointers = {name: ffi.from_buffer(C_TYPES[array.dtype.name], array) for name, array in arrays.items()}
+    return ffi.new("struct mc_clipped *", numbers | pointers)
