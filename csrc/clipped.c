@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "dense.h"
+#include "api.h"
 
 struct judged { /* of one row; sums over an action's components */
     float log_prob, entropy;

@@ -33,8 +33,8 @@ class CompiledPPO(CompiledTrainer):
         model = self.trainer.model
         if type(model) is not PolicyValue:
             raise NotPlain(type(model).__name__)
-        self._networks = [FedChain(network) for network in (model.acting, model.critic)]
-        self._critic_after = FedChain(model.critic)  # which leaves the batch's values where they are
+        self._networks = [BatchChain(network) for network in (model.acting, model.critic)]
+        self._critic_after = BatchChain(model.critic)  # which leaves the batch's values where they are
         self._optimizer = OptimizerArrays(self.trainer.optimizer)
 
     def compiled(self, batch: Any) -> Update:
@@ -97,7 +97,7 @@ class CompiledPPO(CompiledTrainer):
         metrics[-1] = self._optimizer.step(self.hyper.max_grad_norm)
 
 
-class FedChain:
+class BatchChain:
     """The chain of a policy or a critic, and a batch's inputs."""
 
     def __init__(self, network: PolicyNetwork | ValueNetwork) -> None:
