@@ -14,6 +14,7 @@ import pytest
 import marlcore as mc
 from marlcore.cluster.nodes import actors, controller, learners, program, ray_cluster
 from marlcore.cluster.nodes.uplink import Address
+from marlcore.config import AssignedPolicy
 from marlcore.processes import DONE, RESTARTS, SHARE, STEPS, UPDATES, Control, Telemetry
 from marlcore.record import Hold
 from marlcore.run import RunSpec, async_run, deal_steps
@@ -190,7 +191,8 @@ class Apart(Scene):
         self.mirror, hold = SimpleNamespace(version=6), Hold(folder / "a.pt", "run", 0)
         self.moved: list[Any] = []
         uplink = SimpleNamespace(mirror=self.mirror, move=self.moved.append, drained=lambda: True, check=lambda: None)
-        policy = SimpleNamespace(name="a")
+        nothing: Any = None
+        policy = AssignedPolicy("a", (), nothing, nothing)
         config = replace(CONFIG, cluster=replace(CONFIG.cluster, learners={"a": "CPU=1"}))
         super().__init__(stack, monkeypatch, config, (policy,), {"a": uplink}, {"a": hold})
         self.learner, self.spare = self.agents[2], [Learner("d")]
