@@ -251,7 +251,7 @@ class QueueSource:
 class CompiledPolicy(Protocol):
     """The form of an algorithm's policy that acts without torch, made without weights, picklable.
 
-    Its functions choose the same actions as the algorithm's own, with the same draws in the same order.
+    Its methods choose the same actions as the algorithm's own, with the same draws in the same order.
 
     Attributes:
         weights: the arrays given to `load`.
@@ -263,22 +263,15 @@ class CompiledPolicy(Protocol):
         """Take over the published tensors by name, after each pull; the arrays change only before the next call."""
 
     def act(
-        self,
-        obs: Any,
-        *,
-        explore: Mapping[str, Any] | None,
-        mask: NDArray[np.bool_] | None,
+        self, obs: Any, *, explore: Mapping[str, Any] | None, mask: NDArray[np.bool_] | None,
         generator: np.random.Generator,
-    ) -> Action:
+    ) -> Action:  # fmt: skip
         """Choose actions as `Algorithm.act` does, for arrays; it normalizes observations by the published moments."""
 
     def first_priority(
-        self,
-        before: Mapping[str, NDArray[Any]],
-        reward: NDArray[Any],
-        discount: float,
+        self, before: Mapping[str, NDArray[Any]], reward: NDArray[Any], discount: float,
         after: Mapping[str, NDArray[Any]],
-    ) -> NDArray[np.float32]:
+    ) -> NDArray[np.float32]:  # fmt: skip
         """See `Algorithm.first_priority`; takes the rewards as the environment gave them."""
 
 

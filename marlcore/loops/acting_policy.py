@@ -19,7 +19,7 @@ from .network import Network
 if TYPE_CHECKING:
     import torch
 
-    from .recurrent_states import RecurrentStates
+    from .torch_network import RecurrentStates
 
 
 @dataclass
@@ -107,7 +107,7 @@ class ActingPolicy:
 
     def _keep(self, state: Mapping[str, torch.Tensor], index: Any, rows: int) -> None:
         if self._states is None:
-            from .recurrent_states import RecurrentStates  # which imports torch
+            from .torch_network import RecurrentStates  # which imports torch
 
             self._states = RecurrentStates(self.copies)
         self._states.keep(state, index, rows)
