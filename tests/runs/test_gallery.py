@@ -8,8 +8,11 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+import marlcore as mc
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES, PAGE = ROOT / "examples", (ROOT / "docs" / "gallery.md").read_text()
@@ -34,7 +37,6 @@ RUNS = {
     "atari_pong": Short("400", r"400 steps, \d+ updates, return \S+", needs="ale_py"),
     "bit_flip": Short("", r"goals reached in (\d+)% of the episodes; .*", least=90),
     "dict_and_mask": Short("600", r"\d+% of 100 parcels were delivered, return \S+\nup \^.*: .+"),
-    "dqn_async": Short("--total-timesteps 1400 --batch-size 32", EPISODES),
     "empo_planning": Short("", r"153 states\nleft end: .*\nright end: .* with 0.25 .* with (0.65) [\s\S]*"),
     "jax_actor_learner": Short("", r"\d+ versions .* the best actions are \[1(, 1){6}\]", needs="jax", alone=True),
     "kuhn_poker": Short("2 600", r"exploitability 0\.\d{3}", needs="scipy"),
@@ -59,7 +61,8 @@ RUNS = {
     "two_step_game": Short("--steps 600", r"VDN earns \d\nQMIX earns \d"),
     "torchrl_dqn": Short("--updates 30", EPISODES, needs="torchrl"),
 }
-ELSEWHERE = {"custom_algorithm", "empo_phase2", "export_onnx", "onnx_player", "puck"}  # run by other tests
+# Run by other tests
+ELSEWHERE = {"custom_algorithm", "dqn_async", "dqn_compiled", "empo_phase2", "export_onnx", "onnx_player", "puck"}
 
 
 @pytest.mark.long
@@ -81,6 +84,26 @@ def test_an_example_runs(
     said = re.fullmatch(short.prints, printed.strip())
     assert said, printed
     assert short.least == float("-inf") or float(said[1]) >= short.least, printed
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "with_torch"), [("dqn_compiled", False), ("dqn_async", True)])
+def test_actors_of_the_compiled_example_load_no_torch(
+    name: str, with_torch: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its group of workers has a fork server of its own, since the tests' shared one has imported torch."""
+    end, loaded = mc.Workers.__exit__, []
+
+    def spied(workers: mc.Workers, *error: Any) -> None:
+        loaded.extend("libtorch" in Path(f"/proc/{worker.pid}/maps").read_text() for worker in workers)
+        end(workers, *error)
+
+    monkeypatch.setattr(mc.Workers, "__exit__", spied)
+    path = str(EXAMPLES / f"{name}.py")
+    monkeypatch.setattr(sys, "argv", [path, "--total-timesteps=1400", "--batch-size=32"])
+    runpy.run_path(path, run_name="__main__")
+    assert loaded == [with_torch] * 2
+    assert re.fullmatch(EPISODES, capsys.readouterr().out.strip())
 
 
 @pytest.mark.long
