@@ -358,33 +358,6 @@ int mc_dqn_update(struct mc_dqn *dqn, const struct mc_batch *batch);
 int mc_iqn_update(struct mc_iqn *iqn, const struct mc_batch *batch, const float *fractions,
                   const float *of_samples);
 
-/* ---- PPO's objective; see clipped.c ---- */
-
-/* Means over rows: the loss, its parts, the estimated divergence, the share of clipped ratios. */
-enum { MC_LOSS, MC_POLICY_LOSS, MC_VALUE_LOSS, MC_ENTROPY, MC_KL, MC_BEYOND, MC_TERMS };
-
-/* A batch, and the networks' results for some of its rows. A policy with sizes is categorical, one with
- * log_std Gaussian; without both, its outputs are the logits of bits. */
-struct mc_clipped {
-    int64_t outputs, components; /* of the policy, and of an action */
-    const int64_t *sizes;        /* [components], together the outputs; or NULL */
-    const float *log_std;        /* [outputs], or NULL; likewise its gradient */
-    float *log_std_gradient;
-    float *slopes;                   /* [2 outputs], for calls to use */
-    const int64_t *action;           /* [batch, components]: values from 0 on, or bits */
-    const float *drawn;              /* [batch, components]: a Gaussian's actions */
-    const uint8_t *allowed;          /* [batch, outputs]: of a categorical policy; or NULL */
-    const float *before, *value;     /* [batch]: log-probability and value before the steps */
-    const float *advantage, *target; /* [batch] */
-    double clip, clip_value;         /* clip_value: infinite for none */
-    double value_coefficient, bonus;
-    const float *output, *prediction; /* padded [rows, outputs] and padded [rows, 1]; likewise gradients */
-    float *output_gradient, *prediction_gradient;
-};
-
-/* Sets the gradients of a minibatch, whose rows have these numbers in the batch, and means [MC_TERMS]. */
-void mc_clipped_slopes(const struct mc_clipped *batch, int64_t rows, const int64_t *numbers, double *means);
-
 /* ---- random choices of actions, by numbers in [0, 1) that the caller draws; see draws.c ---- */
 
 /* Replaces the action of each row that explores by a random one among those allowed [rows, actions] (NULL:
