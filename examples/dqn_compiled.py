@@ -35,17 +35,15 @@ class Args:
 
 def act(
     context: mc.WorkerContext, args: Args, lane: int, replay: mc.ReplayBuffer, store: mc.ParameterStore,
-    arrays: dict[str, np.ndarray],
+    q_network: mc.Compiled,
 ) -> None:  # fmt: skip
     rng = np.random.default_rng([args.seed, lane])
     env = gym.wrappers.RecordEpisodeStatistics(gym.make(args.env_id))
-    q_network = mc.Compiled(arrays)  # marlcore: each layer's weight and bias by name; ReLU between them
-    subscriber = store.subscriber(q_network.weights)  # marlcore: a pull fills these arrays
+    subscriber = store.subscriber(q_network)
     obs, _ = env.reset(seed=args.seed * 1_000 + lane)
     with replay.writer(lane) as writer:
         while not context.stopping:
-            if subscriber.pull():
-                q_network.load()  # marlcore: takes the new values for the next calls of `act`
+            subscriber.pull()
             if rng.random() < subscriber.extras.get("epsilon", 1.0):
                 action = int(rng.integers(env.action_space.n))
             else:
@@ -68,7 +66,6 @@ def main(args: Args) -> list[tuple[int, float]]:
     env = gym.make(args.env_id)
     inputs, outputs = int(np.prod(env.observation_space.shape)), int(env.action_space.n)
     q_network = nn.Sequential(nn.Linear(inputs, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, outputs))
-    arrays = {name: tensor.numpy() for name, tensor in q_network.state_dict().items()}  # marlcore: for the actors
     target_network = copy.deepcopy(q_network)
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate)
     spec = mc.TransitionSpec.from_spaces(env.observation_space, env.action_space)
@@ -83,7 +80,7 @@ def main(args: Args) -> list[tuple[int, float]]:
         mc.Workers(preload=["marlcore.replay", "gymnasium"]) as workers,  # marlcore: by default torch is among them
     ):
         for lane in range(args.num_actors):
-            workers.start(act, args, lane, replay, store, arrays)
+            workers.start(act, args, lane, replay, store, mc.Compiled(q_network))  # marlcore
         sampler = replay.sampler(args.batch_size, gamma=args.gamma, seed=args.seed)
         for global_step in range(args.learning_starts, args.total_timesteps, args.train_frequency):
             data = sampler.sample(timeout=120.0).torch()

@@ -22,14 +22,16 @@ Activation = Literal["relu", "tanh"]
 class Compiled:
     """A network of fully connected layers that acts by marlcore's own kernels: a few microseconds a call, no torch.
 
+    It can be pickled and copied. A store's subscriber keeps it up to date: `store.subscriber(network).pull()`.
+
     Args:
         network: a torch.nn.Sequential of Linear, ReLU and Tanh, also nested; or arrays by name: each layer's weight
             [outputs, inputs], then its bias [outputs], in order. Their values are copied.
         activation: "relu" or "tanh", after each layer of arrays but the last.
 
     Attributes:
-        weights: float32 arrays by name, those of the module's `state_dict`. A subscriber of them fills them:
-            `subscriber = store.subscriber(network.weights)`; after a pull, call `load()`.
+        weights: float32 arrays by name, those of the module's `state_dict`; what is written to them counts from the
+            next `load` on.
         inputs, outputs: numbers of an observation and of a result.
 
     Raises: ValueError, TypeError: another kind of layer, or arrays whose shapes do not follow one another.
@@ -43,10 +45,15 @@ class Compiled:
             following: list[str | None] = [activation] * (len(arrays) // 2 - 1) + [None]
         else:
             arrays, following = _read(network)
-        layers = _layers(arrays, following)
-        self.weights: dict[str, Floats] = arrays
-        self.inputs, self.outputs = layers[0].inputs, layers[-1].outputs
-        self._chain = Chain(layers)
+        self.__setstate__((arrays, _layers(arrays, following)))
+
+    def __getstate__(self) -> tuple[dict[str, Floats], list[Layer]]:
+        return self.weights, self._layers
+
+    def __setstate__(self, state: tuple[dict[str, Floats], list[Layer]]) -> None:
+        self.weights, self._layers = state
+        self.inputs, self.outputs = self._layers[0].inputs, self._layers[-1].outputs
+        self._chain = Chain(self._layers)
         self.load()
 
     def load(self, weights: Weights | None = None) -> None:
