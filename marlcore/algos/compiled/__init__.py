@@ -43,7 +43,7 @@ def with_engine(trainer: Any, engine: str) -> tuple[Trainer, str]:
     compiled, reason = _compiled(trainer) if engine != "torch" else (None, "learner.engine is torch")
     if reason and engine == "compiled":
         raise ValueError(f"learner.engine: expected auto or torch for {reason}, got compiled")
-    if not reason and engine == "auto" and not fits(*compiled.networks()):
+    if compiled is not None and not reason and engine == "auto" and not fits(*compiled.networks()):
         reason = f"layers of more than {widest()} units, for which torch is as fast on this processor"
     return (trainer, reason) if reason else (compiled, "")  # type: ignore[return-value]
 
