@@ -266,19 +266,18 @@ struct mc_tensor { /* contiguous; the last four as weight */
     int64_t size;
     float *weight, *gradient, *mean, *square, *target;
 };
-struct mc_adam {
-    double rate, beta1, beta2, epsilon;
+struct mc_descent {
+    const struct mc_tensor *tensors;
+    int64_t count;
+    double rate, epsilon; /* of Adam, with the betas 0.9 and 0.999 */
+    float *number;        /* of the last step */
+    double most;          /* norm of the gradient */
+    double share;         /* of the way that targets move to their weights; 1 copies exactly, 0 moves none */
 };
 
-/* Scales the gradient of all tensors together to the norm `most` if it is longer, and makes Adam's step
- * number `step`. The norm before that. */
-double mc_adam_step(const struct mc_tensor *tensors, int64_t count, const struct mc_adam *adam, double step,
-                    double most);
-/* Moves each target by this share of the way to its weight; 1 copies exactly. */
-void mc_targets_move(const struct mc_tensor *tensors, int64_t count, double share);
-/* Sets padded y [rows, count] to cos(pi j fractions[r]) for each row r and each j; |j fractions[r]| below
- * 2^22. */
-void mc_cosines(int64_t rows, int64_t count, const float *fractions, float *y);
+/* Scales the gradient of all tensors together to the norm `most` if it is longer, makes Adam's next step, and
+ * moves the targets. The norm before that. */
+double mc_descend(const struct mc_descent *descent);
 
 /* ---- values of actions in a network's outputs [rows, row]: those of `actions` actions or, with dueling,
  * their advantages and then the state's value; see values.c ---- */
@@ -291,21 +290,12 @@ void mc_values_best(int64_t rows, int64_t actions, const float *outputs, int64_t
 void mc_values_taken(int64_t rows, int64_t actions, int dueling, const float *outputs, int64_t row,
                      const int64_t *action, float *value);
 
-/* ---- updates of Q-learning: losses, gradients, a step of Adam, the target's move; see q_learning.c. What
- * stays between updates is in a struct; all layers' arrays have enough rows ---- */
+/* ---- updates of Q-learning: losses, gradients, and descent; see q_learning.c. What stays between updates is
+ * in a struct; all layers' arrays have enough rows ---- */
 
 struct mc_chain {
     const struct mc_layer *layers;
     int64_t count;
-};
-
-struct mc_descent {
-    const struct mc_tensor *tensors;
-    int64_t count;
-    struct mc_adam adam;
-    float *number; /* of Adam's last step */
-    double most;   /* norm of a gradient */
-    double share;  /* of the way that targets move; 0 leaves them where they are */
 };
 
 struct mc_values { /* what the updates share */
@@ -316,7 +306,7 @@ struct mc_values { /* what the updates share */
     int64_t rows;
     const float *x; /* padded [2 rows, inputs]: the observations, then the next ones */
     int64_t x_row;
-    struct mc_descent descent;
+    const struct mc_descent *descent;
     double loss, q_mean, norm; /* results; q_mean in units of the reward, the norm that of the gradient */
 };
 

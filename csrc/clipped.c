@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "api.h"
+#include "dense.h"
 
 struct judged { /* of one row; sums over an action's components */
     float log_prob, entropy;
@@ -101,7 +101,7 @@ static float value_slope(const struct mc_clipped *batch, int64_t number, float v
 
 void mc_clipped_slopes(const struct mc_clipped *batch, int64_t rows, const int64_t *numbers, double *means) {
     double terms[MC_TERMS] = {0.0};
-    int64_t n = batch->outputs, pitch = (n + MC_PAD - 1) / MC_PAD * MC_PAD;
+    int64_t n = batch->outputs, pitch = mc_padded(n);
     float share = 1.0f / (float)rows, bonus = (float)batch->bonus;
     float *slope = batch->slopes, *bend = slope + n, *of_std = batch->log_std_gradient;
     for (int64_t i = 0; of_std && i < n; i++)

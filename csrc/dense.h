@@ -21,13 +21,17 @@ struct mc_product {
     int64_t slope_row;
 };
 
+#define MC_BETA1 0.9 /* of Adam */
+#define MC_BETA2 0.999
+
 struct mc_dense { /* the kernels for one level of processors */
     void (*multiply)(const struct mc_product *product);
-    void (*adam)(const struct mc_tensor *tensor, const struct mc_adam *adam, float rate, float root,
-                 float scale);
+    void (*adam)(const struct mc_tensor *tensor, float epsilon, float rate, float root, float scale);
     void (*move)(const struct mc_tensor *tensor, float share);
     double (*squares)(const float *x, int64_t n);
-    void (*cosines)(int64_t rows, int64_t count, const float *fractions, float *y, int64_t y_row);
+    /* Sets padded y [rows, count] to cos(pi j fractions[r]) for each row r and each j; |j fractions[r]| is
+     * below 2^22. */
+    void (*cosines)(int64_t rows, int64_t count, const float *fractions, float *y);
 };
 
 const struct mc_dense *mc_dense(void);

@@ -95,11 +95,11 @@ KERNEL static void LEVEL(multiply)(const struct mc_product *p) {
         LEVEL(rows)(p, c, 8, 1);
 }
 
-KERNEL static void LEVEL(adam)(const struct mc_tensor *tensor, const struct mc_adam *adam, float rate,
-                               float root, float scale) {
+KERNEL static void LEVEL(adam)(const struct mc_tensor *tensor, float epsilon, float rate, float root,
+                               float scale) {
     float *restrict weight = tensor->weight, *restrict mean = tensor->mean, *restrict square = tensor->square;
     const float *restrict gradient = tensor->gradient;
-    float first = (float)adam->beta1, second = (float)adam->beta2, epsilon = (float)adam->epsilon;
+    const float first = (float)MC_BETA1, second = (float)MC_BETA2;
     for (int64_t i = 0; i < tensor->size; i++) {
         float g = gradient[i] * scale;
         mean[i] = first * mean[i] + (1.0f - first) * g;
@@ -137,12 +137,11 @@ KERNEL static double LEVEL(squares)(const float *x, int64_t n) {
 
 /* cos(pi j t) for j from 0 to count - 1: sin(pi (1/2 - |x|)) by a polynomial, where x is j t to the nearest
  * even. */
-KERNEL static void LEVEL(cosines)(int64_t rows, int64_t count, const float *fractions, float *y,
-                                  int64_t y_row) {
+KERNEL static void LEVEL(cosines)(int64_t rows, int64_t count, const float *fractions, float *y) {
     vec step;
     for (int k = 0; k < LANES; k++)
         step[k] = (float)k;
-    for (int64_t r = 0; r < rows; r++)
+    for (int64_t r = 0; r < rows; r++, y += mc_padded(count))
         for (int64_t j = 0; j < count; j += LANES) {
             vec x = (step + (float)j) * fractions[r];
             vec halves = x * 0.5f + 12582912.0f;
@@ -150,7 +149,7 @@ KERNEL static void LEVEL(cosines)(int64_t rows, int64_t count, const float *frac
             vec s = 0.5f - (vec)((ints)x & 0x7fffffff), q = s * s;
             vec p =
                 (((0.0775603876f * q - 0.598242104f) * q + 2.55006981f) * q - 5.16770983f) * q + 3.14159274f;
-            *(loose *)(y + r * y_row + j) = s * p;
+            *(loose *)(y + j) = s * p;
         }
 }
 

@@ -156,25 +156,19 @@ void mc_layers_backward(const struct mc_layer *layers, int64_t count, int64_t ro
     }
 }
 
-double mc_adam_step(const struct mc_tensor *tensors, int64_t count, const struct mc_adam *adam, double step,
-                    double most) {
-    double squares = 0.0;
-    for (int64_t i = 0; i < count; i++)
-        squares += mc_dense()->squares(tensors[i].gradient, tensors[i].size);
-    double norm = sqrt(squares), longer = norm / most;
+double mc_descend(const struct mc_descent *descent) {
+    const struct mc_tensor *tensors = descent->tensors, *end = tensors + descent->count;
+    double squares = 0.0, number = (double)(*descent->number += 1.0f);
+    for (const struct mc_tensor *tensor = tensors; tensor < end; tensor++)
+        squares += mc_dense()->squares(tensor->gradient, tensor->size);
+    double norm = sqrt(squares), longer = norm / descent->most;
     float scale = longer > 1.0 || isnan(longer) ? (float)(1.0 / longer) : 1.0f;
-    double rate = adam->rate / (1.0 - pow(adam->beta1, step));
-    double root = 1.0 / sqrt(1.0 - pow(adam->beta2, step));
-    for (int64_t i = 0; i < count; i++)
-        mc_dense()->adam(&tensors[i], adam, (float)rate, (float)root, scale);
+    float rate = (float)(descent->rate / (1.0 - pow(MC_BETA1, number)));
+    float root = (float)(1.0 / sqrt(1.0 - pow(MC_BETA2, number)));
+    for (const struct mc_tensor *tensor = tensors; tensor < end; tensor++) {
+        mc_dense()->adam(tensor, (float)descent->epsilon, rate, root, scale);
+        if (descent->share > 0.0)
+            mc_dense()->move(tensor, (float)descent->share);
+    }
     return norm;
-}
-
-void mc_targets_move(const struct mc_tensor *tensors, int64_t count, double share) {
-    for (int64_t i = 0; i < count; i++)
-        mc_dense()->move(&tensors[i], (float)share);
-}
-
-void mc_cosines(int64_t rows, int64_t count, const float *fractions, float *y) {
-    mc_dense()->cosines(rows, count, fractions, y, mc_padded(count));
 }

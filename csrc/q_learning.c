@@ -22,15 +22,6 @@ static const uint8_t *of_row(const uint8_t *allowed, int64_t r, int64_t actions)
     return allowed ? allowed + r * actions : NULL;
 }
 
-static void descend(struct mc_values *values) {
-    const struct mc_descent *descent = &values->descent;
-    *descent->number += 1.0f;
-    values->norm =
-        mc_adam_step(descent->tensors, descent->count, &descent->adam, *descent->number, descent->most);
-    if (descent->share > 0.0)
-        mc_targets_move(descent->tensors, descent->count, descent->share);
-}
-
 /* Of a row: the logarithm of the sum of the exponentials of its allowed values, less the taken action's
  * value; adds its gradient, times the weight. Where no action is allowed, the values count as zeros. */
 static float penalty_of(const struct mc_values *v, const float *outputs, const uint8_t *allowed,
@@ -85,7 +76,7 @@ int mc_dqn_update(struct mc_dqn *dqn, const struct mc_batch *batch) {
         sum += (double)taken;
     }
     mc_layers_backward(dqn->online.layers, dqn->online.count, rows, v->x, v->x_row, NULL, 1);
-    descend(v);
+    v->norm = mc_descend(v->descent);
     v->q_mean = sum / ((double)rows * v->reward_scale);
     v->loss = loss + penalty;
     dqn->penalty = penalty;
@@ -98,7 +89,7 @@ static void quantiles(const struct mc_iqn *iqn, const struct mc_quantiles *netwo
                       int64_t count, const float *fractions, int shared) {
     int64_t rows = iqn->values.rows, pitch = mc_padded(iqn->features), x_row = iqn->values.x_row;
     int64_t embeddings = shared ? count : rows * count;
-    mc_cosines(embeddings, iqn->cosines, fractions, iqn->cosine);
+    mc_dense()->cosines(embeddings, iqn->cosines, fractions, iqn->cosine);
     mc_layers_forward(network->embedding.layers, 1, embeddings, iqn->cosine, mc_padded(iqn->cosines));
     mc_layers_forward(network->torso.layers, network->torso.count, rows, x, x_row);
     if (network->torso.count) {
@@ -220,6 +211,6 @@ int mc_iqn_update(struct mc_iqn *iqn, const struct mc_batch *batch, const float 
     quantiles(iqn, &iqn->online, v->x, iqn->predicted, fractions, 0);
     iqn_loss(iqn, batch, fractions);
     iqn_backward(iqn);
-    descend(v);
+    v->norm = mc_descend(v->descent);
     return 0;
 }

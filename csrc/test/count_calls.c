@@ -83,14 +83,14 @@ static void count_networks(void) {
     layer.bias_gradient = numbers[6];
     struct mc_layer chain[] = {layer, layer};
     struct mc_tensor tensor = {64 * 64, numbers[0], numbers[5], numbers[7], numbers[8], numbers[9]};
-    struct mc_adam adam = {1e-3, 0.9, 0.999, 1e-8};
+    float number = 0;
+    struct mc_descent descent = {&tensor, 1, 1e-3, 1e-8, &number, 10.0, 0.02};
     chain[0].inputs = 4;
     mc_dense_use(MC_BASELINE); /* which any processor has */
     COUNT("pack 4-64-64", (mc_layers_pack(chain, 2), 0));
     COUNT("forward, 64 rows by 4-64-64", (mc_layers_forward(chain, 2, ROWS, x, MC_PAD), 0));
     COUNT("backward, 64 rows by 4-64-64", (mc_layers_backward(chain, 2, ROWS, x, MC_PAD, NULL, 1), 0));
-    COUNT("Adam, 4,096 weights", mc_adam_step(&tensor, 1, &adam, 1.0, 10.0));
-    COUNT("move 4,096 targets", (mc_targets_move(&tensor, 1, 0.02), 0));
+    COUNT("Adam, 4,096 weights with targets", mc_descend(&descent));
 }
 
 int main(void) {

@@ -234,7 +234,7 @@ TEST(tanh_is_within_two_units_in_the_last_place) {
 TEST(cosines_are_right_to_the_rounding_of_their_angle) {
     EACH_LEVEL for (int64_t count = 1; count <= 70; count++) {
         float fraction = (drawn() + 1.0f) / 2.0f, *y = room(padded(count));
-        mc_cosines(1, count, &fraction, y);
+        mc_dense()->cosines(1, count, &fraction, y);
         for (int64_t j = 0; j < count; j++)
             CHECK(fabs((double)y[j] - cos(3.14159265358979323846 * (double)j * (double)fraction)) <
                   2e-7 * (double)(j + 1));
@@ -243,24 +243,26 @@ TEST(cosines_are_right_to_the_rounding_of_their_angle) {
 }
 
 static void step_of_adam(int64_t size, int64_t number, double most) {
-    struct mc_adam adam = {1e-2, 0.9, 0.999, 1e-8};
     struct mc_tensor tensor = {size,
                                draw(room(size), size),
                                draw(room(size), size),
                                draw(room(size), size),
                                draw(room(size), size),
                                draw(room(size), size)};
-    float *before = room(3 * size);
+    float *before = room(4 * size);
     double squares = 0.0;
     for (int64_t i = 0; i < size; i++) {
         tensor.square[i] = fabsf(tensor.square[i]);
         before[i] = tensor.weight[i];
         before[size + i] = tensor.mean[i];
         before[2 * size + i] = tensor.square[i];
+        before[3 * size + i] = tensor.target[i];
         squares += (double)tensor.gradient[i] * (double)tensor.gradient[i];
     }
-    double norm = mc_adam_step(&tensor, 1, &adam, (double)number, most),
-           scale = fmin(1.0, most / sqrt(squares));
+    float last = (float)(number - 1);
+    struct mc_descent descent = {&tensor, 1, 1e-2, 1e-8, &last, most, 0.02};
+    double norm = mc_descend(&descent), scale = fmin(1.0, most / sqrt(squares));
+    CHECK(last == (float)number);
     CHECK(fabs(norm - sqrt(squares)) <= 1e-5 * norm);
     for (int64_t i = 0; i < size; i++) {
         double g = scale * (double)tensor.gradient[i];
@@ -270,13 +272,11 @@ static void step_of_adam(int64_t size, int64_t number, double most) {
         double weight = (double)before[i] - rate * mean / (sqrt(square) / root + 1e-8);
         CHECK(fabs((double)tensor.mean[i] - mean) < 1e-6 && fabs((double)tensor.square[i] - square) < 1e-6);
         CHECK(fabs((double)tensor.weight[i] - weight) < 1e-5 * (1.0 + fabs(weight)));
-        before[i] = tensor.target[i];
+        CHECK(fabs((double)tensor.target[i] - 0.98 * (double)before[3 * size + i] -
+                   0.02 * (double)tensor.weight[i]) < 1e-6);
     }
-    mc_targets_move(&tensor, 1, 0.02);
-    for (int64_t i = 0; i < size; i++)
-        CHECK(fabs((double)tensor.target[i] - 0.98 * (double)before[i] - 0.02 * (double)tensor.weight[i]) <
-              1e-6);
-    mc_targets_move(&tensor, 1, 1.0);
+    descent.share = 1.0;
+    mc_descend(&descent);
     CHECK(!memcmp(tensor.target, tensor.weight, (size_t)size * sizeof(float)));
     float *all[] = {tensor.weight, tensor.gradient, tensor.mean, tensor.square, tensor.target, before};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
@@ -293,9 +293,10 @@ TEST(adam_clips_and_steps_as_published) {
 TEST(a_gradient_that_is_not_finite_reaches_the_weights) {
     EACH_LEVEL {
         float weight[3] = {0}, gradient[3] = {0, NAN, 0}, mean[3] = {0}, square[3] = {0};
-        struct mc_adam adam = {1e-2, 0.9, 0.999, 1e-8};
+        float number = 0;
         struct mc_tensor tensor = {3, weight, gradient, mean, square, NULL};
-        CHECK(isnan(mc_adam_step(&tensor, 1, &adam, 1.0, 1.0)) && isnan(weight[0]) && isnan(weight[2]));
+        struct mc_descent descent = {&tensor, 1, 1e-2, 1e-8, &number, 1.0, 0.0};
+        CHECK(isnan(mc_descend(&descent)) && isnan(weight[0]) && isnan(weight[2]));
     }
 }
 

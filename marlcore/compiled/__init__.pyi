@@ -6,7 +6,6 @@ from .acting_networks import QuantileNetwork as QuantileNetwork
 from .actions import EnumeratedActions as EnumeratedActions
 from .actions import ScaledActions as ScaledActions
 from .actions import TeamChoices as TeamChoices
-from .adam import Adam as Adam
 from .chain import Chain as Chain
 from .chain import Floats as Floats
 from .chain import Layer as Layer

@@ -1,4 +1,4 @@
-"""A chain of fully connected layers over arrays that others own: its outputs, its gradients, and Adam's steps."""
+"""A chain of fully connected layers over arrays that others own: its outputs and its gradients."""
 
 import os
 from collections.abc import Sequence
@@ -42,6 +42,7 @@ class Chain:
     Its arrays grow with the largest number of rows, and are used again: each call overwrites the last one's results.
 
     Attributes:
+        raw: the fields of the core's `mc_chain`, whose layers this object keeps.
         gradient: padded [rows, outputs], with `trains`: the gradient of the outputs, which the caller sets.
     """
 
@@ -53,6 +54,7 @@ class Chain:
         self._trains = trains
         self._count = len(self.layers)
         self._raw = ffi.new("struct mc_layer[]", self._count)
+        self.raw = {"layers": self._raw, "count": self._count}
         self._packs: list[tuple[Any, ...]] = []  # each layer's forward and backward copies and its bias
         for raw, layer in zip(self._raw, self.layers, strict=True):
             raw.inputs, raw.outputs, raw.inputs_first = layer.inputs, layer.outputs, layer.inputs_first
@@ -97,16 +99,17 @@ class Chain:
         if self._trains:
             self.gradient = self._gradients[-1]
 
-    def describe(self, raw: Any) -> None:
-        """Sets the core's `mc_chain` to these layers; this object keeps them."""
-        raw.layers, raw.count = self._raw, self._count
-
     def forward(self, x: Floats) -> Floats:
         """Returns the last layer's outputs [rows, padded outputs] of x [rows, at least inputs], C-contiguous."""
         rows, row = x.shape
         self.grow(rows)
         lib.mc_layers_forward(self._raw, self._count, rows, pointer(x), row)
         return self._outputs[-1][:rows]
+
+    def repacked(self, x: Floats) -> Floats:
+        """Returns the outputs, as `forward` does, by the weights' present values."""
+        self.pack()
+        return self.forward(x)
 
     def backward(self, x: Floats, x_gradient: Floats | None = None, trains: bool = True) -> None:
         """Sets the gradients of the weights, if `trains`, and of x, by `gradient` [rows, padded outputs], the outputs'.

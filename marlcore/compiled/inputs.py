@@ -37,19 +37,6 @@ class Inputs:
         self.size = first
         self._is_matrix = not self._is_named and parts[0].field.numpy == np.float32
 
-    def into(self, matrix: Floats) -> Callable[[Any], Any]:
-        """Returns a function that writes observations [k, ...], an array or arrays by name, into [k, at least size]."""
-        parts = [(name, encode, matrix[:, columns]) for name, columns, encode in self._columns]
-        if not self._is_named:
-            ((_, encode, of_part),) = parts
-            return lambda obs: encode(obs, of_part)
-
-        def write(obs: Any) -> None:
-            for name, encode, of_part in parts:
-                encode(obs[name], of_part)
-
-        return write
-
     def fill(self, obs: Any, matrix: Floats) -> None:
         """Writes observations [k, ...], an array or arrays by name, into matrix [k, at least size]."""
         for name, columns, encode in self._columns:

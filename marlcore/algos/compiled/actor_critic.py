@@ -11,36 +11,23 @@ from ...compiled import LOG_SQRT_2PI, LOG_STD, Chain, Floats, Inputs, padded_zer
 from ...interfaces import Update
 from ..networks.actor_critic import Critics, DeterministicPolicy
 from ..sac import GaussianPolicy
-from .plain import NotPlain, arrays_of, layers_of, stacked_layers
-from .trainer import CompiledTrainer, OptimizerArrays
+from .plain import NotPlain, arrays_of, chain_of, layers_of, stacked_layers
+from .trainer import CompiledTrainer, Descent
 
 
-class CriticChains:
-    """The chains of some critics' networks, from the padded rows of an observation and an action to a value."""
+def critic_chains(critics: Critics, trains: bool) -> list[Chain]:
+    """Returns a chain for each critic, from the padded rows of an observation and an action to a value."""
+    stack = [*critics.layers]
+    chains = [Chain(stacked_layers(stack, critics.activation), trains) for _ in range(critics.networks)]
+    weights, gradients = arrays_of(stack), arrays_of(stack, gradients=True) if trains else []
+    for network, chain in enumerate(chains):
+        chain.bind(*([array[network] for array in arrays] for arrays in (weights, gradients)))
+    return chains
 
-    def __init__(self, critics: Critics, trains: bool) -> None:
-        stack = [*critics.layers]
-        layers = stacked_layers(stack, critics.activation)
-        self._chains = [Chain(layers, trains) for _ in range(critics.networks)]
-        for network, chain in enumerate(self._chains):
-            weights = arrays_of(stack)
-            gradients = arrays_of(stack, gradients=True) if trains else []
-            chain.bind(*([array[network] for array in arrays] for arrays in (weights, gradients)))
 
-    def pack(self) -> None:
-        for chain in self._chains:
-            chain.pack()
-
-    def values(self, x: Floats, count: int | None = None) -> Floats:
-        """Returns the values [count, B] of rows by the first `count` networks; None: by all."""
-        return np.stack([chain.forward(x)[:, 0] for chain in self._chains[:count]])
-
-    def backward(self, x: Floats, gradient: Floats, x_gradients: Sequence[Floats] = ()) -> None:
-        """Sets the gradients of the weights or, if they are given, of x instead, by that of the values [count, B]."""
-        for number, slope in enumerate(gradient):
-            chain = self._chains[number]
-            chain.gradient[: len(x), 0] = slope
-            chain.backward(x, x_gradients[number] if x_gradients else None, trains=not x_gradients)
+def values_of(chains: Sequence[Chain], x: Floats) -> Floats:
+    """Returns the values [chains, B] of rows, by the critics' present weights."""
+    return np.stack([chain.repacked(x)[:, 0] for chain in chains])
 
 
 class CompiledActorCritic(CompiledTrainer):
@@ -60,14 +47,12 @@ class CompiledActorCritic(CompiledTrainer):
         self._inputs = Inputs(policy.torso.spaces)
         self._size = policy.actions.size
         self._middle, self._reach = (bound.numpy() for bound in (policy.actions.middle, policy.actions.reach))
-        layers, modules = layers_of(policy.torso, policy.output)
-        self.policy = Chain(layers, trains=True)
-        self.policy.bind(arrays_of(modules), arrays_of(modules, gradients=True))
-        self.critics = CriticChains(critics, trains=True)
-        self.target_critics = CriticChains(self.target_modules()[0], trains=False)
-        targets = [[*module.parameters()] for module in self.target_modules()]
-        self.critics_optimizer = OptimizerArrays(trainer.critics_optimizer, targets[0])
-        self.policy_optimizer = OptimizerArrays(trainer.policy_optimizer, *targets[1:])
+        self.policy = chain_of(policy.torso, policy.output, trains=True)
+        self.critics = critic_chains(critics, trains=True)
+        self.target_critics = critic_chains(self.target_modules()[0], trains=False)
+        most, targets = self.hyper.max_grad_norm, [[*module.parameters()] for module in self.target_modules()]
+        self.critics_descent = Descent(trainer.critics_optimizer, most, targets[0])
+        self.policy_descent = Descent(trainer.policy_optimizer, most, *targets[1:])
         self._rows = 0
 
     def target_modules(self) -> list[Any]:
@@ -85,22 +70,21 @@ class CompiledActorCritic(CompiledTrainer):
             self._of_action = slice(columns, columns + self._size)
         self._inputs.fill(batch.obs, self._x)
         self._inputs.fill(batch.next_obs, self._next)
-        self.policy.pack()
-        self.target_critics.pack()
         target = batch.reward * np.float32(self.hyper.reward_scale) + batch.discount * self.future(self._next)
         action = (batch.action.reshape(rows, self._size) - self._middle) / self._reach
         self._x[:, self._of_action] = action
-        self.critics.pack()
-        values = self.critics.values(self._x)
+        values = values_of(self.critics, self._x)
         errors = target - values
         weighted = batch.weight * errors
-        self.critics.backward(self._x, weighted * np.float32(-2.0 / rows))
+        for chain, slope in zip(self.critics, weighted * np.float32(-2.0 / rows), strict=True):
+            chain.gradient[:rows, 0] = slope
+            chain.backward(self._x)
+        self.trainer.updates += 1
         metrics = {
             "loss": float((weighted * errors).sum()) / rows,
             "q_mean": float(values.mean()) / self.hyper.reward_scale,
-            "grad_norm": self.critics_optimizer.step(self.hyper.max_grad_norm),
+            "grad_norm": self.critics_descent.step(self.share()),
         }
-        self.trainer.updates += 1
         metrics |= self.improve_policy(self._x)
         return Update(metrics, np.abs(errors).mean(0))
 
@@ -108,8 +92,12 @@ class CompiledActorCritic(CompiledTrainer):
         """Returns the next observations' values [B], whose actions it writes into x."""
         raise NotImplementedError
 
+    def share(self) -> float:
+        """Returns the share of the way that targets move in this update."""
+        return self.hyper.tau  # type: ignore[no-any-return]
+
     def improve_policy(self, x: Floats) -> dict[str, float]:
-        """Makes a step of the policy and moves the targets, if that is due; returns metrics."""
+        """Makes a step of the policy, if that is due; returns metrics."""
         raise NotImplementedError
 
     def noise(self, rows: int) -> Floats:
@@ -117,8 +105,10 @@ class CompiledActorCritic(CompiledTrainer):
         return drawn
 
     def slopes_of_actions(self, x: Floats, gradient: Floats) -> Floats:
-        """Returns the gradient of the actions [B, size] in x by that of the critics' values [count, B]."""
-        self.critics.backward(x, gradient, self._x_gradients[: len(gradient)])
+        """Returns the gradient of the actions [B, size] in x by that of the first critics' values [count, B]."""
+        for chain, slope, of_x in zip(self.critics, gradient, self._x_gradients, strict=False):
+            chain.gradient[: len(x), 0] = slope
+            chain.backward(x, of_x, trains=False)
         return sum(slopes[:, self._of_action] for slopes in self._x_gradients[: len(gradient)])  # type: ignore[return-value]
 
 
@@ -132,7 +122,7 @@ class CompiledSAC(CompiledActorCritic):
         trainer = self.trainer
         self._temperature = trainer.log_temperature.detach().numpy()
         self._temperature_gradient = trainer.temperature_optimizer.tensors[0].grad.numpy()
-        self._temperature_optimizer = OptimizerArrays(trainer.temperature_optimizer)
+        self._temperature_descent = Descent(trainer.temperature_optimizer, self.hyper.max_grad_norm)
 
     def _sample(self, outputs: Floats, noise: Floats) -> tuple[Floats, Floats, Floats]:
         """Returns actions [B, size], their log-densities [B] and the standard deviations; see GaussianPolicy.sample."""
@@ -145,19 +135,18 @@ class CompiledSAC(CompiledActorCritic):
         return np.tanh(x), (density - slope).sum(1), deviation
 
     def future(self, x: Floats) -> Floats:
-        action, log_prob, _ = self._sample(self.policy.forward(x), self.noise(len(x)))
+        action, log_prob, _ = self._sample(self.policy.repacked(x), self.noise(len(x)))
         x[:, self._of_action] = action
-        values: Floats = self.target_critics.values(x).min(0) - np.exp(self._temperature) * log_prob
+        values: Floats = values_of(self.target_critics, x).min(0) - np.exp(self._temperature) * log_prob
         return values
 
     def improve_policy(self, x: Floats) -> dict[str, float]:
-        rows, size, most = len(x), self._size, self.hyper.max_grad_norm
+        rows, size = len(x), self._size
         temperature = np.exp(self._temperature)
         noise, outputs = self.noise(rows), self.policy.forward(x)
         action, log_prob, deviation = self._sample(outputs, noise)
         x[:, self._of_action] = action
-        self.critics.pack()
-        values = self.critics.values(x)
+        values = values_of(self.critics, x)
         least = values.min(0)
         chosen = (values == least).astype(np.float32)
         slopes = self.slopes_of_actions(x, chosen / (np.float32(-rows) * chosen.sum(0)))
@@ -169,11 +158,10 @@ class CompiledSAC(CompiledActorCritic):
             (log_std >= LOG_STD[0]) & (log_std <= LOG_STD[1])
         )
         self.policy.backward(x)
-        self.policy_optimizer.step(most)
+        self.policy_descent.step()
         entropy = -float(log_prob.mean())
         self._temperature_gradient[...] = entropy - self.trainer.target_entropy
-        self._temperature_optimizer.step(most)
-        self.critics_optimizer.move(self.hyper.tau)
+        self._temperature_descent.step()
         loss = float((temperature * log_prob - least).mean())
         return {"policy_loss": loss, "entropy": entropy, "temperature": float(temperature)}
 
@@ -186,9 +174,7 @@ class CompiledTD3(CompiledActorCritic):
     def build(self) -> None:
         super().build()
         target = self.trainer.target.acting
-        layers, modules = layers_of(target.torso, target.output)
-        self.target_policy = Chain(layers)
-        self.target_policy.bind(arrays_of(modules))
+        self.target_policy = chain_of(target.torso, target.output)
 
     def target_modules(self) -> list[Any]:
         return [self.trainer.target.critics, self.trainer.target.acting]
@@ -196,24 +182,23 @@ class CompiledTD3(CompiledActorCritic):
     def future(self, x: Floats) -> Floats:
         hyper, noise = self.hyper, self.noise(len(x))
         noise = np.clip(np.float32(hyper.target_noise) * noise, -hyper.target_noise_clip, hyper.target_noise_clip)
-        self.target_policy.pack()
-        action = np.tanh(self.target_policy.forward(x)[:, : self._size]) + noise
+        action = np.tanh(self.target_policy.repacked(x)[:, : self._size]) + noise
         x[:, self._of_action] = np.clip(action, -1, 1)
-        values: Floats = self.target_critics.values(x).min(0)
+        values: Floats = values_of(self.target_critics, x).min(0)
         return values
+
+    def share(self) -> float:
+        return 0.0 if self.trainer.updates % self.hyper.policy_delay else super().share()
 
     def improve_policy(self, x: Floats) -> dict[str, float]:
         if self.trainer.updates % self.hyper.policy_delay:
             return {}
         rows, size = len(x), self._size
-        action = np.tanh(self.policy.forward(x)[:, :size])
+        action = np.tanh(self.policy.repacked(x)[:, :size])
         x[:, self._of_action] = action
-        self.critics.pack()
-        loss = -float(self.critics.values(x, count=1).mean())
+        loss = -float(values_of(self.critics[:1], x).mean())
         slopes = self.slopes_of_actions(x, np.full((1, rows), -1 / rows, np.float32))
         self.policy.gradient[:rows, :size] = slopes * (1 - action * action)
         self.policy.backward(x)
-        self.policy_optimizer.step(self.hyper.max_grad_norm)
-        self.critics_optimizer.move(self.hyper.tau)
-        self.policy_optimizer.move(self.hyper.tau)
+        self.policy_descent.step(self.hyper.tau)
         return {"policy_loss": loss}

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...compiled import Chain, Inputs, padded_zeros, pointer
+from ...compiled import Inputs, padded_zeros, pointer
 from ...interfaces import Update
 from ...memory import ffi, lib
 from ..networks.qnetwork import Head, QNetwork
 from ..networks.torso import Torso
-from .plain import NotPlain, arrays_of, layers_of
-from .trainer import CompiledTrainer, OptimizerArrays
+from .plain import NotPlain, chain_of
+from .trainer import CompiledTrainer, Descent
 
 
 class CompiledValues(CompiledTrainer):
@@ -23,34 +23,32 @@ class CompiledValues(CompiledTrainer):
     def networks(self) -> list[Any]:
         return [self.trainer.network]
 
-    def describe(self, raw: Any) -> None:
-        """Sets the part `values` of the core's struct, once the networks' chains are known."""
-        trainer, hyper, network = self.trainer, self.hyper, self.trainer.network
-        self._raw, self._values, self._batch = raw, raw.values, ffi.new("struct mc_batch *")
-        self._inputs = Inputs(network.spaces)
-        values = self._values
-        values.actions, values.dueling = network.actions.count, network.head.dueling
-        values.twice, values.reward_scale = hyper.double, hyper.reward_scale
-        self._optimizer = OptimizerArrays(trainer.optimizer, list(trainer.target.parameters()))
-        self._optimizer.describe(values.descent, hyper.max_grad_norm)
-        self._rows = 0
+    def describe(self, raw: Any, inputs: int, outputs: int) -> None:
+        """Sets the part `values` of the core's struct; takes the chains' sizes.
 
-    def check(self, inputs: int, outputs: int) -> None:
-        """Raises NotPlain: the layers do not fit the spaces, or the network is of another kind."""
-        network: Any = self.trainer.network
+        Raises NotPlain: the layers do not fit the spaces, or the network is of another kind.
+        """
+        trainer, hyper, network = self.trainer, self.hyper, self.trainer.network
         part: Any
         for part, kind in ((network, self.network_class), (network.torso, Torso), (network.head, Head)):
             if type(part) is not kind:
                 raise NotPlain(type(part).__name__)
-        if (inputs, outputs) != (Inputs(network.spaces).size, network.actions.count + network.head.dueling):
+        self._raw, self._values, self._batch = raw, raw.values, ffi.new("struct mc_batch *")
+        self._inputs, values = Inputs(network.spaces), self._values
+        if (inputs, outputs) != (self._inputs.size, network.actions.count + network.head.dueling):
             raise NotPlain("layers of other sizes")
+        values.actions, values.dueling = network.actions.count, network.head.dueling
+        values.twice, values.reward_scale = hyper.double, hyper.reward_scale
+        self._descent = Descent(trainer.optimizer, hyper.max_grad_norm, [*trainer.target.parameters()])
+        values.descent = self._descent.raw
+        self._rows = 0
 
     def grow(self, rows: int) -> None:
         """Makes the arrays fit for batches of this number of rows."""
         self._rows = self._values.rows = rows
         self._x = padded_zeros(2 * rows, self._inputs.size)  # observations, then next observations
         self._values.x, self._values.x_row = pointer(self._x), self._x.shape[1]
-        self._fill_now, self._fill_after = self._inputs.into(self._x[:rows]), self._inputs.into(self._x[rows:])
+        self._now, self._after = self._x[:rows], self._x[rows:]
 
     def compiled(self, batch: Any) -> Update:
         """Makes the trainer's update; see QNetworkTrainer and IQNTrainer."""
@@ -58,14 +56,14 @@ class CompiledValues(CompiledTrainer):
         self.trainer.follow_schedules(batch)
         if rows != self._rows:
             self.grow(rows)
-        self._fill_now(batch.obs)
-        self._fill_after(batch.next_obs)
+        self._inputs.fill(batch.obs, self._now)
+        self._inputs.fill(batch.next_obs, self._after)
         actions, error = self._numbers_of(batch.action), np.empty(rows, np.float32)
         raw.action = ffi.from_buffer("int64_t[]", actions)
         raw.reward, raw.discount, raw.weight = pointer(batch.reward), pointer(batch.discount), pointer(batch.weight)
         raw.error = pointer(error)
         masks = self._mask(batch) if self.trainer.network.spaces.masked else ()
-        values.descent.adam.rate, values.descent.share = self._optimizer.rate, self._share()
+        self._descent.prepare(self._share())
         if self.update_values(raw):
             most = values.actions - 1
             raise ValueError(f"action: expected numbers from 0 to {most}, got {actions.min()} to {actions.max()}")
@@ -108,14 +106,10 @@ class CompiledDQN(CompiledValues):
 
     def build(self) -> None:
         trainer, network = self.trainer, self.trainer.network
-        layers, modules = layers_of(network.torso, network.head)
-        self.check(layers[0].inputs, layers[-1].outputs)
-        self._online, self._target = Chain(layers, trains=True), Chain(layers)
-        self._online.bind(arrays_of(modules), arrays_of(modules, gradients=True))
-        self._target.bind(arrays_of(layers_of(trainer.target.torso, trainer.target.head)[1]))
-        self.describe(ffi.new("struct mc_dqn *"))
-        self._online.describe(self._raw.online)
-        self._target.describe(self._raw.target)
+        self._online = chain_of(network.torso, network.head, trains=True)
+        self._target = chain_of(trainer.target.torso, trainer.target.head)
+        raw = ffi.new("struct mc_dqn *", {"online": self._online.raw, "target": self._target.raw})
+        self.describe(raw, self._online.inputs, self._online.outputs)
 
     def grow(self, rows: int) -> None:
         super().grow(rows)

@@ -9,28 +9,16 @@ from ...compiled import Chain, Floats, Layer, padded_zeros, pointer
 from ...memory import ffi, lib
 from ..iqn import IQNNetwork
 from .dqn import CompiledValues
-from .plain import NotPlain, arrays_of, layers_of
+from .plain import NotPlain, chain_of, layers_of
 
 
-class Quantiles:
-    """The chains of an IQNNetwork: its torso, which may have no layers, the embedding of fractions, and its head."""
+def chains_of(network: IQNNetwork, trains: bool) -> dict[str, Chain]:
+    """Returns the chains of a network's torso, of its embedding of fractions, and of its head.
 
-    def __init__(self, network: IQNNetwork, trains: bool) -> None:
-        self.chains: dict[str, Chain] = {}
-        for name in ("torso", "embedding", "head"):
-            layers, modules = layers_of(getattr(network, name))
-            if layers:
-                self.chains[name] = Chain(layers, trains)
-                self.chains[name].bind(arrays_of(modules), arrays_of(modules, gradients=True) if trains else [])
-
-    def describe(self, raw: Any) -> None:
-        """Sets the core's `mc_quantiles` to these chains."""
-        for name, chain in self.chains.items():
-            chain.describe(getattr(raw, name))
-
-    def grow(self, rows: int, fractions: int) -> None:
-        for name, chain in self.chains.items():
-            chain.grow(rows if name == "torso" else rows * fractions)
+    A torso without layers has no chain.
+    """
+    parts = {name: getattr(network, name) for name in ("torso", "embedding", "head")}
+    return {name: chain_of(part, trains=trains) for name, part in parts.items() if layers_of(part)[0]}
 
 
 class CompiledIQN(CompiledValues):
@@ -40,17 +28,14 @@ class CompiledIQN(CompiledValues):
 
     def build(self) -> None:
         trainer, hyper, network = self.trainer, self.hyper, self.trainer.network
-        self._online, self._target = Quantiles(network, trains=True), Quantiles(trainer.target, trains=False)
-        chains = self._online.chains
-        self.check(chains.get("torso", chains["head"]).inputs, chains["head"].outputs)
-        if chains["embedding"].layers != (
-            Layer(hyper.n_cos, network.torso.size, chains["embedding"].layers[0].activation),
-        ):
-            raise NotPlain("layers of other sizes")
+        online, target = chains_of(network, trains=True), chains_of(trainer.target, trains=False)
+        self._chains = online, target
         raw = ffi.new("struct mc_iqn *")
-        self.describe(raw)
-        self._online.describe(raw.online)
-        self._target.describe(raw.target)
+        raw.online, raw.target = ({name: chain.raw for name, chain in chains.items()} for chains in self._chains)
+        self.describe(raw, online.get("torso", online["head"]).inputs, online["head"].outputs)
+        embedding = online["embedding"].layers
+        if embedding != (Layer(hyper.n_cos, network.torso.size, embedding[0].activation),):
+            raise NotPlain("layers of other sizes")
         raw.features, raw.cosines, raw.kappa = network.torso.size, hyper.n_cos, hyper.kappa
         raw.predicted, raw.sampled, raw.midpoints = hyper.n_tau, hyper.n_tau_prime, hyper.n_policy
         self._midpoints = network.midpoints.numpy()
@@ -60,8 +45,9 @@ class CompiledIQN(CompiledValues):
         super().grow(rows)
         raw, hyper = self._raw, self.hyper
         most = max(hyper.n_tau, hyper.n_tau_prime, hyper.n_policy)
-        self._online.grow(rows, most)
-        self._target.grow(rows, most)
+        for chains in self._chains:
+            for name, chain in chains.items():
+                chain.grow(rows if name == "torso" else rows * most)
         self._scratch = [padded_zeros(rows * most, size) for size in (raw.cosines, raw.features, raw.features)]
         self._scratch.append(padded_zeros(3, hyper.n_tau))
         raw.cosine, raw.product, raw.slope, raw.line = map(pointer, self._scratch)

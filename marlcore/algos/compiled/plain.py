@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from ...compiled import Layer, widest
+from ...compiled import Chain, Layer, widest
 from ..networks.plain_parts import GLOBAL_HOOKS, HOOKS, is_plain
 from ..networks.qnetwork import Head
 from ..networks.torso import Flat, OneHot, StackedLinear, Torso
@@ -119,6 +119,14 @@ def layers_of(*parts: nn.Module) -> tuple[list[Layer], list[nn.Module]]:
         else:
             add(part, None)
     return layers, modules
+
+
+def chain_of(*parts: nn.Module, trains: bool = False) -> Chain:
+    """Returns the chain of `layers_of` on the present tensors and, if it trains, their gradients."""
+    layers, modules = layers_of(*parts)
+    chain = Chain(layers, trains)
+    chain.bind(arrays_of(modules), arrays_of(modules, gradients=True) if trains else [])
+    return chain
 
 
 def stacked_layers(stack: Sequence[nn.Module], activation: nn.Module) -> list[Layer]:

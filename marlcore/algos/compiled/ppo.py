@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...compiled import Chain, Floats, Inputs, padded_zeros
+from ...compiled import Floats, Inputs, padded_zeros
 from ...interfaces import Update
 from ...memory import ffi, lib
 from ...observations import each, rows_at
 from ..bases.clipped_policy import BONUS, KL, METRICS, ClippedPolicy, Evaluated, Minibatch
 from ..networks.distributions import DRAWN, Categorical, Gaussian
 from ..networks.policy_value import PolicyNetwork, PolicyValue, ValueNetwork
-from .plain import NotPlain, arrays_of, layers_of
-from .trainer import CompiledTrainer, OptimizerArrays
+from .plain import NotPlain, chain_of
+from .trainer import CompiledTrainer, Descent
 
 FIELDS = ("obs", "action", "extras", "reward", "discount", "continues")  # of a batch: what the trainer's text reads
 C_TYPES = {"float32": "float[]", "int64": "int64_t[]", "bool": "uint8_t[]"}
@@ -35,7 +35,7 @@ class CompiledPPO(CompiledTrainer):
             raise NotPlain(type(model).__name__)
         self._networks = [BatchChain(network) for network in (model.acting, model.critic)]
         self._critic_after = BatchChain(model.critic)  # which leaves the batch's values where they are
-        self._optimizer = OptimizerArrays(self.trainer.optimizer)
+        self._descent = Descent(self.trainer.optimizer, self.hyper.max_grad_norm)
 
     def compiled(self, batch: Any) -> Update:
         """See ClippedPolicyTrainer.update."""
@@ -94,16 +94,15 @@ class CompiledPPO(CompiledTrainer):
         lib.mc_clipped_slopes(objective, len(numbers), of_batch, means)
         for network, x in zip(self._networks, inputs, strict=True):
             network.chain.backward(x)
-        metrics[-1] = self._optimizer.step(self.hyper.max_grad_norm)
+        metrics[-1] = self._descent.step()
 
 
 class BatchChain:
     """The chain of a policy or a critic, and a batch's inputs."""
 
     def __init__(self, network: PolicyNetwork | ValueNetwork) -> None:
-        layers, modules = layers_of(network.torso, network.head)
-        self.chain = Chain(layers, trains=True)
-        self.chain.bind(arrays_of(modules), arrays_of(modules, gradients=True))
+        self.chain = chain_of(network.torso, network.head, trains=True)
+        self.forward = self.chain.repacked
         torso: Any = network.torso
         self._inputs = Inputs(torso.spaces, torso.without)
         self.x = self._shuffled = padded_zeros(0, self._inputs.size)
@@ -118,11 +117,6 @@ class BatchChain:
     def shuffle(self, order: NDArray[np.int64]) -> Floats:
         """Returns the batch's rows in this order; the next call overwrites them."""
         return np.take(self.x, order, 0, out=self._shuffled, mode="clip")  # mode="raise" would copy once more
-
-    def forward(self, x: Floats) -> Floats:
-        """Returns the outputs of rows by the present weights."""
-        self.chain.pack()
-        return self.chain.forward(x)
 
 
 def arrays_in_steps(policy: PolicyNetwork, fixed: Minibatch) -> dict[str, Any]:

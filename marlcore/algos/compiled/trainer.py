@@ -4,10 +4,12 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
-from ...compiled import Adam
+from ...compiled import pointer
 from ...interfaces import Update
+from ...memory import ffi, lib
 from ...observations import each
 from ...transitions import Batch, TorchBatch
 from .plain import NotPlain, Watched
@@ -61,35 +63,42 @@ class CompiledTrainer:
         self.trainer.load_state_dict(state)
 
 
-class OptimizerArrays:
-    """Steps of a ClippedAdam, and moves of targets, on its tensors."""
+class Descent:
+    """Steps of a ClippedAdam, with its targets' moves, on its tensors and theirs.
 
-    def __init__(self, optimizer: Any, targets: Sequence[Any] = ()) -> None:
-        tensors, state = optimizer.tensors, optimizer.state
+    Attributes:
+        raw: the core's `mc_descent`.
+    """
 
-        def arrays(of: Sequence[Any]) -> list[Any]:
-            return [tensor.detach().numpy() for tensor in of]
+    def __init__(self, optimizer: Any, most: float, targets: Sequence[torch.Tensor] = ()) -> None:
+        tensors, self._group = optimizer.tensors, optimizer.param_groups[0]
+        states = [optimizer.state[tensor] for tensor in tensors]
+        columns: dict[str, Sequence[torch.Tensor]] = {
+            "weight": tensors,
+            "gradient": [tensor.grad for tensor in tensors],
+            "mean": [state["exp_avg"] for state in states],
+            "square": [state["exp_avg_sq"] for state in states],
+            "target": targets,
+        }
+        rows = ffi.new("struct mc_tensor[]", [{"size": tensor.numel()} for tensor in tensors])
+        number = optimizer._step.numpy()
+        self._kept = [rows, number]
+        for name, column in columns.items():
+            arrays = [tensor.detach().numpy() for tensor in column]
+            for row, array in zip(rows, arrays, strict=bool(arrays)):
+                setattr(row, name, pointer(array))
+            self._kept += arrays
+        numbers = {"count": len(rows), "epsilon": self._group["eps"], "most": most}
+        self.raw = ffi.new("struct mc_descent *", {"tensors": rows, "number": pointer(number), **numbers})
 
-        self._number = optimizer._step.numpy()
-        self._group = optimizer.param_groups[0]
-        means, squares = (arrays([state[tensor][name] for tensor in tensors]) for name in ("exp_avg", "exp_avg_sq"))
-        gradients = arrays([tensor.grad for tensor in tensors])
-        self._adam = Adam(arrays(tensors), gradients, means, squares, arrays(targets), self._group["eps"])
-        self.move = self._adam.move
+    def prepare(self, share: float) -> None:
+        """Sets the learning rate and the share of the way that targets move, for the next step."""
+        self.raw.rate, self.raw.share = self._group["lr"], share
 
-    def describe(self, raw: Any, most: float) -> None:
-        """Has the core's `mc_descent` make these steps, on gradients up to the norm `most`."""
-        self._adam.describe(raw, self._number)
-        raw.most = most
-
-    @property
-    def rate(self) -> float:
-        return self._group["lr"]  # type: ignore[no-any-return]
-
-    def step(self, most: float) -> float:
-        """Makes one step with the optimizer's present learning rate; returns the gradient's norm before clipping."""
-        self._number += 1.0
-        return self._adam.step(self.rate, float(self._number), most)
+    def step(self, share: float = 0.0) -> float:
+        """Makes one step, and moves the targets by this share; returns the gradient's norm before clipping."""
+        self.prepare(share)
+        return float(lib.mc_descend(self.raw))
 
 
 def as_tensors(batch: Any) -> Any:
