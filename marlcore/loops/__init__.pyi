@@ -35,7 +35,6 @@ from .model import PolicyModel as PolicyModel
 from .model import build_model as build_model
 from .network import Network as Network
 from .network import network_of as network_of
-from .network import subscriber_of as subscriber_of
 from .players import LATEST as LATEST
 from .players import Player as Player
 from .players import PlayersByNumber as PlayersByNumber

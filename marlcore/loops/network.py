@@ -15,17 +15,18 @@ if TYPE_CHECKING:
 Network: TypeAlias = "CompiledPolicy | TorchNetwork"
 
 
-def network_of(policy: AssignedPolicy, config: Config, device: Any) -> Network:
-    """Makes the untrained network by which a policy acts; `device` is torch's, unused by a compiled one."""
+def network_of(
+    policy: AssignedPolicy, config: Config, device: Any, store: ParameterStore
+) -> tuple[Network, Subscriber]:
+    """Makes the untrained network by which a policy acts, and a subscriber that keeps its weights up to date.
+
+    `device` is torch's, unused by a compiled network.
+    """
     if policy.compiled is not None:
-        return copy.deepcopy(policy.compiled)
+        compiled: Any = copy.deepcopy(policy.compiled)
+        return compiled, store.subscriber(compiled)
     from .model import build_model  # these import torch
     from .torch_network import TorchNetwork
 
-    return TorchNetwork(policy.algorithm, build_model(policy, config).acting.to(device), device)
-
-
-def subscriber_of(network: Network, store: ParameterStore) -> Subscriber:
-    """Returns a subscriber that keeps the network's weights up to date."""
-    local: Any = getattr(network, "model", network)
-    return store.subscriber(local)
+    model = build_model(policy, config).acting.to(device)
+    return TorchNetwork(policy.algorithm, model, device), store.subscriber(model)

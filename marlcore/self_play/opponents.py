@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ..config import AssignedPolicy, Config
-from ..loops import ActingPolicy, Player, ScriptedPlayer, exploration_of, network_of, subscriber_of
+from ..loops import ActingPolicy, Player, ScriptedPlayer, exploration_of, network_of
 from ..references import resolve
 from ..weights import ParameterStore
 from .pool import SPAN, load_opponent
@@ -42,8 +42,8 @@ class Opponents:
 
     def __post_init__(self) -> None:
         """Builds models and anchors. Raises ValueError, TypeError: see `make_anchors`."""
-        self._networks = [network_of(policy, self.config, self.device) for policy in self.policies]
-        self._subscribers = [subscriber_of(*pair) for pair in zip(self._networks, self.pools, strict=True)]
+        pairs = zip(self.policies, self.pools, strict=True)
+        self._followed = [network_of(policy, self.config, self.device, pool) for policy, pool in pairs]
         anchors = make_anchors(self.policies[0], self.config, self.copies, self.generator, self.device)
         self._makers: dict[int, MakePlayer] = {-1 - i: anchor for i, anchor in enumerate(anchors)}
         self._players: dict[tuple[str, int], Player] = {}  # by agent and number
@@ -60,12 +60,12 @@ class Opponents:
         return True
 
     def _frozen(self, place: int, version: int) -> ActingPolicy | None:
-        subscriber = self._subscribers[place]
+        network, subscriber = self._followed[place]
         if not subscriber.pull_version(version):
             return None
         explore = exploration_of(subscriber.extras) if self.config.self_play.explore else None
-        network, spaces = deepcopy(self._networks[place]), self.policies[place].spaces
-        return ActingPolicy(network, spaces, self.copies, self.config.replay.pad, self.generator, explore)
+        spaces = self.policies[place].spaces
+        return ActingPolicy(deepcopy(network), spaces, self.copies, self.config.replay.pad, self.generator, explore)
 
     def player(self, agent: str, number: int) -> Player:
         """Returns an opponent's player for an agent, with its own stacks, recurrent states and script objects."""

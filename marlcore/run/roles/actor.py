@@ -28,7 +28,6 @@ from ...loops import (
     network_of,
     route,
     run_seed,
-    subscriber_of,
 )
 from ...processes import EPISODES, READY, SHARE, STEPS, Telemetry
 from ...references import resolve
@@ -73,10 +72,10 @@ class ActorRole(Role):
     def _policy(self, policy: AssignedPolicy) -> tuple[ActingPolicy, FollowedWeights]:
         self.beat()  # a thousand policies take longer than a worker may be silent
         config, copies = self.config.of(policy.name), self.env.copies
-        network = network_of(policy, config, self._device)
+        store = self.hold(ParameterStore.attach(self.memory.weights[policy.name]))
+        network, subscriber = network_of(policy, config, self._device, store)
         use = self._number * len(self.spec.policies) + policy.index
         exponents = config.exploration.exponents(config.actors * copies)
-        subscriber = subscriber_of(network, self.hold(ParameterStore.attach(self.memory.weights[policy.name])))
         weights = FollowedWeights(
             subscriber,
             exponents=np.array(exponents[self._number * copies : (self._number + 1) * copies]),

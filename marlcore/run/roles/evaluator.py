@@ -19,7 +19,6 @@ from ...loops import (
     network_of,
     play_in_common,
     run_seed,
-    subscriber_of,
 )
 from ...processes import BEGUN, DONE, EPISODES, READY, SKIPS
 from ...record import EVALUATION_S, SKIPPED, KeptCheckpoints
@@ -65,8 +64,8 @@ class EvaluatorRole(Role):
         return lambda now, goes_on: all(game.play(now, goes_on) for game in games)
 
     def _candidate(self, policy: AssignedPolicy) -> Candidate:
-        network = network_of(policy, self.config, self._device)
-        subscriber = subscriber_of(network, self.hold(ParameterStore.attach(self.memory.weights[policy.name])))
+        store = self.hold(ParameterStore.attach(self.memory.weights[policy.name]))
+        network, subscriber = network_of(policy, self.config, self._device, store)
         arrays = policy.compiled is not None
         kept = KeptCheckpoints(self.memory.run_dir, policy.name, self.config.evaluation.keep, arrays)
         given = policy.spaces, self._env.copies, self.config.replay.pad, np.random.default_rng(0)
