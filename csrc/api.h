@@ -280,7 +280,7 @@ struct mc_descent {
 double mc_descend(const struct mc_descent *descent);
 
 /* ---- values of actions in a network's outputs [rows, row]: those of `actions` actions or, with dueling,
- * their advantages and then the state's value; see values.c ---- */
+ * their advantages and then the state's value; see q_learning.c ---- */
 
 /* The number of each row's best action among those allowed [rows, actions] (NULL: all), the first of equal
  * ones. */

@@ -19,7 +19,6 @@ PARTS = [
     "q_learning",
     "rows",
     "transition",
-    "values",
     "vector",
     "words",
 ]
@@ -34,7 +33,7 @@ ffi.set_source(
     '#include "api.h"',
     sources=[f"csrc/{part}.c" for part in PARTS],
     include_dirs=["csrc"],
-    depends=[f"csrc/{name}" for name in ["api.h", "atomics.h", "core.h", "dense.h", "dense_kernels.h", "values.h"]],
+    depends=[f"csrc/{name}" for name in ["api.h", "atomics.h", "core.h", "dense.h", "dense_kernels.h"]],
     extra_compile_args=[
         "-std=c11",
         "-O3",

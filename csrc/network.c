@@ -109,14 +109,7 @@ static void of_weights(const struct mc_layer *layer, int64_t rows, const float *
                 for (int64_t i = 0; i < inputs; i++)
                     to[(first + o) * inputs + i] = strip[i * STRIP + o];
         }
-    struct mc_product of_bias = {.rows = 1,
-                                 .inner = rows,
-                                 .columns = outputs,
-                                 .a = &one,
-                                 .b = g,
-                                 .b_row = pitch,
-                                 .y = layer->bias_gradient};
-    mc_dense()->multiply(&of_bias);
+    transposed_times(rows, &one, 0, 1, g, pitch, outputs, layer->bias_gradient, 0);
 }
 
 void mc_layers_backward(const struct mc_layer *layers, int64_t count, int64_t rows, const float *x,

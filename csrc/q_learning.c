@@ -1,9 +1,58 @@
-/* Updates of DQN, CQL and IQN; algos/bases/q_learning.py, algos/cql.py and algos/iqn.py are their text. */
+/* Values of actions, and the updates of DQN, CQL and IQN; algos/bases/q_learning.py, algos/cql.py and
+ * algos/iqn.py are their text. A row's outputs are the values of its actions or, with dueling, the actions'
+ * advantages and after them the state's value, to which an advantage adds less the mean advantage. */
 #include <errno.h>
+#include <math.h>
 #include <string.h>
 
 #include "dense.h"
-#include "values.h"
+
+static const uint8_t *of_row(const uint8_t *allowed, int64_t r, int64_t actions) {
+    return allowed ? allowed + r * actions : NULL;
+}
+
+static int64_t best_of(int64_t actions, const float *outputs, const uint8_t *allowed) {
+    int64_t best = 0;
+    float most = -INFINITY;
+    for (int64_t a = 0; a < actions; a++) {
+        float value = allowed && !allowed[a] ? -INFINITY : outputs[a];
+        if (value > most || (isnan(value) && !isnan(most))) { /* as torch: a NaN is the greatest */
+            most = value;
+            best = a;
+        }
+    }
+    return best;
+}
+
+static float value_of(int64_t actions, int dueling, const float *outputs, int64_t action) {
+    float sum = 0.0f;
+    for (int64_t a = 0; dueling && a < actions; a++)
+        sum += outputs[a];
+    return outputs[action] + (dueling ? outputs[actions] - sum / (float)actions : 0.0f);
+}
+
+/* Turns the gradient of the actions' values into that of the outputs. */
+static void to_outputs(int64_t actions, int dueling, float *gradient) {
+    float sum = 0.0f;
+    for (int64_t a = 0; dueling && a < actions; a++)
+        sum += gradient[a];
+    for (int64_t a = 0; dueling && a < actions; a++)
+        gradient[a] -= sum / (float)actions;
+    if (dueling)
+        gradient[actions] = sum;
+}
+
+void mc_values_best(int64_t rows, int64_t actions, const float *outputs, int64_t row, const uint8_t *allowed,
+                    int64_t *best) {
+    for (int64_t r = 0; r < rows; r++)
+        best[r] = best_of(actions, outputs + r * row, of_row(allowed, r, actions));
+}
+
+void mc_values_taken(int64_t rows, int64_t actions, int dueling, const float *outputs, int64_t row,
+                     const int64_t *action, float *value) {
+    for (int64_t r = 0; r < rows; r++)
+        value[r] = value_of(actions, dueling, outputs + r * row, action[r]);
+}
 
 static const struct mc_layer *last_of(const struct mc_chain *chain) {
     return &chain->layers[chain->count - 1];
@@ -18,16 +67,12 @@ static int any_unknown(const struct mc_values *values, const int64_t *action) {
     return 0;
 }
 
-static const uint8_t *of_row(const uint8_t *allowed, int64_t r, int64_t actions) {
-    return allowed ? allowed + r * actions : NULL;
-}
-
 /* Of a row: the logarithm of the sum of the exponentials of its allowed values, less the taken action's
  * value; adds its gradient, times the weight. Where no action is allowed, the values count as zeros. */
 static float penalty_of(const struct mc_values *v, const float *outputs, const uint8_t *allowed,
                         int64_t action, float weight, float *gradient) {
-    float taken = mc_value(v->actions, v->dueling, outputs, action), rest = taken - outputs[action];
-    float most = outputs[mc_best(v->actions, outputs, allowed)], sum = 0.0f;
+    float taken = value_of(v->actions, v->dueling, outputs, action), rest = taken - outputs[action];
+    float most = outputs[best_of(v->actions, outputs, allowed)], sum = 0.0f;
     for (int64_t a = 0; a < v->actions; a++)
         sum += allowed && !allowed[a] ? 0.0f : expf(outputs[a] - most);
     gradient[action] -= weight;
@@ -56,11 +101,11 @@ int mc_dqn_update(struct mc_dqn *dqn, const struct mc_batch *batch) {
     float scale = (float)v->reward_scale;
     double loss = 0.0, penalty = 0.0, sum = 0.0;
     for (int64_t r = 0; r < rows; r++, outputs += row, future += row, chooser += row, gradient += row) {
-        int64_t best = mc_best(actions, chooser, of_row(batch->allowed_after, r, actions));
+        int64_t best = best_of(actions, chooser, of_row(batch->allowed_after, r, actions));
         int64_t action = batch->action[r];
-        float value = mc_value(actions, v->dueling, future, best);
+        float value = value_of(actions, v->dueling, future, best);
         float target = batch->discount[r] * value + scale * batch->reward[r];
-        float taken = mc_value(actions, v->dueling, outputs, action), away = taken - target;
+        float taken = value_of(actions, v->dueling, outputs, action), away = taken - target;
         float clipped = away > 1.0f ? 1.0f : away < -1.0f ? -1.0f : away;
         float slope = batch->weight[r] * clipped / (float)rows;
         memset(gradient, 0, (size_t)actions * sizeof *gradient);
@@ -70,7 +115,7 @@ int mc_dqn_update(struct mc_dqn *dqn, const struct mc_batch *batch) {
             const uint8_t *allowed = of_row(batch->allowed, r, actions);
             penalty += (double)(weight * penalty_of(v, outputs, allowed, action, weight, gradient));
         }
-        mc_value_gradient(actions, v->dueling, gradient);
+        to_outputs(actions, v->dueling, gradient);
         batch->error[r] = fabsf(away);
         loss += (double)(slope * (away - 0.5f * clipped));
         sum += (double)taken;
@@ -118,7 +163,7 @@ static void choose(const struct mc_iqn *iqn, const float *after, const uint8_t *
         for (int64_t i = 1; i < iqn->midpoints; i++)
             for (int64_t a = 0; a < v->actions; a++)
                 mean[a] += mean[i * row + a];
-        iqn->best[r] = mc_best(v->actions, mean, of_row(allowed, r, v->actions));
+        iqn->best[r] = best_of(v->actions, mean, of_row(allowed, r, v->actions));
     }
 }
 
@@ -147,9 +192,9 @@ static void iqn_loss(struct mc_iqn *iqn, const struct mc_batch *batch, const flo
         int64_t action = batch->action[r];
         memset(losses, 0, 2 * (size_t)count * sizeof *losses);
         for (int64_t i = 0; i < count; i++, outputs += row)
-            sum += (double)(predicted[i] = mc_value(actions, v->dueling, outputs, action));
+            sum += (double)(predicted[i] = value_of(actions, v->dueling, outputs, action));
         for (int64_t j = 0; j < iqn->sampled; j++, future += row) {
-            float value = mc_value(actions, v->dueling, future, iqn->best[r]);
+            float value = value_of(actions, v->dueling, future, iqn->best[r]);
             float sample = batch->discount[r] * value + (float)v->reward_scale * batch->reward[r];
             add_losses(count, predicted, fractions, sample, (float)iqn->kappa, losses, slopes);
         }
@@ -158,7 +203,7 @@ static void iqn_loss(struct mc_iqn *iqn, const struct mc_batch *batch, const flo
             error += losses[i] * scale;
             memset(gradient, 0, (size_t)actions * sizeof *gradient);
             gradient[action] = weight * slopes[i];
-            mc_value_gradient(actions, v->dueling, gradient);
+            to_outputs(actions, v->dueling, gradient);
         }
         batch->error[r] = error;
         loss += (double)(batch->weight[r] * error);
