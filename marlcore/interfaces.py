@@ -272,7 +272,8 @@ class CompiledPolicy(Protocol):
         self, before: Mapping[str, NDArray[Any]], reward: NDArray[Any], discount: float,
         after: Mapping[str, NDArray[Any]],
     ) -> NDArray[np.float32]:  # fmt: skip
-        """See `Algorithm.first_priority`; takes the rewards as the environment gave them."""
+        """See `Algorithm.first_priority`; takes the rewards as the environment gave them. The default knows none."""
+        return np.full(len(reward), np.nan, np.float32)
 
 
 class Algorithm(Protocol):

@@ -1,7 +1,6 @@
 from .acting_networks import MEMBER as MEMBER
 from .acting_networks import DenseNetwork as DenseNetwork
 from .acting_networks import MemberNetworks as MemberNetworks
-from .acting_networks import NamedChain as NamedChain
 from .acting_networks import QuantileNetwork as QuantileNetwork
 from .actions import EnumeratedActions as EnumeratedActions
 from .actions import ScaledActions as ScaledActions
@@ -9,6 +8,7 @@ from .actions import TeamChoices as TeamChoices
 from .chain import Chain as Chain
 from .chain import Floats as Floats
 from .chain import Layer as Layer
+from .chain import NamedChain as NamedChain
 from .chain import level as level
 from .chain import padded_zeros as padded_zeros
 from .chain import pointer as pointer
@@ -29,7 +29,6 @@ from .inputs import Inputs as Inputs
 from .moments import LEAST_VARIANCE as LEAST_VARIANCE
 from .moments import LIMIT as LIMIT
 from .network import Compiled as Compiled
-from .policies import CompiledPolicy as CompiledPolicy
 from .policies import DrawingPolicy as DrawingPolicy
 from .policies import NoisyBoxPolicy as NoisyBoxPolicy
 from .policies import TeamValuePolicy as TeamValuePolicy

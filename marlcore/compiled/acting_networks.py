@@ -4,38 +4,17 @@
 [k, ..., at least the network's outputs], which the next call overwrites.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..observations import ALONE
-from .chain import Chain, Floats, Layer
+from .chain import Floats, NamedChain, Weights
 from .inputs import Inputs
 from .moments import normalized, of_observations
 
-Weights = Mapping[str, NDArray[Any]]
-
 MEMBER = "member"  # the part of a member's observation that tells which one of its network's members it is
-
-
-class NamedChain(Chain):
-    """A chain that takes its weights from a mapping; picklable, without them.
-
-    Args:
-        names: of each layer's weight and bias in turn.
-    """
-
-    def __init__(self, layers: Sequence[Layer], names: Sequence[str]) -> None:
-        super().__init__(layers)
-        self._names = names
-
-    def load(self, weights: Weights) -> None:
-        self.bind([np.ascontiguousarray(weights[name], np.float32) for name in self._names])
-
-    def __reduce__(self) -> Any:
-        return type(self), (self.layers, self._names)
 
 
 class DenseNetwork:

@@ -1,7 +1,7 @@
 """A chain of fully connected layers over arrays that others own: its outputs and its gradients."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from ..memory import ffi, lib
 
 Floats = NDArray[np.float32]
+Weights = Mapping[str, NDArray[Any]]
 
 FLOATS = ffi.typeof("float[]")  # looked up once, which saves a third of a call's time
 PAD: int = lib.MC_PAD
@@ -111,13 +112,31 @@ class Chain:
         self.pack()
         return self.forward(x)
 
-    def backward(self, x: Floats, x_gradient: Floats | None = None, trains: bool = True) -> None:
-        """Sets the gradients of the weights, if `trains`, and of x, by `gradient` [rows, padded outputs], the outputs'.
+    def backward(self, x: Floats, x_gradient: Floats | None = None) -> None:
+        """Sets the gradients of the weights or, if it is given, of x instead, by `gradient`, that of the outputs.
 
         `x` is that of the last call of `forward`, and its rows are padded.
         """
-        rows, row = x.shape
+        rows, row, trains = *x.shape, x_gradient is None
         lib.mc_layers_backward(self._raw, self._count, rows, pointer(x), row, pointer(x_gradient), trains)
+
+
+class NamedChain(Chain):
+    """A chain that takes its weights from a mapping; picklable, without them.
+
+    Args:
+        names: of each layer's weight and bias in turn.
+    """
+
+    def __init__(self, layers: Sequence[Layer], names: Sequence[str]) -> None:
+        super().__init__(layers)
+        self._names = names
+
+    def load(self, weights: Weights) -> None:
+        self.bind([np.ascontiguousarray(weights[name], np.float32) for name in self._names])
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.layers, self._names)
 
 
 def padded_zeros(rows: int, columns: int) -> Floats:

@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import brief
-from .chain import Chain, Floats, Layer
+from .chain import Floats, Layer, NamedChain, Weights
 
 if TYPE_CHECKING:
     import torch
 
-Weights = Mapping[str, NDArray[Any]]
 Activation = Literal["relu", "tanh"]
 
 
@@ -45,15 +44,12 @@ class Compiled:
             following: list[str | None] = [activation] * (len(arrays) // 2 - 1) + [None]
         else:
             arrays, following = _read(network)
-        self.__setstate__((arrays, _layers(arrays, following)))
+        self.weights, self._chain = arrays, NamedChain(_layers(arrays, following), [*arrays])
+        self.inputs, self.outputs = self._chain.inputs, self._chain.outputs
+        self.load()
 
-    def __getstate__(self) -> tuple[dict[str, Floats], list[Layer]]:
-        return self.weights, self._layers
-
-    def __setstate__(self, state: tuple[dict[str, Floats], list[Layer]]) -> None:
-        self.weights, self._layers = state
-        self.inputs, self.outputs = self._layers[0].inputs, self._layers[-1].outputs
-        self._chain = Chain(self._layers)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
         self.load()
 
     def load(self, weights: Weights | None = None) -> None:
@@ -69,7 +65,7 @@ class Compiled:
                 raise ValueError(f"weights {name}: expected {expected.get(name)}, got {shapes.get(name)}")
             for name, array in self.weights.items():
                 array[...] = weights[name]
-        self._chain.bind([*self.weights.values()])
+        self._chain.load(self.weights)
 
     def act(self, obs: NDArray[Any]) -> Floats:
         """Returns the outputs, float32 [k, outputs], of observations [k, inputs]; of one [inputs], [outputs].

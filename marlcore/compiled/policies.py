@@ -1,17 +1,15 @@
 """Policies that act without torch, by the weights that a learner publishes; algos/compiled/acting.py makes them."""
 
-from abc import abstractmethod
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..interfaces import PRIORITY, RETURN, Action
+from ..interfaces import PRIORITY, RETURN, Action, CompiledPolicy
 from ..memory import ffi, lib
-from .acting_networks import DenseNetwork, MemberNetworks, QuantileNetwork, Weights
+from .acting_networks import DenseNetwork, MemberNetworks, QuantileNetwork
 from .actions import EnumeratedActions, ScaledActions, TeamChoices
-from .chain import Floats, pointer
+from .chain import Floats, Weights, pointer
 from .draws import LOG_PROB, LOG_STD, Bits, Categories, Chooser, Normals, noisy_actions, of_members
 from .moments import moments_of, normalized
 from .priorities import quantile_loss, step_error
@@ -19,14 +17,8 @@ from .priorities import quantile_loss, step_error
 REWARDS = "rewards"  # the module of a model that has the moments of discounted returns
 
 
-class CompiledPolicy:
-    """Acts as an algorithm does, with the same draws in the same order.
-
-    It is made without weights. A pickle or a deep copy of it has the weights loaded last.
-
-    Attributes:
-        weights: the arrays given to `load`.
-    """
+class NetworkPolicy(CompiledPolicy):
+    """Acts by a network's outputs; a pickle or a deep copy has the weights loaded last."""
 
     def __init__(self, network: DenseNetwork | QuantileNetwork | MemberNetworks) -> None:
         self.network = network
@@ -34,23 +26,8 @@ class CompiledPolicy:
         self._chooser = Chooser(np.empty(0, np.int64), 1)
 
     def load(self, weights: Weights) -> None:
-        """Takes the published model's tensors by name; afterwards the arrays may change."""
         self.weights = weights
         self.network.load(weights)
-
-    @abstractmethod
-    def act(
-        self, obs: Any, *, explore: Mapping[str, Any] | None, mask: NDArray[np.bool_] | None,
-        generator: np.random.Generator,
-    ) -> Action:  # fmt: skip
-        """Chooses actions for k observations, arrays [k, ...] of a single part or by name; see `Algorithm.act`."""
-
-    def first_priority(
-        self, before: Mapping[str, NDArray[Any]], reward: NDArray[Any], discount: float,
-        after: Mapping[str, NDArray[Any]],
-    ) -> NDArray[np.float32]:  # fmt: skip
-        """See `Algorithm.first_priority`; takes rewards as the environment gave them."""
-        return np.full(len(reward), np.nan, np.float32)
 
     def chosen(self, outputs: Floats, actions: int, allowed: NDArray[np.bool_] | None) -> NDArray[np.int64]:
         """Returns each row's best action, in the array of a chooser."""
@@ -65,7 +42,7 @@ class CompiledPolicy:
             self.load(self.weights)
 
 
-class ValuePolicy(CompiledPolicy):
+class ValuePolicy(NetworkPolicy):
     """Chooses the actions of the highest values, and explores by random ones.
 
     Args:
@@ -115,7 +92,7 @@ class ValuePolicy(CompiledPolicy):
         return priority.astype(np.float32)
 
 
-class TeamValuePolicy(CompiledPolicy):
+class TeamValuePolicy(NetworkPolicy):
     """Chooses each member's action of the highest value, and explores by random ones."""
 
     def __init__(self, network: MemberNetworks, choices: TeamChoices) -> None:
@@ -132,7 +109,7 @@ class TeamValuePolicy(CompiledPolicy):
         return Action(chosen.reshape(rows, members).copy())
 
 
-class DrawingPolicy(CompiledPolicy):
+class DrawingPolicy(NetworkPolicy):
     """Draws actions from a distribution; the greedy ones are the most probable.
 
     Args:
@@ -156,7 +133,7 @@ class DrawingPolicy(CompiledPolicy):
         return Action(action, {LOG_PROB: log_prob, **extras} if self._stores else {})
 
 
-class NoisyBoxPolicy(CompiledPolicy):
+class NoisyBoxPolicy(NetworkPolicy):
     """Chooses actions of a Box, and explores by noise and uniform ones.
 
     Args:

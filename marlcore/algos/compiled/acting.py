@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ... import compiled
+from ...interfaces import CompiledPolicy
 from ...spaces import Spaces
 from ..bases.clipped_policy import ClippedPolicy
 from ..networks.actor_critic import ContinuousPolicy
@@ -22,7 +23,7 @@ PACKAGE = __package__.partition(".")[0] + "."
 ACTING = ("act", "chosen", "greedy", "sampled", "first_priority", "priority_of")  # an algorithm's methods for actors
 
 
-def acting_policy(algorithm: Any, model: Any, spaces: Spaces) -> compiled.CompiledPolicy:
+def acting_policy(algorithm: Any, model: Any, spaces: Spaces) -> CompiledPolicy:
     """Returns the form of an algorithm's policy that acts without torch, without weights.
 
     Args:
@@ -55,7 +56,7 @@ def acting_policy(algorithm: Any, model: Any, spaces: Spaces) -> compiled.Compil
     raise NotPlain(type(network).__name__)
 
 
-def _of_values(algorithm: Any, network: Any, names: Names, spaces: Spaces) -> compiled.CompiledPolicy:
+def _of_values(algorithm: Any, network: Any, names: Names, spaces: Spaces) -> CompiledPolicy:
     actions, dueling = compiled.EnumeratedActions(algorithm.owner, spaces.action), network.head.dueling
     scale = algorithm.reward_scale if getattr(algorithm, "actor_priorities", False) else None
     if not hasattr(network, "embedding"):
@@ -67,7 +68,7 @@ def _of_values(algorithm: Any, network: Any, names: Names, spaces: Spaces) -> co
     return compiled.ValuePolicy(quantiles, actions, dueling, scale, (algorithm.n_tau, algorithm.kappa))
 
 
-def _noisy(algorithm: Any, policy: Any, network: Any, spaces: Spaces) -> compiled.CompiledPolicy:
+def _noisy(algorithm: Any, policy: Any, network: Any, spaces: Spaces) -> CompiledPolicy:
     """`policy`: the network, or one of a team's members."""
     actions = compiled.ScaledActions(algorithm.owner, spaces.action)
     return compiled.NoisyBoxPolicy(network, actions, policy.actions.size, squashed=policy.outputs == 2)

@@ -108,7 +108,7 @@ class CompiledActorCritic(CompiledTrainer):
         """Returns the gradient of the actions [B, size] in x by that of the first critics' values [count, B]."""
         for chain, slope, of_x in zip(self.critics, gradient, self._x_gradients, strict=False):
             chain.gradient[: len(x), 0] = slope
-            chain.backward(x, of_x, trains=False)
+            chain.backward(x, of_x)
         return sum(slopes[:, self._of_action] for slopes in self._x_gradients[: len(gradient)])  # type: ignore[return-value]
 
 
