@@ -17,7 +17,6 @@ static float drawn(void) { /* in [-1, 1) */
 static int64_t size_up_to(int64_t most) {
     return 1 + (int64_t)((drawn() + 1.0f) / 2.0f * (float)most) % most;
 }
-static int64_t padded(int64_t n) { return (n + MC_PAD - 1) / MC_PAD * MC_PAD; }
 static float *draw(float *to, int64_t n) {
     for (int64_t i = 0; i < n; i++)
         to[i] = drawn();
@@ -48,17 +47,17 @@ struct one { /* a layer with memory of its own */
 };
 
 static struct one make(int64_t rows, int64_t inputs, int64_t outputs, int activation, int inputs_first) {
-    struct one one = {.rows = rows, .x_row = padded(inputs)};
+    struct one one = {.rows = rows, .x_row = mc_padded(inputs)};
     struct mc_layer *layer = &one.layer;
     *layer = (struct mc_layer){
         .inputs = inputs, .outputs = outputs, .activation = activation, .inputs_first = inputs_first};
     layer->weight = draw(room(inputs * outputs), inputs * outputs);
     layer->bias = draw(room(outputs), outputs);
-    layer->forward = room(inputs * padded(outputs));
-    layer->backward = room(outputs * padded(inputs));
-    layer->row = room(padded(outputs));
-    layer->output = room(rows * padded(outputs));
-    layer->gradient = draw(room(rows * padded(outputs)), rows * padded(outputs));
+    layer->forward = room(inputs * mc_padded(outputs));
+    layer->backward = room(outputs * mc_padded(inputs));
+    layer->row = room(mc_padded(outputs));
+    layer->output = room(rows * mc_padded(outputs));
+    layer->gradient = draw(room(rows * mc_padded(outputs)), rows * mc_padded(outputs));
     layer->weight_gradient = room(inputs * outputs);
     layer->bias_gradient = room(outputs);
     one.x = draw(room(rows * one.x_row), rows * one.x_row);
@@ -104,14 +103,15 @@ static void check_outputs(const struct one *one) {
             double y = layer->activation == MC_RELU   ? fmax(sum, 0.0)
                        : layer->activation == MC_TANH ? tanh(sum)
                                                       : sum;
-            CHECK(near((double)layer->output[r * padded(layer->outputs) + o], y, layer->inputs, fabs(sum)));
+            CHECK(
+                near((double)layer->output[r * mc_padded(layer->outputs) + o], y, layer->inputs, fabs(sum)));
         }
 }
 
 /* By the gradients of the sums, which mc_layers_backward left in `gradient`. */
 static void check_gradients(const struct one *one) {
     const struct mc_layer *layer = &one->layer;
-    int64_t pitch = padded(layer->outputs), rows = one->rows;
+    int64_t pitch = mc_padded(layer->outputs), rows = one->rows;
     for (int64_t o = 0; o < layer->outputs; o++) {
         double of_bias = 0.0;
         for (int64_t r = 0; r < rows; r++)
@@ -177,7 +177,7 @@ TEST(a_gradient_passes_through_each_activation) {
 TEST(a_row_depends_on_no_other_row) {
     EACH_LEVEL for (int64_t rows = 1; rows <= 37; rows++) {
         struct one one = make(rows, size_up_to(MOST), size_up_to(MOST), MC_TANH, 0);
-        int64_t pitch = padded(one.layer.outputs);
+        int64_t pitch = mc_padded(one.layer.outputs);
         mc_layers_forward(&one.layer, 1, rows, one.x, one.x_row);
         float *together = room(rows * pitch);
         memcpy(together, one.layer.output, (size_t)(rows * pitch) * sizeof *together);
@@ -199,7 +199,7 @@ TEST(nan_and_infinity_pass_and_stay_in_their_row) {
         mc_layers_forward(&one.layer, 1, 9, one.x, one.x_row);
         for (int64_t r = 0; r < 9; r++)
             for (int64_t o = 0; o < 40; o++) {
-                float y = one.layer.output[r * padded(40) + o];
+                float y = one.layer.output[r * mc_padded(40) + o];
                 float expected = weight_of(&one.layer, 0, o) > 0 ? INFINITY : -INFINITY;
                 if (activation == MC_TANH)
                     expected = expected > 0 ? 1 : -1;
@@ -233,7 +233,7 @@ TEST(tanh_is_within_two_units_in_the_last_place) {
 
 TEST(cosines_are_right_to_the_rounding_of_their_angle) {
     EACH_LEVEL for (int64_t count = 1; count <= 70; count++) {
-        float fraction = (drawn() + 1.0f) / 2.0f, *y = room(padded(count));
+        float fraction = (drawn() + 1.0f) / 2.0f, *y = room(mc_padded(count));
         mc_dense()->cosines(1, count, &fraction, y);
         for (int64_t j = 0; j < count; j++)
             CHECK(fabs((double)y[j] - cos(3.14159265358979323846 * (double)j * (double)fraction)) <

@@ -95,18 +95,18 @@ class Categories:
     """Draws the values of a Discrete, or the components of a MultiDiscrete, independent of each other."""
 
     def __init__(self, space: gym.Discrete | gym.MultiDiscrete) -> None:
-        self._sizes = [int(size) for size in np.atleast_1d(getattr(space, "nvec", getattr(space, "n", 0)))]
+        self.sizes = [int(size) for size in np.atleast_1d(getattr(space, "nvec", getattr(space, "n", 0)))]
         self._alone = not space.shape
         self._dtype = np.dtype(space.dtype)
-        self.outputs = sum(self._sizes)
+        self.outputs = sum(self.sizes)
         self.extras: dict[str, Field] = {}
 
     def draw(self, outputs: Any, mask: Any, generator: np.random.Generator, log_std: Any = None) -> Sampled:
-        rows, parts = len(outputs), len(self._sizes)
+        rows, parts = len(outputs), len(self.sizes)
         places = generator.random((parts, rows))
         drawn, log_prob = np.empty((rows, parts), np.int64), np.empty(rows, np.float32)
         lib.mc_categories_draw(
-            rows, parts, self._sizes, pointer(outputs), outputs.shape[1], flags_of(mask, (rows, self.outputs)),
+            rows, parts, self.sizes, pointer(outputs), outputs.shape[1], flags_of(mask, (rows, self.outputs)),
             doubles_of(places), ffi.from_buffer("int64_t[]", drawn), pointer(log_prob),
         )  # fmt: skip
         action = drawn[:, 0] if self._alone else drawn
@@ -116,7 +116,7 @@ class Categories:
         outputs = outputs[:, : self.outputs]
         if mask is not None:
             outputs = np.where(mask, outputs, np.where(mask.any(1, keepdims=True), -np.inf, 0.0))
-        parts = [part.argmax(1) for part in np.split(outputs, np.cumsum(self._sizes[:-1]), 1)]
+        parts = [part.argmax(1) for part in np.split(outputs, np.cumsum(self.sizes[:-1]), 1)]
         return (parts[0] if self._alone else np.stack(parts, 1)).astype(self._dtype, copy=False)
 
 

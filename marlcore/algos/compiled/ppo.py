@@ -45,15 +45,15 @@ class CompiledPPO(CompiledTrainer):
         outputs, values = (network.forward(network.fill(batch.obs, rows)) for network in self._networks)
         now = self._evaluated(tensors, outputs, values)
         fixed, explained = self.trainer.prepare(tensors, now, partial(self._values_after, batch.next_obs))
-        arrays = arrays_in_steps(self.trainer.model.acting, fixed)
-        for name, output, network in zip(("output", "prediction"), (outputs, values), self._networks, strict=True):
-            arrays |= {name: output, f"{name}_gradient": network.chain.gradient}
-        objective = objective_of(hyper, batch.numbers[BONUS], arrays)
+        policy, critic = (network.chain.gradient for network in self._networks)
+        arrays = {"output": outputs, "output_gradient": policy, "prediction": values, "prediction_gradient": critic}
+        objective, kept = objective_of(hyper, self.trainer.model.acting, fixed, batch.numbers[BONUS], arrays)
         if hyper.epochs == 1 and hyper.minibatch_size >= rows:  # its only step has the outputs already
             steps = np.empty((1, len(METRICS)))
             self._step(objective, np.arange(rows), [network.x for network in self._networks], steps[0])
         else:
             steps = np.concatenate(self._passes(objective, rows))
+        del kept  # which the core has read
         metrics = {**dict(zip(METRICS, steps.mean(0), strict=True)), "explained_variance": float(explained)}
         return Update(metrics, updates=len(steps))
 
@@ -119,35 +119,34 @@ class BatchChain:
         return np.take(self.x, order, 0, out=self._shuffled, mode="clip")  # mode="raise" would copy once more
 
 
-def arrays_in_steps(policy: PolicyNetwork, fixed: Minibatch) -> dict[str, Any]:
-    """Returns the arrays of a batch that its steps read, by the names of the core's struct."""
+def objective_of(
+    hyper: ClippedPolicy, policy: PolicyNetwork, fixed: Minibatch, bonus: float, arrays: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Returns the objective of a batch's steps in the core's form, and what the caller keeps alive for it.
+
+    `arrays`: the networks' outputs and their gradients, by the names of the core's struct.
+    """
     distribution, rows, mask = policy.distribution, len(fixed.value), policy.spaces.mask_in(fixed.obs)
-    arrays: dict[str, Any] = {"slopes": np.empty(2 * distribution.outputs, np.float32)}
+    arrays |= {"slopes": np.empty(2 * distribution.outputs, np.float32)}
     arrays |= {"before": fixed.log_prob, "value": fixed.value, "advantage": fixed.advantage, "target": fixed.target}
     if isinstance(distribution, Gaussian):
         log_std: Any = distribution.log_std
         arrays |= {"log_std": log_std.detach(), "log_std_gradient": log_std.grad.numpy()}  # a view, to write to
-        arrays["drawn"] = fixed.extras[DRAWN].reshape(rows, -1)
+        arrays["drawn"] = action = fixed.extras[DRAWN].reshape(rows, -1)
     else:
-        arrays["action"] = fixed.action.reshape(rows, -1).long()
+        arrays["action"] = action = fixed.action.reshape(rows, -1).long()
     if isinstance(distribution, Categorical):
-        action: Any = policy.spaces.action
-        arrays["sizes"] = np.atleast_1d(np.asarray(getattr(action, "nvec", getattr(action, "n", 0)), np.int64))
+        arrays["sizes"] = np.array(distribution.sizes)
     if mask is not None:
         arrays["allowed"] = mask
-    return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-
-
-def objective_of(hyper: ClippedPolicy, bonus: float, arrays: dict[str, Any]) -> Any:
-    """Returns the objective of a batch's steps in the core's form; the caller keeps the arrays."""
-    outputs, actions = arrays["slopes"].size // 2, arrays["drawn" if "drawn" in arrays else "action"]
+    fields = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    pointers = {name: ffi.from_buffer(C_TYPES[array.dtype.name], array) for name, array in fields.items()}
     numbers = {
-        "outputs": outputs,
-        "components": actions.shape[1],
+        "outputs": distribution.outputs,
+        "components": action.shape[1],
         "clip": hyper.clip,
         "clip_value": math.inf if hyper.clip_value is None else hyper.clip_value,
         "value_coefficient": hyper.value_coefficient,
         "bonus": bonus,
     }
-    pointers = {name: ffi.from_buffer(C_TYPES[array.dtype.name], array) for name, array in arrays.items()}
-    return ffi.new("struct mc_clipped *", numbers | pointers)
+    return ffi.new("struct mc_clipped *", numbers | pointers), pointers

@@ -56,13 +56,13 @@ class Categorical(Distribution, Categories):
     draws = Categories
 
     def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        parts = [part.argmax(1) for part in torch.split(masked(output, mask), self._sizes, 1)]
+        parts = [part.argmax(1) for part in torch.split(masked(output, mask), self.sizes, 1)]
         return (parts[0] if self._alone else torch.stack(parts, 1)).to(dtype_of(self._dtype))
 
     def forward(self, output: torch.Tensor, mask: torch.Tensor | None, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         actions = batch.action.long().reshape(len(output), -1)
-        parts = torch.split(output, self._sizes, 1)
-        masks = [None] * len(parts) if mask is None else torch.split(mask, self._sizes, 1)
+        parts = torch.split(output, self.sizes, 1)
+        masks = [None] * len(parts) if mask is None else torch.split(mask, self.sizes, 1)
         logs = [torch.log_softmax(masked(*pair), 1) for pair in zip(parts, masks, strict=True)]
         taken = [log.gather(1, actions[:, i, None]).squeeze(1) for i, log in enumerate(logs)]
         return reduce(torch.add, taken), reduce(torch.add, map(entropy_of, logs))
