@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...compiled import Chain, Floats, Layer, padded_zeros, pointer
+from ...compiled import Chain, Floats, padded_zeros, pointer
 from ...memory import ffi, lib
 from ..iqn import IQNNetwork
 from .dqn import CompiledValues
@@ -43,9 +43,8 @@ class CompiledIQN(CompiledValues):
         self._online, self._target = Quantiles(network, trains=True), Quantiles(trainer.target, trains=False)
         chains = self._online.chains
         self.check(chains.get("torso", chains["head"]).inputs, chains["head"].outputs)
-        if chains["embedding"].layers != (
-            Layer(hyper.n_cos, network.torso.size, chains["embedding"].layers[0].activation),
-        ):
+        embedding = chains["embedding"]
+        if (len(embedding.layers), embedding.inputs, embedding.outputs) != (1, hyper.n_cos, network.torso.size):
             raise NotPlain("layers of other sizes")
         raw = ffi.new("struct mc_iqn *")
         self.describe(raw)
