@@ -22,7 +22,7 @@ NO_LANES, COLUMNS, BATCH = PLANNED = np.zeros(1, PLAN), np.zeros(1, COLUMN), 0
 MASSES, LEVELS, RECORD = np.zeros(17), sumtree.level_offsets(16), np.zeros(1, priorities.PRIORITIES)
 RECORD["tree"], RECORD["nodes"] = MASSES.ctypes.data, 1
 
-# Calls of all kernels, which do nothing, by what needs the kernels
+# By kind of batches: a call of each kernel that does nothing
 PARTS: dict[str, list[tuple[Any, ...]]] = {
     "prioritized": [
         (priorities.catch_up, NO_LANES, RECORD),
@@ -59,7 +59,6 @@ def compile_before_a_run(*sources: ReplaySource | QueueSource) -> None:
     names = dict.fromkeys(name for source in sources for name in _parts_of(source))
     missing = [name for name in names if cache is not None and not (cache / f"warm-{name}").exists()]
     if missing:
-        jit.announced()
         say(jit.FIRST_COMPILATION)
         log.info("the kernels are compiled, in %.1f s", _compile(missing))
 
