@@ -31,10 +31,6 @@ PARTS: dict[str, list[tuple[Any, ...]]] = {
         (priorities.update, NO_LANES, RECORD, NO_ROWS, MASSES[:0]),
         (priorities.first_bad, MASSES, 1.0),
         (sumtree.repair_range, MASSES, LEVELS, 0, 0, 0),
-        # Drop-ins have trees of their own.
-        (sumtree.repair, MASSES, LEVELS, NO_ROWS, 0),
-        (sumtree.repair, MASSES, LEVELS, NO_ROWS, 0, True),
-        (sumtree.find, MASSES, LEVELS, MASSES[:0], NO_ROWS, 0),
     ],
     "uniform": [
         (uniform.draw, *PLANNED, NO_ROWS),
@@ -47,7 +43,12 @@ PARTS: dict[str, list[tuple[Any, ...]]] = {
         (policies.draw_category, FLOATS[None], 0, 1, MASSES[:0], NO_ROWS, FLOATS),
     ],
     "hindsight": [(hindsight.relabel, *PLANNED, NO_ROWS, 0, np.zeros(1, hindsight.HINDSIGHT))],
-    "columns": [(columns.gather, COLUMNS, 1, NO_ROWS, np.zeros(0, np.uint8))],
+    "drop_ins": [
+        (columns.gather, COLUMNS, 1, NO_ROWS, np.zeros(0, np.uint8)),
+        (sumtree.repair, MASSES, LEVELS, NO_ROWS, 0),
+        (sumtree.repair, MASSES, LEVELS, NO_ROWS, 0, True),
+        (sumtree.find, MASSES, LEVELS, MASSES[:0], NO_ROWS, 0),
+    ],
 }
 
 log = logging.getLogger(__name__)
