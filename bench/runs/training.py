@@ -30,7 +30,8 @@ def train_on_policy(env: Any, setting: Setting, steps: int, mode: str = "async",
     """marlcore's PPO; an actor's copies are COPIES, or a vector environment's."""
     ppo = mc.PPO(
         learning_rate=setting.learning_rate, hidden=(setting.hidden, setting.hidden), activation="relu",
-        epochs=setting.epochs, batch_size=setting.batch, minibatch_size=setting.minibatch or setting.batch, target_kl=None,
+        epochs=setting.epochs, batch_size=setting.batch, minibatch_size=setting.minibatch or setting.batch,
+        target_kl=None,
     )  # fmt: skip
     learner, actor = mc.LearnerConfig(gamma=setting.gamma, device="cpu"), mc.ActorConfig(processes=actors, envs=COPIES)
     return _run(env, mc.Config(total_steps=steps, mode=mode, actor=actor, learner=learner), ppo)
