@@ -16,5 +16,5 @@ if find_spec("torch"):
     # Set before any computation: a forked process has no OpenMP threads and would wait for them forever.
     torch.set_num_threads(1)
 if is_installed("train"):
-    from .loops import network, torch_network  # noqa: F401
+    from .loops import torch_network  # noqa: F401
     from .run.roles import learner  # noqa: F401

@@ -80,7 +80,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_xdist_setupnodes() -> None:
     """Compiles the kernels before processes start that would each compile all of them."""
     cache = jit.cache_directory()
-    if cache is not None and not (cache / "warm-columns").exists():  # its last mark
+    if cache is not None and not (cache / "warm-drop_ins").exists():  # its last mark
         subprocess.run([sys.executable, "-m", "marlcore", "warmup"], check=True, stdout=subprocess.DEVNULL)
 
 

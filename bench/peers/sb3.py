@@ -1,4 +1,4 @@
-"""Stable-Baselines3 on CartPole: DQN, and PPO with 16 copies in one process and one pass over each batch."""
+"""Stable-Baselines3 on CartPole: DQN, and PPO with 16 copies in one process."""
 
 import time
 
@@ -27,18 +27,19 @@ def train_dqn(setting: Setting, steps: int) -> Trained:
 
 
 def train_ppo(setting: Setting, steps: int) -> Trained:
-    """One gradient step on each batch."""
+    """Counts gradient steps, where Stable-Baselines3 counts passes."""
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
 
     torch.set_num_threads(1)
+    minibatch = setting.minibatch or setting.batch
     model = PPO(
         "MlpPolicy", make_vec_env("CartPole-v1", n_envs=COPIES, seed=0), learning_rate=setting.learning_rate,
-        n_steps=setting.batch // COPIES, batch_size=setting.batch, n_epochs=1, gamma=setting.gamma,
+        n_steps=setting.batch // COPIES, batch_size=minibatch, n_epochs=setting.epochs, gamma=setting.gamma,
         policy_kwargs={"net_arch": [setting.hidden] * 2, "activation_fn": torch.nn.ReLU}, device="cpu", seed=0,
     )  # fmt: skip
     model.learn(setting.batch)
     began = time.perf_counter()
     model.learn(steps - setting.batch, reset_num_timesteps=False)
-    taken = model.num_timesteps - setting.batch
-    return Trained(taken / (time.perf_counter() - began), model.num_timesteps, model._n_updates)
+    taken, steps = model.num_timesteps - setting.batch, setting.batch // minibatch
+    return Trained(taken / (time.perf_counter() - began), model.num_timesteps, model._n_updates * steps)

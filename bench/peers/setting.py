@@ -11,6 +11,8 @@ class Setting:
 
     updates_per_step: float = 0.25
     batch: int = 64
+    epochs: int = 1  # PPO's passes over a batch
+    minibatch: int | None = None  # of PPO; None: the batch
     hidden: int = 64
     learning_rate: float = 2.5e-4
     gamma: float = 0.99

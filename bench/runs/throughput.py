@@ -34,6 +34,8 @@ LEAST = 4000  # steps of a run
 DQN = Setting()
 SEEDS = Setting(updates_per_step=0.1)
 PPO = Setting(updates_per_step=1 / 512, batch=512, learning_rate=3e-4, warmup=0)  # an update for each batch
+# Stable-Baselines3's own passes
+PASSES = Setting(updates_per_step=320 / 2048, batch=2048, epochs=10, minibatch=64, learning_rate=3e-4, warmup=0)
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,10 @@ def ours(steps: int, setting: Setting, env: object = CARTPOLE, agents: int = 1, 
     return train(env, setting, steps, mode).checked_rate(setting, agents)
 
 
-def ours_on_policy(steps: int, env: object = CARTPOLE, mode: str = "async", actors: int = 1) -> float:
-    return train_on_policy(env, PPO, steps, mode, actors).checked_rate(PPO)
+def ours_on_policy(
+    steps: int, env: object = CARTPOLE, mode: str = "async", actors: int = 1, setting: Setting = PPO
+) -> float:
+    return train_on_policy(env, setting, steps, mode, actors).checked_rate(setting)
 
 
 def peer(train: Callable[[Setting, int], Trained], setting: Setting, steps: int, agents: int = 1) -> Side:
@@ -115,7 +119,7 @@ ROWS = {
             "plain loop": peer(plain_dqn.train, DQN, 15_000),
             "Stable-Baselines3": peer(sb3.train_dqn, DQN, 10_000),
         },
-        (("marlcore", 3, "plain loop"), ("marlcore", 3, "Stable-Baselines3")),
+        (("marlcore", 8, "plain loop"), ("marlcore", 12, "Stable-Baselines3")),
     ),
     "acting": Comparison(
         "treasure_hunt, 3 agents that act alone",
@@ -185,7 +189,16 @@ ROWS = {
             "Stable-Baselines3": peer(sb3.train_ppo, PPO, 100_000),
             "Sample Factory 2.1.1": Side(lambda _: appo_rate(), 0),
         },
-        (("marlcore", 3, "Stable-Baselines3"), ("marlcore", 3, "Sample Factory 2.1.1")),
+        (("marlcore", 6, "Stable-Baselines3"), ("marlcore", 3, "Sample Factory 2.1.1")),
+    ),
+    "passes": Comparison(
+        "CartPole, PPO, ten passes over each 2,048 transitions in minibatches of 64",
+        {
+            "marlcore": Side(partial(ours_on_policy, setting=PASSES), 204_800, 8192),
+            "marlcore, serial": Side(partial(ours_on_policy, setting=PASSES, mode="serial"), 102_400, 8192),
+            "Stable-Baselines3": peer(sb3.train_ppo, PASSES, 20_480),
+        },
+        (("marlcore", 10, "Stable-Baselines3"),),
     ),
 }
 

@@ -27,10 +27,11 @@ def train(env: Any, setting: Setting, steps: int, mode: str = "async") -> Traine
 
 
 def train_on_policy(env: Any, setting: Setting, steps: int, mode: str = "async", actors: int = 1) -> Trained:
-    """marlcore's PPO with one gradient step on each batch; an actor's copies are COPIES, or a vector environment's."""
+    """marlcore's PPO; an actor's copies are COPIES, or a vector environment's."""
     ppo = mc.PPO(
-        learning_rate=setting.learning_rate, hidden=(setting.hidden, setting.hidden), activation="relu", epochs=1,
-        batch_size=setting.batch, minibatch_size=setting.batch,
+        learning_rate=setting.learning_rate, hidden=(setting.hidden, setting.hidden), activation="relu",
+        epochs=setting.epochs, batch_size=setting.batch, minibatch_size=setting.minibatch or setting.batch,
+        target_kl=None,
     )  # fmt: skip
     learner, actor = mc.LearnerConfig(gamma=setting.gamma, device="cpu"), mc.ActorConfig(processes=actors, envs=COPIES)
     return _run(env, mc.Config(total_steps=steps, mode=mode, actor=actor, learner=learner), ppo)

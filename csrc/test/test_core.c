@@ -83,6 +83,15 @@ TEST(an_append_of_no_rows_or_more_than_the_lane_holds_changes_nothing) {
     free_lane(&lane);
 }
 
+TEST(a_row_of_odd_size_above_a_mebibyte_is_copied_whole) {
+    enum { SIZE = (1 << 20) + 5 };
+    static uint8_t source[SIZE + 1], row[SIZE + 1], dest[SIZE + 1];
+    fill(source, SIZE, 7);
+    mc_copy_in(row, source, SIZE);
+    mc_copy_out(dest, row, SIZE);
+    CHECK(whole(dest, SIZE, 7) && row[SIZE] == 0 && dest[SIZE] == 0);
+}
+
 TEST(a_read_says_not_yet_and_lapped_and_invalid) {
     struct mc_lane lane = make_lane(4, 1, one_word);
     uint64_t rows[8];

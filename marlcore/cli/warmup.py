@@ -11,7 +11,7 @@ from .options import CommandLine
 
 @dataclass(frozen=True)
 class WarmupOptions:
-    """Compile all kernels and keep them on disk; this takes about a quarter of a minute, once per machine and version.
+    """Compile all kernels and keep them on disk; this takes some ten seconds, once per machine and version.
 
     They lie in marlcore/kernels of the user's cache, ~/.cache or XDG_CACHE_HOME; NUMBA_CACHE_DIR names another place.
     """

@@ -22,7 +22,7 @@ NO_LANES, COLUMNS, BATCH = PLANNED = np.zeros(1, PLAN), np.zeros(1, COLUMN), 0
 MASSES, LEVELS, RECORD = np.zeros(17), sumtree.level_offsets(16), np.zeros(1, priorities.PRIORITIES)
 RECORD["tree"], RECORD["nodes"] = MASSES.ctypes.data, 1
 
-# Calls of all kernels, which do nothing, by what needs the kernels
+# By kind of batches: a call of each kernel that does nothing
 PARTS: dict[str, list[tuple[Any, ...]]] = {
     "prioritized": [
         (priorities.catch_up, NO_LANES, RECORD),
@@ -31,10 +31,6 @@ PARTS: dict[str, list[tuple[Any, ...]]] = {
         (priorities.update, NO_LANES, RECORD, NO_ROWS, MASSES[:0]),
         (priorities.first_bad, MASSES, 1.0),
         (sumtree.repair_range, MASSES, LEVELS, 0, 0, 0),
-        # Drop-ins have trees of their own.
-        (sumtree.repair, MASSES, LEVELS, NO_ROWS, 0),
-        (sumtree.repair, MASSES, LEVELS, NO_ROWS, 0, True),
-        (sumtree.find, MASSES, LEVELS, MASSES[:0], NO_ROWS, 0),
     ],
     "uniform": [
         (uniform.draw, *PLANNED, NO_ROWS),
@@ -46,7 +42,12 @@ PARTS: dict[str, list[tuple[Any, ...]]] = {
         (policies.trace, *[FLOATS] * 4, np.zeros(1, np.bool_), FLOATS, 1.0, 1.0, 1.0, FLOATS, FLOATS),
     ],
     "hindsight": [(hindsight.relabel, *PLANNED, NO_ROWS, 0, np.zeros(1, hindsight.HINDSIGHT))],
-    "columns": [(columns.gather, COLUMNS, 1, NO_ROWS, np.zeros(0, np.uint8))],
+    "drop_ins": [
+        (columns.gather, COLUMNS, 1, NO_ROWS, np.zeros(0, np.uint8)),
+        (sumtree.repair, MASSES, LEVELS, NO_ROWS, 0),
+        (sumtree.repair, MASSES, LEVELS, NO_ROWS, 0, True),
+        (sumtree.find, MASSES, LEVELS, MASSES[:0], NO_ROWS, 0),
+    ],
 }
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,6 @@ def compile_before_a_run(*sources: ReplaySource | QueueSource) -> None:
     names = dict.fromkeys(name for source in sources for name in _parts_of(source))
     missing = [name for name in names if cache is not None and not (cache / f"warm-{name}").exists()]
     if missing:
-        jit.announced()
         say(jit.FIRST_COMPILATION)
         log.info("the kernels are compiled, in %.1f s", _compile(missing))
 

@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import numpy as np
 import pytest
 import torch
 from hunt import HUNT
 from numpy_dqn import Asked, NumpyDQN
+from processes import until
 from whole_runs import Runs, history
 
 import marlcore as mc
 from marlcore.interfaces import CompiledPolicy
+from marlcore.loops import TorchNetwork
 from marlcore.record import checkpoint_path
 
 runs = Runs(evaluation={"interval": 200, "episodes": 3, "keep": 1}, total_steps=600)
@@ -45,10 +46,12 @@ def answers(folder: Path, algorithm: Any) -> list[str]:
 
 
 def test_actors_and_evaluators_import_no_torch(tmp_path: Path) -> None:
-    """Nor where the algorithm is pickled by value; its learner trains, and best weights are torch's to read."""
+    """Also with an algorithm pickled by value. They begin before its learner, and torch reads the best weights."""
 
     class OfThisTest(Compiled):
-        pass
+        def make_trainer(self, model: Any) -> Any:
+            until(lambda: any((tmp_path / "asked").iterdir()))
+            return super().make_trainer(model)
 
     assert answers(tmp_path, OfThisTest(hidden=(16, 16))) == ["False"] * 2
     state = torch.load(checkpoint_path(tmp_path / "run", "agent_0", "best"), weights_only=True)
@@ -66,14 +69,21 @@ def made_model() -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("env_fn", [cartpole, HUNT], ids=["alone", "self-play"])
-def test_a_compiled_policys_run_is_the_one_of_torch(env_fn: Callable[[], Any], tmp_path: Path) -> None:
+def test_a_compiled_policys_run_is_the_one_of_torch(
+    env_fn: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Actors, evaluations, opponents, and loaded policies take the same actions, as the same seed draws them."""
     changes: dict[str, Any] = {} if env_fn is cartpole else {"self_play": SELF_PLAY}
-    by_torch, compiled = (tmp_path / name for name in ("torch", "compiled"))
-    runs.train(by_torch, env_fn, SMALL, **changes)
-    runs.train(compiled, env_fn, Compiled(hidden=(16, 16)), **changes)
-    assert history(by_torch / "run") == history(compiled / "run")
-    for which in ("last", "best"):
-        played = [mc.evaluate(folder / "run", episodes=4, which=which, explore=True) for folder in (by_torch, compiled)]
-        for agent, returns in played[0].returns.items():
-            np.testing.assert_array_equal(returns, played[1].returns[agent])
+
+    def made(algorithm: mc.DQN) -> list[Any]:
+        folder = tmp_path / type(algorithm).__name__
+        run_dir = runs.train(folder, env_fn, algorithm, **changes).run_dir
+        played = [mc.evaluate(run_dir, episodes=4, which=which, explore=True) for which in ("last", "best")]
+        return [
+            history(run_dir),
+            [{agent: list(returns) for agent, returns in each.returns.items()} for each in played],
+        ]
+
+    by_torch = made(SMALL)
+    monkeypatch.setattr(TorchNetwork, "act", None)
+    assert made(Compiled(hidden=(16, 16))) == by_torch

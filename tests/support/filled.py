@@ -22,8 +22,8 @@ def tree() -> dict[str, Any]:
     return {"layers": [{"weight": np.zeros((64, 64), np.float32), "bias": np.zeros(64, np.float32)} for _ in range(4)]}
 
 
-# A large module is pulled by two rows in turn, the others by a copy into their arrays.
-MODELS = {"module": module, "large": partial(module, 192), "tree": tree}
+# A large module (1 MiB) is pulled by two rows in turn, the others by a copy into their arrays.
+MODELS = {"module": module, "large": partial(module, 256), "tree": tree}
 
 
 def words(model: Any) -> list[np.ndarray]:

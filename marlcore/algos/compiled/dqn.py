@@ -1,6 +1,7 @@
 """Updates of DQN and CQL, each in one call of the core; the text is bases/q_learning.py and cql.py."""
 
 from abc import abstractmethod
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from ..networks.qnetwork import Head, QNetwork
 from ..networks.torso import Torso
 from .plain import NotPlain, chain_of
 from .trainer import CompiledTrainer, Descent
+
+_floats = partial(np.ascontiguousarray, dtype=np.float32)
 
 
 class CompiledValues(CompiledTrainer):
@@ -60,7 +63,8 @@ class CompiledValues(CompiledTrainer):
         self._inputs.fill(batch.next_obs, self._after)
         actions, error = self._numbers_of(batch.action), np.empty(rows, np.float32)
         raw.action = ffi.from_buffer("int64_t[]", actions)
-        raw.reward, raw.discount, raw.weight = pointer(batch.reward), pointer(batch.discount), pointer(batch.weight)
+        reward, discount, weight = map(_floats, (batch.reward, batch.discount, batch.weight))
+        raw.reward, raw.discount, raw.weight = pointer(reward), pointer(discount), pointer(weight)
         raw.error = pointer(error)
         masks = self._mask(batch) if self.trainer.network.spaces.masked else ()
         self._descent.prepare(self._share())

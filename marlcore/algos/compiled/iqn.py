@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...compiled import Chain, Floats, Layer, padded_zeros, pointer
+from ...compiled import Chain, Floats, padded_zeros, pointer
 from ...memory import ffi, lib
 from ..iqn import IQNNetwork
 from .dqn import CompiledValues
@@ -33,8 +33,8 @@ class CompiledIQN(CompiledValues):
         raw = ffi.new("struct mc_iqn *")
         raw.online, raw.target = ({name: chain.raw for name, chain in chains.items()} for chains in self._chains)
         self.describe(raw, online.get("torso", online["head"]).inputs, online["head"].outputs)
-        embedding = online["embedding"].layers
-        if embedding != (Layer(hyper.n_cos, network.torso.size, embedding[0].activation),):
+        embedding = online["embedding"]
+        if (len(embedding.layers), embedding.inputs, embedding.outputs) != (1, hyper.n_cos, network.torso.size):
             raise NotPlain("layers of other sizes")
         raw.features, raw.cosines, raw.kappa = network.torso.size, hyper.n_cos, hyper.kappa
         raw.predicted, raw.sampled, raw.midpoints = hyper.n_tau, hyper.n_tau_prime, hyper.n_policy
