@@ -351,10 +351,10 @@ int mc_iqn_update(struct mc_iqn *iqn, const struct mc_batch *batch, const float 
 /* ---- random choices of actions, by numbers in [0, 1) that the caller draws; see draws.c ---- */
 
 /* Replaces the action of each row that explores by a random one among those allowed [rows, actions] (NULL:
- * all), and returns how many do. draws [2, rows]: a row explores if the first is less than its epsilon, which
- * are epsilon_step doubles apart; the second picks the action. */
+ * all), and returns how many do. draws [2, rows]: a row explores if the first is less than its epsilon; the
+ * second picks the action. */
 int64_t mc_explore(int64_t rows, int64_t actions, const double *draws, const double *epsilon,
-                   int64_t epsilon_step, const uint8_t *allowed, int64_t *action);
+                   const uint8_t *allowed, int64_t *action);
 /* Draws one value of each part in each row, with the logarithm of their probability. outputs [rows, row] have
  * logarithms of probabilities, up to a constant for each part, of the parts' values one after another.
  * allowed [rows, values], or NULL; a row without an allowed value draws from all alike. places [parts, rows],

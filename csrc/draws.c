@@ -18,10 +18,10 @@ static int64_t picked(int64_t actions, const uint8_t *allowed, double place) {
 }
 
 int64_t mc_explore(int64_t rows, int64_t actions, const double *draws, const double *epsilon,
-                   int64_t epsilon_step, const uint8_t *allowed, int64_t *action) {
+                   const uint8_t *allowed, int64_t *action) {
     int64_t count = 0;
     for (int64_t r = 0; r < rows; r++) {
-        if (!(draws[r] < epsilon[r * epsilon_step]))
+        if (!(draws[r] < epsilon[r]))
             continue;
         double place = draws[rows + r];
         action[r] =

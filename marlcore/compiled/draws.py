@@ -38,8 +38,9 @@ class Chooser:
 
     def __init__(self, action: NDArray[np.int64], actions: int) -> None:
         self.action, self._shape = action, (len(action), actions)
-        self._draws, self._epsilon = np.empty((2, len(action))), ffi.new("double[1]")
-        self._to_action, self._to_draws = ffi.from_buffer("int64_t[]", action), doubles_of(self._draws)
+        self._draws, self._epsilon = np.empty((2, len(action))), np.empty(len(action))
+        self._to_action = ffi.from_buffer("int64_t[]", action)
+        self._to_draws, self._to_epsilon = doubles_of(self._draws), doubles_of(self._epsilon)
 
     def take_best(self, outputs: Floats, allowed: NDArray[np.bool_] | None) -> None:
         """Chooses the actions of the greatest outputs [k, at least actions], the first of equal ones."""
@@ -53,15 +54,13 @@ class Chooser:
         generator draws. Each row draws a place from [0, 1), which picks number floor(place * n) of its n allowed
         actions.
         """
-        flags, of_each, to_epsilon = flags_of(allowed, self._shape), 0, self._epsilon
+        flags = flags_of(allowed, self._shape)
         generator.random(out=self._draws)
-        if isinstance(epsilon, np.ndarray) and epsilon.ndim:
-            if len(epsilon) != len(self.action):
-                raise ValueError(f"epsilon: expected a number or {len(self.action)} of them, got {len(epsilon)}")
-            of_each, to_epsilon = 1, doubles_of(np.ascontiguousarray(epsilon, np.float64))
-        else:
-            self._epsilon[0] = epsilon
-        return int(lib.mc_explore(*self._shape, self._to_draws, to_epsilon, of_each, flags, self._to_action))
+        try:
+            self._epsilon[...] = epsilon
+        except ValueError:
+            raise ValueError(f"epsilon: expected a number or {len(self.action)} of them, got {len(epsilon)}") from None
+        return int(lib.mc_explore(*self._shape, self._to_draws, self._to_epsilon, flags, self._to_action))
 
     def __reduce__(self) -> Any:
         return type(self), (self.action, self._shape[1])
