@@ -61,9 +61,7 @@ class Chain:
             raw.inputs, raw.outputs, raw.inputs_first = layer.inputs, layer.outputs, layer.inputs_first
             raw.activation = ACTIVATIONS[layer.activation]
             backward = padded_zeros(layer.outputs, layer.inputs) if trains else None
-            packs = padded_zeros(layer.inputs, layer.outputs), backward, padded_zeros(1, layer.outputs)
-            raw.forward, raw.backward, raw.row = (pointer(pack) for pack in packs)
-            self._packs.append(packs)
+            self._packs.append((padded_zeros(layer.inputs, layer.outputs), backward, padded_zeros(1, layer.outputs)))
         self._rows = 0
         self._kept: Any = ()  # the arrays to which the raw layers point
 
@@ -75,11 +73,11 @@ class Chain:
             if gradients:
                 raw.weight_gradient = pointer(gradients[2 * index])
                 raw.bias_gradient = pointer(gradients[2 * index + 1])
-            forward, backward, _ = self._packs[index]
-            first = self.layers[index].inputs_first
-            raw.forward = raw.weight if first and not raw.outputs % PAD else pointer(forward)
+            forward, backward, row = map(pointer, self._packs[index])
+            first, raw.row = self.layers[index].inputs_first, row
+            raw.forward = raw.weight if first and not raw.outputs % PAD else forward
             if self._trains:
-                raw.backward = raw.weight if not first and not raw.inputs % PAD else pointer(backward)
+                raw.backward = raw.weight if not first and not raw.inputs % PAD else backward
         self.pack()
 
     def pack(self) -> None:

@@ -65,8 +65,8 @@ class CompiledActorCritic(CompiledTrainer):
         self.trainer.follow_schedules(batch)
         if rows != self._rows:
             self._rows = rows
-            self._x, self._next, *self._x_gradients = (padded_zeros(rows, columns + self._size) for _ in range(4))
-            self._x_gradients = self._x_gradients[: self.trainer.critics.networks]
+            matrices = (padded_zeros(rows, columns + self._size) for _ in range(2 + len(self.critics)))
+            self._x, self._next, *self._x_gradients = matrices
             self._of_action = slice(columns, columns + self._size)
         self._inputs.fill(batch.obs, self._x)
         self._inputs.fill(batch.next_obs, self._next)
