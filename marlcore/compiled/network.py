@@ -41,7 +41,7 @@ class Compiled:
         if isinstance(network, Mapping):
             if activation not in ("relu", "tanh"):
                 raise ValueError(f"activation: expected relu or tanh, got {brief(activation)}")
-            arrays = {name: np.array(array, np.float32) for name, array in network.items()}
+            arrays = {name: np.array(array, np.float32, order="C") for name, array in network.items()}
             following: list[str | None] = [activation] * (len(arrays) // 2 - 1) + [None]
         else:
             arrays, following = _read(network)
@@ -91,7 +91,9 @@ def _read(network: Any) -> tuple[dict[str, Floats], list[str | None]]:
     arrays: dict[str, Floats] = {}
     following: list[str | None] = []
     names = {nn.ReLU: "relu", nn.Tanh: "tanh"}
-    for name, part in network.named_modules():
+    for name, part in network.named_modules(remove_duplicate=False):  # a part may stand in several places
+        if part._forward_hooks or part._forward_pre_hooks:
+            raise ValueError(f"network {name or '(itself)'}: expected layers without hooks, got {brief(part)} with one")
         if type(part) is nn.Linear and part.bias is not None:
             prefix = f"{name}." if name else ""
             for key in ("weight", "bias"):
