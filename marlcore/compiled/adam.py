@@ -19,6 +19,7 @@ class Adam:
     def __init__(
         self, weights: Sequence[Floats], gradients: Sequence[Floats], means: Sequence[Floats],
         squares: Sequence[Floats], targets: Sequence[Floats] = (), epsilon: float = 1e-8,
+        betas: tuple[float, float] = (0.9, 0.999),
     ) -> None:  # fmt: skip
         self._kept: Any = weights, gradients, means, squares, targets
         self._count = len(weights)
@@ -28,7 +29,7 @@ class Adam:
             raw.weight, raw.gradient = pointer(weights[index]), pointer(gradients[index])
             raw.mean, raw.square = pointer(means[index]), pointer(squares[index])
             raw.target = pointer(targets[index]) if targets else ffi.NULL
-        self._adam = ffi.new("struct mc_adam *", {"beta1": 0.9, "beta2": 0.999, "epsilon": epsilon})
+        self._adam = ffi.new("struct mc_adam *", {"beta1": betas[0], "beta2": betas[1], "epsilon": epsilon})
 
     def describe(self, raw: Any, number: Floats) -> None:
         """Sets the core's `mc_descent` to these tensors; `number` [] is that of the last step, which it counts up."""

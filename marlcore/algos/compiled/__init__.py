@@ -74,9 +74,10 @@ def compiled_policy(algorithm: Any, spaces: Spaces, engine: str) -> CompiledPoli
 
 def _compiled(trainer: Any) -> tuple[CompiledTrainer | None, str]:
     """Returns a trainer's compiled form, or the reason why it has none."""
-    update = getattr(trainer.update, "__func__", None)
     kind = COMPILED.get(type(trainer))
-    if kind is None or update is None or not update.__module__.startswith(TEXT):
+    names = [name for name in dir(type(trainer)) if not name.startswith("__")]
+    methods = filter(callable, (getattr(trainer, name) for name in names))
+    if kind is None or not all(str(method.__module__).startswith(TEXT) for method in methods):  # else a user's own
         return None, f"the updates of {type(trainer).__name__}"
     compiled = kind(trainer)
     return compiled, compiled.reason and f"a network with {compiled.reason}"

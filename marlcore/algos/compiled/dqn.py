@@ -11,7 +11,7 @@ from ...interfaces import Update
 from ...memory import ffi, lib
 from ..networks.qnetwork import Head, QNetwork
 from ..networks.torso import Torso
-from .plain import NotPlain, arrays_of, layers_of
+from .plain import OTHER_SIZES, NotPlain, arrays_of, layers_of
 from .trainer import CompiledTrainer, OptimizerArrays
 
 
@@ -43,7 +43,7 @@ class CompiledValues(CompiledTrainer):
             if type(part) is not kind:
                 raise NotPlain(type(part).__name__)
         if (inputs, outputs) != (Inputs(network.spaces).size, network.actions.count + network.head.dueling):
-            raise NotPlain("layers of other sizes")
+            raise NotPlain(OTHER_SIZES)
 
     def grow(self, rows: int) -> None:
         """Makes the arrays fit for batches of this number of rows."""

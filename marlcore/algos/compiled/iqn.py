@@ -9,7 +9,7 @@ from ...compiled import Chain, Floats, Layer, padded_zeros, pointer
 from ...memory import ffi, lib
 from ..iqn import IQNNetwork
 from .dqn import CompiledValues
-from .plain import NotPlain, arrays_of, layers_of
+from .plain import OTHER_SIZES, NotPlain, arrays_of, layers_of
 
 
 class Quantiles:
@@ -46,7 +46,7 @@ class CompiledIQN(CompiledValues):
         if chains["embedding"].layers != (
             Layer(hyper.n_cos, network.torso.size, chains["embedding"].layers[0].activation),
         ):
-            raise NotPlain("layers of other sizes")
+            raise NotPlain(OTHER_SIZES)
         raw = ffi.new("struct mc_iqn *")
         self.describe(raw)
         self._online.describe(raw.online)

@@ -74,7 +74,8 @@ class OptimizerArrays:
         self._group = optimizer.param_groups[0]
         means, squares = (arrays([state[tensor][name] for tensor in tensors]) for name in ("exp_avg", "exp_avg_sq"))
         gradients = arrays([tensor.grad for tensor in tensors])
-        self._adam = Adam(arrays(tensors), gradients, means, squares, arrays(targets), self._group["eps"])
+        constants = self._group["eps"], self._group["betas"]
+        self._adam = Adam(arrays(tensors), gradients, means, squares, arrays(targets), *constants)
         self.move = self._adam.move
 
     def describe(self, raw: Any, most: float) -> None:
