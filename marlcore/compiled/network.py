@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -53,7 +54,7 @@ class Compiled:
     def __setstate__(self, state: tuple[dict[str, Floats], list[Layer]]) -> None:
         self.weights, self._layers = state
         self.inputs, self.outputs = self._layers[0].inputs, self._layers[-1].outputs
-        self._chain = Chain(self._layers)
+        self._chain, self._lock = Chain(self._layers), Lock()  # a call of C lets other threads run
         self.load()
 
     def load(self, weights: Weights | None = None) -> None:
@@ -69,7 +70,8 @@ class Compiled:
                 raise ValueError(f"weights {name}: expected {expected.get(name)}, got {shapes.get(name)}")
             for name, array in self.weights.items():
                 array[...] = weights[name]
-        self._chain.bind([*self.weights.values()])
+        with self._lock:
+            self._chain.bind([*self.weights.values()])
 
     def act(self, obs: NDArray[Any]) -> Floats:
         """Returns the outputs, float32 [k, outputs], of observations [k, inputs]; of one [inputs], [outputs].
@@ -79,7 +81,8 @@ class Compiled:
         rows = np.ascontiguousarray(obs, np.float32)
         if rows.ndim not in (1, 2) or rows.shape[-1] != self.inputs:
             raise ValueError(f"obs: expected [k, {self.inputs}] or [{self.inputs}], got {list(rows.shape)}")
-        outputs = self._chain.forward(rows if rows.ndim == 2 else rows[None])[:, : self.outputs].copy()
+        with self._lock:
+            outputs = self._chain.forward(rows if rows.ndim == 2 else rows[None])[:, : self.outputs].copy()
         return outputs if rows.ndim == 2 else outputs[0]
 
 

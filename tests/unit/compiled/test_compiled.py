@@ -4,6 +4,7 @@ import itertools
 import pickle
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,16 @@ def test_arrays_may_lie_in_any_order_and_have_no_rows() -> None:
     network = mc.Compiled({"w": weight.T, "b": np.zeros(3)})
     assert network.act(np.zeros((0, 2))).shape == (0, 3)
     np.testing.assert_array_equal(network.act(np.ones(2)), weight.sum(0))
+
+
+def test_threads_may_share_it() -> None:
+    """A large batch lets others run within its call."""
+    network, rows = mc.Compiled(module_of(nn.Tanh, 4, 64, 64, 2)), np.random.default_rng(0)
+    batches = [rows.standard_normal((256, 4), np.float32) for _ in range(2)]
+    alone = [network.act(batch) for batch in batches]
+    with ThreadPoolExecutor(2) as pool:
+        for index, outputs in enumerate(pool.map(network.act, batches * 300)):
+            np.testing.assert_array_equal(outputs, alone[index % 2])
 
 
 def test_it_takes_the_weights_that_a_subscriber_pulls() -> None:
