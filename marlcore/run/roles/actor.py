@@ -1,5 +1,6 @@
 """The role of an actor: it builds the environment, the policies and the seats, and counts the steps."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -36,7 +37,7 @@ from ...self_play import SPAN, Contender, Matches, Opponents, own_first, report_
 from ...transitions import HeldRows
 from ...weights import ParameterStore
 from ..memory import attach_transitions
-from .role import WAIT_S, Role
+from .role import WAIT_S, Role, settle_torch
 
 
 class ActorRole(Role):
@@ -51,7 +52,10 @@ class ActorRole(Role):
         self.rounds = 0
         self.tell_environments()
         self._device = None if spec.acts_compiled else choose_device(config.actor.device_of(self._index))
+        had_torch = "torch" in sys.modules
         self.env = env = checked(self.hold(vectorize(spec.env_fn, config.actor.envs)))
+        if not had_torch:  # only the environment uses it
+            settle_torch(config, self.name, self.attempt)
         self.policies = [self._policy(policy) for policy in spec.policies]
         own = [self._seats(policy, *acts) for policy, acts in zip(spec.policies, self.policies, strict=True)]
         learning = np.zeros(env.copies, np.int64)  # the place of the policy that learns in each copy, in a league
