@@ -218,7 +218,7 @@ def test_a_hooked_network_keeps_its_hook():
 
 @pytest.mark.parametrize("kind", [mc.DQN, mc.PPO, mc.SAC, mc.TD3])
 @pytest.mark.parametrize("wide", [False, True], ids=["a layer as the torso", "a layer of another size"])
-def test_a_user_s_layer_in_place_of_ours_acts_and_learns_by_torch(kind, wide):
+def test_a_user_s_layer_in_place_of_ours_is_torch_s(kind, wide):
     """A layer of another size would read beyond the observations; torch says so at its first call."""
     spaces = box_spaces() if kind in (mc.DQN, mc.PPO) else continuous_spaces()
 
@@ -240,6 +240,7 @@ def test_a_user_s_layer_in_place_of_ours_acts_and_learns_by_torch(kind, wide):
 def test_a_node_passes_on_an_algorithm_that_it_never_unpickles():
     spaces = box_spaces()
     policy = AssignedPolicy("a", ("a",), spaces, mc.DQN(), compiled=compiled_policy(mc.DQN(), spaces, "auto"))
-    passed = policy.for_a_worker().for_a_worker()
-    assert "algorithm" not in vars(passed) and passed.algorithm == policy.algorithm
-    assert "algorithm" not in vars(passed.for_a_worker())
+    got = policy.for_a_worker()
+    passed = got.for_a_worker()
+    assert not any("algorithm" in vars(each) for each in (got, passed))
+    assert passed.algorithm == policy.algorithm and "algorithm" not in vars(passed.for_a_worker())
