@@ -269,10 +269,10 @@ struct mc_tensor { /* contiguous; the last four as weight */
 struct mc_descent {
     const struct mc_tensor *tensors;
     int64_t count;
-    double rate, epsilon; /* of Adam, with the betas 0.9 and 0.999 */
-    float *number;        /* of the last step */
-    double most;          /* norm of the gradient */
-    double share;         /* of the way that targets move to their weights; 1 copies exactly, 0 moves none */
+    double rate, beta1, beta2, epsilon; /* of Adam */
+    float *number;                      /* of the last step */
+    double most;                        /* norm of the gradient */
+    double share; /* of the way that targets move to their weights; 1 copies exactly, 0 moves none */
 };
 
 /* Scales the gradient of all tensors together to the norm `most` if it is longer, makes Adam's next step, and

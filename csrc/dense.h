@@ -21,12 +21,10 @@ struct mc_product {
     int64_t slope_row;
 };
 
-#define MC_BETA1 0.9 /* of Adam */
-#define MC_BETA2 0.999
-
 struct mc_dense { /* the kernels for one level of processors */
     void (*multiply)(const struct mc_product *product);
-    void (*adam)(const struct mc_tensor *tensor, float epsilon, float rate, float root, float scale);
+    void (*adam)(const struct mc_tensor *tensor, const struct mc_descent *descent, float rate, float root,
+                 float scale);
     void (*move)(const struct mc_tensor *tensor, float share);
     double (*squares)(const float *x, int64_t n);
     /* Sets padded y [rows, count] to cos(pi j fractions[r]) for each row r and each j; |j fractions[r]| is

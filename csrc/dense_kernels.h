@@ -95,11 +95,12 @@ KERNEL static void LEVEL(multiply)(const struct mc_product *p) {
         LEVEL(rows)(p, c, 8, 1);
 }
 
-KERNEL static void LEVEL(adam)(const struct mc_tensor *tensor, float epsilon, float rate, float root,
-                               float scale) {
+KERNEL static void LEVEL(adam)(const struct mc_tensor *tensor, const struct mc_descent *descent, float rate,
+                               float root, float scale) {
     float *restrict weight = tensor->weight, *restrict mean = tensor->mean, *restrict square = tensor->square;
     const float *restrict gradient = tensor->gradient;
-    const float first = (float)MC_BETA1, second = (float)MC_BETA2;
+    const float first = (float)descent->beta1, second = (float)descent->beta2,
+                epsilon = (float)descent->epsilon;
     for (int64_t i = 0; i < tensor->size; i++) {
         float g = gradient[i] * scale;
         mean[i] = first * mean[i] + (1.0f - first) * g;

@@ -156,10 +156,10 @@ double mc_descend(const struct mc_descent *descent) {
         squares += mc_dense()->squares(tensor->gradient, tensor->size);
     double norm = sqrt(squares), longer = norm / descent->most;
     float scale = longer > 1.0 || isnan(longer) ? (float)(1.0 / longer) : 1.0f;
-    float rate = (float)(descent->rate / (1.0 - pow(MC_BETA1, number)));
-    float root = (float)(1.0 / sqrt(1.0 - pow(MC_BETA2, number)));
+    float rate = (float)(descent->rate / (1.0 - pow(descent->beta1, number)));
+    float root = (float)(1.0 / sqrt(1.0 - pow(descent->beta2, number)));
     for (const struct mc_tensor *tensor = tensors; tensor < end; tensor++) {
-        mc_dense()->adam(tensor, (float)descent->epsilon, rate, root, scale);
+        mc_dense()->adam(tensor, descent, rate, root, scale);
         if (descent->share > 0.0)
             mc_dense()->move(tensor, (float)descent->share);
     }

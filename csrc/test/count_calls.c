@@ -84,7 +84,7 @@ static void count_networks(void) {
     struct mc_layer chain[] = {layer, layer};
     struct mc_tensor tensor = {64 * 64, numbers[0], numbers[5], numbers[7], numbers[8], numbers[9]};
     float number = 0;
-    struct mc_descent descent = {&tensor, 1, 1e-3, 1e-8, &number, 10.0, 0.02};
+    struct mc_descent descent = {&tensor, 1, 1e-3, 0.9, 0.999, 1e-8, &number, 10.0, 0.02};
     chain[0].inputs = 4;
     mc_dense_use(MC_BASELINE); /* which any processor has */
     COUNT("pack 4-64-64", (mc_layers_pack(chain, 2), 0));

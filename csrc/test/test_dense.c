@@ -260,7 +260,7 @@ static void step_of_adam(int64_t size, int64_t number, double most) {
         squares += (double)tensor.gradient[i] * (double)tensor.gradient[i];
     }
     float last = (float)(number - 1);
-    struct mc_descent descent = {&tensor, 1, 1e-2, 1e-8, &last, most, 0.02};
+    struct mc_descent descent = {&tensor, 1, 1e-2, 0.9, 0.999, 1e-8, &last, most, 0.02};
     double norm = mc_descend(&descent), scale = fmin(1.0, most / sqrt(squares));
     CHECK(last == (float)number);
     CHECK(fabs(norm - sqrt(squares)) <= 1e-5 * norm);
@@ -295,7 +295,7 @@ TEST(a_gradient_that_is_not_finite_reaches_the_weights) {
         float weight[3] = {0}, gradient[3] = {0, NAN, 0}, mean[3] = {0}, square[3] = {0};
         float number = 0;
         struct mc_tensor tensor = {3, weight, gradient, mean, square, NULL};
-        struct mc_descent descent = {&tensor, 1, 1e-2, 1e-8, &number, 1.0, 0.0};
+        struct mc_descent descent = {&tensor, 1, 1e-2, 0.9, 0.999, 1e-8, &number, 1.0, 0.0};
         CHECK(isnan(mc_descend(&descent)) && isnan(weight[0]) && isnan(weight[2]));
     }
 }

@@ -62,11 +62,18 @@ class Chain:
             raw.activation = ACTIVATIONS[layer.activation]
             backward = padded_zeros(layer.outputs, layer.inputs) if trains else None
             self._packs.append((padded_zeros(layer.inputs, layer.outputs), backward, padded_zeros(1, layer.outputs)))
-        self._rows = 0
+        self._rows = -1  # of its arrays; before the first call there are none
         self._kept: Any = ()  # the arrays to which the raw layers point
 
     def bind(self, weights: Sequence[Floats], gradients: Sequence[Floats] = ()) -> None:
-        """Takes each layer's weight and bias in turn, and the arrays for their gradients; then packs the weights."""
+        """Takes each layer's weight and bias in turn, and the arrays for their gradients; then packs the weights.
+
+        Raises ValueError: an array has another size.
+        """
+        expected = [size for layer in self.layers for size in (layer.inputs * layer.outputs, layer.outputs)]
+        for arrays in filter(None, (weights, gradients)):
+            if (sizes := [array.size for array in arrays]) != expected:
+                raise ValueError(f"weights: expected arrays of {expected} numbers, got {sizes}")
         self._kept = [*weights, *gradients]
         for index, raw in enumerate(self._raw):
             raw.weight, raw.bias = pointer(weights[2 * index]), pointer(weights[2 * index + 1])
@@ -169,4 +176,4 @@ def widest() -> int:
     return WIDEST[level()]
 
 
-use_level(os.environ.get(CPU, LEVELS[-1]))
+use_level(os.environ.get(CPU, "").lower() or LEVELS[-1])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import brief
+from ..checks import brief, check_type
+from ..errors import LayoutMismatch
 from .chain import Floats, Layer, NamedChain, Weights
 
 if TYPE_CHECKING:
@@ -21,12 +23,13 @@ Activation = Literal["relu", "tanh"]
 class Compiled:
     """A network of fully connected layers that acts by marlcore's own kernels: a few microseconds a call, no torch.
 
-    It can be pickled and copied. A store's subscriber keeps it up to date: `store.subscriber(network).pull()`.
+    It can be pickled and copied, and several threads may use it. A store's subscriber keeps it up to date:
+    `store.subscriber(network).pull()`. Numbers of other dtypes become float32; NaN and infinities pass through.
 
     Args:
-        network: a torch.nn.Sequential of Linear, ReLU and Tanh, also nested; or arrays by name: each layer's weight
-            [outputs, inputs], then its bias [outputs], in order. Their values are copied.
-        activation: "relu" or "tanh", after each layer of arrays but the last.
+        network: a torch.nn.Sequential of Linear, ReLU and Tanh, also nested, without hooks; or arrays by name, not
+            nested: each layer's weight [outputs, inputs], then its bias [outputs], in order. Their values are copied.
+        activation: "relu" or "tanh", after each layer of arrays but the last, None: "relu"; None for a module.
 
     Attributes:
         weights: float32 arrays by name, those of the module's `state_dict`; what is written to them counts from the
@@ -36,47 +39,76 @@ class Compiled:
     Raises: ValueError, TypeError: another kind of layer, or arrays whose shapes do not follow one another.
     """
 
-    def __init__(self, network: torch.nn.Module | Weights, activation: Activation = "relu") -> None:
+    def __init__(self, network: torch.nn.Module | Weights, activation: Activation | None = None) -> None:
         if isinstance(network, Mapping):
-            if activation not in ("relu", "tanh"):
+            if activation not in (None, "relu", "tanh"):
                 raise ValueError(f"activation: expected relu or tanh, got {brief(activation)}")
-            arrays = {name: np.array(array, np.float32) for name, array in network.items()}
-            following: list[str | None] = [activation] * (len(arrays) // 2 - 1) + [None]
+            arrays = {name: _floats(f"network {name}", array) for name, array in network.items()}
+            following: list[str | None] = [activation or "relu"] * (len(arrays) // 2 - 1) + [None]
         else:
+            if activation is not None:
+                raise ValueError(f"activation: expected None for a module, which has its own, got {brief(activation)}")
             arrays, following = _read(network)
         self.weights, self._chain = arrays, NamedChain(_layers(arrays, following), [*arrays])
         self.inputs, self.outputs = self._chain.inputs, self._chain.outputs
+        self._lock = Lock()  # a call of C lets other threads run
         self.load()
 
+    def __repr__(self) -> str:
+        sizes = [self.inputs, *(layer.outputs for layer in self._chain.layers)]
+        return f"<Compiled {'-'.join(map(str, sizes))}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update(state, _lock=Lock())
         self.load()
 
     def load(self, weights: Weights | None = None) -> None:
         """Takes the values of `weights`, or the present ones of the attribute `weights`, for the following calls.
 
-        Raises: ValueError: a name or shape differs from those of the attribute `weights`; nothing is changed then.
+        Raises: LayoutMismatch, TypeError: names, shapes or kinds differ from those of the attribute `weights`; nothing
+            is changed then.
         """
         if weights is not None:
-            shapes = {name: np.shape(array) for name, array in weights.items()}
-            expected = {name: array.shape for name, array in self.weights.items()}
-            if shapes != expected:
-                name = next(name for name in [*expected, *shapes] if expected.get(name) != shapes.get(name))
-                raise ValueError(f"weights {name}: expected {expected.get(name)}, got {shapes.get(name)}")
+            check_type("weights", weights, Mapping, expected="arrays by name")
+            arrays = {name: _floats(f"weights {name}", array) for name, array in weights.items()}
+            if arrays.keys() != self.weights.keys():
+                raise LayoutMismatch(f"weights: expected the names {[*self.weights]}, got {brief([*arrays])}")
             for name, array in self.weights.items():
-                array[...] = weights[name]
-        self._chain.load(self.weights)
+                if arrays[name].shape != array.shape:
+                    expected, got = list(array.shape), list(arrays[name].shape)
+                    raise LayoutMismatch(f"weights {name}: expected {expected}, got {got}")
+            for name, array in self.weights.items():
+                array[...] = arrays[name]
+        with self._lock:
+            self._chain.load(self.weights)
 
     def act(self, obs: NDArray[Any]) -> Floats:
         """Returns the outputs, float32 [k, outputs], of observations [k, inputs]; of one [inputs], [outputs].
 
-        Raises: ValueError: observations of another shape.
+        The result is a new array. Raises: ValueError, TypeError: observations of another shape, or no numbers.
         """
-        rows = np.ascontiguousarray(obs, np.float32)
+        rows = obs if type(obs) is np.ndarray and obs.dtype == np.float32 else _floats("obs", obs)
         if rows.ndim not in (1, 2) or rows.shape[-1] != self.inputs:
             raise ValueError(f"obs: expected [k, {self.inputs}] or [{self.inputs}], got {list(rows.shape)}")
-        outputs = self._chain.forward(rows if rows.ndim == 2 else rows[None])[:, : self.outputs].copy()
+        matrix = np.ascontiguousarray(rows if rows.ndim == 2 else rows[None])
+        with self._lock:
+            outputs = self._chain.forward(matrix)[:, : self.outputs].copy()
         return outputs if rows.ndim == 2 else outputs[0]
+
+
+def _floats(label: str, value: Any) -> Floats:
+    """Copies numbers to float32. Raises TypeError: the value is no array of numbers."""
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise TypeError(f"{label}: expected an array of numbers, got {brief(value)} ({brief(error)})") from None
+    if array.dtype.kind not in "fiub" and not array.dtype.name.startswith("bfloat"):
+        raise TypeError(f"{label}: expected an array of numbers, got {brief(value)}")
+    with np.errstate(over="ignore"):  # beyond float32's range lies infinity
+        return array.astype(np.float32, order="C")
 
 
 def _read(network: Any) -> tuple[dict[str, Floats], list[str | None]]:
@@ -87,8 +119,10 @@ def _read(network: Any) -> tuple[dict[str, Floats], list[str | None]]:
     arrays: dict[str, Floats] = {}
     following: list[str | None] = []
     names = {nn.ReLU: "relu", nn.Tanh: "tanh"}
-    for name, part in network.named_modules():
-        if type(part) is nn.Linear and part.bias is not None:
+    for name, part in network.named_modules(remove_duplicate=False):  # a part may stand in several places
+        if part._forward_hooks or part._forward_pre_hooks:
+            raise ValueError(f"network {name or '(itself)'}: expected layers without hooks, got {brief(part)} with one")
+        if type(part) is nn.Linear and part.bias is not None and part.weight.device.type != "meta":
             prefix = f"{name}." if name else ""
             for key in ("weight", "bias"):
                 arrays[prefix + key] = getattr(part, key).detach().cpu().float().numpy().copy()
@@ -104,7 +138,8 @@ def _read(network: Any) -> tuple[dict[str, Floats], list[str | None]]:
 def _layers(arrays: Mapping[str, Floats], following: Sequence[str | None]) -> list[Layer]:
     names = [*arrays]
     if not names or len(names) % 2:
-        raise ValueError(f"network: expected a weight and a bias for each layer, got {brief(names)}")
+        got = brief(names) if names else "no layers"
+        raise ValueError(f"network: expected a weight and a bias for each layer, got {got}")
     layers: list[Layer] = []
     for weight, bias, activation in zip(names[::2], names[1::2], following, strict=True):
         shape, inputs = arrays[weight].shape, layers[-1].outputs if layers else None

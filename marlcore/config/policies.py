@@ -44,8 +44,9 @@ class AssignedPolicy:
         if self.compiled is None:
             return self
         copy = object.__new__(AssignedPolicy)
-        copy.__dict__.update(self.__dict__, _pickled=cloudpickle.dumps(self.algorithm))
-        del copy.__dict__["algorithm"]
+        pickled = self.__dict__.get("_pickled") or cloudpickle.dumps(self.algorithm)  # a node passes on what it got
+        copy.__dict__.update(self.__dict__, _pickled=pickled)
+        copy.__dict__.pop("algorithm", None)
         return copy
 
     if not TYPE_CHECKING:

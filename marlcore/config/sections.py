@@ -195,6 +195,11 @@ class LearnerConfig(Declared):
     threads: Annotated[int, Whole(1, most=1024)] = 1  # a million would take all that the machine has
     """CPU threads of each process of the run: learners, actors and the evaluator."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.engine == "compiled" and self.compile != "off":
+            raise ValueError(f"compile: expected off with the engine compiled, got {self.compile!r}")
+
 
 @dataclass(frozen=True)
 class ReplayConfig(Declared):

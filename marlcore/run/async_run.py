@@ -3,7 +3,6 @@
 import errno
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
@@ -13,7 +12,6 @@ from pathlib import Path
 
 from ..config import EVALUATOR
 from ..errors import MarlcoreError, WorkerFailed, suppress_failed_calls
-from ..loops import run_seed
 from ..processes import SHARE, STEPS, Child, Children, Control, Interrupts, RestartPolicy, Supervisor, setup_worker
 from ..record import Monitor
 from . import roles
@@ -36,10 +34,7 @@ def run_role(name: str, spec: RunSpec, memory: Memory, attempt: int) -> None:
         kind = roles.EvaluatorRole if name == EVALUATOR else roles.LearnerRole
     if not spec.acts_compiled:
         import torch  # noqa: F401
-    if torch_here := sys.modules.get("torch"):  # the role or the environment has imported it
-        torch_here.set_num_threads(spec.config.learner.threads)
-        torch_here.manual_seed(run_seed(spec.config, f"torch-{name}", 0, attempt - 1))
-    else:  # the environment may still import it
+    if not roles.settle_torch(spec.config, name, attempt):  # the environment may still import it
         os.environ.setdefault("OMP_NUM_THREADS", str(spec.config.learner.threads))
     with closing(kind(name, spec, memory, attempt)) as role:
         role.work()

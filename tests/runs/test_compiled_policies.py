@@ -11,13 +11,13 @@ import gymnasium
 import pytest
 import torch
 from hunt import HUNT
-from numpy_dqn import Asked, NumpyDQN
+from numpy_dqn import Asked, Drawing, NumpyDQN
 from processes import until
 from whole_runs import Runs, history
 
 import marlcore as mc
 from marlcore.interfaces import CompiledPolicy
-from marlcore.loops import TorchNetwork
+from marlcore.loops import TorchNetwork, run_seed
 from marlcore.record import checkpoint_path
 
 runs = Runs(evaluation={"interval": 200, "episodes": 3, "keep": 1}, total_steps=600)
@@ -38,10 +38,11 @@ def cartpole() -> Any:
     return gymnasium.make("CartPole-v1")
 
 
-def answers(folder: Path, algorithm: Any) -> list[str]:
-    """What the processes of an actor and an evaluator say of torch."""
+def answers(folder: Path, algorithm: Any, env: Any = Asked, **changes: Any) -> list[str]:
+    """What the processes of actors and an evaluator say of torch."""
     (folder / "asked").mkdir()
-    assert runs.train(folder, partial(Asked, folder / "asked"), algorithm, mode="async").updates["agent_0"] > 0
+    run = runs.train(folder, partial(env, folder / "asked"), algorithm, mode="async", **changes)
+    assert run.updates["agent_0"] > 0
     return [path.read_text() for path in (folder / "asked").iterdir() if int(path.name) != os.getpid()]
 
 
@@ -60,8 +61,14 @@ def test_actors_and_evaluators_import_no_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_environments_that_import_torch_have_own_seeds(tmp_path: Path) -> None:
+    seeds = answers(tmp_path, Compiled(hidden=(16, 16)), Drawing, actor={"processes": 2})
+    assert len(seeds) == 3 and {str(run_seed(mc.Config(), f"torch-actor-{i}", 0)) for i in range(2)} <= {*seeds}
+
+
+@pytest.mark.long
 def test_without_a_compiled_form_they_import_it(tmp_path: Path) -> None:
-    assert answers(tmp_path, SMALL) == ["True"] * 2
+    assert answers(tmp_path, SMALL, learner={"engine": "torch"}) == ["True"] * 2
 
 
 def made_model() -> torch.nn.Module:

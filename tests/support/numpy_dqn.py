@@ -47,3 +47,18 @@ class Asked(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(self, **options: Any) -> Any:
         (self._folder / f"{os.getpid()}").write_text(str("torch" in sys.modules))
         return super().reset(**options)
+
+
+class Drawing(Asked):
+    """Imports torch where it is made; each process writes down torch's seed."""
+
+    def __init__(self, folder: Path) -> None:
+        import torch
+
+        super().__init__(folder)
+        self._seed = torch.initial_seed
+
+    def reset(self, **options: Any) -> Any:
+        reset = super().reset(**options)
+        (self._folder / f"{os.getpid()}").write_text(str(self._seed()))
+        return reset

@@ -57,6 +57,7 @@ def compiled_policy(algorithm: Any, spaces: Spaces, engine: str) -> CompiledPoli
         if engine == "compiled":
             raise ValueError(f"learner.engine: expected auto or torch for {brief(algorithm)}, got compiled")
         return None
+    owner = type(algorithm).__name__
     with torch.random.fork_rng(devices=[]):
         try:
             model = algorithm.make_model(spaces)
@@ -67,16 +68,19 @@ def compiled_policy(algorithm: Any, spaces: Spaces, engine: str) -> CompiledPoli
                 with_engine(algorithm.make_trainer(model), engine)
         except NotPlain as error:
             if engine == "compiled":
-                raise ValueError(f"learner.engine: expected auto or torch with {error}, got compiled") from None
+                raise ValueError(
+                    f"learner.engine: expected auto or torch for {owner} with {error}, got compiled"
+                ) from None
             return None
     return policy if engine == "compiled" or fits(published) else None
 
 
 def _compiled(trainer: Any) -> tuple[CompiledTrainer | None, str]:
     """Returns a trainer's compiled form, or the reason why it has none."""
-    update = getattr(trainer.update, "__func__", None)
     kind = COMPILED.get(type(trainer))
-    if kind is None or update is None or not update.__module__.startswith(TEXT):
-        return None, f"the updates of {type(trainer).__name__}"
+    names = [name for name in dir(type(trainer)) if not name.startswith("__")]
+    methods = filter(callable, (getattr(trainer, name) for name in names))
+    if kind is None or not all(str(method.__module__).startswith(TEXT) for method in methods):  # else a user's own
+        return None, f"the updates of {type(trainer.hyper).__name__}"
     compiled = kind(trainer)
     return compiled, compiled.reason and f"a network with {compiled.reason}"

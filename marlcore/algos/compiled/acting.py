@@ -13,7 +13,7 @@ from ...spaces import Spaces
 from ..bases.clipped_policy import ClippedPolicy
 from ..networks.actor_critic import ContinuousPolicy
 from ..networks.policy_value import PolicyNetwork
-from ..networks.qnetwork import QNetwork
+from ..networks.qnetwork import Head, QNetwork
 from ..networks.teams import MemberNetworks, TeamPolicy
 from .plain import NotPlain, Watched, layers_of
 
@@ -57,6 +57,8 @@ def acting_policy(algorithm: Any, model: Any, spaces: Spaces) -> CompiledPolicy:
 
 
 def _of_values(algorithm: Any, network: Any, names: Names, spaces: Spaces) -> CompiledPolicy:
+    if type(network.head) is not Head:
+        raise NotPlain(type(network.head).__name__)
     actions, dueling = compiled.EnumeratedActions(algorithm.owner, spaces.action), network.head.dueling
     scale = algorithm.reward_scale if getattr(algorithm, "actor_priorities", False) else None
     if not hasattr(network, "embedding"):

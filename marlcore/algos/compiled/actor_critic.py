@@ -10,6 +10,7 @@ from torch import nn
 from ...compiled import LOG_SQRT_2PI, LOG_STD, Chain, Floats, Inputs, padded_zeros
 from ...interfaces import Update
 from ..networks.actor_critic import Critics, DeterministicPolicy
+from ..networks.torso import Torso
 from ..sac import GaussianPolicy
 from .plain import NotPlain, arrays_of, chain_of, layers_of, stacked_layers
 from .trainer import CompiledTrainer, Descent
@@ -43,7 +44,8 @@ class CompiledActorCritic(CompiledTrainer):
         for module, kind in ((policy, self.policy_class), (critics, Critics)):
             if type(module) is not kind:
                 raise NotPlain(type(module).__name__)
-        layers_of(critics.encoder)  # raises NotPlain
+        if type(critics.encoder) is not Torso or layers_of(critics.encoder)[0]:
+            raise NotPlain(type(critics.encoder).__name__)
         self._inputs = Inputs(policy.torso.spaces)
         self._size = policy.actions.size
         self._middle, self._reach = (bound.numpy() for bound in (policy.actions.middle, policy.actions.reach))

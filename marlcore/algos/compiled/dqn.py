@@ -12,7 +12,7 @@ from ...interfaces import Update
 from ...memory import ffi, lib
 from ..networks.qnetwork import Head, QNetwork
 from ..networks.torso import Torso
-from .plain import NotPlain, chain_of
+from .plain import OTHER_SIZES, NotPlain, chain_of
 from .trainer import CompiledTrainer, Descent
 
 _floats = partial(np.ascontiguousarray, dtype=np.float32)
@@ -39,7 +39,7 @@ class CompiledValues(CompiledTrainer):
         self._raw, self._values, self._batch = raw, raw.values, ffi.new("struct mc_batch *")
         self._inputs, values = Inputs(network.spaces), self._values
         if (inputs, outputs) != (self._inputs.size, network.actions.count + network.head.dueling):
-            raise NotPlain("layers of other sizes")
+            raise NotPlain(OTHER_SIZES)
         values.actions, values.dueling = network.actions.count, network.head.dueling
         values.twice, values.reward_scale = hyper.double, hyper.reward_scale
         self._descent = Descent(trainer.optimizer, hyper.max_grad_norm, [*trainer.target.parameters()])

@@ -9,7 +9,7 @@ from ...compiled import Chain, Floats, padded_zeros, pointer
 from ...memory import ffi, lib
 from ..iqn import IQNNetwork
 from .dqn import CompiledValues
-from .plain import NotPlain, chain_of, layers_of
+from .plain import OTHER_SIZES, NotPlain, chain_of, layers_of
 
 
 def chains_of(network: IQNNetwork, trains: bool) -> dict[str, Chain]:
@@ -35,7 +35,7 @@ class CompiledIQN(CompiledValues):
         self.describe(raw, online.get("torso", online["head"]).inputs, online["head"].outputs)
         embedding = online["embedding"]
         if (len(embedding.layers), embedding.inputs, embedding.outputs) != (1, hyper.n_cos, network.torso.size):
-            raise NotPlain("layers of other sizes")
+            raise NotPlain(OTHER_SIZES)
         raw.features, raw.cosines, raw.kappa = network.torso.size, hyper.n_cos, hyper.kappa
         raw.predicted, raw.sampled, raw.midpoints = hyper.n_tau, hyper.n_tau_prime, hyper.n_policy
         self._midpoints = network.midpoints.numpy()

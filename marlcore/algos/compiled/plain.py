@@ -17,6 +17,7 @@ from ..networks.torso import Flat, OneHot, StackedLinear, Torso
 
 FORWARD = attrgetter("forward")
 ACTIVATIONS: dict[type, str] = {nn.ReLU: "relu", nn.Tanh: "tanh"}
+OTHER_SIZES = "layers of other sizes"
 REQUIRES_GRAD = attrgetter("requires_grad")
 TENSOR_HOOKS = attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
 
@@ -89,14 +90,22 @@ def fits(*networks: nn.Module) -> bool:
 def layers_of(*parts: nn.Module) -> tuple[list[Layer], list[nn.Module]]:
     """Returns the layers of parts that are called one after another, and the module of each layer's weight and bias.
 
-    Raises: NotPlain: a part is no Torso of values or one-hot vectors, no Head, and no fully connected layer.
+    Raises: NotPlain: a part is no Torso of values or one-hot vectors, no Head, and no fully connected layer; of several
+        parts, the first is no Torso; or a layer's size does not follow from the one before.
     """
     layers: list[Layer] = []
     modules: list[nn.Module] = []
+    before: Any = None  # the numbers that the next layer gets, if they are known
+    if len(parts) > 1 and type(parts[0]) is not Torso:
+        raise NotPlain(type(parts[0]).__name__)
 
     def add(linear: nn.Module, activation: nn.Module | None) -> None:
+        nonlocal before
         if type(linear) is not nn.Linear or linear.bias is None:
             raise NotPlain(type(linear).__name__)
+        if linear.weight.shape != (linear.out_features, before or linear.in_features):
+            raise NotPlain(OTHER_SIZES)
+        before = linear.out_features
         name = None if activation is None else ACTIVATIONS.get(type(activation))
         if activation is not None and name is None:
             raise NotPlain(type(activation).__name__)
@@ -109,6 +118,7 @@ def layers_of(*parts: nn.Module) -> tuple[list[Layer], list[nn.Module]]:
             for encoder in part.encoders:
                 if type(encoder) not in (Flat, OneHot):
                     raise NotPlain(type(encoder).__name__)
+            before = sum(encoder.size for encoder in part.encoders)
             part = part.dense
         if hasattr(part, "layers"):
             for linear in part.layers:

@@ -89,6 +89,7 @@ class Descent:
                 setattr(row, name, pointer(array))
             self._kept += arrays
         numbers = {"count": len(rows), "epsilon": self._group["eps"], "most": most}
+        numbers |= dict(zip(("beta1", "beta2"), self._group["betas"], strict=True))
         self.raw = ffi.new("struct mc_descent *", {"tensors": rows, "number": pointer(number), **numbers})
 
     def prepare(self, share: float) -> None:

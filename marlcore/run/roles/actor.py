@@ -1,5 +1,7 @@
 """The role of an actor: it builds the environment, the policies and the seats, and counts the steps."""
 
+import logging
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -35,7 +37,9 @@ from ...self_play import SPAN, Contender, Matches, Opponents, own_first, report_
 from ...transitions import HeldRows
 from ...weights import ParameterStore
 from ..memory import attach_transitions
-from .role import WAIT_S, Role
+from .role import WAIT_S, Role, settle_torch
+
+log = logging.getLogger(__name__)
 
 
 class ActorRole(Role):
@@ -50,7 +54,10 @@ class ActorRole(Role):
         self.rounds = 0
         self.tell_environments()
         self._device = None if spec.acts_compiled else choose_device(config.actor.device_of(self._index))
+        had_torch = "torch" in sys.modules
         self.env = env = checked(self.hold(vectorize(spec.env_fn, config.actor.envs)))
+        if not had_torch:  # only the environment uses it
+            settle_torch(config, self.name, self.attempt)
         self.policies = [self._policy(policy) for policy in spec.policies]
         own = [self._seats(policy, *acts) for policy, acts in zip(spec.policies, self.policies, strict=True)]
         learning = np.zeros(env.copies, np.int64)  # the place of the policy that learns in each copy, in a league
@@ -74,6 +81,7 @@ class ActorRole(Role):
         config, copies = self.config.of(policy.name), self.env.copies
         store = self.hold(ParameterStore.attach(self.memory.weights[policy.name]))
         network, subscriber = network_of(policy, config, self._device, store)
+        log.info("%s: actions are %s", policy.name, "torch's" if policy.compiled is None else "compiled")
         use = self._number * len(self.spec.policies) + policy.index
         exponents = config.exploration.exponents(config.actors * copies)
         weights = FollowedWeights(

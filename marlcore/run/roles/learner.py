@@ -189,7 +189,9 @@ def _trainer_of(policy: AssignedPolicy, model: PolicyModel, settings: LearnerCon
     trainer = policy.algorithm.make_trainer(model.whole)
     if addresses() != published:
         raise ValueError("make_trainer: expected it to change the model's tensors in place, but it replaced some")
-    trainer, reason = with_engine(trainer, settings.engine)
+    reason = "learner.compile"
+    if settings.compile == "off":
+        trainer, reason = with_engine(trainer, settings.engine)
     log.info("%s: updates are %s", policy.name, f"torch's: {reason}" if reason else "compiled")
     return trainer
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -11,8 +12,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from ...closing import ClosedAfterError
-from ...config import EVALUATOR
+from ...config import EVALUATOR, Config
 from ...envs import RunStep, RunStepProvider
+from ...loops import run_seed
 from ...processes import BEGUN, Control, Telemetry, WorkerBase, fitting_name
 from ..memory import Memory
 from ..spec import RunSpec
@@ -23,6 +25,15 @@ if TYPE_CHECKING:
 GPU_S = 5.0  # between a worker's reports of its GPU
 WAIT_S = 0.1  # between a worker's checks whether the parent stops it
 HELD_S = 0.01  # between checks whether an awaited evaluation has begun
+
+
+def settle_torch(config: Config, name: str, attempt: int) -> bool:
+    """Seeds torch and sets its threads for a worker; returns False if nothing in this process has imported it yet."""
+    torch_here = sys.modules.get("torch")
+    if torch_here:
+        torch_here.set_num_threads(config.learner.threads)
+        torch_here.manual_seed(run_seed(config, f"torch-{name}", 0, attempt - 1))
+    return torch_here is not None
 
 
 class Role(WorkerBase):

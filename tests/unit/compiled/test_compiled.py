@@ -4,6 +4,7 @@ import itertools
 import pickle
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 import marlcore as mc
-from marlcore.compiled import use_level
+from marlcore.compiled import Chain, Layer, use_level
 
 ROWS = 9
 
@@ -47,6 +48,29 @@ def test_outputs_are_those_of_the_module(level: str, activation: type[nn.Module]
     np.testing.assert_array_equal(by_name.act(obs), network.act(obs))
 
 
+def test_a_part_counts_in_each_of_its_places() -> None:
+    layer, activation = nn.Linear(4, 4), nn.ReLU()
+    module, obs = nn.Sequential(layer, activation, layer, activation, layer), np.ones((ROWS, 4), np.float32)
+    np.testing.assert_allclose(mc.Compiled(module).act(obs), expected_of(module, obs), rtol=0, atol=1e-5)
+
+
+def test_arrays_may_lie_in_any_order_and_have_no_rows() -> None:
+    weight = np.arange(6.0).reshape(2, 3)
+    network = mc.Compiled({"w": weight.T, "b": np.zeros(3)})
+    assert network.act(np.zeros((0, 2))).shape == (0, 3)
+    np.testing.assert_array_equal(network.act(np.ones(2)), weight.sum(0))
+
+
+def test_threads_may_share_it() -> None:
+    """A large batch lets others run within its call."""
+    network, rows = mc.Compiled(module_of(nn.Tanh, 4, 64, 64, 2)), np.random.default_rng(0)
+    batches = [rows.standard_normal((256, 4), np.float32) for _ in range(2)]
+    alone = [network.act(batch) for batch in batches]
+    with ThreadPoolExecutor(2) as pool:
+        for index, outputs in enumerate(pool.map(network.act, batches * 300)):
+            np.testing.assert_array_equal(outputs, alone[index % 2])
+
+
 def test_it_takes_the_weights_that_a_subscriber_pulls() -> None:
     module, other = module_of(nn.ReLU, 4, 8, 2), module_of(nn.ReLU, 4, 8, 2)
     network, obs = mc.Compiled(other), np.ones((ROWS, 4), np.float32)
@@ -60,10 +84,17 @@ def test_it_takes_the_weights_that_a_subscriber_pulls() -> None:
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(network)).act(obs), before)
 
 
+def hooked() -> nn.Module:
+    module = nn.Sequential(nn.Linear(2, 3))
+    module.register_forward_hook(lambda *_: None)
+    return module
+
+
 W, B = np.ones((3, 2)), np.ones(3)
 REFUSED: dict[str, tuple[Any, str]] = {
     "a convolution": (nn.Sequential(nn.Conv2d(1, 1, 1)), "network 0: expected Linear layers with ReLU or Tanh"),
     "another activation": (nn.Sequential(nn.Linear(2, 3), nn.ELU()), "network 1: expected Linear layers"),
+    "a hook": (hooked(), r"network \(itself\): expected layers without hooks"),
     "a module of one's own": (mc.DQN, "network: expected a torch.nn.Module or arrays by name"),
     "a bias too few": ({"w": W}, "network: expected a weight and a bias for each layer"),
     "a bias of another size": ({"w": W, "b": np.ones(2)}, r"network b: expected \[3\], got \[2\]"),
@@ -92,6 +123,11 @@ def test_other_shapes_are_refused_and_change_nothing() -> None:
         mc.Compiled({"w": W, "b": B}, "elu")  # type: ignore[arg-type]
     network.load()
     np.testing.assert_array_equal(network.act(np.ones(2)), before)
+
+
+def test_a_chain_refuses_arrays_of_other_sizes() -> None:
+    with pytest.raises(ValueError, match=r"weights: expected arrays of \[6, 3\] numbers, got \[4, 3\]"):
+        Chain([Layer(2, 3)]).bind([np.ones((2, 2), np.float32), np.ones(3, np.float32)])
 
 
 def test_it_needs_no_torch() -> None:

@@ -12,10 +12,13 @@ import torch
 from batches import BOX, SHARED, box_spaces, continuous_spaces, made_obs, team_spaces
 from gymnasium import spaces as gym
 from rounding import rounding
+from torch import nn
 
 import marlcore as mc
+from marlcore.algos.compiled import compiled_policy, with_engine
 from marlcore.algos.compiled.acting import acting_policy
 from marlcore.algos.compiled.plain import NotPlain
+from marlcore.config import AssignedPolicy
 from marlcore.loops import PolicyModel
 from marlcore.loops.model import Normalizer, RewardNormalizer
 from marlcore.observations import each
@@ -211,3 +214,33 @@ def test_a_hooked_network_keeps_its_hook():
     model.model.head.register_forward_hook(lambda *_: None)
     with pytest.raises(NotPlain, match="hook"):
         acting_policy(hyper, model, spaces)
+
+
+@pytest.mark.parametrize("kind", [mc.DQN, mc.PPO, mc.SAC, mc.TD3])
+@pytest.mark.parametrize("wide", [False, True], ids=["a layer as the torso", "a layer of another size"])
+def test_a_user_s_layer_in_place_of_ours_is_torch_s(kind, wide):
+    """A layer of another size would read beyond the observations; torch says so at its first call."""
+    spaces = box_spaces() if kind in (mc.DQN, mc.PPO) else continuous_spaces()
+
+    class Own(kind):
+        def make_model(self, spaces):
+            model = super().make_model(spaces)
+            network = getattr(model, "acting", model)
+            if wide:
+                network.torso.dense.layers[0] = nn.Linear(40, network.torso.dense.layers[0].out_features)
+            else:
+                network.torso = nn.Linear(3, network.torso.size)
+            return model
+
+    hyper = Own()
+    trainer = hyper.make_trainer(hyper.make_model(spaces))
+    assert compiled_policy(hyper, spaces, "auto") is None and with_engine(trainer, "auto")[0] is trainer
+
+
+def test_a_node_passes_on_an_algorithm_that_it_never_unpickles():
+    spaces = box_spaces()
+    policy = AssignedPolicy("a", ("a",), spaces, mc.DQN(), compiled=compiled_policy(mc.DQN(), spaces, "auto"))
+    got = policy.for_a_worker()
+    passed = got.for_a_worker()
+    assert not any("algorithm" in vars(each) for each in (got, passed))
+    assert passed.algorithm == policy.algorithm and "algorithm" not in vars(passed.for_a_worker())

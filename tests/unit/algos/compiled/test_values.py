@@ -115,6 +115,26 @@ def test_the_text_updates_a_network_that_was_changed(kind, change):
         assert with_engine(other, "auto")[0] is other
 
 
+@pytest.mark.parametrize("kind", OWN, ids=lambda kind: kind.__name__)
+def test_a_trainer_with_a_replaced_method_is_not_compiled(kind):
+    _, trainer = made_trainer(kind(hidden=(8, 8)), box_spaces())
+    trainer.follow_schedules = lambda batch: None
+    assert with_engine(trainer, "auto") == (trainer, f"the updates of {kind.__name__}Trainer")
+
+
+def test_the_optimizer_s_own_betas_count():
+    """They show in the moments after a step."""
+    model, text = made_trainer(DQN(hidden=(8, 8)), box_spaces())
+    other = DQN(hidden=(8, 8)).make_trainer(copy.deepcopy(model))
+    other.load_state_dict(copy.deepcopy(text.state_dict()))
+    for trainer in (text, other):
+        trainer.optimizer.param_groups[0]["betas"] = (0.5, 0.6)
+    for trainer in (text, with_engine(other, "compiled")[0]):
+        trainer.update(made_batch(numbers={}))
+    moments = [dict(enumerate(trainer.optimizer.state.values())) for trainer in (text, other)]
+    torch.testing.assert_close(*moments, rtol=1e-3, atol=1e-6)
+
+
 @pytest.mark.parametrize("number", [-1, 2])
 @pytest.mark.parametrize("kind", OWN, ids=lambda kind: kind.__name__)
 def test_an_action_that_is_none_changes_nothing(kind, number):
