@@ -41,7 +41,7 @@ class CompiledActorCritic(CompiledTrainer):
 
     def build(self) -> None:
         trainer, policy, critics = self.trainer, self.trainer.policy, self.trainer.critics
-        for module, kind in ((policy, self.policy_class), (critics, Critics)):
+        for module, kind in ((policy, self.policy_class), (policy.torso, Torso), (critics, Critics)):
             if type(module) is not kind:
                 raise NotPlain(type(module).__name__)
         if type(critics.encoder) is not Torso or layers_of(critics.encoder)[0]:

@@ -112,12 +112,43 @@ def test_other_networks_are_refused_in_one_line(name: str) -> None:
         mc.Compiled(network)
 
 
+NO_NUMBERS = [
+    "left",
+    [[1, 2], [3]],
+    {},
+    None,
+    np.array(["1", "2"]),
+    np.ones(2, complex),
+    torch.ones(2, requires_grad=True),
+]
+OTHER_WEIGHTS: list[tuple[Any, str]] = [
+    (nn.Linear(2, 3), "weights: expected arrays by name"),
+    ({"w": W}, "weights: expected the names"),
+    ({"w": 2 * W, "b": np.array(["a"] * 3)}, "weights b: expected an array of numbers"),
+    ({"w": 2 * W, "b": np.ones(2)}, r"weights b: expected \[3\], got \[2\]"),
+]
+
+
+def test_what_is_no_numbers_is_refused_and_changes_nothing() -> None:
+    network = mc.Compiled({"w": W, "b": B})
+    for obs in NO_NUMBERS:
+        with pytest.raises(TypeError, match="^obs: expected an array of numbers, got "):
+            network.act(obs)  # type: ignore[arg-type]
+    for weights, message in OTHER_WEIGHTS:
+        with pytest.raises((ValueError, TypeError), match=message):
+            network.load(weights)
+    network.load()
+    assert network.act([1, 1]).tolist() == [3, 3, 3]  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="^activation: expected None for a module"):
+        mc.Compiled(nn.Sequential(nn.Linear(2, 3)), "tanh")
+
+
 def test_other_shapes_are_refused_and_change_nothing() -> None:
     network = mc.Compiled({"w": W, "b": B})
     before = network.act(np.ones(2))
     with pytest.raises(ValueError, match=r"obs: expected \[k, 2\] or \[2\], got \[1, 3\]"):
         network.act(np.ones((1, 3)))
-    with pytest.raises(ValueError, match=r"weights b: expected \(3,\), got \(2,\)"):
+    with pytest.raises(ValueError, match=r"weights b: expected \[3\], got \[2\]"):
         network.load({"w": 2 * W, "b": np.ones(2)})
     with pytest.raises(ValueError, match="activation: expected relu or tanh, got 'elu'"):
         mc.Compiled({"w": W, "b": B}, "elu")  # type: ignore[arg-type]

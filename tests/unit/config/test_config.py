@@ -87,6 +87,14 @@ def test_the_runs_epsilon_is_not_of_algorithms_with_their_own() -> None:
     assert epsilons(apart, policies) == {"a": own["a"], "b": 0.2}
 
 
+def test_a_compiled_engine_refuses_torch_s_compiler() -> None:
+    check_refused(
+        lambda: mc.LearnerConfig(engine="compiled", compile="default"),
+        ValueError,
+        "compile: expected off with the engine",
+    )
+
+
 def test_every_setting_has_a_range_or_is_checked_later() -> None:
     assert hints_of(mc.Config).keys() == WRONG.keys() | LATER
 

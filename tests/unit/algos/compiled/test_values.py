@@ -119,7 +119,7 @@ def test_the_text_updates_a_network_that_was_changed(kind, change):
 def test_a_trainer_with_a_replaced_method_is_not_compiled(kind):
     _, trainer = made_trainer(kind(hidden=(8, 8)), box_spaces())
     trainer.follow_schedules = lambda batch: None
-    assert with_engine(trainer, "auto") == (trainer, f"the updates of {kind.__name__}Trainer")
+    assert with_engine(trainer, "auto") == (trainer, f"the updates of {kind.__name__}")
 
 
 def test_the_optimizer_s_own_betas_count():
