@@ -81,6 +81,6 @@ def _compiled(trainer: Any) -> tuple[CompiledTrainer | None, str]:
     names = [name for name in dir(type(trainer)) if not name.startswith("__")]
     methods = filter(callable, (getattr(trainer, name) for name in names))
     if kind is None or not all(str(method.__module__).startswith(TEXT) for method in methods):  # else a user's own
-        return None, f"the updates of {type(trainer.hyper).__name__}"
+        return None, f"the updates of {type(getattr(trainer, 'hyper', trainer)).__name__}"
     compiled = kind(trainer)
     return compiled, compiled.reason and f"a network with {compiled.reason}"

@@ -132,14 +132,14 @@ OTHER_WEIGHTS: list[tuple[Any, str]] = [
 def test_what_is_no_numbers_is_refused_and_changes_nothing() -> None:
     network = mc.Compiled({"w": W, "b": B})
     for obs in NO_NUMBERS:
-        with pytest.raises(TypeError, match="^obs: expected an array of numbers, got "):
+        with pytest.raises(TypeError, match=r"^obs: expected an array of numbers, got "):
             network.act(obs)  # type: ignore[arg-type]
     for weights, message in OTHER_WEIGHTS:
         with pytest.raises((ValueError, TypeError), match=message):
             network.load(weights)
     network.load()
     assert network.act([1, 1]).tolist() == [3, 3, 3]  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="^activation: expected None for a module"):
+    with pytest.raises(ValueError, match=r"^activation: expected None for a module"):
         mc.Compiled(nn.Sequential(nn.Linear(2, 3)), "tanh")
 
 
