@@ -81,8 +81,10 @@ def time_row(name: str, engine: str) -> float:
     trainer = hyper.make_trainer(model)
     if engine == "compiled":
         from marlcore.algos.compiled import with_engine
+        from marlcore.algos.compiled.trainer import as_arrays
 
         trainer, _ = with_engine(trainer, "compiled")
+        batch = as_arrays(batch)  # as a sampler gives them
     steps = STEPS if kind == "PPO" else 1
     return seconds_of(lambda: trainer.update(copy.copy(batch))) / steps
 
