@@ -15,8 +15,7 @@ static void *(*volatile const mc_opaque_copy)(void *, const void *, size_t) = me
 
 #ifdef __x86_64__
 /* From this size on, where rows have left the caches, the string instruction is faster still: it does not
- * read the lines that it overwrites. The fences around a copy order it too. It is kept out of the shorter
- * paths. */
+ * read the lines that it overwrites. The fences around a copy order it too. */
 #define MC_STRING_BYTES (1 << 20)
 
 __attribute__((noinline)) static void mc_string_copy(void *to, const void *from, uint64_t size) {
