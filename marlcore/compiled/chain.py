@@ -167,7 +167,7 @@ def use_level(name: str) -> str:
 
 
 def level() -> str:
-    """Returns the level in use."""
+    """Returns the name of the kernels in use: "baseline", "avx2" or "avx512"."""
     return LEVELS[int(lib.mc_dense_level())]
 
 

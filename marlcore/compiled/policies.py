@@ -30,7 +30,7 @@ class NetworkPolicy(CompiledPolicy):
         self.network.load(weights)
 
     def chosen(self, outputs: Floats, actions: int, allowed: NDArray[np.bool_] | None) -> NDArray[np.int64]:
-        """Returns each row's best action, in the array of a chooser."""
+        """Returns each row's best action among those allowed; the next call overwrites the result."""
         if len(self._chooser.action) != len(outputs):
             self._chooser = Chooser(np.empty(len(outputs), np.int64), actions)
         self._chooser.take_best(outputs, allowed)

@@ -166,7 +166,8 @@ def _write_marks(p, out, lane, ticket, rows, age, slot):
 def take(p, columns, out, lane, ticket, slot):
     """Copies a ticket's transition or sequence into row `slot` of the batch at the address `out`.
 
-    The windows' seams must be set. Returns: (whether the ticket can be drawn, lowest, rows), see `check`.
+    The window must know where episodes are cut. Returns: whether the ticket can be drawn, the lowest ticket read, and
+    the rows taken; see `check`.
     """
     verdict, age, lowest, rows = check(p, lane, ticket)
     if verdict != SAMPLEABLE:

@@ -19,7 +19,8 @@ SWEEP_S = 1.0  # far longer than a sweep holds a file's lock
 def open_named(path: Path, writable: bool) -> File:
     """Opens a segment's file and takes its shared lock. Raises SegmentNotFound: the file was removed meanwhile.
 
-    Only a sweep makes the lock fail. It may be removing another name of the same file, so the open is repeated.
+    Only a sweep holds the lock exclusively, while it removes a name of the file; if `path` is another of its names, the
+    open is repeated.
     """
     deadline = time.monotonic() + SWEEP_S
     while True:

@@ -19,7 +19,7 @@ Flags = NDArray[np.bool_]
 
 
 class UnreadLimit:
-    """Makes writers wait while `most` transitions are unread, or more if the reader waits for more."""
+    """Makes writers wait while `most` transitions are unread, or as many as the reader waits for if these are more."""
 
     def __init__(self, view: LaneView, lines: CursorLines, most: int) -> None:
         self._view = view

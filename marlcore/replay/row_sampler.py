@@ -43,7 +43,7 @@ class SamplerStats:
 
 
 class RowSampler:
-    """Draws rows of batches from the lanes of a view, without waiting; a `Sampler` has one, a `Mixture` several.
+    """Draws the rows of batches from lanes that it maps, without waiting; a `Sampler` has one, a `Mixture` several.
 
     `Sampler` documents the methods that it shares with this class.
 
@@ -51,7 +51,7 @@ class RowSampler:
         stats: rows drawn, lapped and drawn again.
         prioritized: the options of prioritized drawing; None for uniform drawing.
         strategy: chooses the rows, uniformly or by priority.
-        batch: returns the batch in a memory whose rows are drawn and finished.
+        batch: makes a `Batch` of the arrays in a block of memory, whose rows were drawn and checked before.
     """
 
     def __init__(

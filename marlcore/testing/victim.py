@@ -61,7 +61,7 @@ class Victim:
         return self.control.notes[name].load(RESTARTS) + 1
 
     def works(self, name: str, attempt: int) -> bool:
-        """Returns whether a process that the worker started after its `attempt`th has completed a round of work."""
+        """Returns whether a later process of the worker than its `attempt`th has completed a round of work."""
         counters = self.control.workers[name]
         return counters.load(READY) > attempt and counters.load(BEATS) > 0
 

@@ -77,7 +77,7 @@ def _noisy(algorithm: Any, policy: Any, network: Any, spaces: Spaces) -> Compile
 
 
 def _box(names: Names, spaces: Spaces, policy: Any) -> compiled.DenseNetwork:
-    """A network whose outputs are actions within [-1, 1], or what GaussianPolicy of sac.py makes of its outputs."""
+    """Returns the network of a Box policy: it outputs actions in [-1, 1], or for SAC means and log-deviations."""
     return _dense(names, spaces, policy.torso, policy.output, None if policy.outputs == 2 else "tanh")
 
 

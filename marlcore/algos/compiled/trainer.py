@@ -42,7 +42,7 @@ class CompiledTrainer:
 
     @abstractmethod
     def build(self) -> None:
-        """Makes the chains on the networks' present tensors. Raises NotPlain: a part that no chain can stand for."""
+        """Makes the networks' compiled forms (`Chain`) on their tensors. Raises NotPlain: a part has none."""
 
     @abstractmethod
     def compiled(self, batch: Batch) -> Update:

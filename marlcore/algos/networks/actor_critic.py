@@ -80,7 +80,7 @@ class ContinuousPolicy(nn.Module):
 
     @abstractmethod
     def distribution(self, outputs: torch.Tensor) -> Any:
-        """Returns the distribution of actions, a call's result, from the last layer's outputs [B, outputs * size]."""
+        """Returns the distribution that a call returns, given the last layer's outputs [B, outputs * size]."""
 
     def greedy(self, obs: Any, mask: None = None) -> torch.Tensor:
         """Returns the actions [k, ...] without exploration; by default a call already returns them, in [-1, 1]."""

@@ -177,7 +177,7 @@ class RecurrentTorso(nn.Module):
         return stepped
 
     def acted(self, state: State, action: torch.Tensor | NDArray[Any]) -> dict[str, torch.Tensor]:
-        """Adds the chosen actions [k, ...], in the form that rows store, to the state after `forward`."""
+        """Returns the state that `forward` returned with the chosen actions [k, ...] added to it."""
         encoded = self.actions(torch.as_tensor(action, device=next(iter(state.values())).device))
         return {**state, PREVIOUS_ACTION: encoded, PREVIOUS_REWARD: encoded.new_zeros(encoded.shape[0])}
 

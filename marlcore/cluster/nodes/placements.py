@@ -274,7 +274,7 @@ class LearnerPlacement(Placement):
         return self._newest() is not None
 
     def work(self) -> Callable[..., LearnerNode]:
-        """See Placement; first passes the hold on the checkpoint to the agent."""
+        """See Placement; first tells the machine that it alone may write the checkpoint now."""
         spec, policy = self.context.spec, self._policy
         hold = replace(self.context.memory.holds[policy.name], epoch=self.epoch)
         hold.take()
