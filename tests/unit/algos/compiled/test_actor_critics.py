@@ -7,6 +7,7 @@ import pytest
 from alike import check_updates_alike
 from batches import continuous_spaces
 from gymnasium import spaces as gym
+from tiers import long_but
 
 import marlcore as mc
 from marlcore.spaces import Spaces
@@ -26,10 +27,10 @@ CASES: dict[str, tuple[Any, Spaces, int]] = {
     "td3 at every update": (mc.TD3(hidden=(17,), policy_delay=1, tau=1.0, activation="tanh"), NESTED, 1),
     "td3 with much noise": (mc.TD3(hidden=(40, 9), target_noise=2.0, max_grad_norm=0.1, tau=0.5), NESTED, 33),
 }
+QUICK = [(name, 12) for name in CASES]
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("updates", [12, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("name, updates", long_but(QUICK, [*QUICK, *((name, 200) for name in [*CASES][::3])]))
 def test_compiled_updates_equal_the_text(name: str, updates: int) -> None:
     hyper, spaces, rows = CASES[name]
     check_updates_alike(hyper, spaces, updates, wide=30 if "bounds" in name else 0, rows=rows)

@@ -9,6 +9,7 @@ import torch
 from alike import check_updates_alike
 from batches import box_spaces, made_batch, made_trainer
 from gymnasium import spaces as gym
+from tiers import long_but
 
 from marlcore.algos import CQL, DQN, IQN
 from marlcore.algos.compiled import with_engine
@@ -41,6 +42,7 @@ OWN = {
     IQN: {"n_cos": [1, 20], "n_tau": [1, 5], "n_tau_prime": [1, 3], "n_policy": [1, 6], "kappa": [0.5, 1.0]},
 }
 CASES = 12
+QUICK = [(case, 4) for case in range(CASES)]
 ROWS = [1, 7, 64, 33]  # of a batch, in turns
 
 
@@ -48,8 +50,7 @@ def made(spaces, seed, **replaced):
     return made_batch(spaces, ROWS[seed % len(ROWS)], seed, **replaced)
 
 
-@pytest.mark.parametrize("case", range(CASES))
-@pytest.mark.parametrize("updates", [4, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("case, updates", long_but(QUICK, [*QUICK, *((case, 200) for case in range(0, CASES, 4))]))
 @pytest.mark.parametrize("kind", OWN, ids=lambda kind: kind.__name__)
 def test_compiled_updates_equal_the_text(kind, updates, case):
     """Each value of an option is in as many cases, which are otherwise random."""
