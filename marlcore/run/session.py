@@ -18,7 +18,7 @@ from ..self_play import create_self_play
 from .async_run import run_async, start_all, supervisor_of
 from .launch import Launch
 from .machines import Cluster, OneMachine
-from .memory import Memory, create_weights, deal_steps, publish_untrained
+from .memory import Memory, create_weights, deal_steps
 from .resumption import NewRun, ResumedRun
 from .serial import run_serial
 from .spec import share_of
@@ -82,14 +82,6 @@ class Session:
             "telemetry": asdict(self.telemetry.handle),
         }
 
-    @property
-    def _actors_begin_first(self) -> bool:
-        """Whether actors need not wait for their learners' first weights, which in a new run the parent knows."""
-        config = self.spec.config
-        if self.launch.resume is not None or config.self_play.pool or config.cluster.seats:
-            return False
-        return config.mode == "async" and self.spec.acts_compiled
-
     def _memory(self, stack: ExitStack, beginning: NewRun) -> Memory:
         """Makes this machine's segments; versions of weights continue, since a saved replay's rows refer to them."""
         spec, directory, transitions, weights, saved = self.spec, self.directory, {}, {}, {}
@@ -97,8 +89,6 @@ class Session:
             model, version = beginning.model_of(policy)
             store = stack.enter_context(create_weights(policy, spec.config, model, version))
             saved[policy.name] = [*model.acting.state_dict()]
-            if self._actors_begin_first and policy.name not in self.launch.initial:
-                publish_untrained(store, policy, spec.config, model)
             transitions[policy.name], weights[policy.name] = self._machines.place(policy, store)
         league = create_self_play(stack, spec.policies, spec.config, directory.path)
         reloaded = {name for name in spec.names if directory.replay_path(name).exists()}

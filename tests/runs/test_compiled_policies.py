@@ -47,7 +47,7 @@ def answers(folder: Path, algorithm: Any, env: Any = Asked, **changes: Any) -> l
 
 
 def test_actors_and_evaluators_import_no_torch(tmp_path: Path) -> None:
-    """Also with an algorithm pickled by value. They begin before its learner, and torch reads the best weights."""
+    """Also with an algorithm pickled by value. They start before its learner, and torch reads the best weights."""
 
     class OfThisTest(Compiled):
         def make_trainer(self, model: Any) -> Any:

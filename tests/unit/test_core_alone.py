@@ -79,7 +79,7 @@ graph = build_graph(Model(), workers=1, progress=False)
 MISSING = [
     ("mc.train", "marlcore.train needs gymnasium"),
     ("from marlcore import start", "marlcore.start needs gymnasium"),
-    ("mc.DQN", "marlcore.DQN needs gymnasium"),
+    ("mc.DQN", "marlcore.DQN needs torch"),
     ("mc.TreasureHunt", "marlcore.TreasureHunt needs gymnasium"),
     ("from marlcore.meta import train_seeds", "marlcore.meta.train_seeds needs gymnasium"),
     ("from marlcore.testing import check_env", "marlcore.testing.check_env needs gymnasium"),

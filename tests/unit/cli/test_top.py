@@ -63,7 +63,8 @@ def test_one_look_at_a_live_run(run):
     assert workers.keys() == {"actor-0", "learner-agent_0", "learner-agent_1", "learner-agent_2"}
     for name, worker in workers.items():
         assert (worker["state"], worker["restarts"]) == ("running", 0)
-        assert victim.parent_of(victim.parent_of(worker["pid"])) == process.pid  # the fork server is between them
+        server = victim.parent_of(worker["pid"])  # of an actor without torch the second one, a child of the first
+        assert process.pid in (victim.parent_of(server), victim.parent_of(victim.parent_of(server)))
         counted = ("steps",) if name == "actor-0" else ("updates", "replay_ratio")
         assert all(worker[count] > 0 for count in (*counted, f"{counted[0]}_per_s"))
         if name != "actor-0":

@@ -106,7 +106,7 @@ def test_actors_of_a_free_run_wait_for_no_update(tmp_path: Path) -> None:
                 most_taken.touch()
 
     waiting = updating(mc.DQN, lambda update, batch: (until(most_taken.exists), update(batch))[1])
-    free: Any = {"updates_per_step": None, "replay": {"capacity": 200}}
+    free: Any = {"updates_per_step": None, "replay": {"capacity": 200}, "learner": {"log_interval": 1}}
     result = RUNS.train(tmp_path, partial(Counting, **HUNT.keywords), waiting(), **free)
     rows = values_of(result.run_dir, "rows")
     assert rows and set(rows) <= set(range(190, 201))
