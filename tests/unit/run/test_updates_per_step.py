@@ -55,7 +55,8 @@ def test_a_schedule_of_updates_is_held_step_by_step(tmp_path: Path, mode: str, p
 def test_a_free_run_that_trains_on_few_of_its_samples_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="marlcore"):
         few = {"updates_per_step": None, "learner": {"batch_size": 1}}
-        result = RUNS.train(tmp_path, HUNT, total_steps=4_000, **few)
+        slow = updating(mc.DQN, lambda update, batch: (time.sleep(0.02), update(batch))[1])
+        result = RUNS.train(tmp_path, HUNT, slow(), total_steps=4_000, **few)
     ratio = result.updates["agent_0"] / 2_000
     assert ratio < 1.0
     assert f"agent_0 trained on {ratio:.2g} samples for each of its steps" in caplog.text
