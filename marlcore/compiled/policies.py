@@ -66,15 +66,15 @@ class ValuePolicy(NetworkPolicy):
         actions, outputs = self._actions, self.network.outputs(obs)
         allowed = None if mask is None else actions.allowed(mask)
         chosen = self.chosen(outputs, actions.count, allowed)
+        best = chosen if self._scale is None else chosen.copy()
+        if explore is not None:
+            self._chooser.explore(allowed, explore["epsilon"], generator)
+        action = actions.decode(chosen.copy())
         if explore is None or self._scale is None:
-            if explore is not None:
-                self._chooser.explore(allowed, explore["epsilon"], generator)
-            return Action(actions.decode(chosen.copy()))
-        best = chosen.copy()
-        self._chooser.explore(allowed, explore["epsilon"], generator)
+            return Action(action)
         unknown = {PRIORITY: np.full(len(chosen), np.nan, np.float32)}
         values = {"taken": self._values(outputs, chosen), "best": self._values(outputs, best)}
-        return Action(actions.decode(chosen.copy()), unknown, values=values)
+        return Action(action, unknown, values=values)
 
     def _values(self, outputs: Floats, action: NDArray[np.int64]) -> Floats:
         (rows, row), value = outputs.shape, np.empty(len(action), np.float32)

@@ -1,6 +1,7 @@
 """Updates of SAC and TD3 on chains; the text is bases/actor_critic.py and sac.py."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -90,17 +91,17 @@ class CompiledActorCritic(CompiledTrainer):
         metrics |= self.improve_policy(self._x)
         return Update(metrics, np.abs(errors).mean(0))
 
+    @abstractmethod
     def future(self, x: Floats) -> Floats:
         """Returns the next observations' values [B], whose actions it writes into x."""
-        raise NotImplementedError
 
     def share(self) -> float:
         """Returns the share of the way that targets move in this update."""
         return self.hyper.tau  # type: ignore[no-any-return]
 
+    @abstractmethod
     def improve_policy(self, x: Floats) -> dict[str, float]:
         """Makes a step of the policy, if that is due; returns metrics."""
-        raise NotImplementedError
 
     def noise(self, rows: int) -> Floats:
         drawn: Floats = self.trainer.normal(rows, self._size).numpy()
