@@ -10,12 +10,11 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 from itertools import chain
 from pathlib import Path
 
 import pytest
-from processes import await_ends, children, generations, segments_of, sweep
+from processes import await_ends, children, generations, segments_of, sweep, until
 
 pytestmark = pytest.mark.long
 RUN = """
@@ -29,6 +28,7 @@ RUN = """
         def step(self, action):
             self.steps += 1
             if self.steps == 20 and os.fork() == 0:
+                open(f"{sys.argv[2]}/{os.getpid()}", "w").close()
                 time.sleep(600.0)
             return self.env.step(action)
 
@@ -42,33 +42,35 @@ def is_server(pid: int) -> bool:
     return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"marlcore fork server")
 
 
-def kill_a_parent(run_dir: Path) -> None:
+def kill_a_parent(directory: Path) -> None:
     """Returns when every process and segment is gone; otherwise it waits until pytest's faulthandler_timeout."""
-    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(RUN), str(run_dir)])
+    forks = directory / "forks"
+    forks.mkdir(parents=True)
+    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(RUN), directory / "run", forks])
     try:
-        while len(generations(parent.pid)) < 3:
-            assert parent.poll() is None
-            time.sleep(0.02)
+        until(lambda: os.listdir(forks), lambda: parent.poll() is None)
         [server] = filter(is_server, children(parent.pid))
         os.kill(server, signal.SIGSTOP)
         segments = segments_of(parent.pid)
         assert len(segments) >= 4
         others = [os.pidfd_open(pid) for pid in children(parent.pid) if pid != server]
-        below = [[server], *generations(server)]
-        ended = [os.pidfd_open(pid) for generation in below[:2] for pid in generation]
+        forked = set(map(int, os.listdir(forks)))
+        below = {server, *chain(*generations(server))}
+        assert forked < below
+        ended = [os.pidfd_open(pid) for pid in below - forked]
     finally:
         parent.kill()
         parent.wait()
     await_ends(ended)
     sweep()
     assert not any(path.exists() for path in segments)
-    for pid in chain(*below[2:]):
+    for pid in forked:
         os.kill(pid, signal.SIGKILL)  # what an environment forked has outlived all others
     await_ends(others)  # multiprocessing's tracker of resources lives as long as any process that knows it
 
 
 def test_a_killed_parent_leaves_nothing(tmp_path: Path) -> None:
-    kill_a_parent(tmp_path / "run")
+    kill_a_parent(tmp_path)
 
 
 def main(kills: int = 100) -> None:
