@@ -1,34 +1,61 @@
-"""Compiles marlcore's kernels."""
+"""Marks kernels, and imports Numba, which takes a third of an actor's start, when one is used."""
 
-import hashlib
+from __future__ import annotations
+
+import os
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
-from uuid import uuid4
+from typing import Any
 
-import numba
 import numpy as np
-from llvmlite import ir
-from numba.core import caching, cgutils, event, types
-from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import Compiler
-from numba.core.registry import cpu_target
-from numba.extending import intrinsic
-from numba.np.arrayobj import populate_array
 
 from ..notices import say
 from . import cache
-
-if numba.config.DISABLE_JIT:
-    raise ImportError("NUMBA_DISABLE_JIT: expected 0, since no kernel can run uncompiled, got 1")
 
 FIRST_COMPILATION = "compiling kernels, once for this machine: some seconds (`marlcore warmup` does it beforehand)"
 
 _announced = False
 
-_OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False, "_nrt": False, "no_cfunc_wrapper": True}
+
+class Made:
+    """Stands for an object that compiler.py makes, from the object's first use in Python or in a kernel."""
+
+    def __init__(self, maker: str, source: Any = None) -> None:
+        self._maker, self._source = maker, source
+
+    @cached_property
+    def made(self) -> Any:
+        maker = getattr(_compiler(), self._maker)
+        return maker if self._source is None else maker(self._source)
+
+    @property
+    def _numba_type_(self) -> Any:
+        return _compiler().type_of(self.made)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # such as copying asks for
+            raise AttributeError(name)
+        return getattr(self.made, name)
+
+
+class Kernel(Made):
+    """Stands for a kernel; its first call puts the kernel in its place in the module, so that later ones go direct."""
+
+    def __call__(self, *args: Any) -> Any:
+        names = self._source.__globals__
+        if names.get(self._source.__name__) is self:
+            names[self._source.__name__] = self.made
+        return self.made(*args)
+
+
+def _compiler() -> Any:
+    return import_module(".compiler", __package__)
+
+
+if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
+    _compiler()  # raises ImportError, at once instead of at the first sample
 
 
 def jit(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -37,74 +64,22 @@ def jit(function: Callable[..., Any]) -> Callable[..., Any]:
     Kernels are not parallel, since Numba's threads do not survive a fork. They do without Numba's runtime, since no
     kernel allocates, and its locked reference counts took half of a draw's time.
     """
-    kernel: Callable[..., Any] = numba.njit(**_OPTIONS)(function)
-    if cache_directory():
-        kernel._cache = _Cache(function)  # type: ignore[attr-defined]
-    return kernel
+    return Kernel("kernel_of", function)
 
 
-def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+def inlined(function: Callable[..., Any]) -> Any:
     """Makes a function a part of each kernel that calls it; Python cannot call it.
 
     It is for code that runs once a row: a call would pass each array as seven words. A kernel is optimised as a whole.
     To optimise its parts before, each with all of its own, took two thirds of the compilation.
     """
-    options = {**_OPTIONS, "forceinline": True, "no_cpython_wrapper": True}
-    dispatcher = numba.njit(**options, pipeline_class=_PartCompiler)(function)
-    part = SimpleNamespace(dispatcher=dispatcher, _numba_type_=dispatcher._numba_type_)
-    return cast(Callable[..., Any], part)  # inside kernels
-
-
-class _PartCompiler(Compiler):  # type: ignore[misc]
-    def define_pipelines(self) -> Any:
-        self.state.library = _Part(self.state.targetctx.codegen(), self.state.func_id.func_qualname)
-        return super().define_pipelines()
-
-
-class _Part(JITCodeLibrary):  # type: ignore[misc]
-    """The code of an inlined function, neither optimised nor translated to machine code: it has no address."""
-
-    codegen = SimpleNamespace(set_env=lambda name, environment: None)
-
-    def finalize(self) -> None:
-        for library in dict.fromkeys(self._linking_libraries):
-            self._final_module.link_in(library._get_module_for_linking(), preserve=True)
-        self._finalized = True
+    return Made("part_of", function)
 
 
 @lru_cache
 def cache_directory() -> Path | None:
     """Returns the directory of cached kernels; None if there is no place to write one."""
-    _, processor, features = cpu_target.target_context.codegen().magic_tuple()
-    compiler = hashlib.sha256(f"{numba.__version__} {features}".encode()).hexdigest()[:8]
-    return cache.open_directory(f"{processor}-{compiler}")
-
-
-class _Place(caching.CompileResultCacheImpl):  # type: ignore[misc]
-    """Makes Numba keep kernels in `cache_directory`, not beside their source file."""
-
-    def __init__(self, function: Any) -> None:
-        self._py_file, self._lineno = function.__code__.co_filename, function.__code__.co_firstlineno
-        self._filename_base = f"{function.__module__}.{function.__qualname__}-{self._lineno}"
-        self._locator = self
-
-    def get_cache_path(self) -> str:
-        return str(cache_directory())
-
-    def get_source_stamp(self) -> bytes:
-        return hashlib.sha256(Path(self._py_file).read_bytes()).digest()
-
-    def ensure_cache_path(self) -> None:
-        cache.prepare(Path(self.get_cache_path()))
-
-
-class _Cache(caching.FunctionCache):  # type: ignore[misc]
-    _impl_class = _Place
-
-    def __init__(self, function: Any) -> None:
-        super().__init__(function)
-        # Numba numbers files: two processes at once would give two signatures one file.
-        self._cache_file._data_name = lambda number: f"{self._impl.filename_base}.{uuid4().hex}.nbc"
+    return cache.open_directory(_compiler().target())
 
 
 def announced() -> None:
@@ -113,98 +88,25 @@ def announced() -> None:
     _announced = True
 
 
-class _Listener(event.Listener):  # type: ignore[misc]
+def say_compiling() -> None:
     """Reports, once in a process, that a kernel is compiled instead of loaded."""
-
-    def on_start(self, event: Any) -> None:
-        if not _announced and event.data["dispatcher"].py_func.__module__.startswith("marlcore."):
-            announced()
-            say(FIRST_COMPILATION)
-
-    def on_end(self, event: Any) -> None:
-        """Does nothing: other compilations may follow."""
+    if not _announced:
+        announced()
+        say(FIRST_COMPILATION)
 
 
-event.register("numba:compile", _Listener())
+def _items_at(dtype: str) -> Any:
+    return Made("items_at", dtype)
 
 
-def _pointer(builder: Any, address: Any) -> Any:
-    return builder.inttoptr(address, ir.IntType(8).as_pointer())
-
-
-@intrinsic
-def copy_bytes(typingctx: Any, to: Any, source: Any, size: Any) -> Any:
-    """copy_bytes(to, source, size) copies like memcpy; a constant size becomes moves. A loop is ten times slower."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        cgutils.raw_memcpy(builder, _pointer(builder, args[0]), _pointer(builder, args[1]), args[2], 1)
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp, types.intp), generate
-
-
-@intrinsic
-def zero_bytes(typingctx: Any, to: Any, size: Any) -> Any:
-    """zero_bytes(to, size) sets bytes at an address to zero, like memset."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        cgutils.memset(builder, _pointer(builder, args[0]), args[1], 0)
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp), generate
-
-
-@intrinsic
-def prefetch(typingctx: Any, address: Any) -> Any:
-    """prefetch(address) prefetches the address's cache line for a read."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        word, pointer = ir.IntType(32), _pointer(builder, args[0])
-        kind = ir.FunctionType(ir.VoidType(), [pointer.type, word, word, word])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        read, most_local, data = word(0), word(3), word(1)
-        builder.call(function, [pointer, read, most_local, data])
-        return context.get_dummy_value()
-
-    return types.void(types.intp), generate
-
-
-def _items_at(dtype: Any) -> Any:
-    @intrinsic
-    def items_at(typingctx: Any, address: Any) -> Any:
-        """items_at(address)[i] is item i of the dtype from an address on; a negative index does not wrap around."""
-        pointer = types.CPointer(dtype)  # type: ignore[attr-defined]
-
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.inttoptr(args[0], context.get_value_type(pointer))
-
-        return pointer(types.intp), generate
-
-    return items_at
-
-
-uint8_at, uint32_at, uint64_at = _items_at(types.uint8), _items_at(types.uint32), _items_at(types.uint64)
-int64_at, float32_at, float64_at = _items_at(types.int64), _items_at(types.float32), _items_at(types.float64)
-
-
-def _array_at(dtype: Any) -> Any:
-    @intrinsic
-    def array_at(typingctx: Any, address: Any, length: Any) -> Any:
-        """array_at(address, length) is the memory there as an array, for a kernel that takes an array."""
-        kind = types.Array(dtype, 1, "C")
-
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            array = context.make_array(kind)(context, builder)
-            itemsize = context.get_constant(types.intp, dtype.bitwidth // 8)
-            populate_array(array, builder.inttoptr(args[0], array.data.type), [args[1]], [itemsize], itemsize, None)
-            return array._getvalue()
-
-        return kind(types.intp, types.intp), generate
-
-    return array_at
-
-
-int64_array, float64_array = _array_at(types.int64), _array_at(types.float64)
+# What only kernels can call; compiler.py says what each does.
+copy_bytes: Any = Made("copy_bytes")
+zero_bytes: Any = Made("zero_bytes")
+prefetch: Any = Made("prefetch")
+uint8_at, uint32_at, uint64_at = _items_at("uint8"), _items_at("uint32"), _items_at("uint64")
+int64_at, float32_at, float64_at = _items_at("int64"), _items_at("float32"), _items_at("float64")
+int64_array: Any = Made("array_at", "int64")
+float64_array: Any = Made("array_at", "float64")
 
 
 @inlined

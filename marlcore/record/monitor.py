@@ -7,7 +7,7 @@ from pathlib import Path
 from time import monotonic
 
 from ..errors import suppress_failed_calls
-from ..processes import EPISODES, PID, RESTARTS, SKIPS, STEPS, UPDATES, Control, Interrupts, Metric, Telemetry
+from ..processes import EPISODES, PID, READY, RESTARTS, SKIPS, STEPS, UPDATES, Control, Interrupts, Metric, Telemetry
 from .events import Events
 from .progress import EPISODES_PER_S, LateReturns, Table
 from .run_directory import RunDirectory
@@ -83,6 +83,11 @@ class Monitor:
         return monotonic() - self.began
 
     @property
+    def _learners_began(self) -> bool:
+        """Whether each learner has begun; a failure before that leaves no directory, although actors may have acted."""
+        return all(self.control.workers[learner].load(READY) for learner in self.control.about.get("learners", ()))
+
+    @property
     def due(self) -> bool:
         """Whether the last tick was at least `TICK_S` ago."""
         return self._seconds - self._ticked_at >= TICK_S
@@ -93,7 +98,7 @@ class Monitor:
             self._record(metric)
         steps, now = self.control.steps, self._seconds
         self._ticked_at = now
-        if steps:
+        if steps and self._learners_began:
             self.directory.keep()
         measured = now - self._counted[-1][0] >= RATE_S or (last and steps != self._counted[-1][1])
         if measured:

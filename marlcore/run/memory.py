@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..config import AssignedPolicy, Config, Crew, actor_names, node_names
+from ..config import AssignedPolicy, Config, Crew, actor_names, node_names, numbers_at, schedules_of
 from ..interfaces import RETURN, QueueSource
 from ..memory import PREFIX, Segment, SegmentHandle, survey_segments
 from ..processes import SHARE, STEPS, Control
@@ -128,6 +128,13 @@ def create_weights(policy: AssignedPolicy, config: Config, model: PolicyModel, b
     extras = published_numbers(policy.algorithm, config.of(policy.name)) | odds_fields(config.self_play)
     mode, name = config.learner_of(policy.name).publish_mode, f"weights.{policy.index}"
     return ParameterStore.create(model.acting, mode, extras, begins_after=begins_after, name=name)
+
+
+def publish_untrained(store: ParameterStore, policy: AssignedPolicy, config: Config, model: PolicyModel) -> None:
+    """Publishes a new run's first weights, so that actors begin before their learners, which import torch."""
+    numbers = numbers_at(schedules_of(policy.algorithm, config.of(policy.name)), 0, 0)
+    with store.publisher(model.acting) as publisher:
+        publisher.publish(**numbers, updates=0, step=0)
 
 
 def deal_steps(control: Control, config: Config, nodes: Sequence[str]) -> None:

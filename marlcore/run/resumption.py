@@ -51,6 +51,7 @@ class NewRun:
         self._reached = 0  # the most steps in any policy's checkpoint
         described = describe(self._spec.env_fn, self._spec.policies, self._config)
         self.described = described | {"init_from": self._sources}
+        self.publishes = self._spec.begins_untrained
 
     def open(self, stack: ExitStack, conditions: StopConditions) -> RunDirectory:
         """Opens the run's directory until the stack closes. Raises ValueError, also if a stop condition is met."""
@@ -73,6 +74,8 @@ class NewRun:
             self._first[checkpoint] = self._counts(state, initial) | model.saved()
         elif state:  # of an earlier part of the run
             _restore(model, policy, self._config, state, checkpoint)
+        elif self.publishes:  # else a run that ended before its learner saved could not be resumed
+            self._first[checkpoint] = NO_COUNTS | model.saved()
         return model, state.get("version", 0)
 
     def _counts(self, state: Mapping[str, Any], initial: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,6 +96,7 @@ class ResumedRun(NewRun):
         assert launch.resume is not None
         check_resumed(launch.resume, self.described, self._spec.policies)
         self._resumed = launch.resume
+        self.publishes = False  # its learners know their last weights
 
     def open(self, stack: ExitStack, conditions: StopConditions) -> RunDirectory:
         self.directory = directory = stack.enter_context(RunDirectory.resume(self._resumed))

@@ -18,7 +18,7 @@ from ..self_play import create_self_play
 from .async_run import run_async, start_all, supervisor_of
 from .launch import Launch
 from .machines import Cluster, OneMachine
-from .memory import Memory, create_weights, deal_steps
+from .memory import Memory, create_weights, deal_steps, publish_untrained
 from .resumption import NewRun, ResumedRun
 from .serial import run_serial
 from .spec import share_of
@@ -89,6 +89,8 @@ class Session:
             model, version = beginning.model_of(policy)
             store = stack.enter_context(create_weights(policy, spec.config, model, version))
             saved[policy.name] = [*model.acting.state_dict()]
+            if beginning.publishes:
+                publish_untrained(store, policy, spec.config, model)
             transitions[policy.name], weights[policy.name] = self._machines.place(policy, store)
         league = create_self_play(stack, spec.policies, spec.config, directory.path)
         reloaded = {name for name in spec.names if directory.replay_path(name).exists()}

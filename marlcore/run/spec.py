@@ -72,6 +72,13 @@ class RunSpec:
         anchors = any(anchor.endswith(".pt") for anchor in self.config.self_play.anchors)
         return not anchors and all(policy.compiled is not None for policy in self.policies)
 
+    @property
+    def begins_untrained(self) -> bool:
+        """Whether a new run's actors begin before its learners, with weights that the parent publishes and saves."""
+        config = self.config
+        apart = config.self_play.pool or config.cluster.seats or config.offline
+        return config.mode == "async" and not apart and self.acts_compiled
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "policies": tuple(policy.for_a_worker() for policy in self.policies)}
 

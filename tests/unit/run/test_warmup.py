@@ -105,7 +105,7 @@ def test_overlapping_threads_leave_notices_as_they_were():
 COMPILES = """if True:
     import numba
     from marlcore import notices
-    from marlcore.kernels import jit
+    from marlcore.kernels import compiler, jit
     def one(x): return x + 1
     def two(x): return x + 2
     one.__module__ = two.__module__ = "marlcore.kernels.made"
