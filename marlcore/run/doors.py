@@ -79,7 +79,7 @@ def train(
         init_strict: refuse weights that do not fit the network in name and shape; False leaves them out, and the log
             says which.
 
-    A run that fails before its first step leaves no directory.
+    A run that fails before its learners have begun, or before its first step, leaves no directory.
 
     Raises:
         ValueError, TypeError: bad input, in one line; nothing was started.

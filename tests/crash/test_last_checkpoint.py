@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from processes import segments_of, until
-from whole_runs import checkpoint, finished, marlcore, steps_of
+from whole_runs import checkpoint, finished, learners_saved, marlcore, steps_of
 
 from marlcore.algos import DQN, dqn
 from marlcore.processes import Control, Interrupts
@@ -57,7 +57,7 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder, self.path = folder, folder / "run"
         self.process = train(*OPTIONS.split(), "--algorithm.folder", folder, "--run-dir", self.path)
-        self.await_(lambda: len(list((self.path / "checkpoints").glob("*.pt"))) == len(AGENTS))
+        self.await_(lambda: learners_saved(self.path) == len(AGENTS))
 
     def await_(self, done: Callable[[], Any]) -> None:
         until(done, lambda: self.process.poll() is None)

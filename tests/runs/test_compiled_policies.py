@@ -13,7 +13,7 @@ import torch
 from hunt import HUNT
 from numpy_dqn import Asked, Drawing, NumpyDQN
 from processes import until
-from whole_runs import Runs, history
+from whole_runs import Runs, checkpoint, history
 
 import marlcore as mc
 from marlcore.interfaces import CompiledPolicy
@@ -46,18 +46,48 @@ def answers(folder: Path, algorithm: Any, env: Any = Asked, **changes: Any) -> l
     return [path.read_text() for path in (folder / "asked").iterdir() if int(path.name) != os.getpid()]
 
 
-def test_actors_and_evaluators_import_no_torch(tmp_path: Path) -> None:
-    """Also with an algorithm pickled by value. They start before its learner, and torch reads the best weights."""
+def late(folder: Path, then: Callable[[], Any]) -> Any:
+    """An algorithm whose learner calls `then`, and begins, once another process than this one has asked."""
+    here = str(os.getpid())
 
-    class OfThisTest(Compiled):
+    class Late(Compiled):
         def make_trainer(self, model: Any) -> Any:
-            until(lambda: any((tmp_path / "asked").iterdir()))
+            until(lambda: any(path.name != here for path in folder.iterdir()))
+            then()
             return super().make_trainer(model)
 
-    assert answers(tmp_path, OfThisTest(hidden=(16, 16))) == ["False"] * 2
+    return Late(hidden=(16, 16))
+
+
+def test_actors_and_evaluators_import_no_torch(tmp_path: Path) -> None:
+    """Also with an algorithm pickled by value. They act before its learner, and torch reads the best weights."""
+    assert answers(tmp_path, late(tmp_path / "asked", lambda: None)) == ["False"] * 2
     state = torch.load(checkpoint_path(tmp_path / "run", "agent_0", "best"), weights_only=True)
     assert set(state["acting"]) == {f"model.{name}" for name in made_model().state_dict()}
     assert mc.evaluate(tmp_path / "run", episodes=2, which="best").mean["agent_0"] > 0
+
+
+def failing() -> None:
+    raise ValueError("mine")
+
+
+@pytest.mark.long
+def test_a_run_whose_learner_never_begins_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(mc.WorkerFailed, match="mine"):
+        answers(tmp_path, late(tmp_path / "asked", failing))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.long
+def test_a_run_stopped_before_its_learner_begins_can_go_on(tmp_path: Path) -> None:
+    (tmp_path / "asked").mkdir()
+    env, called, go = partial(Asked, tmp_path / "asked"), tmp_path / "called", tmp_path / "go"
+    waiting = late(tmp_path / "asked", lambda: (called.touch(), until(go.exists)))
+    with runs.start(tmp_path, env, waiting, mode="async"):
+        until(called.exists)
+    assert checkpoint(tmp_path / "run")["updates"] == 0  # the weights by which the actors had begun
+    go.touch()
+    assert runs.train(tmp_path, env, waiting, mode="async", resume=True).updates["agent_0"]
 
 
 @pytest.mark.long

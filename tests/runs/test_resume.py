@@ -16,7 +16,7 @@ from gymnasium.spaces import Box, Discrete
 from hunt import HUNT
 from processes import sweep, until
 from seams import undrawn
-from whole_runs import LONG, Runs, checkpoint, config_of, finished, marlcore, metrics_of, steps_of
+from whole_runs import LONG, Runs, checkpoint, config_of, finished, learners_saved, marlcore, metrics_of, steps_of
 
 import marlcore as mc
 from marlcore.config import assign
@@ -167,7 +167,7 @@ def test_learners_in_a_file_take_the_rest_from_learner() -> None:
 def test_a_checkpoint_is_written_after_so_many_seconds(tmp_path: Path) -> None:
     learner = {"checkpoint_seconds": 1.0, "checkpoint_interval": 10**9}
     with runs.start(tmp_path, HUNT, mode="async", total_steps=10**9, learner=learner):
-        until((tmp_path / "run" / "checkpoints" / "agent_0.pt").exists)
+        until(lambda: learners_saved(tmp_path / "run"))
 
 
 # ---- runs of the command ----
@@ -178,7 +178,7 @@ def test_a_run_goes_on_after_its_parent_was_killed(tmp_path: Path) -> None:
     run = tmp_path / "run"
     options = ["--total-steps", "10000000", "--learner.checkpoint-interval", "50", "--learner.warmup", "100"]
     parent = marlcore("train", *options, "--run-dir", run, cwd=tmp_path)
-    until(lambda: len(list((run / "checkpoints").glob("*.pt"))) == 3 and steps_of(run), lambda: parent.poll() is None)
+    until(lambda: learners_saved(run) == 3 and steps_of(run), lambda: parent.poll() is None)
     with pytest.raises(ValueError, match=r"resume: expected a run that has ended, got .*, which is still running"):
         RunDirectory.resume(run)
     parent.kill()

@@ -123,6 +123,11 @@ def checkpoint(run_dir: Path, name: str = "agent_0") -> dict[str, Any]:
     return state
 
 
+def learners_saved(run_dir: Path) -> int:
+    """The number of learners that have saved a checkpoint. Before them, the parent may save untrained weights."""
+    return sum("trainer" in torch.load(path) for path in (run_dir / "checkpoints").glob("*.pt"))
+
+
 def change_checkpoint(path: Path, **changes: Any) -> None:
     save_checkpoint(path, {**torch.load(path), **changes})
 
