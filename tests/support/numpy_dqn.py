@@ -38,14 +38,14 @@ class NumpyDQN:
 
 
 class Asked(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """CartPole; each process that plays it writes down whether it has imported torch."""
+    """CartPole; each process that plays it writes down which of the slow libraries it has imported."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(gymnasium.make("CartPole-v1"))
         self._folder = folder
 
     def reset(self, **options: Any) -> Any:
-        (self._folder / f"{os.getpid()}").write_text(str("torch" in sys.modules))
+        (self._folder / f"{os.getpid()}").write_text(" ".join(sorted({"torch", "numba"} & sys.modules.keys())))
         return super().reset(**options)
 
 
