@@ -121,6 +121,6 @@ def test_a_porter_that_is_gone_is_named(ray_nodes: RayNodes, program: Callable[.
         print(error)
     """
     driver = program(DRIVER, body, args=[ray_nodes.address])
-    assert driver.line().startswith("porter porter: ")
-    assert driver.line() == "porter porter: this process is not connected to Ray"
+    assert driver.line().startswith("the porter porter cannot be reached: ")
+    assert driver.line() == "WeightsLink: this process is not connected to Ray; call ray.init first"
     driver.finish()
