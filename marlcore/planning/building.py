@@ -7,8 +7,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Literal
 
-import numpy as np
-
 from .. import cgroup
 from ..checks import brief, check_whole
 from ..declared import Number
@@ -18,7 +16,6 @@ from .batches import count_workers
 from .exploration import Exploration
 from .graph import Graph
 from .model import Profiles, WorldModel
-from .order import Edges, given_levels, longest_paths, topological_order
 
 FRAME_S = 0.25
 MEMINFO = Path("/proc/meminfo")
@@ -74,22 +71,24 @@ def build_graph(
     if fork is not None and not isinstance(fork, bool):
         raise ValueError(f"fork: expected True, False or None, got {brief(fork)}")
     profiles = Profiles(len(model.agents), model.action_space.n)
-    model.reset()
-    root = model.get_state()
-    try:
-        hash(root)
-    except TypeError:
-        raise TypeError(f"state: expected something hashable, got {brief(root)}, the initial state") from None
+    root = _initial_state(model)
     with shown_with(progress):
         with closing(watch):
             expansion = Exploration(model, profiles, root, workers, batch, fork).run(watch.look)
         expansion.check_repeats(model.transition_probabilities, profiles)
         model.set_state(root)
         watch.check_memory(len(expansion.states), expansion.nbytes)
-        edges = Edges.of(expansion.first, np.asarray(expansion.successor))
-        order = topological_order(expansion.states, edges)
-        levels = longest_paths(edges, order) if level_fct is None else given_levels(expansion.states, edges, level_fct)
-        return Graph.of(expansion, order, levels, profiles, dtype)
+        return Graph.of(expansion, profiles, dtype, level_fct)
+
+
+def _initial_state(model: WorldModel) -> Any:
+    model.reset()
+    root = model.get_state()
+    try:
+        hash(root)
+    except TypeError:
+        raise TypeError(f"state: expected something hashable, got {brief(root)}, the initial state") from None
+    return root
 
 
 def _dtype(probabilities: object) -> str | None:

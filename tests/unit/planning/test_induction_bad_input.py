@@ -57,7 +57,7 @@ EACH: list[tuple[Callable[..., None], str, dict[str, Any]]] = [  # bad values of
     (plan, GAMMA, {"gamma": ["a", 0.0, 1.5]}),
     (plan, "a finite number of at least 0", {"rho": [True, -0.1]}),
     (plan, "a sequence of agents", {"robots": [1], "agents": [0]}),
-    (plan, "one of float64, float32, float16", {"dtype": ["int8"]}),
+    (plan, "float64, float32 or float16", {"dtype": ["int8"]}),
     (plan, "float64 or float32", {"policy_dtype": ["float16"]}),
     (plan, "float64 or float16", {"sums": ["float32"]}),
     (plan, "an integer of at least 1", {"workers": [0]}),
@@ -68,7 +68,7 @@ EACH: list[tuple[Callable[..., None], str, dict[str, Any]]] = [  # bad values of
 REFUSED: list[tuple[Callable[..., None], dict[str, Any], str]] = [
     (plan, {"goals": {0: []}}, "goals: expected at least one goal of agent 0, got none"),
     (plan, {"goals": {}}, "agents: expected at least one"),
-    (plan, {"agents": [0, 0]}, "agents: expected at least one, and each once, got [0, 0]"),
+    (plan, {"agents": [0, 0]}, "agents: expected each agent once, got [0, 0]"),
     (plan, {"agents": [2]}, "agents: expected agents from 0 to 1, got 2"),
     (plan, {"goals": {-1: [goal]}}, "agents: expected agents from 0 to 1, got -1"),
     (plan, {"agents": [1]}, "goals: expected goals of agent 1, got those of [0]"),
