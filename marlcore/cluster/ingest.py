@@ -85,7 +85,7 @@ class Ingest(Closing):
             target: the replay or queue to write to. A queue that drops the newest is refused.
             bookings: the bookings of the target's lanes.
             seats: for each seat, the target's lanes that take the rows of the sender's lanes 0, 1, ...
-            holds: holds(seat, epoch) tells whether this epoch still has the seat's lease; None: the newest epoch has.
+            holds: holds(seat, epoch) returns whether this epoch still has the seat's lease; None: the newest epoch has.
             wait_seconds: the longest time that a `put` waits for room in a queue, or for a limiter.
 
         Raises:
@@ -117,7 +117,7 @@ class Ingest(Closing):
 
         Args:
             seat: the sender's place.
-            epoch: the incarnation of the sender in this seat, at least 1; a higher one replaces it for ever.
+            epoch: the incarnation of the sender in this seat, at least 1; a higher epoch replaces it for ever.
             lanes: the number of lanes of the sender's replay or queue. spec: its TransitionSpec, by `to_dict`.
 
         Raises:
@@ -190,8 +190,10 @@ class Ingest(Closing):
             return True
         try:
             written = self._writer.append(parts, sent.plain_rows(), self._wait_seconds)
-        except BaseException:
-            self._look_again(lanes)
+        except BaseException:  # some rows may have been written
+            committed = self._writer.committed()
+            self._next[lanes] += committed[lanes] - self._committed[lanes]
+            self._committed[lanes] = committed[lanes]
             raise
         self._next[lanes[new]] += written
         self._committed[lanes[new]] += written
@@ -227,12 +229,6 @@ class Ingest(Closing):
         self._bookings.store(lane, booking)
         self._next[lane] = booking.offset + self._committed[lane]
         self._seam[lane] = booking.seam
-
-    def _look_again(self, lanes: Ints) -> None:
-        """Advances the cursors past the rows that a failed append has written."""
-        committed = self._writer.committed()
-        self._next[lanes] += committed[lanes] - self._committed[lanes]
-        self._committed[lanes] = committed[lanes]
 
     def _count(self, **amounts: int) -> None:
         with self._counting:

@@ -117,11 +117,11 @@ class Leases(Shared):
         return epoch > 0 and self._line(seat).load(_HOLDER) == epoch
 
     def follow(self, seat: int, ended: int) -> None:
-        """In a copy of the controller's table: records that a seat's epochs up to `ended` have ended; see `allows`."""
+        """Records, in a copy of the controller's table, that a seat's epochs up to `ended` have ended; see `allows`."""
         self._written(seat).store(_ENDED, ended)
 
     def allows(self, seat: int, epoch: int) -> bool:
-        """As `check`, by a copy of the controller's table, which learns of ends but may not know this grant yet."""
+        """Returns the same as `check`, but by a copy of the controller's table, which may not know this grant yet."""
         return epoch > self._line(seat).load(_ENDED)
 
     def epoch(self, seat: int) -> int:

@@ -47,19 +47,15 @@ class Porter:
             return None
         with self._lock:
             if self.version != (newer_than + 1 if self._every else self.store.version):
-                copied = self._copied(newer_than)
+                try:
+                    store, put = self.store, self._put
+                    copied = store.copy_next(newer_than, put) if self._every else store.copy_newest(put)
+                except TimedOut:
+                    copied = None
                 if copied is None:
-                    return None  # the publisher overwrote it each time
+                    return None  # the publisher overwrote the row during each copy
                 self.version, self._last = copied
                 self.copies += 1
                 self.nbytes += self.store.layout.nbytes
             self.requests += 1
             return self._last
-
-    def _copied(self, newer_than: int) -> tuple[int, Any] | None:
-        if self._every:
-            return self.store.copy_next(newer_than, self._put)
-        try:
-            return self.store.copy_newest(self._put)
-        except TimedOut:
-            return None

@@ -174,8 +174,11 @@ class Relay(Closing):
             self._rewind()
         self._hear()
         if self._next is None:
-            self._open()
-        assert self._next is not None
+            cursor = self._link.open(self._seat, self._epoch, self._lanes, self._spec)
+            if self._acked is None:  # rows that a predecessor sent are not counted
+                self._acked = cursor.copy()
+            self._next = cursor.copy()
+            self._acknowledge(np.arange(len(cursor)), cursor)
         self._rows.look()
         waiting = np.maximum(self._rows.hi - self._next, 0)
         if not waiting.any():
@@ -245,14 +248,6 @@ class Relay(Closing):
             if not sent:
                 self._wake.wait(self._flush_seconds / 40)
                 self._wake.clear()
-
-    def _open(self) -> None:
-        """Asks the ingest where to continue."""
-        cursor = self._link.open(self._seat, self._epoch, self._lanes, self._spec)
-        if self._acked is None:  # what a predecessor sent is not counted
-            self._acked = cursor.copy()
-        self._next = cursor.copy()
-        self._acknowledge(np.arange(len(cursor)), cursor)
 
     def _rewind(self) -> None:
         """Forgets the messages in flight; the next poll asks the ingest where to continue."""

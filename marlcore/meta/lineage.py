@@ -167,7 +167,7 @@ def _fixed(config: PopulationConfig, total_steps: int) -> dict[str, Any]:
 
 
 def parent_of(member: int, scores: Mapping[int, float], share: float, generator: np.random.Generator) -> int | None:
-    """Truncation selection: draws a member of the highest share for one of the lowest share to copy; None for others.
+    """Truncation selection: draws the member of the highest share that a member of the lowest copies; else None.
 
     A share has at least one member. A member that diverged always copies, if the highest share has a better one.
     """
@@ -181,7 +181,7 @@ def parent_of(member: int, scores: Mapping[int, float], share: float, generator:
 
 
 def explored(config: PopulationConfig, settings: Mapping[str, Any], generator: np.random.Generator) -> dict[str, Any]:
-    """Perturbs a copied member's settings; draws each anew instead with the probability `resample`."""
+    """Perturbs each setting of a copied member or, with the probability `resample`, draws it anew."""
     return {
         name: source.draw(generator)
         if generator.random() < config.resample

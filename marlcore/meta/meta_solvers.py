@@ -63,15 +63,12 @@ META_SOLVERS: dict[str, MetaSolver] = {"nash": nash, "replicator": replicator, "
 
 
 def solver_of(meta_solver: str | MetaSolver) -> MetaSolver:
-    """Returns a meta-solver given as a function or by name, after a trial.
-
-    Raises ValueError: it is neither, or the function returns no mixture.
-    """
-    if not callable(meta_solver) and meta_solver not in META_SOLVERS:
+    """Returns a meta-solver given as a function or by name. Raises ValueError: it is neither."""
+    if callable(meta_solver):
+        return meta_solver
+    if meta_solver not in META_SOLVERS:
         raise ValueError(f"meta_solver: expected a function or one of {list(META_SOLVERS)}, got {brief(meta_solver)}")
-    solve = meta_solver if callable(meta_solver) else META_SOLVERS[meta_solver]
-    mixture_by(solve, np.zeros((1, 1)))
-    return solve
+    return META_SOLVERS[meta_solver]
 
 
 def mixture_by(solve: MetaSolver, payoffs: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -82,6 +82,7 @@ def psro(
     """
     _check_arguments(config, iterations, games, min_gain)
     solve = solver_of(meta_solver)
+    mixture_by(solve, np.zeros((1, 1)))
     folder = folder_of("psro", config.run_dir, resume)
     if resume is not None:
         folder = open_run(folder, UNPICKLED)

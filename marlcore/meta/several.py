@@ -130,7 +130,7 @@ def working_in(folder: Path, kind: str) -> Iterator[None]:
 
 @contextmanager
 def naming_what_continues(folder: Path, resume: str = "") -> Iterator[None]:
-    """Makes a KeyboardInterrupt inside name the directory of all runs, and how to continue them, not a single run."""
+    """Makes a KeyboardInterrupt inside the block name the directory of all runs, and how to continue them."""
     try:
         yield
     except KeyboardInterrupt:
@@ -141,7 +141,7 @@ def naming_what_continues(folder: Path, resume: str = "") -> Iterator[None]:
 
 @contextmanager
 def warned_once(text_of: Callable[[logging.LogRecord], str]) -> Iterator[None]:
-    """Lets runs and checks inside log only the first of all warnings with the same `text_of`."""
+    """Lets code inside the block log only the first of the warnings for which `text_of` returns the same text."""
     seen: set[str] = set()
 
     def is_new(record: logging.LogRecord) -> bool:

@@ -59,8 +59,8 @@ def backward_induction(
         robots: agents about whom there are no beliefs: each expectation is the least over the robots' actions.
         optimistic: takes the greatest expectation instead of the least.
         believed: (state, agent, action) -> (probability, profile) pairs: how the others act. The profile's actions of
-            the agent and of robots do not matter. By default, all others act at random. In each state, profiles that it
-            does not allow are left out.
+            the agent and of robots do not matter. By default, all others act at random. In each state, profiles
+            that are not possible are left out.
         beta: at least 0; infinity takes the best action, or each of the best ones equally often.
         gamma, rho: the discount of a duration of 1, or its rate -ln(gamma); by default none.
         durations: (state, profile, [(probability, successor), ...]) -> the duration of each outcome; by default 1.

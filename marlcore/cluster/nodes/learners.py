@@ -31,7 +31,7 @@ class LearnerOrders:
 
 @dataclass(frozen=True)
 class LearnerStatus(Status):
-    """The answer of a learner's machine; `done` once its last weights are published and saved."""
+    """The answer of a learner's machine; `done` means that the last weights are published and saved."""
 
     updates: int = 0
     ready: bool = False  # whether it has begun to learn
@@ -114,7 +114,7 @@ class LearnerNode:
 
 
 def try_learner(hold: Hold, device: str, replay_path: str | None) -> None:
-    """Checks that a learner can run on this machine; `hold` is any hold of this run. Raises ValueError: it cannot."""
+    """Checks that a learner can run on this machine; `hold` is any hold of this run. Raises ValueError."""
     folder = hold.checkpoint.parent
     if not hold.is_seen() or not os.access(folder, os.W_OK):
         raise ValueError(

@@ -158,7 +158,7 @@ class Placement(ABC):
 
     @abstractmethod
     def take(self, status: Any) -> bool:
-        """Adds a status to the run's counters and metrics; returns whether it shows that the agent has done work."""
+        """Adds a status to the run's counters and metrics; returns whether the agent has done work."""
 
 
 class ActorPlacement(Placement):
@@ -255,7 +255,7 @@ class LearnerPlacement(Placement):
         self, number: int, policy: AssignedPolicy, uplink: Uplink, newest: Callable[[], int | None],
         context: PlacementContext,
     ) -> None:  # fmt: skip
-        """`newest` returns the highest version of the policy's weights; None while an earlier learner's may come."""
+        """`newest` returns the highest version of the policy's weights; None while earlier learners may send more."""
         (name,) = learner_names(context.spec.config, [policy.name])
         super().__init__(name, number, context.cluster.learning[policy.name], context)
         self._policy, self._uplink, self._newest = policy, uplink, newest
@@ -317,6 +317,6 @@ class LearnerPlacement(Placement):
             log.warning("%s; the run waits for one", self.context.cluster.lack(self.role))
 
     def _move(self, address: Address | None) -> None:
-        """Connects all machines, for the policy's rows and weights, to the learner at this address; None: to none."""
+        """Connects all machines to the policy's learner at an address, for rows and weights; None disconnects them."""
         self.context.addresses[self._policy.name] = address
         self._uplink.move(address)

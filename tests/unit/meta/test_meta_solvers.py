@@ -1,4 +1,4 @@
-"""Meta-solvers: their mixtures in games whose equilibria are known, and in random ones."""
+"""Meta-solvers find mixtures in games whose equilibria are known, and in random games."""
 
 import sys
 from functools import partial
@@ -28,7 +28,7 @@ GAMES = {
 
 
 def exploited(payoffs: np.ndarray, row: np.ndarray, column: np.ndarray) -> float:
-    """What both players' best responses gain together."""
+    """Returns the sum of both players' gains by best responses."""
     return float((payoffs @ column).max() - (row @ payoffs).min())
 
 
@@ -39,7 +39,7 @@ def test_nash_finds_the_known_equilibrium(game: str) -> None:
 
 
 def test_replicator_dynamics_come_close_to_it() -> None:
-    """Of both players; a player's table has its own policies in rows."""
+    """The test solves for both players; each player's table has its own policies in rows."""
     payoffs, expected = GAMES["a biased one"]
     np.testing.assert_allclose(replicator(payoffs), expected, atol=0.02)
     assert abs(exploited(payoffs, replicator(payoffs), replicator(-payoffs.T))) < 0.06
@@ -54,7 +54,7 @@ def test_nobody_gains_against_a_nash_equilibrium(payoffs: np.ndarray) -> None:
 
 
 def test_the_uniform_mixture_is_exploited() -> None:
-    """The control: this measure does find a wrong solver."""
+    """The control: `exploited` finds a wrong solver."""
     mixture = uniform(TWICE_FOR_ROCK)
     assert exploited(TWICE_FOR_ROCK, mixture, mixture) == pytest.approx(2 / 3)
 

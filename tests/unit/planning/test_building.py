@@ -1,4 +1,4 @@
-"""Building a graph: the same bytes for any number of workers and any random model; bad models are named.
+"""Building a graph: it has the same bytes for any number of workers, and errors name the state of a bad model.
 
 More random models: python tests/long.py building 1000
 """

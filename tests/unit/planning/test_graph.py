@@ -1,4 +1,4 @@
-"""Graphs of world models are what plain Python lists give, state by state and bit by bit."""
+"""A graph's copies, levels, texts and pictures; test_building.py compares graphs with an oracle."""
 
 import pickle
 import re

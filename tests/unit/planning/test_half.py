@@ -37,7 +37,7 @@ def test_every_float16_is_widened_as_numpy_does() -> None:
 
 
 def test_numbers_are_rounded_to_float16_as_numpy_does() -> None:
-    """Around each midpoint between two neighbours, and at random places of every size."""
+    """The numbers lie around each midpoint between two neighbours, and at random places of every magnitude."""
     exact = FINITE.view(np.float16).astype(float)
     middles = (exact[1:] + exact[:-1]) / 2
     generator = np.random.default_rng(0)
@@ -58,7 +58,7 @@ def test_other_floats_pass_as_they_are(dtype: str) -> None:
 
 
 def test_kernels_compute_exponentials_as_python_does() -> None:
-    """To the last bit, which the comparison of planning with its oracle relies on."""
+    """The results are equal to the last bit, since planning and its oracle are compared so."""
     numbers = np.random.default_rng(0).random(50_000)
     exponentials, logarithms = np.empty((2, len(numbers)))
     _exp_and_log(numbers, exponentials, logarithms)

@@ -1,4 +1,4 @@
-"""Values and policies of agents and of robots among people are what plain Python computes, to the last bit."""
+"""Values and policies of agents, and of robots among people, equal those of plain Python to the last bit."""
 
 import math
 import pickle
@@ -163,7 +163,7 @@ def test_random_graphs_have_the_oracles_values(one: Any, beta: float, optimistic
 
 @pytest.fixture
 def split_finely(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every level is split, into parts of a few states."""
+    """Makes the sweep split every level into parts of a few states."""
     monkeypatch.setattr("marlcore.planning.sweep.SPLIT", 1)
     monkeypatch.setattr("marlcore.planning.sweep.CHUNK", 300)
 

@@ -1,4 +1,4 @@
-"""What backward induction refuses: one line that names the argument, what was expected and what came."""
+"""Errors of backward induction: one line names the argument, the expected value and the given one."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -144,7 +144,7 @@ def test_goals_that_cannot_be_pickled_are_refused(graph: Graph) -> None:
 
 
 def late(value: Any) -> Any:
-    """A function that fails in a late state."""
+    """Returns a function that fails in late states, and returns `value` in the others."""
 
     def fails_late(state: Any, *others: Any) -> Any:
         if state[0] == 3:

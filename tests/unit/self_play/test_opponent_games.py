@@ -1,4 +1,4 @@
-"""In self-play, evaluations play against the pool and the anchors, and keep the weights that do best against them."""
+"""Evaluations in self-play: they play against the pool and the anchors, and keep the best weights."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -81,7 +81,7 @@ class Scene:
 
     @property
     def played(self) -> Counter[tuple[float, float]]:
-        """How often each weight met each, on the left and on the right."""
+        """Counts the games by the weights of the left and of the right player."""
         return Counter((acted["left"][0], acted["right"][0]) for acted in episodes_of(self.folder).values())
 
     @property
@@ -139,7 +139,7 @@ def test_the_best_weights_meet_the_present_pool(scene: Callable[..., Scene]) -> 
 
 
 def test_every_chosen_member_of_the_pool_plays(scene: Callable[..., Scene]) -> None:
-    """Of five meetings in ten games the anchor has three, and the pool two."""
+    """Ten games are five meetings on both sides; the anchor has three of them, and the pool two."""
     evaluations = scene(episodes=10)
     assert evaluations.at(1, mark=15.0)
     assert {mark for pair in evaluations.played for mark in pair} == {15.0, ANCHOR, 0.0, 20.0}
