@@ -12,8 +12,9 @@ from threading import Condition, Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import brief, check_whole, is_number
+from ..checks import brief, check_whole
 from ..closing import ClosedAfterError, Closing
+from ..declared import Number
 from ..errors import ClosedError, Fenced, LayoutMismatch
 from ..memory import AFTER, FIRST, LANE, ROWS
 from ..queue import TrajectoryQueue
@@ -95,13 +96,11 @@ class Ingest(Closing):
         lanes = _lanes_of(seats, target.lanes)
         if bookings.lanes != target.lanes:
             raise ValueError(f"bookings: expected those of {target.lanes} lanes, got {bookings.lanes}")
-        if not is_number(wait_seconds) or not wait_seconds >= 0:
-            raise ValueError(f"wait_seconds: expected seconds of at least 0, got {brief(wait_seconds)}")
         self.stats = IngestStats()
         self._spec = target.spec
         self._bookings = bookings
         self._holds = holds
-        self._wait_seconds = wait_seconds
+        self._wait_seconds: float = Number(0, finite=False)("wait_seconds", wait_seconds)
         self._closed = False
         self._counting = Lock()
         self._writer: RowsWriter = target.rows_writer(lanes)

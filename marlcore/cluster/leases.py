@@ -9,7 +9,8 @@ one store, an epoch never returns, and an ingest finishes a message before it ta
 
 from time import monotonic_ns
 
-from ..checks import brief, check_whole, is_number
+from ..checks import check_whole
+from ..declared import Number
 from ..errors import MarlcoreError
 from ..memory import LINE, File, Segment, Shared, Words
 
@@ -160,5 +161,4 @@ class Leases(Shared):
 
 def _check(seats: object, lease_seconds: object) -> None:
     check_whole("seats", seats, 1, _MOST_SEATS)
-    if not is_number(lease_seconds) or not 0 < lease_seconds < float("inf"):  # type: ignore[operator]
-        raise ValueError(f"lease_seconds: expected seconds above 0, got {brief(lease_seconds)}")
+    Number(above=0)("lease_seconds", lease_seconds)

@@ -5,8 +5,9 @@ from threading import Event, Lock, Thread
 from time import monotonic
 from typing import Any, Protocol
 
-from ..checks import brief, check_timeout, is_number
+from ..checks import check_timeout
 from ..closing import ClosedAfterError, Closing
+from ..declared import Number
 from ..weights import Mode, ParameterStore
 
 _ASK_S = 0.5  # the longest time for which a porter waits for newer weights; `close` waits for its answer
@@ -54,12 +55,10 @@ class Mirror(Closing):
         description: Mapping[str, Any] | None = None,
         name: str = "weights",
     ) -> None:
-        if not is_number(sync_seconds) or not 0 <= sync_seconds < float("inf"):
-            raise ValueError(f"sync_seconds: expected seconds of at least 0, got {brief(sync_seconds)}")
         check_timeout(timeout, or_none=False)
         self._link = link
         self._moving = Lock()
-        self._sync_seconds = sync_seconds
+        self._sync_seconds: float = Number(0)("sync_seconds", sync_seconds)
         self._closing = Event()
         self._failure: Exception | None = None
         self.fetched = self.nbytes = self.lost = 0

@@ -153,7 +153,7 @@ def test_only_the_creator_writes(leases: Leases) -> None:
 
 BAD = [
     *each_bad(Leases.create, "an integer from 1 to 1048576", seats=[0, -1, 1.0, True, None, 2**21]),
-    *each_bad(partial(Leases.create, 1), "seconds above 0",
+    *each_bad(partial(Leases.create, 1), "a finite number above 0",
         lease_seconds=[0, -1.0, float("inf"), float("nan"), True, "2", None]),
 ]  # fmt: skip
 test_a_bad_argument_is_refused = refusals(BAD)

@@ -148,9 +148,10 @@ def test_a_porters_own_failure_is_told(home: ParameterStore) -> None:
 
 
 def test_a_bad_setting_is_refused(home: ParameterStore) -> None:
-    make, seconds = partial(Mirror, Porter(home)), "seconds of at least 0"
+    make = partial(Mirror, Porter(home))
     for row in (
-        *each_bad(make, seconds, sync_seconds=[-1, None, True, float("inf")], timeout=[-1.0]),
+        *each_bad(make, "a finite number of at least 0", sync_seconds=[-1, None, True, float("inf")]),
+        *each_bad(make, "seconds of at least 0", timeout=[-1.0]),
         *each_bad(make, "at least two slots for a mirror", mode=["snapshot"]),
     ):
         check_refused(*row)

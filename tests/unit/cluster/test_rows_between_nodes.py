@@ -40,7 +40,7 @@ def patient(relay: Relay) -> None:
         try:
             relay.poll()
             relay._rows.look()
-            if relay._acked is not None and (relay._acked >= relay._rows.hi).all() and not relay._flight:
+            if (relay._acked >= relay._rows.hi).all() and not relay._flight:
                 return
         except LinkLost:
             relay._rewind()
