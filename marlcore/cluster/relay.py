@@ -84,15 +84,6 @@ class RelayStats:
         return float(np.percentile([*self.delays], percentile)) if self.delays else 0.0
 
 
-@dataclass(frozen=True)
-class _Sent:
-    """A message in flight: its spans, the time at which its oldest row was seen, and the ingest's answer."""
-
-    spans: Ints
-    seen: float
-    taken: "Future[bool]"
-
-
 class Relay(Closing):
     """Sends the rows of a replay or queue to an ingest, in a thread that runs from `start` to `close`.
 
@@ -149,7 +140,8 @@ class Relay(Closing):
         self._is_open = False  # whether the ingest has said where to continue
         self._next = np.zeros(source.lanes, np.int64)  # by lane, the ticket to send next
         self._acked = np.full(source.lanes, -1)  # by lane, the ticket below which the ingest has every row; -1: unknown
-        self._flight: deque[_Sent] = deque()
+        # The messages in flight: spans, the time at which the oldest row was seen, and the ingest's answer
+        self._flight: deque[tuple[Ints, float, Future[bool]]] = deque()
         self._seen: float | None = None  # when the oldest row that waits was seen
         self._turn = 0  # the lane from which the next message begins
         self._memory = np.empty(0, np.uint8)
@@ -256,14 +248,13 @@ class Relay(Closing):
 
     def _hear(self) -> None:
         """Takes the answers that have come, in the order of the messages."""
-        while self._flight and self._flight[0].taken.done():
-            sent = self._flight.popleft()
+        while self._flight and self._flight[0][-1].done():
+            spans, seen, taken = self._flight.popleft()
             self.stats.in_flight = len(self._flight)
-            if not sent.taken.result():
+            if not taken.result():
                 self._rewind()
                 return
-            spans = sent.spans
-            self.stats.delays.append(self._clock() - sent.seen)
+            self.stats.delays.append(self._clock() - seen)
             after = np.maximum(spans[:, AFTER], self._acked[spans[:, LANE]])  # rows of an earlier ingest are no gap
             gaps = int(np.maximum(spans[:, FIRST] - after, 0).sum())
             self.stats.gaps += gaps
@@ -296,8 +287,9 @@ class Relay(Closing):
         if not read.any():
             return False
         message = seal(self._memory, self._seat, self._epoch, spans, nbytes, self._compress)
-        self._flight.append(_Sent(spans[read], self._seen, self._link.send(message)))
-        self._flight[-1].taken.add_done_callback(lambda _: self._wake.set())
+        taken = self._link.send(message)
+        self._flight.append((spans[read], self._seen, taken))
+        taken.add_done_callback(lambda _: self._wake.set())
         self._next[spans[read, LANE]] = (spans[:, FIRST] + spans[:, ROWS])[read]
         self._seen = self._clock() if (self._next < self._rows.hi).any() else None
         self.stats.messages += 1

@@ -167,9 +167,9 @@ def _fixed(config: PopulationConfig, total_steps: int) -> dict[str, Any]:
 
 
 def parent_of(member: int, scores: Mapping[int, float], share: float, generator: np.random.Generator) -> int | None:
-    """Truncation selection: draws the member of the highest share that a member of the lowest copies; else None.
+    """Truncation selection: draws, from the highest share, the member that `member` copies; None if it copies none.
 
-    A share has at least one member. A member that diverged always copies, if the highest share has a better one.
+    Members of the lowest share copy; a share has at least one member. A diverged member always copies a better one.
     """
     ranked = sorted(scores, key=scores.__getitem__)
     count = max(1, int(share * len(ranked)))

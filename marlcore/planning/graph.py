@@ -182,11 +182,9 @@ class Graph(Shared):
         Raises: SegmentNotFound: there is no such file. SegmentCorrupt: it is no graph. SharedMemoryFull: no room.
         """
         with cls.attach(as_path("path", path).resolve()) as saved:
-            segment = saved._segment
-            segment.verify()
-            return cls(
-                Segment.create("graph", segment.description, len(segment.body), fill=lambda put: put(0, segment.body))
-            )
+            saved._segment.verify()
+            about, body = saved._segment.description, saved._segment.body
+            return cls(Segment.create("graph", about, len(body), fill=lambda put: put(0, body)))
 
     def __len__(self) -> int:
         """Returns the number of states."""

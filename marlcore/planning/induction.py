@@ -81,12 +81,9 @@ def backward_induction(
     chosen = _checked_agents(agents, goals, robots, graph)
     beta = BETA("beta", beta)
     policy_dtype = policy_dtype or ("float64" if dtype == "float64" else "float32")
-    for options, name, value in (
-        (DTYPES, "dtype", dtype),
-        (DTYPES[:2], "policy_dtype", policy_dtype),
-        (DTYPES[::2], "sums", sums),
-    ):
-        choice(options, name, value)
+    choice(DTYPES, "dtype", dtype)
+    choice(DTYPES[:2], "policy_dtype", policy_dtype)
+    choice(DTYPES[::2], "sums", sums)
     threads = count_workers(workers)
     tabulate = Tabulate(graph, threads)
     [rows] = discounted_rows(tabulate, durations, Discount(gamma, rho))
