@@ -51,13 +51,7 @@ class PlacementContext:
 
 
 class Placement(ABC):
-    """A place for a node agent. It has the name of a worker of the run, and keeps that worker's counters.
-
-    Attributes:
-        agent: the agent in this place, if any.
-        epoch: the agent's epoch, once it has begun; otherwise 0.
-        has_failed: whether a worker of the agent failed for good.
-    """
+    """A place for a node agent. It has the name of a worker of the run, and keeps that worker's counters."""
 
     loss = ""  # the log's words for the consequence of a lost agent
 
@@ -65,8 +59,8 @@ class Placement(ABC):
         """`number` is the seat's number in `context.leases`."""
         self.name, self.number, self.role, self.context = name, number, role, context
         self.agent: AgentHandle | None = None
-        self.epoch = 0
-        self.has_failed = False
+        self.epoch = 0  # the agent's epoch, once it has begun
+        self.has_failed = False  # whether a worker of the agent failed for good
         self.control, self._leases = context.control, context.leases
         self.counters = self.control.workers[name]
         self.reporter = context.stack.enter_context(closing(context.telemetry.reporter(name)))
@@ -162,18 +156,13 @@ class Placement(ABC):
 
 
 class ActorPlacement(Placement):
-    """One machine's actors; if that machine is lost, others take its share of the steps.
-
-    Attributes:
-        status: the agent's last status.
-        asked: the share of steps in the last orders.
-    """
+    """One machine's actors; if that machine is lost, others take its share of the steps."""
 
     loss = "others take its share of the steps"
 
     def __init__(self, name: str, number: int, context: PlacementContext) -> None:
         super().__init__(name, number, context.cluster.acting, context)
-        self.status, self.asked = Status(), 0
+        self.status, self.asked = Status(), 0  # the agent's last status, and the share of steps in the last orders
         self._taken = 0  # steps of earlier agents
         self._counted = 0.0, 0.0, 0.0  # time, rows and bytes of the last figures
         self._games: Reporter | None = None

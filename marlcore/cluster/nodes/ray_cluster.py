@@ -56,35 +56,22 @@ class Machine:
 
 @dataclass(frozen=True)
 class Role:
-    """The purpose of agents: to run all actors of a machine, or a policy's learner.
+    """The purpose of agents: to run all actors of a machine, or a policy's learner."""
 
-    Attributes:
-        label: the setting that asks for these agents.
-        reserved: the resources that Ray reserves for each agent.
-        trial: a pickled function without arguments; each machine calls it first, and it raises if the machine is unfit.
-        wants: the purpose of the trial, in words; empty if the trial's error says all.
-        exclusive: whether a machine may have at most one such agent, and the driver's machine none.
-    """
-
-    label: str
-    reserved: dict[str, float]
-    trial: bytes
-    wants: str = ""
-    exclusive: bool = False
+    label: str  # the setting that asks for these agents
+    reserved: dict[str, float]  # the resources that Ray reserves for each agent
+    trial: bytes  # a pickled function without arguments, which each machine calls first; it raises on an unfit machine
+    wants: str = ""  # the purpose of the trial, in words; empty if the trial's error says all
+    exclusive: bool = False  # whether a machine may have at most one such agent, and the driver's machine none
 
 
 class AgentHandle:
-    """The driver's handle of an agent on a machine. Only its last call may still await an answer.
-
-    Attributes:
-        found: the result of the agent's check of its machine, once it has come.
-        has_begun: whether the agent was told to begin, so that it may own segments and processes.
-    """
+    """The driver's handle of an agent on a machine. Only its last call may still await an answer."""
 
     def __init__(self, ray: Any, machine: Machine, actor: Any, role: Role) -> None:
         self.machine, self.role, self._ray, self._actor = machine, role, ray, actor
-        self.found: dict[str, Any] = {}
-        self.has_begun = False
+        self.found: dict[str, Any] = {}  # the result of the agent's check of its machine, once it has come
+        self.has_begun = False  # whether the agent was told to begin, so that it may own segments and processes
         self._awaited: Any = None
 
     def call(self, method: str, *args: Any) -> None:
@@ -130,10 +117,6 @@ class RayCluster(Closing):
 
     Raises ValueError, in one line: there is no such cluster, or it lacks machines that the run asks for; nothing is
     left running.
-
-    Attributes:
-        acting: the role of agents with actors. learning: by policy, the role of its learner's agent.
-        agents: the agents that are not known to be dead.
     """
 
     def __init__(
@@ -145,12 +128,12 @@ class RayCluster(Closing):
         self._path = [path for path in sys.path if path]
         trial = cloudpickle.dumps(partial(make_once, env_fn))
         wants = f"env_fn: expected an environment that can be made there, got {brief(label)}"
-        self.acting = Role("cluster.nodes", config.reserved, trial, wants, exclusive=True)
-        self.learning = {
+        self.acting = Role("cluster.nodes", config.reserved, trial, wants, exclusive=True)  # of agents with actors
+        self.learning = {  # by policy, the role of its learner's agent
             policy: Role(f"cluster.learners: {policy}", config.reserved_for(policy), cloudpickle.dumps(trial))
             for policy, trial in (trials or {}).items()
         }
-        self.agents: list[AgentHandle] = []
+        self.agents: list[AgentHandle] = []  # all that are not known to be dead
         self._losses: Counter[str] = Counter()  # of agents, by machine
         self._cleanups: list[Any] = []
         self._ray, self._owns = _connect(str(config.address))
