@@ -151,11 +151,6 @@ class Oracles:
 
     def checked(self, resumed: bool) -> PSROResult:
         """Checks the input; returns the result so far. Raises ValueError, TypeError: bad input or directory."""
-        for name, default in (("self_play", SelfPlayConfig()), ("evaluation", EvaluationConfig())):
-            if getattr(self.config, name) != default:
-                raise ValueError(
-                    f"config.{name}: expected the default, since psro chooses all games, got other settings"
-                )
         if not resumed and holds_files(self.folder):
             raise ValueError(f"run_dir: expected a new or empty directory, got {str(self.folder)!r}, which holds files")
         spec = assigned(factory(self.env_fn), self.algorithm, self.config)

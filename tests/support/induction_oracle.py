@@ -63,7 +63,7 @@ class Induction:
         return policy, self.store(value)
 
     def _q(self, i, agent, action, achieved, values):
-        """The action's Q; None where none of the believed profiles is possible."""
+        """Returns the action's Q; None if no believed profile is possible."""
         total, mass, missing = 0.0, 0.0, False
         for p, profile in self.believed(self.states[i], agent, action):
             expectations = []
