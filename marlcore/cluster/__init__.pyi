@@ -11,7 +11,7 @@ from .relay import RelayStats as RelayStats
 # isort: split
 # Weights
 from .mirror import Mirror as Mirror
-from .porter import Porter as Porter
+from .mirror import Porter as Porter
 
 # isort: split
 # Leases

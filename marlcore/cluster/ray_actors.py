@@ -17,7 +17,7 @@ from ..lazy import missing
 from ..memory import SegmentHandle
 from ..weights import ParameterStore
 from .ingest import Ingest, IngestStats
-from .porter import Porter
+from .mirror import Porter
 from .relay import INLINE_BYTES
 
 _WATCH_S = 1.0  # the longest wait for a newer version, after which mirrors ask again

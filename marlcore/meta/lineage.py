@@ -157,13 +157,9 @@ def _check_row(config: PopulationConfig, row: Mapping[str, Any]) -> None:
 
 def _fixed(config: PopulationConfig, total_steps: int) -> dict[str, Any]:
     """Returns the settings that must not change when a population is resumed; ranges may change."""
-    return {
-        "rungs": rungs(config, total_steps) if config.method == "halving" else [],
-        "size": config.size,
-        "method": config.method,
-        "interval": config.interval,
-        "settings": sorted(config.settings),
-    }
+    fixed = {name: getattr(config, name) for name in ("size", "method", "interval")}
+    lengths = rungs(config, total_steps) if config.method == "halving" else []
+    return {"rungs": lengths, **fixed, "settings": sorted(config.settings)}
 
 
 def parent_of(member: int, scores: Mapping[int, float], share: float, generator: np.random.Generator) -> int | None:
