@@ -86,7 +86,7 @@ class Ingest(Closing):
             target: the replay or queue to write to. A queue that drops the newest is refused.
             bookings: the bookings of the target's lanes.
             seats: for each seat, the target's lanes that take the rows of the sender's lanes 0, 1, ...
-            holds: holds(seat, epoch) returns whether this epoch still has the seat's lease; None: the newest epoch has.
+            holds: holds(seat, epoch) returns whether this epoch still has the seat's lease; None: the newest has it.
             wait_seconds: the longest time that a `put` waits for room in a queue, or for a limiter.
 
         Raises:
