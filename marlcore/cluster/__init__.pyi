@@ -11,7 +11,7 @@ from .relay import RelayStats as RelayStats
 # isort: split
 # Weights
 from .mirror import Mirror as Mirror
-from .porter import Porter as Porter
+from .mirror import Porter as Porter
 
 # isort: split
 # Leases
@@ -19,9 +19,9 @@ from .leases import Leases as Leases
 
 # isort: split
 # On Ray, with pip install "marlcore[cluster]"
-from .ray_rows import IngestActor as IngestActor
-from .ray_rows import RayLink as RayLink
-from .ray_rows import end_actor as end_actor
-from .ray_rows import start_ingest as start_ingest
-from .ray_weights import PorterActor as PorterActor
-from .ray_weights import WeightsLink as WeightsLink
+from .ray_actors import IngestActor as IngestActor
+from .ray_actors import PorterActor as PorterActor
+from .ray_actors import RayLink as RayLink
+from .ray_actors import WeightsLink as WeightsLink
+from .ray_actors import end_actor as end_actor
+from .ray_actors import start_ingest as start_ingest

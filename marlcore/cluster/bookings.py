@@ -6,7 +6,6 @@ valid. Rows that arrive in order change no booking: the sender's next ticket fol
 """
 
 from dataclasses import astuple, dataclass
-from typing import Any
 
 from ..checks import check_whole
 from ..memory import LINE, Segment, Shared, Words
@@ -23,7 +22,7 @@ class Booking:
         epoch: the epoch of the sender whose rows the lane takes.
         offset: maps tickets: the sender's next ticket is offset + the lane's own committed ticket.
         seam: the lane's newest ticket whose row does not continue the row before it.
-        lost: rows that senders of any epoch overwrote before they were sent.
+        lost: the number of rows that senders of any epoch overwrote before they were sent.
     """
 
     epoch: int = 0
@@ -49,8 +48,7 @@ class Bookings(Shared):
         Raises: ValueError: lanes is not a positive integer. SharedMemoryFull: no room.
         """
         check_whole("lanes", lanes)
-        description: dict[str, Any] = {"kind": cls.kind, "lanes": int(lanes)}
-        return cls(Segment.create(name, description, LINE * int(lanes)))
+        return cls(Segment.create(name, {"kind": cls.kind, "lanes": int(lanes)}, LINE * int(lanes)))
 
     def load(self, lane: int) -> Booking:
         """Returns a lane's booking; any process may call it."""
@@ -72,6 +70,6 @@ class Bookings(Shared):
 
     @property
     def lost(self) -> int:
-        """Rows of all lanes that were overwritten at their senders before they were sent."""
+        """The number of rows, of all lanes, that their senders overwrote before they were sent."""
         self.check_open()
         return sum(self.load(lane).lost for lane in range(self.lanes))

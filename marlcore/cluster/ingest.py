@@ -12,8 +12,9 @@ from threading import Condition, Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import brief, check_whole, is_number
+from ..checks import brief, check_whole
 from ..closing import ClosedAfterError, Closing
+from ..declared import Number
 from ..errors import ClosedError, Fenced, LayoutMismatch
 from ..memory import AFTER, FIRST, LANE, ROWS
 from ..queue import TrajectoryQueue
@@ -85,7 +86,7 @@ class Ingest(Closing):
             target: the replay or queue to write to. A queue that drops the newest is refused.
             bookings: the bookings of the target's lanes.
             seats: for each seat, the target's lanes that take the rows of the sender's lanes 0, 1, ...
-            holds: holds(seat, epoch) tells whether this epoch still has the seat's lease; None: the newest epoch has.
+            holds: holds(seat, epoch) returns whether this epoch still has the seat's lease; None: the newest has it.
             wait_seconds: the longest time that a `put` waits for room in a queue, or for a limiter.
 
         Raises:
@@ -95,13 +96,11 @@ class Ingest(Closing):
         lanes = _lanes_of(seats, target.lanes)
         if bookings.lanes != target.lanes:
             raise ValueError(f"bookings: expected those of {target.lanes} lanes, got {bookings.lanes}")
-        if not is_number(wait_seconds) or not wait_seconds >= 0:
-            raise ValueError(f"wait_seconds: expected seconds of at least 0, got {brief(wait_seconds)}")
         self.stats = IngestStats()
         self._spec = target.spec
         self._bookings = bookings
         self._holds = holds
-        self._wait_seconds = wait_seconds
+        self._wait_seconds: float = Number(0, finite=False)("wait_seconds", wait_seconds)
         self._closed = False
         self._counting = Lock()
         self._writer: RowsWriter = target.rows_writer(lanes)
@@ -117,7 +116,7 @@ class Ingest(Closing):
 
         Args:
             seat: the sender's place.
-            epoch: the incarnation of the sender in this seat, at least 1; a higher one replaces it for ever.
+            epoch: the incarnation of the sender in this seat, at least 1; a higher epoch replaces it for ever.
             lanes: the number of lanes of the sender's replay or queue. spec: its TransitionSpec, by `to_dict`.
 
         Raises:
@@ -190,8 +189,10 @@ class Ingest(Closing):
             return True
         try:
             written = self._writer.append(parts, sent.plain_rows(), self._wait_seconds)
-        except BaseException:
-            self._look_again(lanes)
+        except BaseException:  # some rows may have been written
+            committed = self._writer.committed()
+            self._next[lanes] += committed[lanes] - self._committed[lanes]
+            self._committed[lanes] = committed[lanes]
             raise
         self._next[lanes[new]] += written
         self._committed[lanes[new]] += written
@@ -227,12 +228,6 @@ class Ingest(Closing):
         self._bookings.store(lane, booking)
         self._next[lane] = booking.offset + self._committed[lane]
         self._seam[lane] = booking.seam
-
-    def _look_again(self, lanes: Ints) -> None:
-        """Advances the cursors past the rows that a failed append has written."""
-        committed = self._writer.committed()
-        self._next[lanes] += committed[lanes] - self._committed[lanes]
-        self._committed[lanes] = committed[lanes]
 
     def _count(self, **amounts: int) -> None:
         with self._counting:

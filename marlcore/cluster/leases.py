@@ -9,7 +9,8 @@ one store, an epoch never returns, and an ingest finishes a message before it ta
 
 from time import monotonic_ns
 
-from ..checks import brief, check_whole, is_number
+from ..checks import check_whole
+from ..declared import Number
 from ..errors import MarlcoreError
 from ..memory import LINE, File, Segment, Shared, Words
 
@@ -117,11 +118,11 @@ class Leases(Shared):
         return epoch > 0 and self._line(seat).load(_HOLDER) == epoch
 
     def follow(self, seat: int, ended: int) -> None:
-        """In a copy of the controller's table: records that a seat's epochs up to `ended` have ended; see `allows`."""
+        """Records, in a copy of the controller's table, that a seat's epochs up to `ended` have ended; see `allows`."""
         self._written(seat).store(_ENDED, ended)
 
     def allows(self, seat: int, epoch: int) -> bool:
-        """As `check`, by a copy of the controller's table, which learns of ends but may not know this grant yet."""
+        """Returns the same as `check`, but by a copy of the controller's table, which may not know this grant yet."""
         return epoch > self._line(seat).load(_ENDED)
 
     def epoch(self, seat: int) -> int:
@@ -160,5 +161,4 @@ class Leases(Shared):
 
 def _check(seats: object, lease_seconds: object) -> None:
     check_whole("seats", seats, 1, _MOST_SEATS)
-    if not is_number(lease_seconds) or not 0 < lease_seconds < float("inf"):  # type: ignore[operator]
-        raise ValueError(f"lease_seconds: expected seconds above 0, got {brief(lease_seconds)}")
+    Number(above=0)("lease_seconds", lease_seconds)

@@ -1,16 +1,74 @@
-"""The mirror: keeps a store on this node at the newest version of a store on another node, its home store."""
+"""Weights between nodes: a porter, beside the learner, copies weights out of their home store for other nodes.
 
-from collections.abc import Mapping
+A mirror keeps a store on its own node at the newest version of the home store.
+"""
+
+from collections.abc import Callable, Mapping
 from threading import Event, Lock, Thread
 from time import monotonic
 from typing import Any, Protocol
 
-from ..checks import brief, check_timeout, is_number
+import numpy as np
+
+from ..checks import check_timeout
 from ..closing import ClosedAfterError, Closing
+from ..declared import Number
+from ..errors import TimedOut
 from ..weights import Mode, ParameterStore
 
 _ASK_S = 0.5  # the longest time for which a porter waits for newer weights; `close` waits for its answer
 _RETRY_S = 0.1  # between attempts to reach a lost porter
+
+
+class Porter:
+    """Gives out the newest row of a store, or every row. It copies a requested row once, however many nodes request it.
+
+    Many threads may call its methods at once. A mirror in the same process takes a Porter as its link.
+
+    Args:
+        store: the home store.
+        put: copies a row, read-only uint8 [layout.nbytes], out of shared memory; `fetch` returns its result.
+        every: give out each version that the store still holds, in order, instead of the newest alone.
+
+    Attributes:
+        version: the version of the last copy; 0 before the first.
+        copies, nbytes: the number of rows copied, and of their bytes.
+        requests: the number of rows given out.
+    """
+
+    def __init__(self, store: ParameterStore, put: Callable[[Any], Any] = np.copy, *, every: bool = False) -> None:
+        self.store = store
+        self._put = put
+        self._every = every
+        self._lock = Lock()
+        self._last: Any = None
+        self.version = self.copies = self.nbytes = self.requests = 0
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the store's description, for `ParameterStore.create_mirror`."""
+        return self.store.description
+
+    def fetch(self, newer_than: int, timeout: float) -> Any:
+        """Waits for a version above `newer_than`; returns the newest row or, with `every`, the next one.
+
+        Returns None if no such version appears within `timeout` seconds.
+        """
+        if not self.store.wait(newer_than, timeout):
+            return None
+        with self._lock:
+            if self.version != (newer_than + 1 if self._every else self.store.version):
+                try:
+                    store, put = self.store, self._put
+                    copied = store.copy_next(newer_than, put) if self._every else store.copy_newest(put)
+                except TimedOut:
+                    copied = None
+                if copied is None:
+                    return None  # the publisher overwrote the row during each copy
+                self.version, self._last = copied
+                self.copies += 1
+                self.nbytes += self.store.layout.nbytes
+            self.requests += 1
+            return self._last
 
 
 class WeightsSource(Protocol):
@@ -54,12 +112,10 @@ class Mirror(Closing):
         description: Mapping[str, Any] | None = None,
         name: str = "weights",
     ) -> None:
-        if not is_number(sync_seconds) or not 0 <= sync_seconds < float("inf"):
-            raise ValueError(f"sync_seconds: expected seconds of at least 0, got {brief(sync_seconds)}")
         check_timeout(timeout, or_none=False)
         self._link = link
         self._moving = Lock()
-        self._sync_seconds = sync_seconds
+        self._sync_seconds: float = Number(0)("sync_seconds", sync_seconds)
         self._closing = Event()
         self._failure: Exception | None = None
         self.fetched = self.nbytes = self.lost = 0

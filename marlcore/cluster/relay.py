@@ -11,8 +11,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import brief, check_timeout, check_whole, is_number
+from ..checks import brief, check_timeout, check_whole
 from ..closing import Closing
+from ..declared import Number
 from ..errors import LinkLost
 from ..memory import AFTER, FIRST, LANE, ROWS
 from ..queue import TrajectoryQueue
@@ -83,15 +84,6 @@ class RelayStats:
         return float(np.percentile([*self.delays], percentile)) if self.delays else 0.0
 
 
-@dataclass(frozen=True)
-class _Sent:
-    """A message in flight: its spans, the time at which its oldest row was seen, and the ingest's answer."""
-
-    spans: Ints
-    seen: float
-    taken: "Future[bool]"
-
-
 class Relay(Closing):
     """Sends the rows of a replay or queue to an ingest, in a thread that runs from `start` to `close`.
 
@@ -133,10 +125,6 @@ class Relay(Closing):
         """
         check_whole("seat", seat, low=0)
         check_whole("epoch", epoch)
-        if not is_number(flush_seconds) or not 0 < flush_seconds <= LONGEST_FLUSH_S:
-            raise ValueError(
-                f"flush_seconds: expected seconds above 0, to {LONGEST_FLUSH_S:g}, got {brief(flush_seconds)}"
-            )
         if compress not in ("lz4", None):
             raise ValueError(f"compress: expected 'lz4' or None, got {brief(compress)}")
         if compress is not None:
@@ -144,13 +132,16 @@ class Relay(Closing):
         self.stats = RelayStats()
         self.error: Exception | None = None
         self._link, self._seat, self._epoch = link, seat, epoch
-        self._flush_seconds, self._compress, self._clock = flush_seconds, compress, clock
+        self._flush_seconds: float = Number(above=0, high=LONGEST_FLUSH_S)("flush_seconds", flush_seconds)
+        self._compress, self._clock = compress, clock
         self._spec = source.spec.to_dict()
         self._rows = source.rows_reader()
-        self._next: Ints | None = None  # by lane, the ticket to send next; None until the link is open
         self._lanes = source.lanes
-        self._acked: Ints | None = None  # by lane, the tickets below which the ingest has every row
-        self._flight: deque[_Sent] = deque()
+        self._is_open = False  # whether the ingest has said where to continue
+        self._next = np.zeros(source.lanes, np.int64)  # by lane, the ticket to send next
+        self._acked = np.full(source.lanes, -1)  # by lane, the ticket below which the ingest has every row; -1: unknown
+        # The messages in flight: spans, the time at which the oldest row was seen, and the ingest's answer
+        self._flight: deque[tuple[Ints, float, Future[bool]]] = deque()
         self._seen: float | None = None  # when the oldest row that waits was seen
         self._turn = 0  # the lane from which the next message begins
         self._memory = np.empty(0, np.uint8)
@@ -173,9 +164,11 @@ class Relay(Closing):
             self._moved = False
             self._rewind()
         self._hear()
-        if self._next is None:
-            self._open()
-        assert self._next is not None
+        if not self._is_open:
+            self._next[:] = cursor = self._link.open(self._seat, self._epoch, self._lanes, self._spec)
+            self._acked[self._acked < 0] = cursor[self._acked < 0]  # rows that a predecessor sent are not counted
+            self._acknowledge(np.arange(self._lanes), cursor)
+            self._is_open = True
         self._rows.look()
         waiting = np.maximum(self._rows.hi - self._next, 0)
         if not waiting.any():
@@ -204,7 +197,7 @@ class Relay(Closing):
             while True:
                 if self._thread is None:
                     self.poll()
-                if self._acked is not None and (self._acked >= wanted).all():
+                if (self._acked >= wanted).all():
                     return True
                 if self.error is not None:
                     raise self.error
@@ -246,40 +239,29 @@ class Relay(Closing):
                 self._wake.wait(self._flush_seconds / 40)
                 self._wake.clear()
 
-    def _open(self) -> None:
-        """Asks the ingest where to continue."""
-        cursor = self._link.open(self._seat, self._epoch, self._lanes, self._spec)
-        if self._acked is None:  # what a predecessor sent is not counted
-            self._acked = cursor.copy()
-        self._next = cursor.copy()
-        self._acknowledge(np.arange(len(cursor)), cursor)
-
     def _rewind(self) -> None:
         """Forgets the messages in flight; the next poll asks the ingest where to continue."""
-        self.stats.rewinds += self._next is not None
+        self.stats.rewinds += self._is_open
         self.stats.in_flight = 0
         self._flight.clear()
-        self._next = None
+        self._is_open = False
 
     def _hear(self) -> None:
         """Takes the answers that have come, in the order of the messages."""
-        while self._flight and self._flight[0].taken.done():
-            sent = self._flight.popleft()
+        while self._flight and self._flight[0][-1].done():
+            spans, seen, taken = self._flight.popleft()
             self.stats.in_flight = len(self._flight)
-            if not sent.taken.result():
+            if not taken.result():
                 self._rewind()
                 return
-            spans = sent.spans
-            self.stats.delays.append(self._clock() - sent.seen)
-            assert self._acked is not None  # rows that an earlier ingest took are no gap
-            after = np.maximum(spans[:, AFTER], self._acked[spans[:, LANE]])
+            self.stats.delays.append(self._clock() - seen)
+            after = np.maximum(spans[:, AFTER], self._acked[spans[:, LANE]])  # rows of an earlier ingest are no gap
             gaps = int(np.maximum(spans[:, FIRST] - after, 0).sum())
             self.stats.gaps += gaps
             self.stats.rows -= gaps
             self._acknowledge(spans[:, LANE], spans[:, FIRST] + spans[:, ROWS])
 
     def _acknowledge(self, lanes: Ints, tickets: Ints) -> None:
-        assert self._acked is not None
         tickets = np.maximum(self._acked[lanes], tickets)
         self.stats.rows += int((tickets - self._acked[lanes]).sum())
         self._acked[lanes] = tickets
@@ -292,7 +274,7 @@ class Relay(Closing):
 
     def _send(self, waiting: Ints) -> bool:
         """Sends the next message; returns False if none of the waiting rows may be sent yet."""
-        assert self._next is not None and self._seen is not None
+        assert self._seen is not None
         spans = self._spans(waiting)
         if not len(spans):
             return False
@@ -305,8 +287,9 @@ class Relay(Closing):
         if not read.any():
             return False
         message = seal(self._memory, self._seat, self._epoch, spans, nbytes, self._compress)
-        self._flight.append(_Sent(spans[read], self._seen, self._link.send(message)))
-        self._flight[-1].taken.add_done_callback(lambda _: self._wake.set())
+        taken = self._link.send(message)
+        self._flight.append((spans[read], self._seen, taken))
+        taken.add_done_callback(lambda _: self._wake.set())
         self._next[spans[read, LANE]] = (spans[:, FIRST] + spans[:, ROWS])[read]
         self._seen = self._clock() if (self._next < self._rows.hi).any() else None
         self.stats.messages += 1
@@ -317,7 +300,6 @@ class Relay(Closing):
 
     def _spans(self, waiting: Ints) -> Ints:
         """Returns the next message's spans, int64 [n, 4]: lane after lane, from the lane where the last one ended."""
-        assert self._next is not None
         order = np.roll(np.arange(len(waiting)), -self._turn)
         order = order[waiting[order] > 0]
         first = self._next[order].copy()
@@ -341,4 +323,4 @@ class Relay(Closing):
 
     def _least(self) -> Ints:
         """Returns each lane's lowest ticket that may be sent; a queue's acknowledged rows are never sent again."""
-        return np.maximum(self._rows.lo, self._acked) if self._rows.once and self._acked is not None else self._rows.lo
+        return np.maximum(self._rows.lo, self._acked) if self._rows.once else self._rows.lo

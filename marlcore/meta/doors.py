@@ -41,7 +41,7 @@ def train_seeds(
         all work in this process.
     """
     with children_of(config) as children:
-        from .seeds import work_seeds
+        from .several import work_seeds
 
         initial = {"init_from": init_from, "init_strict": init_strict}
         return work_seeds(env_fn, algorithm, config, seeds, parallel, progress, children, **initial)

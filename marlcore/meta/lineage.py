@@ -157,19 +157,15 @@ def _check_row(config: PopulationConfig, row: Mapping[str, Any]) -> None:
 
 def _fixed(config: PopulationConfig, total_steps: int) -> dict[str, Any]:
     """Returns the settings that must not change when a population is resumed; ranges may change."""
-    return {
-        "rungs": rungs(config, total_steps) if config.method == "halving" else [],
-        "size": config.size,
-        "method": config.method,
-        "interval": config.interval,
-        "settings": sorted(config.settings),
-    }
+    fixed = {name: getattr(config, name) for name in ("size", "method", "interval")}
+    lengths = rungs(config, total_steps) if config.method == "halving" else []
+    return {"rungs": lengths, **fixed, "settings": sorted(config.settings)}
 
 
 def parent_of(member: int, scores: Mapping[int, float], share: float, generator: np.random.Generator) -> int | None:
-    """Truncation selection: draws a member of the highest share for one of the lowest share to copy; None for others.
+    """Truncation selection: draws, from the highest share, the member that `member` copies; None if it copies none.
 
-    A share has at least one member. A member that diverged always copies, if the highest share has a better one.
+    Members of the lowest share copy; a share has at least one member. A diverged member always copies a better one.
     """
     ranked = sorted(scores, key=scores.__getitem__)
     count = max(1, int(share * len(ranked)))
@@ -181,7 +177,7 @@ def parent_of(member: int, scores: Mapping[int, float], share: float, generator:
 
 
 def explored(config: PopulationConfig, settings: Mapping[str, Any], generator: np.random.Generator) -> dict[str, Any]:
-    """Perturbs a copied member's settings; draws each anew instead with the probability `resample`."""
+    """Perturbs each setting of a copied member or, with the probability `resample`, draws it anew."""
     return {
         name: source.draw(generator)
         if generator.random() < config.resample

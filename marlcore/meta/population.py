@@ -6,13 +6,11 @@ full copy at no cost, even while the source saves again.
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import logging
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,31 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from ..algos import make
-from ..checks import brief, check_type, did_you_mean
-from ..config import AssignedPolicy, Config, PopulationConfig, StopConfig
-from ..declared import changed, hints_of
+from ..checks import check_type
+from ..config import Config, PopulationConfig
 from ..errors import WorkerFailed
-from ..interfaces import Algorithm, QueueSource
-from ..loops import build_model
+from ..interfaces import Algorithm
 from ..processes import Children
-from ..record import (
-    CONTINUED,
-    SharedProgress,
-    checkpoint_path,
-    each_metric,
-    fixed_settings,
-    open_run,
-    read_config,
-    steps_taken,
-)
-from ..run import Result, policies_of
+from ..record import CONTINUED, SharedProgress, checkpoint_path, each_metric, open_run, read_config, steps_taken
+from ..run import Result
 from .lineage import LOST, Lineage, explored, parent_of, plot_lineage
+from .settings import changeable, check_names, check_values, with_settings
 from .several import Waiting, check_parallel, folder_of, make_runs, warned_once, working_in
-
-OWN = ("run_dir", "total_steps", "seed", "mode", "policies")  # which a population sets, or its members share
-SHARED = ("stop", "self_play", "cluster", "evaluation")  # sections
-ALGORITHM = "algorithm."
 
 log = logging.getLogger(__name__)
 
@@ -75,16 +58,15 @@ def work_population(
     """Trains a population, and returns its members, the best first. Raises: see `train_population`."""
     check_type("population", population, PopulationConfig)
     check_type("config", config, Config, or_none=True)
-    algorithm, config = _changeable(algorithm), config or Config()
-    _check_shared(config)
+    algorithm, config = changeable(algorithm), config or Config()
+    check_names(algorithm, config, population)
     check_parallel(population.parallel, config)
     folder = folder_of("population", config.run_dir, resume)
     if resume is not None:
         folder = open_run(folder, CONTINUED)
     config = config.with_absolute_paths()
-    _check_names(algorithm, config, population)
     with warned_once(lambda record: record.msg):  # equal warnings of segments differ in their steps
-        policies = _check_values(env_fn, algorithm, replace(config, run_dir=None), population, progress)
+        policies = check_values(env_fn, algorithm, replace(config, run_dir=None), population, progress)
         if population.method == "pbt" and population.interval >= config.total_steps:
             log.warning("interval: no member looks at others before its %d steps are over", config.total_steps)
         with working_in(folder, "population"):
@@ -176,7 +158,7 @@ class _Runs:
                 self._wait(i)
 
     def _exploit(self, number: int, ended: int | None) -> bool:
-        """Lets a member copy a better one if it is among the worst; `ended`: the steps of a segment that ends now.
+        """Lets a member that is among the worst copy a better member; `ended`: its steps, if its segment ends now.
 
         Returns False if the member diverged and no other member can be copied yet.
         """
@@ -202,7 +184,7 @@ class _Runs:
     def _wait(self, number: int) -> None:
         """Adds a member's next segment to `waiting`."""
         lineage, member, run_dir = self.lineage, self.lineage.members[number], self.run_dir(number)
-        config, algorithm = _with(self.config, self.algorithm, member.settings)
+        config, algorithm = with_settings(self.config, self.algorithm, member.settings)
         segment = sum(row["member"] == number for row in lineage.rows)
         seed = int(np.random.SeedSequence([config.seed, number, segment]).generate_state(1)[0])
         config = replace(config, run_dir=str(run_dir), total_steps=member.target, seed=seed)
@@ -256,96 +238,6 @@ def links_to_take(run_dir: Path, policies: list[str], copy: int | None) -> dict[
     links = {policy: _link_of(run_dir, policy, copy) for policy in policies}
     used = {policy: Path(path).name for policy, path in read_config(run_dir).get("init_from", {}).items()}
     return {policy: path for policy, path in links.items() if path.exists() and used.get(policy) != path.name}
-
-
-def _changeable(algorithm: Algorithm | str) -> Algorithm:
-    if isinstance(algorithm, type):
-        raise TypeError(f"algorithm: expected an Algorithm, such as marlcore.PPO(), got the class {algorithm.__name__}")
-    if isinstance(algorithm, Mapping):
-        raise TypeError(f"algorithm: expected one for all policies of a population, got {brief(algorithm)}")
-    return make(algorithm) if isinstance(algorithm, str) else algorithm
-
-
-def _check_shared(config: Config) -> None:
-    """Checks the shared settings. Raises ValueError: a setting conflicts with comparing members or with segments."""
-    if config.stop != StopConfig():
-        raise ValueError(f"stop: expected the defaults in a population, got {config.stop}")
-    if config.self_play.pool:
-        raise ValueError(
-            "self_play.pool: expected 0 in a population, whose members would be scored against opponents of their own, "
-            f"got {config.self_play.pool}"
-        )
-    if config.cluster.seats:
-        raise ValueError(f"cluster.address: expected None in a population, got {config.cluster.address!r}")
-
-
-def _with(config: Config, algorithm: Any, settings: Mapping[str, Any]) -> tuple[Config, Algorithm]:
-    """Replaces settings and hyperparameters by dotted name. Raises ValueError, TypeError."""
-    chosen = {name: value for name, value in settings.items() if name.startswith(ALGORITHM)}
-    config = changed(config, {name: value for name, value in settings.items() if name not in chosen})
-    hyperparameters = {name.removeprefix(ALGORITHM): value for name, value in chosen.items()}
-    return config, changed(algorithm, hyperparameters) if chosen else algorithm
-
-
-def _check_names(algorithm: Algorithm, config: Config, population: PopulationConfig) -> None:
-    """Checks settings' names. Raises ValueError: one does not exist, or a population may not vary it."""
-    hyperparameters: dict[str, Any] = vars(algorithm) if dataclasses.is_dataclass(algorithm) else {}
-    known = {*hints_of(Config), *(f"{ALGORITHM}{name}" for name in hyperparameters)}
-    fixed = dict.fromkeys(OWN, "the population sets it, or all members share it")
-    if population.method != "random":
-        fixed |= fixed_settings(config.replay.save, config.replay.prioritized)
-    for name in population.settings:
-        if name in fixed or name.partition(".")[0] in SHARED:
-            why = fixed.get(name, "all members share it")
-            raise ValueError(f"settings: expected others than {name!r}: {why}")
-        if name not in known:
-            raise ValueError(f"settings: expected names of settings, got {name!r}{did_you_mean(name, known)}")
-
-
-def _check_values(
-    env_fn: Any, algorithm: Algorithm, config: Config, population: PopulationConfig, progress: bool
-) -> list[str]:
-    """Checks all settings' values; returns the policies' names. Raises ValueError: a value is not allowed."""
-    policies, copies = policies_of(env_fn, algorithm, config, progress), population.method != "random"
-    whole = _fingerprint(policies, config) if copies else None
-    for name, distribution in population.settings.items():
-        for value in distribution.ends:
-            try:
-                json.dumps(value)
-            except TypeError:
-                expected = f"settings: expected numbers, texts and tuples of Python for {name!r}"
-                raise ValueError(f"{expected}, got {brief(value)} of type {type(value).__name__}") from None
-            its_config, its_algorithm = _with(config, algorithm, {name: value})
-            its_policies = policies_of(env_fn, its_algorithm, its_config, progress)
-            if copies:
-                _check_interval(its_policies, population.interval)
-            if copies and _fingerprint(its_policies, its_config) != whole:
-                raise ValueError(
-                    f"settings: expected ones with which a run can be resumed, got {name!r}, whose value {value!r} "
-                    "changes its network or its saved replays"
-                )
-    return [policy.name for policy in policies]
-
-
-def _check_interval(policies: tuple[AssignedPolicy, ...], interval: int) -> None:
-    agents = sum(len(policy.agents) for policy in policies)
-    for policy in policies:
-        if isinstance(policy.source, QueueSource):
-            share = len(policy.agents) / agents  # of the run's steps
-            least = policy.source.batch_size * (policy.source.length or 1) / share
-            if interval < least:
-                raise ValueError(
-                    f"interval: expected at least {math.ceil(least)} steps, since {policy.name} learns from whole "
-                    f"batches and none outlasts a look, got {interval}"
-                )
-
-
-def _fingerprint(policies: tuple[AssignedPolicy, ...], config: Config) -> Any:
-    """Returns the properties that must be equal in all segments of a member and in a member that it copies."""
-    models = [build_model(policy, config).whole.state_dict() for policy in policies]
-    shapes = [{name: tuple(tensor.shape) for name, tensor in model.items()} for model in models]
-    limiters = [config.limiter(p.name, len(p.agents) * config.lanes) for p in policies] if config.replay.save else []
-    return shapes, limiters
 
 
 def _score(run_dir: Path, begin: int, evaluates: bool) -> float:

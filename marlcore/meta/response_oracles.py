@@ -80,16 +80,9 @@ def psro(
     Raises: as `train`, KeyboardInterrupt for all runs together; ValueError also if a game's returns do not sum
         to 0. ModuleNotFoundError: Nash needs SciPy.
     """
-    check_whole("iterations", iterations)
-    check_whole("games", games, 2)
-    if min_gain is not None and not is_number(min_gain):
-        raise ValueError(f"min_gain: expected a number or None, got {brief(min_gain)}")
+    _check_arguments(config, iterations, games, min_gain)
     solve = solver_of(meta_solver)
     mixture_by(solve, np.zeros((1, 1)))
-    check_type("config", config, Config)
-    for name, default in (("self_play", SelfPlayConfig()), ("evaluation", EvaluationConfig())):
-        if getattr(config, name) != default:
-            raise ValueError(f"config.{name}: expected the default, since psro chooses all games, got other settings")
     folder = folder_of("psro", config.run_dir, resume)
     if resume is not None:
         folder = open_run(folder, UNPICKLED)
@@ -103,6 +96,17 @@ def psro(
         for place, population in enumerate(result.populations):
             population.policies = [oracles.policy(place, number) for number in range(len(population.mixture))]
     return result
+
+
+def _check_arguments(config: Config, iterations: int, games: int, min_gain: float | None) -> None:
+    check_whole("iterations", iterations)
+    check_whole("games", games, 2)
+    if min_gain is not None and not is_number(min_gain):
+        raise ValueError(f"min_gain: expected a number or None, got {brief(min_gain)}")
+    check_type("config", config, Config)
+    for name, default in (("self_play", SelfPlayConfig()), ("evaluation", EvaluationConfig())):
+        if getattr(config, name) != default:
+            raise ValueError(f"config.{name}: expected the default, since psro chooses all games, got other settings")
 
 
 def _iterate(

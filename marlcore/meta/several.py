@@ -1,12 +1,16 @@
-"""Makes several runs in one program: one after another by `train`, or in parallel by `start` on one fork server."""
+"""Makes several runs in one program: one after another by `train`, or in parallel by `start` on one fork server.
+
+`work_seeds` makes runs that differ in their seed alone, and plots their curves together.
+"""
 
 from __future__ import annotations
 
 import logging
 import shutil
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,18 +26,55 @@ from ..record import (
     Table,
     check_same_run,
     dated_paths,
+    each_metric,
     holds_files,
     is_address,
     lock_directory,
+    plot_runs,
+    read_config,
     steps_taken,
 )
-from ..run import Result, Run, Shared, start, train
+from ..run import Algorithms, Result, Run, Shared, policies_of, start, train
 
 REPEATED = ("spec", "launch", "resumption", "run")  # files of the room `run` that warn alike in every run
 POLL_S = 0.1  # between looks at runs beside each other
 
 Waiting: TypeAlias = dict[str, dict[str, Any]]  # by label, the arguments of `train`; it may grow between two results
 Ended: TypeAlias = Generator[tuple[str, Callable[[], Result]], None, None]
+
+
+def work_seeds(
+    env_fn: Callable[[], Any] | str, algorithm: Algorithms, config: Config | None, seeds: Sequence[int],
+    parallel: int, progress: bool, children: Children, **initial: Any,
+) -> list[Result]:  # fmt: skip
+    """Trains with each seed; returns results. `initial` has `init_from` and `init_strict`. Raises: as `train_seeds`."""
+    config = config or Config()
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds: expected different ones, got {list(seeds)}")
+    check_parallel(parallel, config)
+    folder = folder_of("seeds", config.run_dir)
+    config, results = config.with_absolute_paths(), dict[str, Result]()
+    with ExitStack() as stack:
+        stack.enter_context(warned_once(logging.LogRecord.getMessage))
+        stack.enter_context(naming_what_continues(folder, f"{folder}/seed-N"))
+        waiting = {}
+        for seed in seeds:
+            of_seed = replace(config, seed=seed, run_dir=str(folder / f"seed-{seed}"))
+            waiting[f"seed {seed}"] = {"env_fn": env_fn, "algorithm": algorithm, "config": of_seed, **initial}
+        labels = [*waiting]
+        for label in labels[:1]:  # the others differ in their seed and directory alone
+            policies_of(**waiting[label], progress=progress)
+        table = SharedProgress(len(seeds) * config.total_steps) if progress else None
+        ended = stack.enter_context(closing(make_runs(waiting, config.mode, parallel, children, table)))
+        for label, result in ended:
+            results[label] = result()
+            run_dirs = [made.run_dir for made in results.values() if made.run_dir.exists()]
+            if run_dirs:  # else all ended runs were stopped before their first step
+                described = read_config(run_dirs[0])
+                named = ", ".join(path.name.removeprefix("seed-") for path in run_dirs)
+                title = f"{described['env']}, {described['algorithm']}, seeds {named}"
+                plot_runs([each_metric(path / "metrics.csv") for path in run_dirs], folder / "curves.png", title)
+    return [results[label] for label in labels]
 
 
 def check_parallel(parallel: int, config: Config) -> None:
@@ -89,7 +130,7 @@ def working_in(folder: Path, kind: str) -> Iterator[None]:
 
 @contextmanager
 def naming_what_continues(folder: Path, resume: str = "") -> Iterator[None]:
-    """Makes a KeyboardInterrupt inside name the directory of all runs, and how to continue them, not a single run."""
+    """Makes a KeyboardInterrupt inside the block name the directory of all runs, and how to continue them."""
     try:
         yield
     except KeyboardInterrupt:
@@ -100,7 +141,7 @@ def naming_what_continues(folder: Path, resume: str = "") -> Iterator[None]:
 
 @contextmanager
 def warned_once(text_of: Callable[[logging.LogRecord], str]) -> Iterator[None]:
-    """Lets runs and checks inside log only the first of all warnings with the same `text_of`."""
+    """Lets code inside the block log only the first of the warnings for which `text_of` returns the same text."""
     seen: set[str] = set()
 
     def is_new(record: logging.LogRecord) -> bool:

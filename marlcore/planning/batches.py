@@ -22,7 +22,7 @@ from ..unpickling import unpickled
 BATCH_S = 0.05  # of work in a worker's batch
 OWN_S = 0.005  # of work in a batch of this process
 LEAST_S = 0.001  # a batch with less work than this is not worth sending
-MOST = 4096  # states of a batch
+MOST = 4096  # the most states of a batch
 WAIT_S = 0.1  # for workers, between two looks for signals
 TRIED = 4  # batches before the cost of sending is judged
 
@@ -67,8 +67,8 @@ class Batches:
     states: Sequence[Any]
     evaluate: Callable[[Sequence[Any]], BatchResult]  # in this process
     workers: int  # processes that evaluate, this one included
-    size: int | None = None  # states that a worker gets; if given, all start at once. None: as many as take 50 ms
-    pool: Pool | None = None  # answers a pickled batch by a `packed` result, an empty one by anything; None: no workers
+    size: int | None = None  # states of a worker's batch; if given, workers start at once. None: 50 ms of work
+    pool: Pool | None = None  # None: no workers. A worker answers a batch by a `packed` result
     started: bool = False  # whether the pool's workers were started
     handed: int = 0  # the states before this one are evaluated, or are being evaluated
     merged: int = 0  # the results of the states before this one were returned
@@ -115,7 +115,7 @@ class Batches:
         self.cost = 0.75 * self.cost + 0.25 * cost if self.cost else cost
 
     def results(self) -> Iterator[Any]:
-        """Yields results in the order of the states, up to the first that is missing. Raises failures at their turn."""
+        """Yields results in the order of the states, up to the first missing one. Raises a failure at its turn."""
         while (batch := self._results.pop(self.merged, None)) is not None:
             if batch.failure is not None:
                 raise batch.failure
@@ -142,7 +142,7 @@ class Batches:
         return min(max(1, int(BATCH_S / self.cost)), share, MOST)
 
     def _start(self, pool: Pool) -> None:
-        """Starts the workers once their server is ready, without a wait; if `size` is given, waits until all work."""
+        """Starts the workers once their server is ready, without a wait; if `size` is given, waits until all run."""
         if self.started:
             return
         pool.begin()

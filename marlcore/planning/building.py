@@ -7,8 +7,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Literal
 
-import numpy as np
-
 from .. import cgroup
 from ..checks import brief, check_whole
 from ..declared import Number
@@ -18,7 +16,6 @@ from .batches import count_workers
 from .exploration import Exploration
 from .graph import Graph
 from .model import Profiles, WorldModel
-from .order import Edges, given_levels, longest_paths, topological_order
 
 FRAME_S = 0.25
 MEMINFO = Path("/proc/meminfo")
@@ -45,14 +42,14 @@ def build_graph(
 
     Args:
         model: see WorldModel. Workers get copies; code that another process cannot import is pickled by value.
-        workers: processes that expand states, this one included; None: as many as this process may use processors.
-            The others start after 0.05 s, if the graph is not complete by then, and get states only where that saves
-            time. With 1, nothing is pickled but the states.
+        workers: processes that expand states, this one included; None: one for each processor that this process may
+            use. The others start after 0.05 s, if the graph is not complete by then, and get states only where that
+            saves time. With 1, nothing is pickled but the states.
         probabilities: False leaves them out of the graph; True means "float64".
         batch: states that a worker gets at a time; if given, the workers start at once for any graph. None: as
             many as take 50 ms.
         progress: show a line on standard error while it is a terminal.
-        level_fct: returns a state's level, an integer that every transition lowers, or that every one raises. None:
+        level_fct: returns a state's level, an integer that every transition lowers, or every transition raises. None:
             the level is the number of transitions of the longest path to an end.
         min_free_memory_fraction: the share of the machine's memory, and of this process's limit, to keep free; or 0.
         fork: True: workers are forks of this process, which start in 0.03 s with all its imports. False: forks of a
@@ -74,22 +71,24 @@ def build_graph(
     if fork is not None and not isinstance(fork, bool):
         raise ValueError(f"fork: expected True, False or None, got {brief(fork)}")
     profiles = Profiles(len(model.agents), model.action_space.n)
-    model.reset()
-    root = model.get_state()
-    try:
-        hash(root)
-    except TypeError:
-        raise TypeError(f"state: expected something hashable, got {brief(root)}, the initial state") from None
+    root = _initial_state(model)
     with shown_with(progress):
         with closing(watch):
             expansion = Exploration(model, profiles, root, workers, batch, fork).run(watch.look)
         expansion.check_repeats(model.transition_probabilities, profiles)
         model.set_state(root)
         watch.check_memory(len(expansion.states), expansion.nbytes)
-        edges = Edges.of(expansion.first, np.asarray(expansion.successor))
-        order = topological_order(expansion.states, edges)
-        levels = longest_paths(edges, order) if level_fct is None else given_levels(expansion.states, edges, level_fct)
-        return Graph.of(expansion, order, levels, profiles, dtype)
+        return Graph.of(expansion, profiles, dtype, level_fct)
+
+
+def _initial_state(model: WorldModel) -> Any:
+    model.reset()
+    root = model.get_state()
+    try:
+        hash(root)
+    except TypeError:
+        raise TypeError(f"state: expected something hashable, got {brief(root)}, the initial state") from None
+    return root
 
 
 def _dtype(probabilities: object) -> str | None:
@@ -124,7 +123,7 @@ class Watch:
         self._shown = True
 
     def check_memory(self, states: int, nbytes: int = 0) -> None:
-        """Checks the free memory, less `nbytes` to allocate. Raises NotEnoughMemory: less than the share is free."""
+        """Raises NotEnoughMemory if less than the share would stay free after `nbytes` more are allocated."""
         if not self._fraction or 0 < nbytes < _SMALL:
             return
         for whose, free, total in _memory():

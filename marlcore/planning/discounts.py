@@ -39,7 +39,7 @@ class Discount(Declared):
 
 
 def discounted_rows(tabulate: Tabulate, durations: Durations | None, *discounts: Discount) -> list[GraphArrays]:
-    """Returns the graph's arrays for kernels, one set for each discount; evaluates durations only if one needs them."""
+    """Returns the graph's arrays for kernels, one set for each discount; evaluates the durations that these need."""
     graph = tabulate.graph
     if graph.probability is None:
         raise ValueError("graph: expected one with probabilities, got one of build_graph(..., probabilities=False)")

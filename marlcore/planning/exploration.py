@@ -24,7 +24,7 @@ LOOK_S = 0.0005  # between two looks at the workers
 
 
 class Exploration:
-    """The states of a model that can be reached from `root`; see `build_graph` for the other arguments and errors."""
+    """Finds the states that a model can reach from `root`; see `build_graph` for the other arguments and errors."""
 
     def __init__(
         self, model: WorldModel, profiles: Profiles, root: Hashable, workers: int, batch: int | None, fork: bool | None

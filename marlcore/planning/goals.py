@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ Goals = Mapping[int, Sequence[Goal]] | GoalGenerator
 
 @dataclass(frozen=True)
 class GoalTable:
-    """The goals of one agent."""
+    """The goals of one agent, and the states that offer or achieve each goal."""
 
     goals: list[Goal]  # in the order in which the states, by their numbers, offer them first
     flags: NDArray[np.uint8]  # [states, goals], OFFERED and ACHIEVED
@@ -35,7 +35,7 @@ def tabulate_goals(tabulate: Tabulate, goals: Goals, agent: int, acting: NDArray
     if callable(goals):
         job, numbers = partial(_offers, goals, agent), np.flatnonzero(acting).tolist()
         # If a pickled goal would differ from the goal, this process alone generates goals.
-        stay_equal = all(map(stays_equal, job(tabulate.graph, numbers[:1]).goals))
+        stay_equal = all(map(stays_equal, job(tabulate.graph, numbers[:1])[0]))
         offers = (tabulate if stay_equal else Tabulate(tabulate.graph, 1))(job, numbers)
         goals_of_agent, offered, weight = _join([job(tabulate.graph, []), *offers], len(acting))
     else:
@@ -58,14 +58,12 @@ def _achieved(goals: list[Goal], graph: Graph, numbers: Numbers) -> NDArray[np.u
     return achieved
 
 
-class _Offers(NamedTuple):
-    goals: list[Goal]  # in the order in which the states offer them first
-    rows: NDArray[np.int64]  # [offers], each one's state
-    columns: NDArray[np.int64]  # [offers], each one's number among the goals
-    weights: NDArray[np.float64]  # [offers]
+_Offers = tuple[list[Goal], NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
 
 
 def _offers(generate: GoalGenerator, agent: int, graph: Graph, numbers: Numbers) -> _Offers:
+    """Returns the goals in the order of their first offers, and each offer's state, place among the goals, weight."""
+
     def generated(state: Any) -> list[tuple[Goal, float]]:
         pairs = [(goal, float(weight)) for goal, weight in generate(state, agent)]
         for goal, _ in pairs:
@@ -74,34 +72,28 @@ def _offers(generate: GoalGenerator, agent: int, graph: Graph, numbers: Numbers)
 
     states = [graph.states[i] for i in numbers]
     offers = answers(f"the goal generator of agent {agent}", states, map(generated, states))
-    for state, pairs in zip(states, offers, strict=True):
-        _check(state, agent, pairs)
     number: dict[Goal, int] = {}
-    columns = [number.setdefault(goal, len(number)) for pairs in offers for goal, _ in pairs]
-    weights = [weight for pairs in offers for _, weight in pairs]
-    rows = np.repeat(np.array(numbers, np.int64), np.array([*map(len, offers)], np.int64))
-    return _Offers([*number], rows, np.array(columns, np.int64), np.array(weights, np.float64))
+    rows, columns, weights = [], [], []
+    for i, state, pairs in zip(numbers, states, offers, strict=True):
+        if not pairs:
+            raise ValueError(f"goals: expected at least one goal of agent {agent} in state {brief(state)}, got none")
+        for goal, weight in pairs:
+            if not 0 <= weight < math.inf:
+                expected = f"goals: expected a finite weight of at least 0 of goal {brief(goal)} in state"
+                raise ValueError(f"{expected} {brief(state)}, got {weight!r}")
+            rows.append(i)
+            columns.append(number.setdefault(goal, len(number)))
+            weights.append(weight)
+    return [*number], np.array(rows, np.int64), np.array(columns, np.int64), np.array(weights, np.float64)
 
 
-def _check(state: Any, agent: int, pairs: list[tuple[Goal, float]]) -> None:
-    if not pairs:
-        raise ValueError(f"goals: expected at least one goal of agent {agent} in state {brief(state)}, got none")
-    for goal, weight in pairs:
-        if not 0 <= weight < math.inf:
-            raise ValueError(
-                f"goals: expected a finite weight of at least 0 of goal {brief(goal)} in state {brief(state)}, "
-                f"got {weight!r}"
-            )
-
-
-def _join(offers: list[_Offers], states: int) -> tuple[list[Goal], NDArray[np.bool_], NDArray[np.float64]]:
+def _join(batches: list[_Offers], states: int) -> tuple[list[Goal], NDArray[np.bool_], NDArray[np.float64]]:
     number: dict[Goal, int] = {}
-    columns = []
-    for some in offers:
-        numbers = [number.setdefault(goal, len(number)) for goal in some.goals]
-        columns.append(np.array(numbers, np.int64)[some.columns])
-    places = np.concatenate([some.rows for some in offers]), np.concatenate(columns)
+    of_batches, rows, columns, weights = zip(*batches, strict=True)
+    renumbered = [np.array([number.setdefault(goal, len(number)) for goal in goals], np.int64) for goals in of_batches]
+    new_columns = [new[old] for new, old in zip(renumbered, columns, strict=True)]
+    places = np.concatenate(rows), np.concatenate(new_columns)
     offered, weight = np.zeros((states, len(number)), bool), np.zeros((states, len(number)))
     offered[places] = True
-    np.add.at(weight, places, np.concatenate([some.weights for some in offers]))
+    np.add.at(weight, places, np.concatenate(weights))
     return [*number], offered, weight

@@ -19,7 +19,7 @@ from ..unpickling import unpickled
 from .expansion import Expansion
 from .layout import Shapes, bind, nbytes_of, pickled
 from .model import Profiles
-from .order import Edges, write_in_order
+from .order import Edges, given_levels, longest_paths, topological_order, write_in_order
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,12 +76,14 @@ class Graph(Shared):
     def of(
         cls,
         expansion: Expansion,
-        order: Sequence[int],
-        level: NDArray[np.int64],
         profiles: Profiles,
         probability: str | None,
+        level_fct: Callable[[Any], int] | None = None,
     ) -> Graph:
-        """Makes a graph of a complete expansion; `order` has the states' numbers in the graph's order."""
+        """Orders a complete expansion and makes its graph. Raises ValueError, TypeError: see `build_graph`."""
+        edges = Edges.of(expansion.first, np.asarray(expansion.successor))
+        order = topological_order(expansion.states, edges)
+        level = longest_paths(edges, order) if level_fct is None else given_levels(expansion.states, edges, level_fct)
         states = [expansion.states[number] for number in order]
         content = pickled(states, "states: expected something that can be pickled ({})")
         counts = {
@@ -180,11 +182,9 @@ class Graph(Shared):
         Raises: SegmentNotFound: there is no such file. SegmentCorrupt: it is no graph. SharedMemoryFull: no room.
         """
         with cls.attach(as_path("path", path).resolve()) as saved:
-            segment = saved._segment
-            segment.verify()
-            return cls(
-                Segment.create("graph", segment.description, len(segment.body), fill=lambda put: put(0, segment.body))
-            )
+            saved._segment.verify()
+            about, body = saved._segment.description, saved._segment.body
+            return cls(Segment.create("graph", about, len(body), fill=lambda put: put(0, body)))
 
     def __len__(self) -> int:
         """Returns the number of states."""

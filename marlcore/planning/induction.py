@@ -1,6 +1,7 @@
 """Goal-conditioned soft policies by backward induction: the first phase of planning."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -12,7 +13,8 @@ from .beliefs import Believed, tabulate_belief
 from .discounts import Discount, Durations, discounted_rows
 from .goals import Goals, tabulate_goals
 from .graph import Graph
-from .kernels.soft_policies import Scratch, induce
+from .kernels.expectations import GraphArrays
+from .kernels.soft_policies import Belief, Scratch, induce
 from .policies import Policies
 from .sweep import Numbers, Progress, sweep, work_of
 from .tabulate import Tabulate
@@ -57,8 +59,8 @@ def backward_induction(
         robots: agents about whom there are no beliefs: each expectation is the least over the robots' actions.
         optimistic: takes the greatest expectation instead of the least.
         believed: (state, agent, action) -> (probability, profile) pairs: how the others act. The profile's actions of
-            the agent and of robots do not matter. By default, all others act at random. In each state, profiles that it
-            does not allow are left out.
+            the agent and of robots do not matter. By default, all others act at random. In each state, profiles
+            that are not possible are left out.
         beta: at least 0; infinity takes the best action, or each of the best ones equally often.
         gamma, rho: the discount of a duration of 1, or its rate -ln(gamma); by default none.
         durations: (state, profile, [(probability, successor), ...]) -> the duration of each outcome; by default 1.
@@ -76,13 +78,10 @@ def backward_induction(
         TypeError: a goal cannot be pickled. SharedMemoryFull: no room for the result.
     """
     robots = _numbers("robots", robots, graph)
-    if len({*robots}) < len(robots):
-        raise ValueError(f"robots: expected each agent once, got {brief([*robots])}")
     chosen = _checked_agents(agents, goals, robots, graph)
     beta = BETA("beta", beta)
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
     policy_dtype = policy_dtype or ("float64" if dtype == "float64" else "float32")
+    choice(DTYPES, "dtype", dtype)
     choice(DTYPES[:2], "policy_dtype", policy_dtype)
     choice(DTYPES[::2], "sums", sums)
     threads = count_workers(workers)
@@ -91,27 +90,35 @@ def backward_induction(
     acting = np.diff(graph.row_start) > 0
     tables = {agent: tabulate_goals(tabulate, goals, agent, acting) for agent in chosen}
     beliefs = {agent: tabulate_belief(tabulate, agent, robots, optimistic, believed, acting) for agent in chosen}
-    actions = graph.actions
-    policies = Policies.create(tables, actions, dtype, policy_dtype)
-
-    def step(numbers: Numbers) -> None:
-        for agent, belief in beliefs.items():
-            its, width = policies[agent], len(tables[agent].goals)
-            total = np.empty(width, np.float32 if sums == "float16" else np.float64)
-            q, extreme, mass, chosen = (np.empty(shape) for shape in ((actions, width), width, actions, actions))
-            scratch = Scratch(q, total, extreme, mass, chosen)
-            arrays = its.flags, its.stored, its.policy
-            stuck = induce(rows, belief, actions**agent, float(beta), *arrays, numbers, scratch)
-            if stuck >= 0:
-                raise ValueError(
-                    f"believed: no profile that agent {agent} believes in is possible in state "
-                    f"{brief(graph.states[stuck])}"
-                )
-
+    policies = Policies.create(tables, graph.actions, dtype, policy_dtype)
+    step = partial(_induce, graph, rows, beliefs, policies, float(beta), sums)
     with ClosedAfterError(policies):
         width = sum(len(table.goals) for table in tables.values())
         sweep(graph.levels, work_of(graph, width), threads, step, progress=progress)
     return policies
+
+
+def _induce(
+    graph: Graph,
+    rows: GraphArrays,
+    beliefs: Mapping[int, Belief],
+    policies: Policies,
+    beta: float,
+    sums: str,
+    numbers: Numbers,
+) -> None:
+    """Computes the agents' values and policies in the states `numbers`. Raises ValueError: a belief is impossible."""
+    actions = graph.actions
+    for agent, belief in beliefs.items():
+        its = policies[agent]
+        width = len(its.goals)
+        total = np.empty(width, np.float32 if sums == "float16" else np.float64)
+        q, extreme, mass, chosen = (np.empty(shape) for shape in ((actions, width), width, actions, actions))
+        scratch = Scratch(q, total, extreme, mass, chosen)
+        stuck = induce(rows, belief, actions**agent, beta, its.flags, its.stored, its.policy, numbers, scratch)
+        if stuck >= 0:
+            expected = f"believed: no profile that agent {agent} believes in is possible in state"
+            raise ValueError(f"{expected} {brief(graph.states[stuck])}")
 
 
 def _checked_agents(agents: Sequence[int] | None, goals: Goals, robots: Sequence[int], graph: Graph) -> tuple[int, ...]:
@@ -120,26 +127,24 @@ def _checked_agents(agents: Sequence[int] | None, goals: Goals, robots: Sequence
             raise ValueError("agents: expected the agents whose goals the function gives, got None")
         agents = [*goals]
     numbers = _numbers("agents", agents, graph)
-    if not numbers or len({*numbers}) < len(numbers):
-        raise ValueError(f"agents: expected at least one, and each once, got {brief([*agents])}")
+    if not numbers:
+        raise ValueError("agents: expected at least one, got none")
     for agent in numbers:
         if agent in robots:
             raise ValueError(f"agents: expected agents that are no robots, got {agent}")
         if not callable(goals) and agent not in goals:
             raise ValueError(f"goals: expected goals of agent {agent}, got those of {brief([*goals])}")
-        if not callable(goals):
-            _check_several("goals", f"goals of agent {agent}", goals[agent])
+        if not callable(goals) and not isinstance(goals[agent], Iterable):
+            raise ValueError(f"goals: expected a sequence of goals of agent {agent}, got {brief(goals[agent])}")
     return numbers
 
 
 def _numbers(label: str, agents: Sequence[int], graph: Graph) -> tuple[int, ...]:
-    _check_several(label, "agents", agents)
+    if not isinstance(agents, Iterable):
+        raise ValueError(f"{label}: expected a sequence of agents, got {brief(agents)}")
     for agent in agents:
         if not isinstance(agent, (int, np.integer)) or not 0 <= agent < graph.agents:
             raise ValueError(f"{label}: expected agents from 0 to {graph.agents - 1}, got {brief(agent)}")
+    if len({*agents}) < len(agents):
+        raise ValueError(f"{label}: expected each agent once, got {brief([*agents])}")
     return tuple(map(int, agents))
-
-
-def _check_several(label: str, what: str, value: object) -> None:
-    if not isinstance(value, Iterable):
-        raise ValueError(f"{label}: expected a sequence of {what}, got {brief(value)}")

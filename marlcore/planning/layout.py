@@ -1,4 +1,4 @@
-"""Lays arrays side by side in one segment, each from a cache line on, and a pickled object after them."""
+"""Lays arrays side by side in one segment, each at the start of a cache line, and a pickled object after them."""
 
 from collections.abc import Mapping
 from math import prod

@@ -102,7 +102,7 @@ def _cycle(edges: Edges, order: list[int]) -> list[int]:
 
 
 def longest_paths(edges: Edges, order: list[int]) -> NDArray[np.int64]:
-    """Returns each state's longest path to a state without successors, in transitions, int64 [states]."""
+    """Returns the length of each state's longest path to an end, in transitions, int64 [states]."""
     level = [0] * len(edges)
     for number, after in edges.of_each(order[::-1]):
         if after:

@@ -35,7 +35,7 @@ def sweep(
     after: Step | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """For each level, the last first: calls `step` with its states, then `after` with the whole level.
+    """Calls, for each level from the last to the first, `step` with its states, then `after` with the whole level.
 
     Threads share the calls of `step` for large levels; this thread calls `after`. Raises the exception of the first
     states in which `step` failed.

@@ -62,10 +62,9 @@ class League:
         self._payoff = Payoff(self.config.window, rating_of(self.config), **standing.payoff)
         standing.begun |= self.config.begin_win_rate is None and self.config.begin_step is None
         self._step, self._role = 0, self.config.role_of(self.pool.policy)
-        if state:
-            for number in pooled_numbers(self.pool.store):
-                if number not in self._payoff.ratings:  # it joined after the checkpoint, or was rated by another rating
-                    self._payoff.admit(number)
+        for number in pooled_numbers(self.pool.store):
+            if number not in self._payoff.ratings:  # it joined after the checkpoint, or was rated by another rating
+                self._payoff.admit(number)
         if standing.results == self.results.handle.nonce:  # a predecessor in this run died: its results come again
             self.results.read_from(standing.positions)
 

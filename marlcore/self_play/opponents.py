@@ -1,8 +1,8 @@
 """Makes the players of opponents (anchors and frozen policies) for any agent.
 
 A policy's processes name its opponents by numbers: 0 is the latest policy, -1, -2, ... are the anchors in their order,
-and 1, 2, ... the frozen copies in the order of their admission. In a league, each policy counts
-the policies from itself on, and adds `SPAN` to the numbers for each policy between.
+and 1, 2, ... the frozen copies in the order of their admission. In a league, the n-th policy after the one that learns
+has n times `SPAN` added to its numbers.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def saved_opponents(run_dir: Path, policy: str, most: int) -> list[int]:
 
 
 def pool_store(model: PolicyModel, slots: int, extras: dict[str, Any], run_dir: Path, policy: str) -> ParameterStore:
-    """Makes a store of the saved opponents; `model` gets the newest's weights. Raises ValueError: a network differs."""
+    """Makes a store of the saved opponents; `model` gets the newest weights. Raises ValueError: a network differs."""
     numbers = saved_opponents(run_dir, policy, slots)
     before = numbers[0] - 1 if numbers else 0
     store = ParameterStore.create(model.acting, slots, extras, begins_after=before, name="opponents")

@@ -9,9 +9,9 @@ from ..config import SelfPlayConfig
 
 @dataclass(frozen=True)
 class Elo:
-    """Elo, The Rating of Chessplayers, 1978: R + k (S - E), where E = 1 / (1 + 10^((R of the other - R) / 400)).
+    """Rates as Elo 1978, The Rating of Chessplayers: a game with the score S changes a rating R to R + k (S - E).
 
-    A rating is a list of numbers; the first number is the strength.
+    E = 1 / (1 + 10^((R of the other - R) / 400)). A rating is a list of numbers; the first number is the strength.
     """
 
     k: float

@@ -47,7 +47,7 @@ def policies_in_self_play(config: Config, agents: tuple[str, ...]) -> dict[str, 
 
 
 def check_self_play(config: Config, policy: AssignedPolicy) -> None:
-    """Checks settings of self-play. Raises ValueError, TypeError: one is wrong, or the mixture lacks a part."""
+    """Checks settings of self-play. Raises ValueError, TypeError: a setting is wrong, or the mixture lacks a part."""
     settings = config.self_play
     if settings.side != BOTH and settings.side not in policy.agents:
         raise ValueError(f"self_play.side: expected {BOTH} or one of {list(policy.agents)}, got {settings.side!r}")

@@ -78,7 +78,7 @@ def test_serial_seeds_work_in_the_main_thread(
 
     And a warning of all runs is logged once.
     """
-    monkeypatch.setattr("marlcore.meta.seeds.plot_runs", lambda *_: None)
+    monkeypatch.setattr("marlcore.meta.several.plot_runs", lambda *_: None)
     before = signal.getsignal(signal.SIGUSR2)
     set_handler = partial(signal.signal, signal.SIGUSR2, signal.SIG_IGN)
     config = runs.configured(tmp_path, mode="serial", total_steps=100, learner={"warmup": 9_000})

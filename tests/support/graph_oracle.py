@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class Lists(NamedTuple):
-    """What `Graph.to_lists` returns."""
+    """The lists that `Graph.to_lists` returns."""
 
     states: list[Any]
     index: dict[Any, int]
@@ -18,7 +18,7 @@ class Lists(NamedTuple):
 
 
 def graph_lists(model: Any) -> Lists:
-    """The graph of a world model, breadth first and then by Kahn's algorithm."""
+    """Returns the graph of a world model: lists states breadth first, and orders them by Kahn's algorithm."""
     n, agents = model.action_space.n, len(model.agents)
     profiles = [profile[::-1] for profile in product(range(n), repeat=agents)]
     model.reset()
@@ -73,7 +73,7 @@ def _ordered(after: list[set[int]], keys: Any) -> list[int]:
 
 
 def longest_paths(successors: list[list[int]]) -> list[int]:
-    """By state, the transitions of the longest path to an end."""
+    """Returns, by state, the number of transitions of the longest path to an end."""
     level = [0] * len(successors)
     for i in reversed(range(len(successors))):
         level[i] = max((1 + level[s] for s in successors[i]), default=0)

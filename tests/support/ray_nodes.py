@@ -59,7 +59,7 @@ class RayNodes(Closing):
             raise
 
     def add(self, **env: str) -> int:
-        """Starts one more node, whose processes have this environment too; its number."""
+        """Starts one more node, whose processes have this environment too; returns its number."""
         node = self._started(len(self.raylets), env)
         self.address: str = node["address"]
         self.raylets.append(node["raylet"])

@@ -1,4 +1,4 @@
-"""Relays and ingests of tests: what lies in lanes as raw rows, and links that lose, repeat and delay messages."""
+"""Relays and ingests for tests: raw rows of lanes, and links that lose, repeat and delay messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AGE, BOUNDARY = 0xFFFFFF, 4
 
 
 def row(spec: TransitionSpec, number: int) -> dict:
-    """A transition, every value of which follows from its number."""
+    """Returns a transition whose values all follow from its number."""
     field = spec.obs
     values = {"obs": np.full(field.shape, number % 251, field.numpy), "action": number, "reward": float(number)}
     return values | {
@@ -32,7 +32,7 @@ def row(spec: TransitionSpec, number: int) -> dict:
 
 
 def add_some(replay, lane: int, first: int, count: int, seed: int = 0) -> int:
-    """A writer's `count` rows in episodes of random lengths and ends; the number after the last."""
+    """Writes `count` rows in episodes of random lengths and ends; returns the number after the last row."""
     chance, spec = random.Random(seed + 1000 * first + lane), replay.spec
     with replay.writer(lane=lane) as writer:
         for number in range(first, first + count):
@@ -46,7 +46,7 @@ def add_some(replay, lane: int, first: int, count: int, seed: int = 0) -> int:
 
 
 def raw(lanes, lane: int) -> np.ndarray:
-    """The records of the rows that a lane holds, uint8 [n, record bytes], oldest first."""
+    """Returns the records of the rows that a lane holds, uint8 [n, record bytes], oldest first."""
     view = lanes._mapped
     lo, hi = np.zeros((2, lanes.lanes), np.int64)
     view.native.windows(lo, hi)()
@@ -80,7 +80,7 @@ class Home:
         self.ingest = Ingest(self.target, self.bookings, seats, **options)
 
     def replace(self) -> None:
-        """The ingest dies; its successor knows what is in shared memory."""
+        """Replaces the ingest, as after its death: the new one knows only the shared memory."""
         self.ingest.close()
         self.ingest = Ingest(self.target, self.bookings, self.seats, **self.options)
 
@@ -94,7 +94,7 @@ class Home:
 
 
 class BadLink:
-    """Loses, repeats and delays messages, and what answers them, by chance; the ingest dies now and then."""
+    """A link that loses, repeats and delays messages and answers by chance, and sometimes replaces the ingest."""
 
     def __init__(self, home: Home, seed: int, bad: float = 0.3) -> None:
         self.home, self.bad, self.chance = home, bad, random.Random(seed)

@@ -41,7 +41,7 @@ def make(queue, bookings) -> dict[str, Ingest]:
 
 
 def check(batch, newest: np.ndarray) -> None:
-    """Every row is whole, in its lane, and behind the one before it."""
+    """Checks that every row is whole, in its lane, and behind the row before it."""
     assert not torn(batch.obs, 2).any(), "torn"
     lanes, numbers = batch.obs[:, 0].astype(int), batch.obs[:, 1].astype(int)
     assert (batch.action == numbers).all() and (lanes == batch.index % LANES).all(), "misplaced"

@@ -54,13 +54,10 @@ class ActorNode:
         self, stack: ExitStack, orders: ActorOrders, *, spec: RunSpec, seat: int, epoch: int, taken: int,
         elapsed: float, descriptions: Mapping[str, Mapping[str, Any]], opponents: Any = None,
     ) -> None:  # fmt: skip
-        """
-        Args:
-            taken: steps that the seat's earlier holders took. elapsed: seconds since the run began.
-            descriptions: the descriptions of the home stores of weights, by policy.
-            opponents: the link to the pool of opponents, in self-play.
+        """Makes the part; `taken` are the steps of the seat's earlier holders, `elapsed` the seconds of the run so far.
 
-        Raises SharedMemoryFull.
+        `descriptions` describe the home stores of weights, by policy; `opponents` is the link to the pool of opponents
+        in self-play. Raises SharedMemoryFull.
         """
         config = spec.config
         self._crew = crew = crews(config)[1 + seat]

@@ -39,7 +39,7 @@ class Agent:
         self._heard = time.monotonic()
 
     def check(self, path: list[str], trial: bytes) -> dict[str, Any]:
-        """Runs the trial that checks this machine; returns facts of this process, and in "error" what is missing."""
+        """Runs the trial that checks this machine; returns facts of this process, and the trial's error as "error"."""
         sys.path += [entry for entry in path if entry not in sys.path]
         found = {"pid": os.getpid(), "began": began(os.getpid()), "version": __version__, "nice": os.nice(0)}
         try:

@@ -27,7 +27,7 @@ class Controller(Remote):
         self, stack: ExitStack, cluster: RayCluster, spec: RunSpec, memory: Memory, control: Control,
         telemetry: Telemetry, uplinks: Mapping[str, Uplink],
     ) -> None:  # fmt: skip
-        """`uplinks`: this machine's uplinks, by policy, of those policies whose learner is on another machine."""
+        """`uplinks` has, by policy, this machine's uplink to each learner that is on another machine."""
         self._cluster, self._control, self._uplinks = cluster, control, uplinks
         self._config = config = spec.config
         self._looked = self._ticked = self._patient_until = 0.0
@@ -90,7 +90,7 @@ class Controller(Remote):
         self._deal()
 
     def _newest(self, policy: str) -> int | None:
-        """Returns the highest version of a policy's weights on any machine; None while an old learner may send."""
+        """Returns a policy's highest version of weights on any machine; None while an old learner may still send."""
         answers = [seat.status for seat in self.actors if seat.epoch]
         if any(status.addresses[policy] is not None for status in answers):
             return None

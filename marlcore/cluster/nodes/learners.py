@@ -31,7 +31,7 @@ class LearnerOrders:
 
 @dataclass(frozen=True)
 class LearnerStatus(Status):
-    """The answer of a learner's machine; `done` once its last weights are published and saved."""
+    """The answer of a learner's machine; `done` means that the last weights are published and saved."""
 
     updates: int = 0
     ready: bool = False  # whether it has begun to learn
@@ -48,13 +48,11 @@ class LearnerNode:
         self, stack: ExitStack, orders: LearnerOrders, *, spec: RunSpec, share: float, hold: Hold, version: int,
         elapsed: float, namespace: str,
     ) -> None:  # fmt: skip
-        """
-        Args:
-            spec: the run's, with this policy alone; `share` is the policy's share of the run's steps.
-            hold: the right to write the policy's checkpoint. elapsed: seconds since the run began.
-            version: the highest version of the policy's weights on any machine; this learner's versions follow it.
+        """Makes the part; `spec` has this policy alone, and `share` is the policy's share of the run's steps.
 
-        Raises SharedMemoryFull; Fenced: the policy has a later learner; ValueError: see `create_transitions`.
+        `hold` is the right to write the checkpoint, `version` the highest version of the weights on any machine, and
+        `elapsed` the seconds of the run so far. Raises SharedMemoryFull; Fenced: the policy has a later learner;
+        ValueError: see `create_transitions`.
         """
         (policy,), (self._name,), config = spec.policies, spec.learners, spec.config
         about = {"policies": {policy.name: {"share": share}}}
@@ -114,7 +112,7 @@ class LearnerNode:
 
 
 def try_learner(hold: Hold, device: str, replay_path: str | None) -> None:
-    """Checks that a learner can run on this machine; `hold` is any hold of this run. Raises ValueError: it cannot."""
+    """Checks that a learner can run on this machine; `hold` is any hold of this run. Raises ValueError."""
     folder = hold.checkpoint.parent
     if not hold.is_seen() or not os.access(folder, os.W_OK):
         raise ValueError(

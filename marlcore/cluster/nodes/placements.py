@@ -51,13 +51,7 @@ class PlacementContext:
 
 
 class Placement(ABC):
-    """A place for a node agent. It has the name of a worker of the run, and keeps that worker's counters.
-
-    Attributes:
-        agent: the agent in this place, if any.
-        epoch: the agent's epoch, once it has begun; otherwise 0.
-        has_failed: whether a worker of the agent failed for good.
-    """
+    """A place for a node agent. It has the name of a worker of the run, and keeps that worker's counters."""
 
     loss = ""  # the log's words for the consequence of a lost agent
 
@@ -65,8 +59,8 @@ class Placement(ABC):
         """`number` is the seat's number in `context.leases`."""
         self.name, self.number, self.role, self.context = name, number, role, context
         self.agent: AgentHandle | None = None
-        self.epoch = 0
-        self.has_failed = False
+        self.epoch = 0  # the agent's epoch, once it has begun
+        self.has_failed = False  # whether a worker of the agent failed for good
         self.control, self._leases = context.control, context.leases
         self.counters = self.control.workers[name]
         self.reporter = context.stack.enter_context(closing(context.telemetry.reporter(name)))
@@ -158,22 +152,17 @@ class Placement(ABC):
 
     @abstractmethod
     def take(self, status: Any) -> bool:
-        """Adds a status to the run's counters and metrics; returns whether it shows that the agent has done work."""
+        """Adds a status to the run's counters and metrics; returns whether the agent has done work."""
 
 
 class ActorPlacement(Placement):
-    """One machine's actors; if that machine is lost, others take its share of the steps.
-
-    Attributes:
-        status: the agent's last status.
-        asked: the share of steps in the last orders.
-    """
+    """One machine's actors; if that machine is lost, others take its share of the steps."""
 
     loss = "others take its share of the steps"
 
     def __init__(self, name: str, number: int, context: PlacementContext) -> None:
         super().__init__(name, number, context.cluster.acting, context)
-        self.status, self.asked = Status(), 0
+        self.status, self.asked = Status(), 0  # the agent's last status, and the share of steps in the last orders
         self._taken = 0  # steps of earlier agents
         self._counted = 0.0, 0.0, 0.0  # time, rows and bytes of the last figures
         self._games: Reporter | None = None
@@ -255,7 +244,7 @@ class LearnerPlacement(Placement):
         self, number: int, policy: AssignedPolicy, uplink: Uplink, newest: Callable[[], int | None],
         context: PlacementContext,
     ) -> None:  # fmt: skip
-        """`newest` returns the highest version of the policy's weights; None while an earlier learner's may come."""
+        """`newest` returns the highest version of the policy's weights; None while earlier learners may send more."""
         (name,) = learner_names(context.spec.config, [policy.name])
         super().__init__(name, number, context.cluster.learning[policy.name], context)
         self._policy, self._uplink, self._newest = policy, uplink, newest
@@ -317,6 +306,6 @@ class LearnerPlacement(Placement):
             log.warning("%s; the run waits for one", self.context.cluster.lack(self.role))
 
     def _move(self, address: Address | None) -> None:
-        """Connects all machines, for the policy's rows and weights, to the learner at this address; None: to none."""
+        """Connects all machines to the policy's learner at an address, for rows and weights; None disconnects them."""
         self.context.addresses[self._policy.name] = address
         self._uplink.move(address)

@@ -56,35 +56,22 @@ class Machine:
 
 @dataclass(frozen=True)
 class Role:
-    """The purpose of agents: to run all actors of a machine, or a policy's learner.
+    """The purpose of agents: to run all actors of a machine, or a policy's learner."""
 
-    Attributes:
-        label: the setting that asks for these agents.
-        reserved: the resources that Ray reserves for each agent.
-        trial: a pickled function without arguments; each machine calls it first, and it raises if the machine is unfit.
-        wants: the purpose of the trial, in words; empty if the trial's error says all.
-        exclusive: whether a machine may have at most one such agent, and the driver's machine none.
-    """
-
-    label: str
-    reserved: dict[str, float]
-    trial: bytes
-    wants: str = ""
-    exclusive: bool = False
+    label: str  # the setting that asks for these agents
+    reserved: dict[str, float]  # the resources that Ray reserves for each agent
+    trial: bytes  # a pickled function without arguments, which each machine calls first; it raises on an unfit machine
+    wants: str = ""  # the purpose of the trial, in words; empty if the trial's error says all
+    exclusive: bool = False  # whether a machine may have at most one such agent, and the driver's machine none
 
 
 class AgentHandle:
-    """The driver's handle of an agent on a machine. At most one call, the last, awaits its answer.
+    """The driver's handle of an agent on a machine. Only its last call may still await an answer."""
 
-    Attributes:
-        found: the result of the agent's check of its machine, once it has come.
-        has_begun: whether the agent was told to begin, so that it may own segments and processes.
-    """
-
-    def __init__(self, machine: Machine, actor: Any, role: Role) -> None:
-        self.machine, self.role, self._actor = machine, role, actor
-        self.found: dict[str, Any] = {}
-        self.has_begun = False
+    def __init__(self, ray: Any, machine: Machine, actor: Any, role: Role) -> None:
+        self.machine, self.role, self._ray, self._actor = machine, role, ray, actor
+        self.found: dict[str, Any] = {}  # the result of the agent's check of its machine, once it has come
+        self.has_begun = False  # whether the agent was told to begin, so that it may own segments and processes
         self._awaited: Any = None
 
     def call(self, method: str, *args: Any) -> None:
@@ -98,20 +85,16 @@ class AgentHandle:
 
     def has_answered(self, seconds: float = 0.0) -> bool:
         """Waits at most `seconds` for an answer; returns whether there is one to take."""
-        import ray
-
-        return self.is_awaited and bool(ray.wait([self._awaited], timeout=seconds)[0])
+        return self.is_awaited and bool(self._ray.wait([self._awaited], timeout=seconds)[0])
 
     def answer(self) -> Any:
         """Waits for the answer and returns it. Raises AgentLost, or any exception of the call."""
-        import ray
-
         awaited, self._awaited = self._awaited, None
         try:
-            return ray.get(awaited)
-        except ray.exceptions.RayTaskError as error:
+            return self._ray.get(awaited)
+        except self._ray.exceptions.RayTaskError as error:
             raise error.as_instanceof_cause() from None
-        except ray.exceptions.RayError as error:
+        except self._ray.exceptions.RayError as error:
             raise AgentLost(_one_line(error)) from None
 
     def take_check(self) -> None:
@@ -126,9 +109,7 @@ class AgentHandle:
             log.warning("%s: expected workers of niceness 0, got %d; start Ray with RAY_worker_niceness=0", host, nice)
 
     def kill(self) -> None:
-        import ray
-
-        ray.kill(self._actor)
+        self._ray.kill(self._actor)
 
 
 class RayCluster(Closing):
@@ -136,10 +117,6 @@ class RayCluster(Closing):
 
     Raises ValueError, in one line: there is no such cluster, or it lacks machines that the run asks for; nothing is
     left running.
-
-    Attributes:
-        acting: the role of agents with actors. learning: by policy, the role of its learner's agent.
-        agents: the agents that are not known to be dead.
     """
 
     def __init__(
@@ -151,19 +128,17 @@ class RayCluster(Closing):
         self._path = [path for path in sys.path if path]
         trial = cloudpickle.dumps(partial(make_once, env_fn))
         wants = f"env_fn: expected an environment that can be made there, got {brief(label)}"
-        self.acting = Role("cluster.nodes", config.reserved, trial, wants, exclusive=True)
-        self.learning = {
+        self.acting = Role("cluster.nodes", config.reserved, trial, wants, exclusive=True)  # of agents with actors
+        self.learning = {  # by policy, the role of its learner's agent
             policy: Role(f"cluster.learners: {policy}", config.reserved_for(policy), cloudpickle.dumps(trial))
             for policy, trial in (trials or {}).items()
         }
-        self.agents: list[AgentHandle] = []
+        self.agents: list[AgentHandle] = []  # all that are not known to be dead
         self._losses: Counter[str] = Counter()  # of agents, by machine
         self._cleanups: list[Any] = []
-        self._owns = _connect(str(config.address))
+        self._ray, self._owns = _connect(str(config.address))
         with ClosedAfterError(self):
-            import ray
-
-            context = ray.get_runtime_context()
+            context = self._ray.get_runtime_context()
             self.namespace: str = context.namespace
             self._own = context.get_node_id()
             self._start_first(config.nodes if config.nodes_at_start is None else config.nodes_at_start)
@@ -200,10 +175,8 @@ class RayCluster(Closing):
 
     def machines(self) -> list[Machine]:
         """Returns the living machines of the cluster."""
-        import ray
-
         found = []
-        for node in ray.nodes():
+        for node in self._ray.nodes():
             if node["Alive"]:
                 left = Counter(node["Resources"])
                 for agent in self.agents:
@@ -227,7 +200,7 @@ class RayCluster(Closing):
                 yield machine
 
     def lack(self, role: Role, expected: str = "a machine", got: str = "none") -> str:
-        """Returns the text of an error: too few machines have room for an agent of a role; it says what each lacks."""
+        """Returns the text of the error that too few machines have room for a role's agent, with what each lacks."""
         could = [each for each in self.machines() if not (role.exclusive and each.id == self._own)]
         lacking = "; ".join(f"{each.host} has {lack}" for each in could if (lack := each.lacks(role.reserved)))
         said = f"{role.label}: expected {expected} with {_amounts(role.reserved)}, got {got}"
@@ -235,12 +208,11 @@ class RayCluster(Closing):
 
     def start(self, machine: Machine, role: Role) -> AgentHandle:
         """Starts an agent on a machine, and calls its `check`. Ray does not restart the agent when it dies."""
-        import ray
-
         options: dict[str, Any] = {_KINDS[name]: amount for name, amount in role.reserved.items() if name in _KINDS}
         options["resources"] = {name: amount for name, amount in role.reserved.items() if name not in _KINDS}
-        actor = ray.remote(Agent).options(**options, **_there(machine.id), max_restarts=0, max_concurrency=4).remote()
-        self.agents.append(AgentHandle(machine, actor, role))
+        options |= {**_there(machine.id), "max_restarts": 0, "max_concurrency": 4}
+        actor = self._ray.remote(Agent).options(**options).remote()
+        self.agents.append(AgentHandle(self._ray, machine, actor, role))
         self.agents[-1].call("check", self._path, role.trial)
         return self.agents[-1]
 
@@ -259,15 +231,11 @@ class RayCluster(Closing):
                 self._clean_up(machine, {})
 
     def _clean_up(self, machine: Machine, found: dict[str, Any]) -> None:
-        import ray
-
-        task = ray.remote(clean_up).options(num_cpus=0, **_there(machine.id), max_retries=0)
+        task = self._ray.remote(clean_up).options(num_cpus=0, **_there(machine.id), max_retries=0)
         self._cleanups.append(task.remote(found.get("pid", 0), found.get("began", "")))
 
     def end_agents(self) -> None:
         """Ends all agents in order. An agent that does not answer within 15 s is discarded as lost."""
-        import ray
-
         for agent in self.agents:
             if agent.has_begun:
                 agent.call("end")
@@ -280,15 +248,13 @@ class RayCluster(Closing):
                 log.warning("%s: its agent did not end within %g s", agent.machine.host, END_S)
                 self.discard(agent)
         if self._cleanups:
-            ray.wait(self._cleanups, num_returns=len(self._cleanups), timeout=END_S)
+            self._ray.wait(self._cleanups, num_returns=len(self._cleanups), timeout=END_S)
 
     def close(self) -> None:
         """Ends all agents, and the connection if this object made it."""
-        import ray
-
         self.end_agents()
         if self._owns:
-            ray.shutdown()
+            self._ray.shutdown()
 
 
 def _there(node: str) -> dict[str, Any]:
@@ -297,14 +263,17 @@ def _there(node: str) -> dict[str, Any]:
     return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
 
 
-def _connect(address: str) -> bool:
-    """Connects this process to the cluster; returns False if it already was. Raises ValueError, ModuleNotFoundError."""
+def _connect(address: str) -> tuple[Any, bool]:
+    """Connects this process to the cluster; returns the module ray, and whether the connection is new.
+
+    Raises: ValueError: there is no such cluster. ModuleNotFoundError: Ray is not installed.
+    """
     try:
         import ray
     except ModuleNotFoundError as error:
         raise missing("cluster", error) from None
     if ray.is_initialized():
-        return False
+        return ray, False
     expected = f"cluster.address: expected a Ray cluster at {address!r} that this machine is part of"
     if address != "auto":
         host, _, port = address.rpartition(":")
@@ -318,19 +287,14 @@ def _connect(address: str) -> bool:
             ray.init(address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         ray.shutdown()
-        raise ValueError(f"{expected}, got {_refusal(error)}") from None
-    return True
+        causes = str(error.__cause__ or "").splitlines()[-1:]  # such as that the token is refused
+        said, advice, _ = " ".join([str(error), *causes]).partition(" Ensure that the token")
+        raise ValueError(f"{expected}, got {_one_line(said)}{TOKENS if advice else ''}") from None
+    return ray, True
 
 
 def _amounts(resources: dict[str, float]) -> str:
     return ", ".join(f"{name} {amount:g}" for name, amount in resources.items())
-
-
-def _refusal(error: Exception) -> str:
-    """Returns Ray's error in one line; an error about tokens gets the variables to set in place of Ray's advice."""
-    causes = str(error.__cause__ or "").splitlines()[-1:]  # such as that the token is refused
-    said, advice, _ = " ".join([str(error), *causes]).partition(" Ensure that the token")
-    return _one_line(said) + (TOKENS if advice else "")
 
 
 def _one_line(error: object) -> str:

@@ -59,11 +59,7 @@ class Nowhere:
 
 
 class Uplink:
-    """Connects a machine to a policy's learner: a relay sends rows, a mirror fetches weights; both end with the stack.
-
-    Attributes:
-        address: the policy's learner, to which both connect; None while it is on no machine, as at first.
-    """
+    """Connects a machine to a policy's learner by a relay, which sends rows, and a mirror, which fetches weights."""
 
     def __init__(
         self, stack: ExitStack, policy: AssignedPolicy, config: Config, crew: Crew, description: Mapping[str, Any],
@@ -71,30 +67,22 @@ class Uplink:
     ) -> None:  # fmt: skip
         """`description` describes the policy's store of weights; `seat` and `epoch` are the crew's."""
         cluster, self.policy = config.cluster, policy
-        self.address: Address | None = None
+        self.address: Address | None = None  # of the policy's learner; None while it is on no machine, as at first
         nowhere: Any = Nowhere()
         name, seconds = f"weights.{policy.index}", cluster.sync_seconds
         self.mirror = stack.enter_context(Mirror(nowhere, description=description, sync_seconds=seconds, name=name))
-        self._source = source_of_rows(policy, config, crew)
-        stack.callback(self._source.close)
+        source = source_of_rows(policy, config, crew)
+        stack.callback(source.close)
         relay = Relay(
-            self._source, nowhere, seat=seat, epoch=epoch,
+            source, nowhere, seat=seat, epoch=epoch,
             flush_seconds=cluster.flush_seconds, compress=cluster.compress,
         )  # fmt: skip
         self.relay = stack.enter_context(relay)
         self._sends = bool(crew.count)
         if self._sends:
             relay.start()
-
-    @property
-    def transitions(self) -> SegmentHandle:
-        """The handle of the policy's replay or queue on this machine."""
-        return self._source.handle
-
-    @property
-    def weights(self) -> SegmentHandle:
-        """The handle of the policy's parameter store on this machine."""
-        return self.mirror.store.handle
+        # The handles of the policy's replay or queue, and of its parameter store, on this machine
+        self.transitions, self.weights = source.handle, self.mirror.store.handle
 
     def move(self, address: Address | None) -> None:
         """Connects to another learner; after the return, no weights of the earlier learner arrive."""

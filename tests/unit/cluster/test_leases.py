@@ -1,4 +1,4 @@
-"""Leases: an epoch that has ended is never heard again, silence ends a lease, and nobody else's clock counts."""
+"""Leases: an ended epoch never returns, silence ends a lease, and only the clock of the table's machine counts."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,7 +13,7 @@ from marlcore.cluster import Leases
 
 
 class Clock:
-    """The clock of the table's machine, which a test moves."""
+    """The clock of the table's machine; a test advances it."""
 
     ns = 10**12
 
@@ -38,7 +38,7 @@ def leases(clock: Clock) -> Iterator[Leases]:
 
 
 def watch(leases: Leases, clock: Clock, seconds: float, *renewed: tuple[int, int]) -> list[int]:
-    """Looks twice a second, as a controller does, and hears these (seat, epoch) just before; the seats it fenced."""
+    """Looks twice a second, as a controller does, and renews (seat, epoch) pairs before; returns the fenced seats."""
     fenced = []
     for _ in range(round(seconds * 2)):
         clock.advance(0.5)
@@ -56,7 +56,7 @@ def test_a_held_seat_is_not_granted_again(leases: Leases) -> None:
 
 
 def test_a_controller_that_was_stopped_listens_before_it_fences(leases: Leases, clock: Clock) -> None:
-    """It wakes up after a minute in which the renewals have waited; a silent holder is fenced soon all the same."""
+    """The controller wakes up after a minute; renewals that waited count, and a silent holder is fenced soon."""
     living, silent = leases.grant(0), leases.grant(1)
     assert watch(leases, clock, 1.0, (0, living), (1, silent)) == []
     clock.advance(60.0)
@@ -76,7 +76,7 @@ def test_a_rarely_looking_controller_still_fences(leases: Leases, clock: Clock) 
 
 
 def test_random_histories_agree_with_a_plain_table(leases: Leases, clock: Clock) -> None:
-    """Beside the rules in plain Python, a seat a dict: an epoch that has ended never holds its seat again."""
+    """The oracle has a dict for each seat; an epoch that has ended never holds its seat again."""
     rng = np.random.default_rng(0)
     plain = [{"epoch": 0, "holder": 0, "heard": 0.0, "state": "free"} for _ in range(3)]
     now = 0.0
@@ -117,7 +117,7 @@ def test_random_histories_agree_with_a_plain_table(leases: Leases, clock: Clock)
 
 
 def test_another_process_sees_a_fenced_epoch(program: Callable[..., Any]) -> None:
-    """It maps the table read-only, as an ingest does; the table outlives neither its name nor its mapping."""
+    """The other process maps the table read-only, as an ingest does."""
     with Leases.create(2) as leases:
         epoch = leases.grant(1)
         ingest = program(
@@ -153,7 +153,7 @@ def test_only_the_creator_writes(leases: Leases) -> None:
 
 BAD = [
     *each_bad(Leases.create, "an integer from 1 to 1048576", seats=[0, -1, 1.0, True, None, 2**21]),
-    *each_bad(partial(Leases.create, 1), "seconds above 0",
+    *each_bad(partial(Leases.create, 1), "a finite number above 0",
         lease_seconds=[0, -1.0, float("inf"), float("nan"), True, "2", None]),
 ]  # fmt: skip
 test_a_bad_argument_is_refused = refusals(BAD)

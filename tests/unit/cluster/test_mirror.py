@@ -39,7 +39,7 @@ class Link:
 
 
 def test_three_mirrors_share_each_copy(home: ParameterStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A version that all of them want is copied once."""
+    """The porter copies a version once, although all mirrors want it."""
     monkeypatch.setattr("marlcore.cluster.mirror._ASK_S", 0.01)  # for which `close` waits
     porter, model = Porter(home), tree()
     with home.publisher(model) as publisher, Mirror(porter) as a, Mirror(porter) as b, Mirror(porter) as c:
@@ -67,7 +67,7 @@ def test_a_mirror_fetches_the_newest_and_no_backlog(home: ParameterStore) -> Non
 
 @pytest.mark.long
 def test_a_mirror_of_every_version_gets_them_in_order(home: ParameterStore) -> None:
-    """One that comes late too; two share a copy of what both want next."""
+    """A mirror that comes late gets them, too; two mirrors share the copy of a version that both want next."""
     porter, model = Porter(home, every=True), tree()
     with home.publisher(model) as publisher:
         for version in range(1, 6):
@@ -139,7 +139,7 @@ def test_a_home_that_cannot_be_reached_is_an_error(home: ParameterStore) -> None
 
 
 def test_a_porters_own_failure_is_told(home: ParameterStore) -> None:
-    """A mirror does not try again what cannot succeed."""
+    """A mirror does not retry after a failure that is not a lost connection."""
     link = Link(Porter(home))
     link.porter.fetch = lambda newer_than, timeout: np.zeros(3, np.uint8)
     with Mirror(link) as mirror:
@@ -148,9 +148,10 @@ def test_a_porters_own_failure_is_told(home: ParameterStore) -> None:
 
 
 def test_a_bad_setting_is_refused(home: ParameterStore) -> None:
-    make, seconds = partial(Mirror, Porter(home)), "seconds of at least 0"
+    make = partial(Mirror, Porter(home))
     for row in (
-        *each_bad(make, seconds, sync_seconds=[-1, None, True, float("inf")], timeout=[-1.0]),
+        *each_bad(make, "a finite number of at least 0", sync_seconds=[-1, None, True, float("inf")]),
+        *each_bad(make, "seconds of at least 0", timeout=[-1.0]),
         *each_bad(make, "at least two slots for a mirror", mode=["snapshot"]),
     ):
         check_refused(*row)
@@ -159,12 +160,9 @@ def test_a_bad_setting_is_refused(home: ParameterStore) -> None:
 MIRROR = """
 import sys
 from marlcore import ParameterStore
-from marlcore.cluster import Mirror, Porter
-from marlcore.memory import SegmentHandle
+from marlcore.cluster import Porter
 porter = Porter(ParameterStore.attach(sys.argv[1]))
 target = ParameterStore.attach(sys.argv[2])
-"""
-FOLLOW = """
 with target.mirror_writer() as writer:
     print("ready", flush=True)
     while True:
@@ -176,12 +174,12 @@ with target.mirror_writer() as writer:
 
 @pytest.mark.long
 def test_killed_mirrors_tear_nothing_and_go_on(home: ParameterStore, program: Callable[..., Any]) -> None:
-    """Each is killed at any moment, most of which lie in a copy, while this process publishes and reads."""
+    """Each mirror is killed at any moment, mostly during a copy, while this process publishes and reads."""
     model, local = tree(), tree()
     with ParameterStore.create_mirror(home.description) as target, home.publisher(model) as publisher:
         subscriber, last, rng = target.subscriber(local), 0, np.random.default_rng(0)
         for _ in range(60):
-            writer = program(MIRROR, FOLLOW, args=[home.handle.path, target.handle.path])
+            writer = program(MIRROR, args=[home.handle.path, target.handle.path])
             assert writer.line() == "ready"
             start, pulled = target.version, 0
             while pulled < 20 + rng.integers(20):
@@ -197,7 +195,7 @@ def test_killed_mirrors_tear_nothing_and_go_on(home: ParameterStore, program: Ca
 
 @pytest.mark.long
 def test_a_mirror_that_moved_takes_no_row_of_the_earlier_home(home: ParameterStore) -> None:
-    """Not even one that was on its way; of the next home, the first of a higher version."""
+    """A row that was on its way is dropped; the next home's first row of a higher version is taken."""
     early, late = threading.Event(), threading.Event()
 
     class Slow(Link):

@@ -1,4 +1,4 @@
-"""Rows over Ray: an ingest in an actor, which is killed; and what a relay is told."""
+"""Rows over Ray: the actor of an ingest is killed, and the relay's errors say why rows do not arrive."""
 
 import subprocess
 import sys
@@ -41,7 +41,7 @@ link = RayLink(ingest, "policy")
 
 @pytest.mark.long
 def test_rows_arrive_once_over_killed_ingests(program: Callable[..., Any]) -> None:
-    """Few bytes go with the call, many through the object store; then a fenced epoch is told so."""
+    """Small messages go with the call, large ones through the object store; then a fenced epoch gets an error."""
     program(
         DRIVER,
         """
@@ -74,7 +74,7 @@ def test_rows_arrive_once_over_killed_ingests(program: Callable[..., Any]) -> No
 
 @pytest.mark.long
 def test_a_million_rows_arrive_once_despite_killed_ingests() -> None:
-    """Each is delivered, skipped at a seam, or counted as lost, which none is where writers wait."""
+    """Each row is delivered, skipped at a seam, or counted as lost; where writers wait, no row is lost."""
     command = [sys.executable, rows_over_ray.__file__, "1000000", "4", "queue", "replay"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.count("1000000 written") == 2, done.stderr

@@ -1,4 +1,4 @@
-"""Weights over Ray, between nodes on this machine: the same versions, never torn, over killed porters."""
+"""Weights over Ray, between nodes on this machine: mirrors get whole versions, even if porters are killed."""
 
 from collections.abc import Callable
 from typing import Any
@@ -61,7 +61,7 @@ def publish(count=1):
 
 @pytest.mark.long
 def test_nodes_serve_the_homes_versions_and_share_a_copy(ray_nodes: RayNodes, program: Callable[..., Any]) -> None:
-    """Each from a directory of its own; of 1,000 versions in a row, a node fetches a few and ends with the last."""
+    """Each node has a directory of its own; of 1,000 versions, it fetches a few and ends with the last."""
     body = """
     porter = PorterActor.start(home.handle, "porter")
     followers = nodes("porter", 3)
@@ -88,7 +88,7 @@ def test_nodes_serve_the_homes_versions_and_share_a_copy(ray_nodes: RayNodes, pr
 
 @pytest.mark.long
 def test_a_killed_porter_is_started_again(ray_nodes: RayNodes, program: Callable[..., Any]) -> None:
-    """Ray restarts it; mirrors find it again, with whole rows and growing versions."""
+    """Ray restarts the porter; mirrors find it again and get whole rows and growing versions."""
     body = """
     porter = PorterActor.start(home.handle, "porter")
     followers = nodes("porter", 2)
@@ -121,6 +121,6 @@ def test_a_porter_that_is_gone_is_named(ray_nodes: RayNodes, program: Callable[.
         print(error)
     """
     driver = program(DRIVER, body, args=[ray_nodes.address])
-    assert driver.line().startswith("porter porter: ")
-    assert driver.line() == "porter porter: this process is not connected to Ray"
+    assert driver.line().startswith("the porter porter cannot be reached: ")
+    assert driver.line() == "WeightsLink: this process is not connected to Ray; call ray.init first"
     driver.finish()

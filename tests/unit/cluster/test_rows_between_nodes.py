@@ -1,4 +1,4 @@
-"""Rows between two replays: each arrives once, as it was, in order; what is lost is counted, and becomes a seam."""
+"""Rows between two replays: each row arrives once, unchanged, in order; lost rows are counted and leave a seam."""
 
 import threading
 from concurrent.futures import Future
@@ -34,13 +34,13 @@ def source():
 
 
 def patient(relay: Relay) -> None:
-    """Polls until the ingest has everything, over a link that fails."""
+    """Polls until the ingest has every row, over a link that fails."""
     relay._hurry = True
     while True:
         try:
             relay.poll()
             relay._rows.look()
-            if relay._acked is not None and (relay._acked >= relay._rows.hi).all() and not relay._flight:
+            if (relay._acked >= relay._rows.hi).all() and not relay._flight:
                 return
         except LinkLost:
             relay._rewind()
@@ -49,7 +49,7 @@ def patient(relay: Relay) -> None:
 @pytest.mark.parametrize("compress", [None, "lz4"])
 @pytest.mark.parametrize("spec", [SMALL, FRAMES, STATES], ids=["small", "frames", "states"])
 def test_rows_arrive_as_they_were_written(spec, compress, home, source) -> None:
-    """Byte for byte, heads and all columns included: what can be drawn at home is what could be drawn at the node."""
+    """The lanes at home equal those at the node byte for byte, in heads and all columns."""
     here, there = home(spec), source(spec)
     with here.relay(there, compress=compress) as relay:
         written = [0, 0]
@@ -66,10 +66,7 @@ def test_rows_arrive_as_they_were_written(spec, compress, home, source) -> None:
 
 @pytest.mark.parametrize("seed", long_but(range(2), range(8)))
 def test_bad_links_neither_double_nor_lose_a_row(seed, home, source) -> None:
-    """Messages are lost, late, doubled and out of order, and ingests are replaced: the rows show nothing of it.
-
-    A seat's lanes are any at home, as those of several parts of a replay are.
-    """
+    """Messages are lost, late, doubled and out of order, and ingests are replaced; any lanes may be a seat's."""
     lanes = [3, 1] if seed % 2 else [0, 1]
     here, there = home(STATES, capacity=500 * (1 + max(lanes)), seats=(lanes,)), source(STATES)
     with here.relay(there, link=BadLink(here, seed)) as relay:
@@ -88,7 +85,7 @@ def test_bad_links_neither_double_nor_lose_a_row(seed, home, source) -> None:
 
 @pytest.mark.parametrize("spec", [SMALL, STATES], ids=["small", "states"])
 def test_lapped_rows_are_counted_and_become_a_seam(spec, home, source) -> None:
-    """What arrives has ages that begin anew behind each gap; with recurrent states it begins with an episode."""
+    """Ages begin anew behind each gap; with recurrent states, the first row behind a gap begins an episode."""
     here, there, whole = home(spec, capacity=4000), source(spec, capacity=80), source(spec, capacity=4000)
     total = 0
     with here.relay(there) as relay:
@@ -129,7 +126,7 @@ def test_more_rows_than_a_lane_pass_through_without_a_seam(home, source) -> None
 
 
 def test_a_message_whose_predecessor_is_missing_is_refused(home, source) -> None:
-    """No gap is counted for rows that the sender still has; in their order, both are taken."""
+    """Rows that the sender still has are no gap; both messages are taken in their order."""
     here, there = home(), source()
     kept: list[np.ndarray] = []
     link = DirectLink(here.ingest)
@@ -159,7 +156,7 @@ def test_a_relays_successor_continues_where_it_stopped(home, source) -> None:
 
 
 def test_an_epoch_that_lost_its_seat_is_refused(home, source) -> None:
-    """The rows of its successor, whose tickets begin anew, follow those of the fenced one, with a seam."""
+    """The rows of the next epoch, whose tickets begin anew, follow those of the fenced epoch after a seam."""
     here, zombie, heir = home(seats=(range(2), range(2, 4))), source(), source()
     add_some(zombie, 0, 0, 10)
     add_some(heir, 0, 100, 10)
@@ -193,7 +190,7 @@ def test_a_lost_lease_refuses_rows_before_its_heir_has_come(home, source) -> Non
 
 
 def test_a_queue_at_home_makes_the_nodes_writers_wait(home) -> None:
-    """Both are queues that wait: no row is dropped between a writer that never rests and a reader that does."""
+    """Both queues wait, so no row is dropped between a writer that never rests and a slow reader."""
     with TrajectoryQueue.create(SMALL, 40, 1, name="node") as there:
         target = TrajectoryQueue.create(SMALL, 60, 1, max_unread=20, name="home")
         here = home(seats=(range(1),), target=target, wait_seconds=0.0)
@@ -216,7 +213,7 @@ def test_a_queue_at_home_makes_the_nodes_writers_wait(home) -> None:
 
 @pytest.fixture
 def queues(home, source):
-    """A home whose queue holds 20 rows a lane, and a node's queue that holds 100."""
+    """Returns a home whose queue holds 20 rows a lane, and a node's queue that holds 100."""
     target = TrajectoryQueue.create(SMALL, 40, 2, name="home")
     return home(target=target, wait_seconds=0.0), source(capacity=200, kind=TrajectoryQueue)
 
@@ -231,7 +228,7 @@ def test_a_full_lane_does_not_keep_rows_from_another(queues) -> None:
 
 
 def test_a_batch_comes_through_one_lane_that_does_not_hold_it(queues) -> None:
-    """As where one agent of a policy is left: the home's reader empties its lane for the ingest."""
+    """The home's reader empties the lane for the ingest, as is needed if one agent of a policy is left."""
     here, there = queues
     add_some(there, 0, 0, 60)
     with here.relay(there) as relay, here.target.reader(50) as reader:
@@ -372,7 +369,7 @@ def test_two_ingests_of_a_lane_are_refused(home) -> None:
 
 @pytest.mark.parametrize("waits", [False, True], ids=["replay", "queue"])
 def test_a_relay_that_moves_sends_the_next_home_what_it_may(waits, home) -> None:
-    """Of a replay, the rows that its lanes hold; of a queue, those that no home has consumed: they are used once."""
+    """A replay's relay sends all rows that its lanes hold; a queue's relay sends the rows that no home has consumed."""
     make = TrajectoryQueue if waits else ReplayBuffer
     options = {"max_unread": 40} if waits else {}
     first, second = home(), home()

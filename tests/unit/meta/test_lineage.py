@@ -1,4 +1,4 @@
-"""What a population decides: who copies whom, with which settings, and who goes on to a further rung."""
+"""The decisions of a population: which members copy others, with which settings, and which reach a further rung."""
 
 import math
 from contextlib import nullcontext
@@ -18,31 +18,27 @@ from marlcore.meta.lineage import LOST, STATE, Lineage, MemberState, explored, p
 from marlcore.record import read_json, write_json
 
 RATE = {"algorithm.learning_rate": mc.LogUniform(1e-5, 1e-2)}
-SEEDS = range(200)
 
 
-def parents(member: int, scores: dict[int, float], share: float = 0.25) -> set[int | None]:
-    return {parent_of(member, scores, share, np.random.default_rng(seed)) for seed in SEEDS}
+RANKED = {member: float(member) for member in range(8)}
+PARENTS: list[tuple[dict[int, float], dict[int, set[int | None]]]] = [  # scores, and members with their parents
+    (RANKED, {0: {6, 7}, 1: {6, 7}, **{member: {None} for member in range(2, 8)}}),
+    ({0: 1.0, 1: 2.0}, {0: {1}, 1: {None}}),  # as Jaderberg et al. 2017: the bottom copies the top
+    ({0: 1.0, 1: 2.0, 2: 3.0}, {0: {2}, 1: {None}, 2: {None}}),
+    ({0: LOST, 1: 2.0, 2: 3.0}, {0: {2}}),
+    ({0: LOST, 1: LOST}, {0: {None}}),
+    ({0: 1.0}, {0: {None}}),
+    (dict.fromkeys(range(8), 3.0), {0: {None}}),
+    ({member: float(member) for member in range(4)}, {5: {None}}),  # it has no score
+]
 
 
-def test_the_lowest_share_copies_any_of_the_highest() -> None:
-    scores = {member: float(member) for member in range(8)}
-    assert [parents(member, scores) for member in range(8)] == [{6, 7}, {6, 7}, *[{None}] * 6]
-
-
-def test_of_two_or_three_the_worst_copies_the_best() -> None:
-    """Jaderberg et al. 2017: the agents in the bottom of the ranking copy those in its top."""
-    for scores in ({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0, 2: 3.0}):
-        assert [parents(member, scores) for member in scores] == [{len(scores) - 1}, *[{None}] * (len(scores) - 1)]
-
-
-def test_one_score_or_equal_ones_make_nobody_copy() -> None:
-    """And a diverged member copies the best if there is one."""
-    assert parents(0, {0: LOST, 1: 2.0, 2: 3.0}) == {2}
-    assert parents(0, {0: LOST, 1: LOST}) == {None}
-    assert parents(0, {0: 1.0}) == {None}
-    assert parents(0, dict.fromkeys(range(8), 3.0)) == {None}
-    assert parents(5, {member: float(member) for member in range(4)}) == {None}
+@pytest.mark.parametrize(("scores", "expected"), PARENTS)
+def test_the_lowest_share_copies_any_of_the_highest(scores: Any, expected: Any) -> None:
+    """Members with equal scores copy none; a diverged member copies the best if there is one."""
+    generators = [np.random.default_rng(seed) for seed in range(200)]
+    found = {member: {parent_of(member, scores, 0.25, each) for each in generators} for member in expected}
+    assert found == expected
 
 
 def test_a_decision_is_that_of_its_seed_member_and_time() -> None:

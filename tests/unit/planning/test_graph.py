@@ -1,4 +1,4 @@
-"""Graphs of world models are what plain Python lists give, state by state and bit by bit."""
+"""A graph's copies, levels, texts and pictures; test_building.py compares graphs with an oracle."""
 
 import pickle
 import re
@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graph_oracle import graph_lists
 from world_models import Diamonds, Doors, Slippery, Table
 
 from marlcore import ClosedError
@@ -23,20 +22,9 @@ MODELS = {
 
 
 @pytest.fixture(params=MODELS)
-def model(request: pytest.FixtureRequest) -> Any:
-    return MODELS[request.param]
-
-
-@pytest.fixture
-def graph(model: Any) -> Iterator[Graph]:
-    with build_graph(model) as one:
+def graph(request: pytest.FixtureRequest) -> Iterator[Graph]:
+    with build_graph(MODELS[request.param]) as one:
         yield one
-
-
-def test_profiles_are_numbered_with_agent_0_least_significant(model: Any, graph: Graph) -> None:
-    for i, transitions in enumerate(graph_lists(model).transitions):
-        found = graph.profile[graph.row_start[i] : graph.row_start[i + 1]]
-        assert found.tolist() == [sum(a * graph.actions**k for k, a in enumerate(p)) for p, _, _ in transitions]
 
 
 def test_levels_hold_every_state_once_from_the_ends_on(graph: Graph) -> None:
@@ -45,7 +33,7 @@ def test_levels_hold_every_state_once_from_the_ends_on(graph: Graph) -> None:
         assert np.array_equal(states, np.flatnonzero(graph.level == number))
 
 
-def test_a_copy_by_handle_pickle_or_file_is_equal(model: Any, graph: Graph, tmp_path: Any) -> None:
+def test_a_copy_by_handle_pickle_or_file_is_equal(graph: Graph, tmp_path: Any) -> None:
     graph.save(tmp_path / "graph")
     copies = [Graph.attach(graph.handle), pickle.loads(pickle.dumps(graph)), Graph.load(tmp_path / "graph")]
     for copy in copies:
@@ -79,7 +67,7 @@ def test_a_graph_and_policies_show_their_counts() -> None:
 
 @pytest.mark.long
 def test_a_picture_shows_states_and_successors(tmp_path: Any) -> None:
-    """Each state, and an arrow to each of its successors."""
+    """The picture has each state's label, and an arrow to each of its successors."""
     pytest.importorskip("matplotlib")
     with build_graph(Doors()) as graph:
         axes = graph.plot(tmp_path / "graph.png", label=lambda state: f"step {state[0]}").axes[0]

@@ -1,4 +1,4 @@
-"""Values and policies of agents and of robots among people are what plain Python computes, to the last bit."""
+"""Values and policies of agents, and of robots among people, equal those of plain Python to the last bit."""
 
 import math
 import pickle
@@ -28,7 +28,7 @@ STORED: dict[str, Callable[[float], float]] = {
 
 
 def nth(state: Any, modulus: int, rest: int) -> bool:
-    """Some property of a state, the same in every process."""
+    """Whether a state has a property that is the same in every process."""
     return sum(repr(state).encode()) % modulus == rest
 
 
@@ -53,13 +53,14 @@ def graph(request: pytest.FixtureRequest) -> Iterator[Graph]:
         yield one
 
 
+def oracle_of(graph: Graph, goals: Any, **options: Any) -> Induction:
+    states, _, _, transitions = graph.to_lists()
+    return Induction(states, transitions, graph.agents, graph.actions, goals, **options)
+
+
 def check(graph: Graph, goals: dict[int, Sequence[Any]], dtype: str = "float64", oracle: Any = None, **options: Any):
     """Compares all values and policies with the oracle's, which may get further options."""
-    states, _, _, transitions = graph.to_lists()
-    expected = Induction(
-        states, transitions, graph.agents, graph.actions, goals, store=STORED[dtype],
-        **{**options, **(oracle or {})},
-    )  # fmt: skip
+    expected = oracle_of(graph, goals, store=STORED[dtype], **{**options, **(oracle or {})})
     with backward_induction(graph, goals, dtype=dtype, workers=1, **options) as found:
         for agent, predicates in goals.items():
             its = found[agent]
@@ -87,7 +88,7 @@ def test_float32_probabilities_count_as_they_are() -> None:
 
 
 def test_what_an_agent_believes_may_depend_on_all(graph: Graph) -> None:
-    """Also on its own action; the agent's own entry of a profile does not matter."""
+    """A belief may also depend on the agent's action; the agent's own entry of a profile does not matter."""
 
     def believed(state: Any, agent: int, action: int) -> list[tuple[float, list[int]]]:
         other = (action + sum(repr(state).encode())) % graph.actions
@@ -107,15 +108,11 @@ def test_a_discount_depends_on_the_duration(graph: Graph) -> None:
     def durations(state: Any, profile: tuple[int, ...], outcomes: list[tuple[float, Any]]) -> list[float]:
         return [0.5 + sum(profile) + i + p for i, (p, _) in enumerate(outcomes)]
 
-    states, _, _, transitions = graph.to_lists()
     discounts: Any = (({"gamma": 0.9}, lambda time: 0.9**time), ({"rho": 0.2}, lambda time: math.exp(-0.2 * time)))
     for options, factor in discounts:
-        expected = Induction(
-            states, transitions, graph.agents, graph.actions, {0: GOALS},
-            discount=lambda *outcomes, factor=factor: [*map(factor, durations(*outcomes))],
-        )  # fmt: skip
+        discount = lambda *outcomes, factor=factor: [*map(factor, durations(*outcomes))]  # noqa: E731
         with backward_induction(graph, {0: GOALS}, durations=durations, **options) as found:
-            assert found[0].values.T.tolist() == expected.values[0]
+            assert found[0].values.T.tolist() == oracle_of(graph, {0: GOALS}, discount=discount).values[0]
 
 
 def test_goals_may_depend_on_the_state(graph: Graph) -> None:
@@ -128,16 +125,15 @@ def test_goals_may_depend_on_the_state(graph: Graph) -> None:
         for i, goal in enumerate(offered(state, agent)):
             yield goal, i + 0.5
 
-    states, _, _, transitions = graph.to_lists()
-    expected = Induction(states, transitions, graph.agents, graph.actions, {0: GOALS, 1: GOALS}, offered=offered)
+    expected = oracle_of(graph, {0: GOALS, 1: GOALS}, offered=offered)
     with backward_induction(graph, generate, [1, 0]) as found:
         assert found.agents == (1, 0)
         for agent in (0, 1):
             its = found[agent]
             order = [its.goals.index(goal) for goal in GOALS]
             assert its.values[:, order].T.tolist() == expected.values[agent]
-            for i, state in enumerate(states):
-                weights = dict(generate(state, agent)) if transitions[i] else {}
+            for i, state in enumerate(graph.states):
+                weights = dict(generate(state, agent)) if graph.row_start[i] < graph.row_start[i + 1] else {}
                 assert {its.goals[k]: its.weight[i, k] for k in np.flatnonzero(its.offered[i])} == weights
                 assert [is_third(state), is_rare(state)] == [its.achieved[i, order[k]] for k in (1, 0)]
 
@@ -167,7 +163,7 @@ def test_random_graphs_have_the_oracles_values(one: Any, beta: float, optimistic
 
 @pytest.fixture
 def split_finely(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every level is split, into parts of a few states."""
+    """Makes the sweep split every level into parts of a few states."""
     monkeypatch.setattr("marlcore.planning.sweep.SPLIT", 1)
     monkeypatch.setattr("marlcore.planning.sweep.CHUNK", 300)
 
@@ -221,7 +217,7 @@ def test_a_goal_may_have_a_method(graph: Graph) -> None:
 
 
 def reward(attainable: dict[int, Any], weights: dict[int, Any]) -> Any:
-    """For the package and the oracle alike: people's goals count by the square of what they can attain, less 2."""
+    """Rewards robots, in the package and the oracle, by the squares of what people can attain, less 2."""
     total = 0.0
     for agent in attainable:
         for goal in range(attainable[agent].shape[-1]):
@@ -237,7 +233,6 @@ def generate(state: Any, agent: int) -> Iterator[tuple[Any, float]]:
 
 
 def check_robots(graph: Graph, goals: Any, people: list[int], **options: Any) -> None:
-    states, _, _, transitions = graph.to_lists()
     options = {"beta": 5.0, **options}
     with backward_induction(graph, goals, people) as policies:
         found = robot_induction(graph, policies, reward, **options)
@@ -245,16 +240,13 @@ def check_robots(graph: Graph, goals: Any, people: list[int], **options: Any) ->
     offers = goals if callable(goals) else lambda state, agent: [(goal, 1 / len(GOALS)) for goal in GOALS]
 
     def weights(i: int, agent: int) -> dict[int, float]:
-        return {order[agent].index(goal): weight for goal, weight in offers(states[i], agent)}
+        return {order[agent].index(goal): weight for goal, weight in offers(graph.states[i], agent)}
 
     def aggregate(i: int, attainable: dict[int, list[float]]) -> float:
         given = {agent: np.array([weights(i, agent).get(k, 0.0) for k in range(len(order[agent]))]) for agent in order}
         return reward({agent: np.array(values) for agent, values in attainable.items()}, given)
 
-    human = Induction(
-        states, transitions, graph.agents, graph.actions, order,
-        offered=lambda state, agent: [goal for goal, _ in offers(state, agent)],
-    )  # fmt: skip
+    human = oracle_of(graph, order, offered=lambda state, agent: [goal for goal, _ in offers(state, agent)])
     options["human_gamma"] = options.pop("people_gamma", 1.0)
     expected = RobotInduction(human, weights, aggregate, **options)
     assert found.robots == tuple(expected.robots)
@@ -264,22 +256,20 @@ def check_robots(graph: Graph, goals: Any, people: list[int], **options: Any) ->
         assert found.attainable[agent].T.tolist() == expected.attainable[agent]
 
 
-@pytest.mark.parametrize("people", [[0], [1]])
-def test_robots_are_as_the_oracle_says(graph: Graph, people: list[int]) -> None:
-    check_robots(graph, dict.fromkeys(people, GOALS), people)
+ROBOTS: dict[str, tuple[Any, list[int], dict[str, Any]]] = {
+    "the second agent": ({0: GOALS}, [0], {}),
+    "the first agent": ({1: GOALS}, [1], {}),
+    "other discounts": ({0: GOALS}, [0], {"gamma": 0.8, "people_gamma": 0.95, "terminal": -1.5}),
+    "a power law": ({1: GOALS}, [1], {"power": True, "terminal": -1e-10}),
+    "the best of a power law": ({1: GOALS}, [1], {"power": True, "terminal": -1e-10, "beta": math.inf}),
+    "goals by state": (generate, [0], {}),
+}
 
 
-def test_discounts_of_robots_and_people_differ(graph: Graph) -> None:
-    check_robots(graph, {0: GOALS}, [0], gamma=0.8, people_gamma=0.95, terminal=-1.5)
-
-
-def test_a_power_law_is_the_oracles(graph: Graph) -> None:
-    check_robots(graph, {1: GOALS}, [1], power=True, terminal=-1e-10)
-    check_robots(graph, {1: GOALS}, [1], power=True, terminal=-1e-10, beta=math.inf)
-
-
-def test_goals_of_people_may_depend_on_the_state(graph: Graph) -> None:
-    check_robots(graph, generate, [0])
+@pytest.mark.parametrize("case", ROBOTS)
+def test_robots_are_as_the_oracle_says(graph: Graph, case: str) -> None:
+    goals, people, options = ROBOTS[case]
+    check_robots(graph, goals, people, **options)
 
 
 def test_several_people_or_robots_act_together() -> None:
@@ -308,7 +298,7 @@ DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "planning.md"
 
 
 def test_the_documents_examples_run(capsys: Any) -> None:
-    """The second one continues the first one, inside its block."""
+    """The second example continues the first one, inside its `with` block."""
     blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     plan = next(block for block in blocks if "class Corridor" in block)
     assist = next(block for block in blocks if "robot_induction" in block)

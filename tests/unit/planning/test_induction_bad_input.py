@@ -1,4 +1,4 @@
-"""What backward induction refuses: one line that names the argument, what was expected and what came."""
+"""Errors of backward induction: one line names the argument, the expected value and the given one."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -57,7 +57,7 @@ EACH: list[tuple[Callable[..., None], str, dict[str, Any]]] = [  # bad values of
     (plan, GAMMA, {"gamma": ["a", 0.0, 1.5]}),
     (plan, "a finite number of at least 0", {"rho": [True, -0.1]}),
     (plan, "a sequence of agents", {"robots": [1], "agents": [0]}),
-    (plan, "one of float64, float32, float16", {"dtype": ["int8"]}),
+    (plan, "float64, float32 or float16", {"dtype": ["int8"]}),
     (plan, "float64 or float32", {"policy_dtype": ["float16"]}),
     (plan, "float64 or float16", {"sums": ["float32"]}),
     (plan, "an integer of at least 1", {"workers": [0]}),
@@ -68,7 +68,7 @@ EACH: list[tuple[Callable[..., None], str, dict[str, Any]]] = [  # bad values of
 REFUSED: list[tuple[Callable[..., None], dict[str, Any], str]] = [
     (plan, {"goals": {0: []}}, "goals: expected at least one goal of agent 0, got none"),
     (plan, {"goals": {}}, "agents: expected at least one"),
-    (plan, {"agents": [0, 0]}, "agents: expected at least one, and each once, got [0, 0]"),
+    (plan, {"agents": [0, 0]}, "agents: expected each agent once, got [0, 0]"),
     (plan, {"agents": [2]}, "agents: expected agents from 0 to 1, got 2"),
     (plan, {"goals": {-1: [goal]}}, "agents: expected agents from 0 to 1, got -1"),
     (plan, {"agents": [1]}, "goals: expected goals of agent 1, got those of [0]"),
@@ -144,7 +144,7 @@ def test_goals_that_cannot_be_pickled_are_refused(graph: Graph) -> None:
 
 
 def late(value: Any) -> Any:
-    """A function that fails in a late state."""
+    """Returns a function that fails in late states, and returns `value` in the others."""
 
     def fails_late(state: Any, *others: Any) -> Any:
         if state[0] == 3:

@@ -23,7 +23,7 @@ def levels_of(sizes: list[int]) -> list[Any]:
 
 
 def test_small_levels_are_swept_in_few_calls_and_in_order() -> None:
-    """Also where a call takes the end of a level and the beginning of the next."""
+    """A call may take the end of a level and the beginning of the next."""
     for sizes, work, count in (([1] * 40, WORK, 2), ([1, 7, 20, 3, 9] * 10, SPLIT / 21, 2)):
         calls: list[Any] = []
         sweep(levels_of(sizes), np.full(sum(sizes), work), 4, calls.append)

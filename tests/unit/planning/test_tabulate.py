@@ -1,4 +1,4 @@
-"""Slow functions of the caller are evaluated by workers, with the same results and the same errors."""
+"""Workers evaluate slow functions of the caller, with the same results and the same errors."""
 
 import os
 import signal
@@ -25,13 +25,13 @@ def graph() -> Iterator[Graph]:
 
 @dataclass(frozen=True)
 class Log:
-    """A file of the processes that evaluated something."""
+    """A file to which each process that evaluates something adds its pid."""
 
     path: Path
     owner: int
 
     def enter(self) -> None:
-        """Notes this process; slow in the owner until another process has come."""
+        """Adds this process's pid; the owner is slow until another process has come."""
         with self.path.open("a") as file:
             file.write(f"{os.getpid()}\n")
         sleep(0.05 if {*self.pids} == {self.owner} else 0.001)
@@ -82,7 +82,7 @@ def planned(graph: Graph, goal: Any, workers: int) -> tuple[bytes, bytes]:
 @pytest.mark.usefixtures("shared_fork_server")
 @pytest.mark.parametrize("dies", [pytest.param(False, marks=pytest.mark.long), True])
 def test_workers_evaluate_what_takes_long(graph: Graph, tmp_path: Path, dies: bool) -> None:
-    """Two workers, or one that dies and its successor."""
+    """Two workers help or, if one dies, that worker and its successor."""
     goal, others = slow(tmp_path, kills=tuple(graph.states[20:]) if dies else ()), 0
     while others < 2:  # one may come only when the other has done everything
         for file in tmp_path.iterdir():
@@ -92,7 +92,7 @@ def test_workers_evaluate_what_takes_long(graph: Graph, tmp_path: Path, dies: bo
 
 
 def evaluated_by(goal: Slow, graph: Graph, monkeypatch: pytest.MonkeyPatch, seconds: float) -> set[int]:
-    """The processes, where this one's clock goes on by so much whenever it is read."""
+    """Returns the pids that evaluated; this process's clock advances by `seconds` whenever it is read."""
     ticks = count(step=seconds)
     with monkeypatch.context() as patch:
         patch.setattr(batches, "perf_counter", lambda: next(ticks))
@@ -111,7 +111,7 @@ def test_what_is_quick_is_evaluated_here(
 
 
 class Locked:
-    """A belief that cannot be pickled, and takes so long."""
+    """A belief that cannot be pickled, and takes `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         self._lock = threading.Lock()
@@ -143,7 +143,7 @@ def test_a_workers_exception_is_raised_with_its_state(graph: Graph, tmp_path: Pa
 
 @pytest.mark.long
 def test_the_first_state_that_fails_is_named(graph: Graph, tmp_path: Path) -> None:
-    """Whichever process comes to it."""
+    """The first state is named, whichever process evaluates it."""
     wrong = tuple(graph.states[len(graph) // 2 :])
     for _ in range(5):
         with pytest.raises(CallbackFailed) as caught:
@@ -174,7 +174,7 @@ class At:
 
 
 class Anonymous(At):
-    """Two of them are never equal."""
+    """A goal that equals only itself."""
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__
@@ -184,7 +184,7 @@ class Anonymous(At):
 @pytest.mark.usefixtures("shared_fork_server")
 @pytest.mark.parametrize("kind", [At, pytest.param(Anonymous, marks=pytest.mark.long)])
 def test_goals_of_a_generator_stay_the_callers(graph: Graph, tmp_path: Path, kind: type[At]) -> None:
-    """Goals that another process would change are made by this one alone."""
+    """This process alone makes goals that pickling would change."""
     goals = tuple(kind(place) for place in range(4))
     generate = SlowGoals(Log(tmp_path / "log", os.getpid()), goals)
     with (

@@ -1,4 +1,4 @@
-"""The learner's part of self-play: odds, the payoff table, admissions, the pool and what is restored of them."""
+"""The learner's part of self-play: odds, payoff table, admissions and pool, and how a successor restores them."""
 
 import io
 import json
@@ -40,13 +40,13 @@ STANDINGS = Standings(RATES, np.array([5, 0, 7, 9]), np.array([0.1, 1.0, 0.5, 0.
 
 
 def even(opponents: Any) -> Standings:
-    """Half of some games won against each."""
+    """Returns standings of a policy that won half of its games against each opponent."""
     count = len(opponents)
     return Standings(np.full(count, 0.5), np.full(count, 4), np.ones(count))
 
 
 def by_games(rates: Any, games: Any) -> Any:
-    """A user's way to draw."""
+    """Draws opponents as a user's function may, by the numbers of their games."""
     assert rates.tolist() == RATES.tolist() or len(rates) == 2
     return games
 
@@ -70,39 +70,40 @@ def test_odds_are_those_of_their_formula(draw: Any, weight: Callable[..., float]
 
 
 def test_odds_survive_extreme_numbers() -> None:
-    """Of opponents that are all far away each is drawn alike."""
+    """Opponents whose ratings are all far away are drawn alike."""
     assert pool_odds(settings(draw="pfsp", power=1e5), STANDINGS).tolist() == [0.0, 0.0, 0.0, 1.0]
     assert pool_odds(settings(draw="rating"), STANDINGS._replace(evenness=np.zeros(4))).tolist() == [0.25] * 4
 
 
-def test_shares_go_to_the_latest_the_anchors_and_the_pool() -> None:
-    numbers, odds = odds_of(settings(draw="uniform"), range(7, 10), even, START)
-    assert numbers.tolist() == [0, -1, 7, 8, 9, 0]
-    assert odds.tolist() == pytest.approx([0.25, 0.15, 0.2, 0.2, 0.2, 0.0])
+SCHEDULED = {"latest": "linear(0, 0.5, 10, of=updates)", "anchors": {weak: mc.Linear(0.8, 0.0, 100)}}
+ODDS: dict[str, tuple[dict[str, Any], range, dict[str, Any], list[float]]] = {
+    "latest, anchor and pool": ({}, range(7, 10), {}, [0.25, 0.15, 0.2, 0.2, 0.2, 0]),
+    "an empty pool": ({}, range(0), {}, [0.625, 0.375, 0, 0, 0, 0]),
+    "only an empty pool": ({"latest": 0.0, "anchors": {}}, range(0), {}, [1, 0, 0, 0, 0]),
+    "schedules at first": (SCHEDULED, range(1, 3), {}, [0, 0.8, 0.1, 0.1, 0, 0]),
+    "schedules later": (SCHEDULED, range(1, 3), {"steps": 50, "updates": 2}, [0.1, 0.4, 0.25, 0.25, 0, 0]),
+    "schedules at last": (SCHEDULED, range(1, 3), {"steps": 100, "updates": 10}, [0.5, 0, 0.25, 0.25, 0, 0]),
+    "two anchors": ({"anchors": {weak: 0.1, Counted: 0.3}}, range(1, 3), {"begun": False}, [0, 0.25, 0.75, 0, 0, 0, 0]),
+    "one of two": ({"anchors": {weak: 0.1, Counted: 0}}, range(1, 3), {"begun": False}, [0, 1, 0, 0, 0, 0, 0]),
+    "no shares": (
+        {"latest": 0.0, "anchors": {weak: 0.0, Counted: 0.0}}, range(1, 3), {"begun": False}, [0, 0.5, 0.5, 0, 0, 0, 0]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ODDS)
+def test_shares_go_to_the_latest_the_anchors_and_the_pool(case: str) -> None:
+    """Before self-play has begun, only anchors have odds."""
+    changes, members, now, expected = ODDS[case]
+    counts = {**START, **now}
+    numbers, odds = odds_of(settings(draw="uniform", **changes), members, even, counts, counts.pop("begun", True))
+    assert odds.tolist() == pytest.approx(expected)
+    pool = members if now.get("begun", True) else []
+    assert numbers.tolist() == [*range(0, 4 - len(expected), -1), *pool, *[0] * (4 - len(pool))]
+
+
+def test_opponents_have_names() -> None:
     assert [name_of(number, ["anchor:weak"]) for number in (0, -1, 7)] == ["pool:latest", "anchor:weak", "pool:7"]
-
-
-def test_latest_and_anchors_share_an_empty_pools_odds() -> None:
-    assert odds_of(settings(), range(0), even, START)[1].tolist() == pytest.approx([0.625, 0.375, 0, 0, 0, 0])
-    assert odds_of(settings(latest=0.0, anchors={}), range(0), even, START)[1].tolist() == [1.0, 0, 0, 0, 0]
-
-
-def test_shares_follow_their_schedules() -> None:
-    config = settings(draw="uniform", latest="linear(0, 0.5, 10, of=updates)", anchors={weak: mc.Linear(0.8, 0.0, 100)})
-    for step, updates, latest, anchor in [(0, 0, 0.0, 0.8), (50, 2, 0.1, 0.4), (100, 10, 0.5, 0.0)]:
-        odds = odds_of(config, range(1, 3), even, {"steps": step, "updates": updates})[1]
-        pool = (1.0 - latest - anchor) / 2
-        assert odds.tolist() == pytest.approx([latest, anchor, pool, pool, 0, 0])
-
-
-@pytest.mark.parametrize(
-    ("latest", "shares", "expected"),
-    [(0.25, (0.1, 0.3), [0.25, 0.75]), (0.25, (0.1, 0.0), [1.0, 0.0]), (0.0, (0.0, 0.0), [0.5, 0.5])],
-)
-def test_only_anchors_play_before_self_play_begins(latest: float, shares: Any, expected: list[float]) -> None:
-    config = settings(latest=latest, anchors=dict(zip((weak, Counted), shares, strict=True)))
-    odds = odds_of(config, range(1, 3), even, START, begun=False)[1]
-    assert odds.tolist() == pytest.approx([0.0, *expected, 0, 0, 0, 0])
 
 
 @pytest.mark.parametrize("result", [1, 0, -1])
@@ -212,11 +213,11 @@ class Scene:
         self.join()
 
     def table(self) -> dict[str, Any]:
-        """The payoff table by opponent, as the file has it."""
+        """Returns the payoff table by opponent, as the file has it."""
         return json.loads((self.run_dir / "payoff.json").read_text())["opponents"]
 
     def join(self, state: Any = None) -> None:
-        """A learner process's; the one before it has died."""
+        """Begins as the successor of a learner process that has died."""
         if hasattr(self, "pool"):
             self.pool.close()
         self.pool = self.stack.enter_context(closing(Pool(self.store, self.model.acting, self.run_dir, "main")))
@@ -228,7 +229,7 @@ class Scene:
         return Snapshot(self.run_dir / f"checkpoints/main.{name}.pt", self.model, self.trainer)
 
     def publish_each(self, updates: Iterable[int]) -> list[dict[int, float]]:
-        """The odds by opponent after so many updates, each time."""
+        """Publishes after each of these numbers of updates; returns the odds by opponent each time."""
         return [self.publish(count) for count in updates]
 
     def play(self, opponent: int, *results: int, actor: int = 0) -> None:
@@ -236,13 +237,13 @@ class Scene:
             report_result(self.reporters[actor], opponent, result)
 
     def publish(self, updates: int) -> dict[int, float]:
-        """The odds by opponent, once the policy has so many updates."""
+        """Publishes after so many updates; returns the odds by opponent."""
         self.model.whole.mark.data.fill_(updates)
         published = self.league.publish({"updates": updates, "step": 10 * updates, "epsilon": 0.5})
         return {n: o for n, o in zip(published["opponents"].tolist(), published["odds"].tolist(), strict=True) if o}
 
     def held(self) -> dict[int, float]:
-        """By number: the weight of each opponent in the store."""
+        """Returns the weight of each opponent in the store, by number."""
         local = Marking().make_model(SPACES)
         subscriber = self.store.subscriber(PolicyModel(local, None).acting)
         return {n: float(local.mark.detach()[0]) for n in range(1, 50) if subscriber.pull_version(n)}
@@ -308,7 +309,7 @@ def test_odds_follow_the_results(scene: Callable[..., Scene]) -> None:
 
 
 def test_a_new_member_has_the_policys_rating(scene: Callable[..., Scene]) -> None:
-    """Also in the table of a successor whose checkpoint does not know it."""
+    """The table of a successor whose checkpoint does not know the member has that rating, too."""
     run = scene(admit_updates=10)
     run.publish(0)
     run.play(-1, 1, 1, 1)
@@ -326,7 +327,7 @@ def test_a_new_member_has_the_policys_rating(scene: Callable[..., Scene]) -> Non
 
 
 def test_a_successor_stands_where_the_checkpoint_says(scene: Callable[..., Scene]) -> None:
-    """In every field; one that a checkpoint from before it lacks has its default."""
+    """The successor has every field of the checkpoint; fields that an older checkpoint lacks have their defaults."""
     run = scene(admit_updates=10, begin_step=10**6)
     run.publish(0)
     state = from_checkpoint(run.league.state_dict())
@@ -341,7 +342,7 @@ def test_a_successor_stands_where_the_checkpoint_says(scene: Callable[..., Scene
 
 
 def test_a_learners_successor_counts_each_game_once(scene: Callable[..., Scene]) -> None:
-    """It begins with the checkpoint's table, and reads again what came after it."""
+    """The successor begins with the checkpoint's table, and reads the later results again."""
     run = scene(admit_updates=10)
     run.publish(0)
     run.play(1, 1, 1, -1)
@@ -391,7 +392,7 @@ def test_a_smaller_pool_keeps_the_newest_of_an_earlier_one(scene: Callable[..., 
 
 
 def test_bots_come_first_until_a_win_rate(scene: Callable[..., Scene]) -> None:
-    """And the gate stays open after a resume, whatever the win rate is then."""
+    """The gate stays open after a resume, whatever the win rate is then."""
     run = scene(admit_updates=10, begin_win_rate=0.7, window=10)
     assert run.publish_each((0, 20)) == [{-1: 1.0}, {-1: 1.0}]
     run.play(-1, *[1] * 9)  # no whole window yet
@@ -420,7 +421,7 @@ def test_self_play_begins_at_a_step_at_the_latest(scene: Callable[..., Scene]) -
 
 
 def test_a_successor_makes_up_for_a_lost_return(scene: Callable[..., Scene]) -> None:
-    """It died after its copy had joined the pool, or after its first weights were published; its optimizer is older."""
+    """The learner died after its copy joined the pool, or after its first weights were published again."""
     run = scene(anchors={}, admit_updates=10, roles={"main": "main_exploiter", "other": "main"})
 
     def begin(state: Any = None) -> None:
@@ -448,7 +449,7 @@ def test_a_falling_win_rate_restores_the_best(scene: Callable[..., Scene]) -> No
     run.league.best = run.snapshot("rollback")
 
     def window(wins: int, updates: int) -> float:
-        """The weight after a window of games against the anchor, and one that says nothing."""
+        """Plays a window of games against the anchor, and games that must not count; returns the weight afterwards."""
         run.play(-1, *[1] * wins, *[-1] * (10 - wins))
         run.play(1, *[-1] * 10)
         run.trainer.value = updates

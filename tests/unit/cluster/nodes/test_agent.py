@@ -1,4 +1,4 @@
-"""A node's agent, without Ray: it ends in order whatever it is doing."""
+"""A node's agent, without Ray: it ends in order at any moment."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ from marlcore.errors import Fenced
 
 
 class Work:
-    """Makes a node's part once it may."""
+    """Makes a node's part once the test sets `may`."""
 
     def __init__(self) -> None:
         self.begun, self.may, self.closed = Event(), Event(), Event()
@@ -42,7 +42,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Iterator[Work]:
 
 
 def test_an_agent_that_ends_while_it_begins_leaves_nothing(work: Work) -> None:
-    """Its process is killed once `end` has returned, so that must close what is being made."""
+    """The agent's process is killed once `end` has returned, so `end` must close the unfinished part."""
     made = agent.Agent()
     made.begin(b"", None, 2.0)
     work.begun.wait()
@@ -92,17 +92,18 @@ def test_an_uplink_moves_once_to_a_new_address() -> None:
 
 
 def test_unreachable_addresses_never_reach_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=bool, wait=lambda _, timeout: [not timeout]))
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=bool))
     with pytest.raises(ValueError, match="expected a Ray cluster at"):
         ray_cluster._connect("127.0.0.1:1")
     assert Idle().has_answered(), "by default it looks once"
 
 
 class Idle(ray_cluster.AgentHandle):
-    """Answers nothing, such as while its machine still checks whether it can do the work."""
+    """An agent that answers nothing, as while its machine is still being checked."""
 
     has_begun = killed = False
     is_awaited, _awaited = True, None
+    _ray = SimpleNamespace(wait=lambda _, timeout: [not timeout])
 
     def __init__(self) -> None: ...
 

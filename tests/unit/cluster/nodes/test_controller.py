@@ -1,4 +1,4 @@
-"""The controller of a run's nodes and the watch over its workers, with agents and a clock that the test makes up."""
+"""The controller of a run's nodes, and the end of a run, with agents, workers and a clock that the test makes up."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
@@ -26,7 +26,7 @@ CONFIG = mc.Config(total_steps=300, cluster=mc.ClusterConfig("auto", nodes=2, le
 
 
 class Agent:
-    """Answers each call at once, unless it is silent."""
+    """An agent that answers each call at once, unless it is silent."""
 
     def __init__(self, name: str, role: str = "acting") -> None:
         self.machine, self.role = SimpleNamespace(id=name, host=name), role
@@ -120,7 +120,7 @@ def test_reports_are_counted_and_the_end_is_seen(scene: Scene) -> None:
 
 
 def test_each_game_is_told_to_the_learner_once(scene: Scene) -> None:
-    """Also those of a program that has died since; those of an agent that lost its lease never are."""
+    """Games of a program that has died since count; games of an agent that lost its lease do not."""
     for won, status in (
         (1, actors.Status(40)),
         (-1, actors.Status(failed=mc.WorkerFailed(program.SUPERVISOR, "death", "killed"))),
@@ -240,7 +240,7 @@ def test_a_run_ends_when_a_learners_last_weights_have_come(apart: Apart) -> None
 
 
 def test_a_learner_lost_before_its_last_weights_is_replaced(apart: Apart) -> None:
-    """Unless the run is stopped."""
+    """A stopped run does not replace it."""
     apart.control.finish()
     apart.learner.status = ray_cluster.AgentLost("gone")
     apart.nodes_report(None, 0, 0)
@@ -260,18 +260,23 @@ def test_a_learner_that_no_machine_can_have_is_told_once(apart: Apart, caplog: p
         assert caplog.text.count("no machine for learning; the run waits for one") == loss
 
 
+def end_of_a_run(monkeypatch: pytest.MonkeyPatch, grace: float, remote: Any, stop: Any = int, **parts: Any) -> None:
+    """Runs the end of a stopped run, whose workers, supervisor and monitor the test makes up."""
+    monkeypatch.setattr(async_run, "grace_of", lambda _: grace)
+    supervisor: Any = SimpleNamespace(**{"workers": {}, "unfinished": [], "stand_down": int, "watch": int, **parts})
+    monitor: Any = SimpleNamespace(tick=int, say_stopping=int, say=parts.get("say"))
+    interrupts: Any = SimpleNamespace(stopping=True, again=False, finishing=False)
+    memory: Any = SimpleNamespace(crew=SimpleNamespace(names=[]))
+    control: Any = SimpleNamespace(stop=stop)
+    async_run.run_async(supervisor, RunSpec(int, (), mc.Config()), memory, control, monitor, interrupts, remote)
+
+
 def test_a_stop_in_the_last_moment_of_grace_ends_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A learner elsewhere that has no machine is not awaited any more; workers that still start are killed at once."""
     ended: list[bool] = []
     workers = [SimpleNamespace(ready=ready, end=partial(ended.append, ready)) for ready in (True, False)]
     remote: Any = SimpleNamespace(done=True, unfinished=["learner-a"], tick=lambda: None)
-    supervisor: Any = SimpleNamespace(workers={}, unfinished=[], running=workers, stand_down=lambda: None)
-    control: Any = SimpleNamespace(stop=remote.unfinished.clear)
-    monitor: Any = SimpleNamespace(tick=lambda: None, say_stopping=lambda: None)
-    interrupts: Any = SimpleNamespace(stopping=True, again=False, finishing=False)
-    memory: Any = SimpleNamespace(crew=SimpleNamespace(names=[]))
-    monkeypatch.setattr(async_run, "grace_of", lambda _: -1.0)
-    async_run.run_async(supervisor, RunSpec(int, (), mc.Config()), memory, control, monitor, interrupts, remote)
+    end_of_a_run(monkeypatch, -1.0, remote, remote.unfinished.clear, running=workers)
     assert remote.unfinished == [] and ended == [False]
 
 
@@ -279,13 +284,7 @@ def test_a_stopped_learner_is_named_and_not_long_awaited(monkeypatch: pytest.Mon
     now, said = [0.0], list[str]()
     learner = SimpleNamespace(name="learner-a", ready=True, process=SimpleNamespace(is_stopped=True))
     later: Any = lambda seconds: now.__setitem__(0, now[0] + 1)  # noqa: E731
-    supervisor: Any = SimpleNamespace(workers={}, unfinished=[learner], running=[learner], stand_down=int, watch=later)
-    monitor: Any = SimpleNamespace(tick=int, say_stopping=int, say=said.append)
-    interrupts: Any = SimpleNamespace(stopping=True, again=False, finishing=False)
-    memory: Any = SimpleNamespace(crew=SimpleNamespace(names=[]))
-    control: Any = SimpleNamespace(stop=int)
-    monkeypatch.setattr(async_run, "grace_of", lambda _: 120.0)
     monkeypatch.setattr(async_run.time, "monotonic", lambda: now[0])
-    spec = RunSpec(int, (), mc.Config())
-    async_run.run_async(supervisor, spec, memory, control, monitor, interrupts, async_run.Remote())
+    parts = {"unfinished": [learner], "running": [learner], "watch": later, "say": said.append}
+    end_of_a_run(monkeypatch, 120.0, async_run.Remote(), **parts)
     assert said == ["still waiting for learner-a, which a signal has stopped"] and 10 < now[0] < 13

@@ -1,0 +1,234 @@
+"""Rows and weights over Ray: the actors that host ingests and porters, and the links of relays and mirrors to them.
+
+A small message travels with the call. A larger message, and each row of weights, is put into Ray's object store, from
+which other processes read it without a copy; nodes that have fetched a row serve it to others.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import LinkLost
+from ..lazy import missing
+from ..memory import SegmentHandle
+from ..weights import ParameterStore
+from .ingest import Ingest, IngestStats
+from .mirror import Porter
+from .relay import INLINE_BYTES
+
+_WATCH_S = 1.0  # the longest wait for a newer version, after which mirrors ask again
+_ANSWER_S = 30.0  # added to a mirror's own timeout: for the answer, and for the row's transfer
+
+Ints = NDArray[np.int64]
+
+
+class IngestActor:
+    """The class of the Ray actor that `start_ingest` starts; it hosts an ingest for each policy."""
+
+    def __init__(self, make: Callable[[], Mapping[str, Ingest]]) -> None:
+        self._failure: Exception | None = None
+        try:
+            self._ingests = make()
+        except Exception as error:
+            self._failure = error  # raised by every call, since Ray passes on no exception of a constructor
+
+    def open(self, name: str, seat: int, epoch: int, lanes: int, spec: dict[str, Any]) -> Ints:
+        """See `Ingest.open`."""
+        return self._ingests_made()[name].open(seat, epoch, lanes, spec)
+
+    def put(self, name: str, message: NDArray[np.uint8]) -> bool:
+        """See `Ingest.put`."""
+        return self._ingests_made()[name].put(message)
+
+    def stats(self) -> dict[str, IngestStats]:
+        """Returns the counters of each ingest since the actor's last start."""
+        return {name: ingest.stats for name, ingest in self._ingests_made().items()}
+
+    def _ingests_made(self) -> Mapping[str, Ingest]:
+        if self._failure is not None:
+            raise self._failure
+        return self._ingests
+
+
+def start_ingest(make: Callable[[], Mapping[str, Ingest]], *, threads: int = 8, **options: Any) -> Any:
+    """Starts a Ray actor that hosts ingests, and returns its handle once the ingests exist; Ray restarts a dead actor.
+
+    Args:
+        make: called in the actor's process at each start; attaches to the replays or queues and their bookings by
+            handle, and returns an Ingest for each policy by name.
+        threads: the number of messages, each of another seat, that may wait for room at once.
+        options: the Ray actor's, such as name, namespace, or `scheduling_strategy` if its memory is on another node.
+
+    Raises: any exception of `make`. LinkLost: the actor did not start.
+    """
+    ray = _ray("start_ingest")
+    actor = _started(ray, IngestActor, make, max_concurrency=threads, **options)
+    try:
+        ray.get(actor.stats.remote())
+    except ray.exceptions.RayError as error:
+        ray.kill(actor)
+        raise _plain(error, "the ingest") from None
+    return actor
+
+
+def end_actor(actor: Any) -> None:
+    """Kills a Ray actor, which Ray then does not restart; repeated calls are harmless."""
+    _ray("end_actor").kill(actor)
+
+
+class RayLink:
+    """A relay's link to one ingest of an IngestActor, from any process that is connected to the same Ray cluster."""
+
+    def __init__(self, actor: Any, name: str, *, namespace: str | None = None, timeout: float = 10.0) -> None:
+        """
+        Args:
+            actor: the result of `start_ingest`, or the name that its options gave the actor.
+            name: the policy whose ingest is meant.
+            namespace: the actor's namespace, if `actor` is a name; None: this job's.
+            timeout: seconds to wait for an answer, after which the link counts as lost.
+        """
+        self._ray = _ray("RayLink")
+        self._actor, self._name, self._namespace, self._timeout = actor, name, namespace, timeout
+
+    def open(self, seat: int, epoch: int, lanes: int, spec: dict[str, Any]) -> Ints:
+        """See Link."""
+        try:
+            reference = self._found().open.remote(self._name, seat, epoch, lanes, spec)
+            cursor: Ints = self._ray.get(reference, timeout=self._timeout)
+        except self._ray.exceptions.RayError as error:
+            raise _plain(error, "the ingest") from None
+        return cursor
+
+    def send(self, message: NDArray[np.uint8]) -> "Future[bool]":
+        """See Link."""
+        try:
+            carried = message if len(message) <= INLINE_BYTES else self._ray.put(message)
+            arrived = self._found().put.remote(self._name, carried).future()
+        except self._ray.exceptions.RayError as error:
+            raise _plain(error, "the ingest") from None
+        answer: Future[bool] = Future()
+
+        def pass_on(done: "Future[bool]") -> None:
+            if (error := done.exception()) is None:
+                answer.set_result(done.result())
+            else:
+                answer.set_exception(_plain(error, "the ingest"))
+
+        arrived.add_done_callback(pass_on)
+        return answer
+
+    def _found(self) -> Any:
+        """Returns the actor's handle. Raises LinkLost: no actor has the name yet, or none has it any more."""
+        if isinstance(self._actor, str):
+            try:
+                self._actor = self._ray.get_actor(self._actor, self._namespace)
+            except ValueError as error:
+                raise _plain(error, "the ingest") from None
+        return self._actor
+
+
+class PorterActor:
+    """The class of the Ray actor that `start` starts; it hosts a `Porter`. One thread serves all waiting mirrors."""
+
+    def __init__(self, handle: SegmentHandle, every: bool = False) -> None:
+        import ray
+
+        # Read-only: it looks every 10 ms by itself, so no publication has to wake it.
+        self._porter = Porter(ParameterStore.watch(handle), ray.put, every=every)
+        self._watch: asyncio.Future[bool] | None = None
+
+    @classmethod
+    def start(cls, handle: SegmentHandle, name: str, *, every: bool = False, **options: Any) -> Any:
+        """Starts a porter on this node; Ray restarts it when it dies.
+
+        Args:
+            handle: the home store's; the store is on the porter's node.
+            name: the actor's name in this job's namespace.
+            every: see `Porter`.
+            options: further options of the Ray actor; `scheduling_strategy` if the store is on another node.
+
+        Returns: the actor's handle. The actor lives as long as the handle and its job.
+        """
+        return _started(_ray("PorterActor"), cls, handle, every, name=name, **options)
+
+    async def describe(self) -> dict[str, Any]:
+        return self._porter.describe()
+
+    async def fetch(self, newer_than: int, timeout: float) -> list[Any] | None:
+        """Returns [reference of the row], as a list so that Ray passes on the reference and not the row."""
+        store = self._porter.store
+        if store.version <= newer_than:
+            if self._watch is None or self._watch.done():
+                self._watch = asyncio.ensure_future(asyncio.to_thread(store.wait, store.version, _WATCH_S))
+            await asyncio.wait([self._watch], timeout=timeout)
+        row = self._porter.fetch(newer_than, 0.0)
+        return None if row is None else [row]
+
+    async def stats(self) -> dict[str, int]:
+        """Returns the porter's attributes version, copies, nbytes and requests."""
+        return {name: getattr(self._porter, name) for name in ("version", "copies", "nbytes", "requests")}
+
+
+class WeightsLink:
+    """A mirror's link to a porter by name, so that it also finds one that was restarted or replaced.
+
+    Its methods raise ConnectionError, in one line, while the porter cannot be reached.
+
+    Args:
+        name, namespace: those of the porter's actor; by default this job's namespace.
+    """
+
+    def __init__(self, name: str, namespace: str | None = None) -> None:
+        self._name, self._namespace = name, namespace
+        self._actor: Any = None
+
+    def describe(self) -> dict[str, Any]:
+        """As `Porter.describe`."""
+        described: dict[str, Any] = self._get(lambda actor: actor.describe.remote(), _ANSWER_S)
+        return described
+
+    def fetch(self, newer_than: int, timeout: float) -> Any:
+        """As `Porter.fetch`; the row is read-only, in this node's object store."""
+        answer = self._get(lambda actor: actor.fetch.remote(newer_than, timeout), timeout + _ANSWER_S)
+        return None if answer is None else self._get(lambda _: answer[0], _ANSWER_S)
+
+    def _get(self, reference: Callable[[Any], Any], timeout: float) -> Any:
+        ray = _ray("WeightsLink")
+        try:
+            self._actor = self._actor or ray.get_actor(self._name, self._namespace)
+            return ray.get(reference(self._actor), timeout=timeout)
+        except (ray.exceptions.RayError, ValueError) as error:  # ValueError: no actor has the name
+            self._actor = None
+            raise _plain(error, f"the porter {self._name}") from None
+
+
+def _started(ray: Any, kind: type, *args: Any, **options: Any) -> Any:
+    """Starts a Ray actor, by default on this node; Ray restarts it when it dies."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as OnNode
+
+    here = OnNode(ray.get_runtime_context().get_node_id(), soft=False)
+    options = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": here, **options}
+    return ray.remote(kind).options(**options).remote(*args)
+
+
+def _plain(error: BaseException, host: str) -> BaseException:
+    """Returns the exception that the actor itself raised, if Ray's error wraps one; otherwise LinkLost."""
+    cause = getattr(error, "cause", None)  # of a RayTaskError
+    if isinstance(cause, Exception):
+        return cause
+    return LinkLost(f"{host} cannot be reached: {' '.join(str(error).split())[:200]}")
+
+
+def _ray(name: str) -> Any:
+    """Returns the module ray, for the user of `marlcore.cluster.<name>`. Raises LinkLost: there is no connection."""
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise missing(f"marlcore.cluster.{name}", error) from None
+    if not ray.is_initialized():  # Ray would start a cluster of its own
+        raise LinkLost(f"{name}: this process is not connected to Ray; call ray.init first")
+    return ray

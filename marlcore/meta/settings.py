@@ -1,0 +1,112 @@
+"""The settings that vary in a population: their checks, and the configuration and algorithm that they make."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from typing import Any
+
+from ..algos import make
+from ..checks import brief, did_you_mean
+from ..config import AssignedPolicy, Config, PopulationConfig, StopConfig
+from ..declared import changed, hints_of
+from ..interfaces import Algorithm, QueueSource
+from ..loops import build_model
+from ..record import fixed_settings
+from ..run import policies_of
+
+OWN = ("run_dir", "total_steps", "seed", "mode", "policies")  # which a population sets, or its members share
+SHARED = ("stop", "self_play", "cluster", "evaluation")  # sections
+ALGORITHM = "algorithm."
+
+
+def changeable(algorithm: Algorithm | str) -> Algorithm:
+    """Returns a population's algorithm, given by name or as it is. Raises TypeError: it is neither."""
+    if isinstance(algorithm, type):
+        raise TypeError(f"algorithm: expected an Algorithm, such as marlcore.PPO(), got the class {algorithm.__name__}")
+    if isinstance(algorithm, Mapping):
+        raise TypeError(f"algorithm: expected one for all policies of a population, got {brief(algorithm)}")
+    return make(algorithm) if isinstance(algorithm, str) else algorithm
+
+
+def with_settings(config: Config, algorithm: Any, settings: Mapping[str, Any]) -> tuple[Config, Algorithm]:
+    """Replaces settings and hyperparameters by dotted name. Raises ValueError, TypeError."""
+    chosen = {name: value for name, value in settings.items() if name.startswith(ALGORITHM)}
+    config = changed(config, {name: value for name, value in settings.items() if name not in chosen})
+    hyperparameters = {name.removeprefix(ALGORITHM): value for name, value in chosen.items()}
+    return config, changed(algorithm, hyperparameters) if chosen else algorithm
+
+
+def check_names(algorithm: Algorithm, config: Config, population: PopulationConfig) -> None:
+    """Checks the settings that members share, and the names of those that vary.
+
+    Raises ValueError: a shared setting prevents comparisons or segments; a name is unknown, or may not vary.
+    """
+    if config.stop != StopConfig():
+        raise ValueError(f"stop: expected the defaults in a population, got {config.stop}")
+    if config.self_play.pool:
+        raise ValueError(
+            "self_play.pool: expected 0 in a population, whose members would be scored against opponents of their own, "
+            f"got {config.self_play.pool}"
+        )
+    if config.cluster.seats:
+        raise ValueError(f"cluster.address: expected None in a population, got {config.cluster.address!r}")
+    hyperparameters: dict[str, Any] = vars(algorithm) if is_dataclass(algorithm) else {}
+    known = {*hints_of(Config), *(f"{ALGORITHM}{name}" for name in hyperparameters)}
+    fixed = dict.fromkeys(OWN, "the population sets it, or all members share it")
+    if population.method != "random":
+        fixed |= fixed_settings(config.replay.save, config.replay.prioritized)
+    for name in population.settings:
+        if name in fixed or name.partition(".")[0] in SHARED:
+            why = fixed.get(name, "all members share it")
+            raise ValueError(f"settings: expected others than {name!r}: {why}")
+        if name not in known:
+            raise ValueError(f"settings: expected names of settings, got {name!r}{did_you_mean(name, known)}")
+
+
+def check_values(
+    env_fn: Any, algorithm: Algorithm, config: Config, population: PopulationConfig, progress: bool
+) -> list[str]:
+    """Checks all settings' values; returns the policies' names. Raises ValueError: a value is not allowed."""
+    policies, copies = policies_of(env_fn, algorithm, config, progress), population.method != "random"
+    whole = _fingerprint(policies, config) if copies else None
+    for name, distribution in population.settings.items():
+        for value in distribution.ends:
+            try:
+                json.dumps(value)
+            except TypeError:
+                expected = f"settings: expected numbers, texts and tuples of Python for {name!r}"
+                raise ValueError(f"{expected}, got {brief(value)} of type {type(value).__name__}") from None
+            its_config, its_algorithm = with_settings(config, algorithm, {name: value})
+            its_policies = policies_of(env_fn, its_algorithm, its_config, progress)
+            if copies:
+                _check_interval(its_policies, population.interval)
+            if copies and _fingerprint(its_policies, its_config) != whole:
+                raise ValueError(
+                    f"settings: expected ones with which a run can be resumed, got {name!r}, whose value {value!r} "
+                    "changes its network or its saved replays"
+                )
+    return [policy.name for policy in policies]
+
+
+def _check_interval(policies: tuple[AssignedPolicy, ...], interval: int) -> None:
+    agents = sum(len(policy.agents) for policy in policies)
+    for policy in policies:
+        if isinstance(policy.source, QueueSource):
+            share = len(policy.agents) / agents  # of the run's steps
+            least = policy.source.batch_size * (policy.source.length or 1) / share
+            if interval < least:
+                raise ValueError(
+                    f"interval: expected at least {math.ceil(least)} steps, since {policy.name} learns from whole "
+                    f"batches and none outlasts a look, got {interval}"
+                )
+
+
+def _fingerprint(policies: tuple[AssignedPolicy, ...], config: Config) -> Any:
+    """Returns the properties that must be equal in all segments of a member and in a member that it copies."""
+    models = [build_model(policy, config).whole.state_dict() for policy in policies]
+    shapes = [{name: tuple(tensor.shape) for name, tensor in model.items()} for model in models]
+    limiters = [config.limiter(p.name, len(p.agents) * config.lanes) for p in policies] if config.replay.save else []
+    return shapes, limiters
