@@ -15,7 +15,7 @@ from .checks import printable
 
 @dataclass(frozen=True)
 class FittedTable:
-    """A headline and a row for each name, drawn for the console's width; without rows, only the headline is drawn."""
+    """A headline and a row for each name, drawn for the console's width; a table without rows is only the headline."""
 
     headline: Sequence[str]  # its parts, side by side where they fit
     label: str  # the title of the column of names

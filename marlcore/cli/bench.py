@@ -31,8 +31,8 @@ RECORD = 48  # bytes of a transition of VECTOR as a row of a replay
 FOOTER = """\
 ratio: us / bound us. The bound is the memory copy alone, without checks and
 without the hand-over to other processes: no library gets below 1, but by
-noise. Those cost as much for few bytes as for many, so small calls have large
-ratios; compare them by us."""
+noise. Checks and hand-over cost as much for few bytes as for many, so small
+calls have large ratios; compare them by us."""
 
 Call = Callable[[], Any]
 
@@ -43,8 +43,8 @@ class BenchOptions:
 
     The figures are medians of rounds in which a call and its bound alternate, so that other load affects both. The
     bound of adding, pulling and publishing is a copy of the bytes. The bound of sampling is a copy of rows at random
-    places, whose cost is cache misses rather than bytes. The ratio is the call's time over its bound's. It takes under
-    half a minute.
+    places, whose cost is cache misses rather than bytes. The ratio is the call's time divided by its bound's. The
+    command takes under half a minute.
     """
 
     json: bool = False

@@ -13,7 +13,7 @@ from .options import CommandLine
 class WarmupOptions:
     """Compile all kernels and keep them on disk; this takes some ten seconds, once per machine and version.
 
-    They lie in marlcore/kernels of the user's cache, ~/.cache or XDG_CACHE_HOME; NUMBA_CACHE_DIR names another place.
+    The kernels are kept in marlcore/kernels of the user's cache, ~/.cache or XDG_CACHE_HOME, or in NUMBA_CACHE_DIR.
     """
 
 

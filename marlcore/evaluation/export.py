@@ -83,7 +83,7 @@ def _write_onnx(step: "GreedyStep", file: Path) -> None:
 
 
 class GreedyStep(nn.Module):
-    """Maps named observations, masks and state to greedy actions and the next state; see `LoadedPolicy.export`."""
+    """Maps observations, masks and state by name to greedy actions and the next state; see `LoadedPolicy.export`."""
 
     def __init__(self, policy: ActingPolicy) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class GreedyStep(nn.Module):
         return {**inputs, **state}
 
     def check_acts(self, inputs: dict[str, torch.Tensor]) -> None:
-        """Compares the actions with those of the algorithm's `act`. Raises ValueError: they differ."""
+        """Raises ValueError if the actions differ from those of the algorithm's `act`."""
         spaces, fields = self._spaces, self._spaces.obs
         parts = {name: inputs[given].numpy() for name, given in self._names.items()}
         rows = len(next(iter(parts.values())))

@@ -149,7 +149,7 @@ class LoadedPolicy:
 
 @dataclass(kw_only=True)
 class _WithThreads(TorchNetwork):
-    """Acts with `threads` torch threads: on a busy machine, small networks take ten times as long with several."""
+    """Acts with `threads` torch threads: on a busy machine, several threads make small networks ten times slower."""
 
     threads: int
 
@@ -163,7 +163,7 @@ class _WithThreads(TorchNetwork):
 
 
 def _as_rows(spaces: Spaces, obs: Any, mask: Any, joint: bool) -> tuple[Values, int, bool]:
-    """Checks an observation or a batch; returns its rows [k, ...], k, and whether it was a single observation."""
+    """Returns the rows [k, ...] of an observation or a batch, k, and whether it is a single observation."""
     if mask is None and spaces.masked and isinstance(obs, Mapping) and MASK in obs:
         obs, mask = obs[ALONE] if obs.keys() == {MASK, ALONE} else obs, obs[MASK]
     unseen = joint and not (isinstance(obs, Mapping) and {ALONE, JOINT} <= obs.keys())
@@ -175,7 +175,7 @@ def _as_rows(spaces: Spaces, obs: Any, mask: Any, joint: bool) -> tuple[Values, 
     if lead == (0,):
         raise ValueError("obs: expected at least one observation, got none")
     if unseen:
-        obs = {ALONE: obs, JOINT: by_name(spaces.obs)[JOINT].zeros(*lead)}  # which the policy does not see
+        obs = {ALONE: obs, JOINT: by_name(spaces.obs)[JOINT].zeros(*lead)}  # the policy does not see the part JOINT
     if mask is not None:
         if not spaces.masked:
             raise ValueError(f"mask: expected None, since the policy learned without masks, got {brief(mask)}")
@@ -252,7 +252,7 @@ class SavedRun:
 
 
 def _check_claimed(policy: AssignedPolicy, config: Config, path: Path) -> None:
-    """Checks a network's size before allocating it. Raises ValueError: it is far larger than its checkpoint."""
+    """Raises ValueError if a network, which is not yet allocated, would be far larger than its checkpoint."""
     with torch.device("meta"):
         tensors = build_model(policy, config).whole.state_dict().values()
     claimed, stored = sum(tensor.nbytes for tensor in tensors), path.stat().st_size
@@ -266,12 +266,7 @@ def _reason(error: Exception) -> str:
 
 
 def load_policy(
-    run_dir: str | Path,
-    name: str,
-    which: str | int = "last",
-    *,
-    trust: bool = False,
-    weights_only: bool = False,
+    run_dir: str | Path, name: str, which: str | int = "last", *, trust: bool = False, weights_only: bool = False
 ) -> LoadedPolicy:
     """Loads a policy from a run's checkpoint.
 

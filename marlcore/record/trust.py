@@ -1,4 +1,4 @@
-"""The ways to open the directory of a run, a population or a psro, and the code that each way executes."""
+"""The ways to open the directory of a run, a population or a psro, and the code that each of them executes."""
 
 import os
 import stat
@@ -9,12 +9,12 @@ from pathlib import Path
 from ..checks import absolute
 
 FOLDERS = ("checkpoints", "logs", "tensorboard", "wandb")  # folders in which a run writes
-CODE = ("config.json", "population.json", "psro.json", "checkpoints")  # files whose content a door would trust
+CODE = ("config.json", "population.json", "psro.json", "checkpoints")  # their content may be executed or believed
 
 
 @dataclass(frozen=True)
 class Way:
-    """How a group of functions and commands, its doors, opens a directory; docs/security.md has a table of all ways."""
+    """A way in which functions and commands, its `doors`, open a directory; docs/security.md lists all ways."""
 
     doors: tuple[str, ...]
     reads: str
@@ -44,8 +44,8 @@ WAYS = (UNPICKLED, IMPORTED, CONTINUED, COMPARED, WEIGHTS, RECORD)
 def open_run(run_dir: str | os.PathLike[str], way: Way = COMPARED, trust: bool | None = None) -> Path:
     """Checks a directory, and returns its absolute path, or its real path if `way.own`; each door calls this first.
 
-    `trust` is None for a door without this argument. Raises ValueError: it is no path, another user could have changed
-    the directory, or another user has put links in place of its folders.
+    `trust` is None for a door that has no such argument. Raises ValueError: `run_dir` is no path, another user could
+    have changed the directory, or another user has put links in place of its folders.
     """
     label = "resume" if way is COMPARED else "run_dir"
     root = absolute(run_dir, label)
@@ -67,7 +67,7 @@ def open_run(run_dir: str | os.PathLike[str], way: Way = COMPARED, trust: bool |
 
 
 def _doubt(status: os.stat_result) -> str:
-    """Returns how another user could have changed a file; "" if none could."""
+    """Returns the reason to believe that another user could have changed a file; "" if there is none."""
     if status.st_uid not in (os.geteuid(), 0):
         return f"belongs to user {status.st_uid}"
     if stat.S_ISLNK(status.st_mode):
