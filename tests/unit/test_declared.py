@@ -109,7 +109,7 @@ def test_whole_numbers_of_other_kinds_become_integers(three):
 
 
 def test_a_derived_class_adds_and_replaces_rules():
-    """A rule of one's own gives the value."""
+    """The field holds the value that its rule returns."""
     assert Settings(custom=4).custom == 8 and Derived().own == 4
     for name in ("rate", "own", "port"):
         with pytest.raises(ValueError, match=f"^Derived {name}: "):

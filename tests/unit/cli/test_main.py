@@ -1,4 +1,4 @@
-"""The command line as a whole: what it refuses, and how it ends."""
+"""The command line as a whole: wrong options, and ends of commands."""
 
 import os
 import signal
@@ -42,7 +42,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("line", REFUSED)
 def test_a_wrong_option_is_refused_in_one_line(line, capfd, tmp_path, monkeypatch):
-    """Before a run begins, whose directory would lie in the current one."""
+    """No run begins, whose directory would be in the current one."""
     monkeypatch.chdir(tmp_path)
     assert main(line.split()) == 2
     assert not any(tmp_path.iterdir())
@@ -92,7 +92,6 @@ ASKED = {
 
 @pytest.mark.parametrize("line", ASKED)
 def test_options_come_before_the_file_and_that_before_defaults(line, tmp_path, monkeypatch):
-    """Without any, as in the README's first command."""
     (tmp_path / "FILE").write_text(FILE)
     asked = []
 
@@ -107,7 +106,7 @@ def test_options_come_before_the_file_and_that_before_defaults(line, tmp_path, m
 
 
 def test_a_resumed_run_takes_options(tmp_path, monkeypatch):
-    """Of its settings and of its algorithm; one that is unknown is refused. Its directory may have been moved."""
+    """They change its settings and its algorithm; an unknown option is refused. The directory may have been moved."""
     asked, kept = [], Config(run_dir="before/it/moved", actor=ActorConfig(envs=2), replay=ReplayConfig(save=True))
     policies = assign({"agent_0": Spaces(Box(-1, 1, (3,)), Discrete(2))}, None, DQN(hidden=(8, 8)), stack=1)
     described = {**describe("treasure_hunt", policies, kept), "env": "treasure_hunt"}
@@ -137,7 +136,7 @@ def test_the_help_of_a_command_is_drawn(command, capfd):
 
 
 def unread(*arguments: str) -> tuple[int, str]:
-    """What a command says on standard error whose standard output nobody reads any more, and its exit code."""
+    """The exit code and standard error of a command whose standard output has lost its reader."""
     reads, writes = os.pipe()
     os.close(reads)
     try:
@@ -172,7 +171,7 @@ def working(monkeypatch):
 
 @pytest.mark.parametrize("command", ["--version", "gc"])
 def test_a_full_standard_output_is_named(working, monkeypatch, capfd, command):
-    """It reads as if the run's disk were full otherwise."""
+    """Otherwise the message would seem to be about the run's disk."""
     working(lambda arguments: print("nothing to remove", flush=True))
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)

@@ -1,4 +1,4 @@
-"""The hold on a policy's checkpoint: after another learner has it, no earlier one replaces the file."""
+"""The hold on a policy's checkpoint: once a learner has taken it, no earlier learner replaces the file."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_a_save_that_was_checked_too_early_fails(hold: Hold, monkeypatch: pytest
 
 
 def test_a_save_leaves_what_another_learner_is_writing(hold: Hold, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An earlier learner that still lives removes nothing of the next one's."""
+    """A learner that has lost the hold but is still alive removes no file of the next learner."""
     rename = files.os.replace
 
     def meanwhile(*paths: Any) -> None:

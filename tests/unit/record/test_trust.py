@@ -199,7 +199,7 @@ def test_every_door_has_a_way_and_a_call_here() -> None:
 
 
 def test_few_files_of_training_unpickle() -> None:
-    """Apart from `open_run`'s reader, these are told by their own parent."""
+    """Only loaded_policy.py unpickles a run's directory; the other files unpickle messages of their parent process."""
     package = Path(mc.__file__).parent
     files = [
         path
@@ -341,7 +341,7 @@ def test_a_changed_policy_is_refused_without_its_code(run: Path, case: str) -> N
 
 
 def test_settings_that_name_code_are_left_out(tmp_path):
-    """Of the run and of a policy, and in sections that no policy acts by."""
+    """In the run's settings, in a policy's, and in sections that policies do not use."""
     plain = described(AssignedPolicy("a", ("a",), SPACES, mc.DQN()), mc.Config(), tmp_path)
     named = {"epsilon": " Custom (os:system)", "schedules": {"x": "custom(os:system)", "y": 2}}
     plain["config"]["exploration"] |= named
