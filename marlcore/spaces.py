@@ -41,7 +41,7 @@ class SpacePart:
 
 @dataclass(frozen=True)
 class Spaces:
-    """What an agent observes and does.
+    """The spaces of an agent's observations and actions.
 
     Attributes:
         observation: a Box, Discrete, MultiBinary or MultiDiscrete, or a Dict or Tuple of these, also nested, without

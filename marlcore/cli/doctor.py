@@ -57,7 +57,6 @@ class DoctorOptions:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs `marlcore doctor` and prints the findings; returns 1 if one is a problem, otherwise 0."""
     options = CommandLine("doctor", arguments).parse(DoctorOptions)
     rows = [{"name": name, **asdict(finding)} for name, finding in examine(CHECKS).items()]
     cells = [list(row.values()) for row in rows]
@@ -168,7 +167,6 @@ def _room_for_replays(free: int) -> tuple[State, str]:
 
 
 def _file_system(directory: Path, mounts: Path) -> str:
-    """Returns the type of the file system that holds a directory."""
     kinds = {}
     for line in mounts.read_text().splitlines():
         mount, _, source = line.partition(" - ")

@@ -174,7 +174,6 @@ def _cannot(error: Exception) -> ValueError:
 
 
 def write_video(path: str, frames: list[Frame], frames_per_s: float) -> None:
-    """Writes frames as GIF or MP4, by the file's name."""
     if Path(path).suffix.lower() == ".mp4":
         import imageio.v2
 

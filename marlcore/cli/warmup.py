@@ -18,7 +18,6 @@ class WarmupOptions:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs `marlcore warmup`; returns 0, or 1 if the kernels cannot be kept."""
     CommandLine("warmup", arguments).parse(WarmupOptions)
     jit.announced()
     seconds = warm_up(planning.warm_up)

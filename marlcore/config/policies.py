@@ -76,7 +76,7 @@ def compiled_of(policy: AssignedPolicy, config: Config) -> CompiledPolicy | None
 
 
 def hides_joint(algorithm: Algorithm | None, spaces: Spaces) -> bool:
-    """Whether the algorithm hides the part JOINT from its actors; to other algorithms it is an ordinary part."""
+    """Whether the part JOINT is for the algorithm's critics alone; other algorithms treat it as an ordinary part."""
     wants = getattr(algorithm, "wants_joint", False) or getattr(algorithm, "wants_team", False)
     return wants and any(part.name == JOINT for part in spaces.parts)
 

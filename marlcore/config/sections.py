@@ -317,7 +317,7 @@ class StopConfig(Declared):
 
 @dataclass(frozen=True)
 class MetricsConfig(Declared):
-    """Where a run's metrics go."""
+    """The destinations of a run's metrics."""
 
     sinks: Annotated[tuple[str, ...], sink_names] = ("csv", "tensorboard")
     """Sinks of the metrics: csv, which is the run's own record and must be among them, tensorboard, wandb (Weights &

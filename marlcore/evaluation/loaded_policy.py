@@ -233,7 +233,6 @@ class SavedRun:
         raise ValueError(f"env_fn: {str(self.path)!r} has no environment function ({reason}); pass env_fn= or --env")
 
     def policy(self, name: str, which: str | int = "last") -> LoadedPolicy:
-        """Loads a policy; see `load_policy`."""
         assigned = named(name, self.policies)
         path = checkpoint_path(self.path, assigned.name, str(which))
         state = load_checkpoint(path)

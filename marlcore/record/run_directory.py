@@ -175,7 +175,7 @@ def check_same_run(run_dir: str | None, resume: str | Path, kind: str = "run") -
 
 
 def dated_paths(runs: str | Path, kind: str = "") -> Iterator[Path]:
-    """Yields absolute paths for a new directory in `runs`, named by date and time; the caller takes a free one."""
+    """Yields absolute paths for a new directory in `runs`, named by date and time; the caller takes a free path."""
     name = time.strftime("%Y%m%d-%H%M%S") + kind
     return (absolute(Path(runs, name + suffix)) for suffix in chain([""], map("-{}".format, count(1))))
 

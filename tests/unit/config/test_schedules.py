@@ -112,7 +112,7 @@ def test_stages_count_the_beginnings_that_were_reached():
 
 
 def note(update: Any, batch: Any) -> mc.Update:
-    Staged.told.append(tuple(batch.numbers[name] for name in ("step", "stage", "updates")))
+    Staged.published.append(tuple(batch.numbers[name] for name in ("step", "stage", "updates")))
     Staged.trained += [(batch.numbers["stage"], stage) for stage in batch.extras["stage"].tolist()]
     return update(batch)
 
@@ -121,7 +121,7 @@ class Staged(updating(mc.DQN, note)):  # type: ignore[misc]
     """Rows store the stage of the weights that acted; each update notes its own numbers, and the stages of its rows."""
 
     trained: ClassVar[list[tuple[float, float]]] = []
-    told: ClassVar[list[tuple[float, float, float]]] = []
+    published: ClassVar[list[tuple[float, float, float]]] = []
 
     def transition(self, spaces: mc.Spaces) -> mc.TransitionSpec:
         return replace(super().transition(spaces), extras={"stage": mc.Field()})
@@ -135,7 +135,7 @@ class Staged(updating(mc.DQN, note)):  # type: ignore[misc]
 def staged(tmp_path, undrawn):
     """A function that trains `Staged` in a short run."""
     Staged.trained.clear()
-    Staged.told.clear()
+    Staged.published.clear()
 
     runs = Runs(actor={"sync_interval": 1, "envs": 1}, learner={"publish_interval": 1, "n_step": 1})
     return partial(runs.train, tmp_path, "gymnasium:CartPole-v1", Staged(hidden=(8,)))
@@ -145,10 +145,10 @@ def staged(tmp_path, undrawn):
 def test_updates_are_told_step_and_stage(staged, stages):
     """The numbers are those of the last publication, here the one after the previous update."""
     staged(total_steps=300, stages=stages)
-    steps, _, updates = zip(*Staged.told, strict=True)
+    steps, _, updates = zip(*Staged.published, strict=True)
     assert [*updates] == [*range(len(updates))] and [*steps] == sorted(steps) and 0 < steps[1] < steps[-1] <= 300
-    assert all(stage == sum(step >= begin for begin in stages) for step, stage, _ in Staged.told)
-    assert {stage for _, stage, _ in Staged.told} == {*range(len(stages) + 1)}
+    assert all(stage == sum(step >= begin for begin in stages) for step, stage, _ in Staged.published)
+    assert {stage for _, stage, _ in Staged.published} == {*range(len(stages) + 1)}
 
 
 @pytest.mark.long

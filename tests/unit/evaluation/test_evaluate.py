@@ -30,7 +30,7 @@ class Walks:
 
     agents = ("walker", "guest")
     spaces = dict.fromkeys(agents, SPACES)
-    told_at_the_end = staticmethod(lambda copy: {"copy": float(copy)})
+    info_at_the_end = staticmethod(lambda copy: {"copy": float(copy)})
 
     def __init__(self, *lengths: int) -> None:
         self.copies = len(lengths)
@@ -41,7 +41,7 @@ class Walks:
         self.seeds.append(seed)
         self._at = np.zeros(self.copies, np.int64)
         self.ended = np.zeros(self.copies, np.int64)
-        self._told: list[Outcome] = []
+        self._outcomes: list[Outcome] = []
 
     @property
     def episodes(self) -> int:
@@ -51,7 +51,7 @@ class Walks:
         over = self._at == self._lengths
         self.ended += over
         self._at[over] = 0
-        outcomes, self._told = self._told, []
+        outcomes, self._outcomes = self._outcomes, []
         turns = [self._turn("walker", np.arange(self.copies))]
         if "guest" in self.agents and (begins := np.flatnonzero(self._at == 0)).size:
             turns.append(self._turn("guest", begins))
@@ -63,13 +63,13 @@ class Walks:
     def act(self, turn: Turn, action: np.ndarray) -> None:
         copies, alive = turn.copies, np.zeros(len(turn.copies), bool)
         if turn.agent == "guest":
-            self._told.append(Outcome("guest", copies, np.full(len(copies), 10.0), ~alive, alive, turn.obs))
+            self._outcomes.append(Outcome("guest", copies, np.full(len(copies), 10.0), ~alive, alive, turn.obs))
             return
         self._at += 1
         over = self._at == self._lengths
         before = [(copy, {"copy": -1.0}) for copy in np.flatnonzero(~over).tolist()]  # as if it came back each time
-        infos = [*before, *((copy, self.told_at_the_end(copy)) for copy in np.flatnonzero(over).tolist())]
-        self._told.append(Outcome("walker", copies, copies + 1.0 * action, over, alive, turn.obs, infos))
+        infos = [*before, *((copy, self.info_at_the_end(copy)) for copy in np.flatnonzero(over).tolist())]
+        self._outcomes.append(Outcome("walker", copies, copies + 1.0 * action, over, alive, turn.obs, infos))
 
     def close(self) -> None:
         pass
@@ -315,7 +315,7 @@ def test_evaluations_come_by_time_too(run_dir, interval):
 def test_results_are_the_winners_or_the_signs_of_the_returns() -> None:
     """In each episode the walker earns 1; in every other episode the judge names another winner."""
     env, judged = Walks(1), iter([{}, {"winner": 0}, {}, {"winner": -3}])
-    env.told_at_the_end = lambda copy: next(judged)
+    env.info_at_the_end = lambda copy: next(judged)
     env.agents = ("walker",)
     outcome = loops.play(env, players(env, action=1), 4, seed=0)
     assert outcome is not None and outcome.results["walker"].tolist() == [1, 0, 1, -1]

@@ -286,8 +286,8 @@ def test_what_finds_no_room_is_dropped_and_counted():
 
 def test_no_event_is_dropped_for_want_of_room():
     """At the end, waiting events are delivered; metrics for which there is no time are dropped and counted."""
-    held, told = Held(), []
-    held.announce = told.append
+    held, announced = Held(), []
+    held.announce = announced.append
     events = [mc.EvaluationEvent(step, 1.0, {"a": 1.0}, {("a", "eval_return"): 1.0}) for step in range(3)]
     sink = Background("held", lambda: held, capacity=2)
     sink.record(STREAM[0])
@@ -306,7 +306,7 @@ def test_no_event_is_dropped_for_want_of_room():
 
     sink._thread.join = pass_time
     sink.close()
-    assert told == events and held.taken == STREAM[:1] and held.closed
+    assert announced == events and held.taken == STREAM[:1] and held.closed
     assert sink.lost == 12
 
 
@@ -319,14 +319,14 @@ def test_a_monitor_announces_whole_evaluations_and_checkpoints(tmp_path):
         Metric(3.0, 30, "agent_0", "eval_return", 4.0),
         Metric(4.0, 31, "", "eval_s", 0.5),
     ]
-    told: list[Any] = []
-    callback = Background("callback", lambda: Mock(announce=told.append))
+    announced: list[Any] = []
+    callback = Background("callback", lambda: Mock(announce=announced.append))
     with monitored(tmp_path / "run", callback) as (monitor, report, sinks):
         for metric in metrics:
             report(metric)
         monitor.tick()
         sinks.close(PATIENCE_S)
-    assert told == [
+    assert announced == [
         mc.CheckpointEvent("agent_0", 10, 1.0, tmp_path / "run" / "checkpoints" / "agent_0.pt"),
         mc.EvaluationEvent(21, 2.0, {"agent_0": 2.0, "agent_1": 3.0}, values),
         mc.EvaluationEvent(31, 4.0, {"agent_0": 4.0}, {("agent_0", "eval_return"): 4.0}),
