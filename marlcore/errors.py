@@ -101,7 +101,7 @@ class UsedByTwoThreads(MarlcoreError, RuntimeError):
 class ClosedError(MarlcoreError):
     """The object was closed.
 
-    In a worker this ends a wait when the run ends: let the function return, or do not catch the error.
+    In a worker, a wait ends with this error when the run ends: let the function return, or do not catch the error.
     """
 
 

@@ -267,7 +267,7 @@ class CompiledPolicy(Protocol):
         self, obs: Any, *, explore: Mapping[str, Any] | None, mask: NDArray[np.bool_] | None,
         generator: np.random.Generator,
     ) -> Action:  # fmt: skip
-        """Choose actions as `Algorithm.act` does, for arrays, which are normalized by the published moments."""
+        """Choose actions as `Algorithm.act` does, for arrays; observations are normalized by the published moments."""
 
     def first_priority(
         self, before: Mapping[str, NDArray[Any]], reward: NDArray[Any], discount: float,

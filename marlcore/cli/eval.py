@@ -21,7 +21,7 @@ from ..tables import print_fitted
 from .options import CommandLine
 
 RENDER_MODE = "rgb_array"
-FRAMES_PER_S = 15.0  # of an environment that does not say
+FRAMES_PER_S = 15.0  # if the environment names no rate
 NEEDS = "video: MP4 needs imageio, try: pip install 'imageio[ffmpeg]'; or name a file .gif"
 
 Frame = NDArray[np.uint8]  # [height, width, 3]
@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
     sys.path.append(os.getcwd())  # for modules of the run's environment and algorithms
     options = CommandLine("eval", arguments).parse(EvalOptions, positional="run_dir")
     env_fn = options.env or None
-    run_dir, video = os.path.abspath(options.run_dir), os.path.abspath(options.video)  # environments may move
+    run_dir, video = os.path.abspath(options.run_dir), os.path.abspath(options.video)  # an environment may call chdir
     policies = {name: os.path.abspath(it) if os.path.isdir(it) else it for name, it in options.policies.items()}
     if options.video:
         check_format(options.video)

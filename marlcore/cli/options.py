@@ -56,7 +56,7 @@ class CommandLine:
             self.show_help(kind, single_flags=True)
         values = self.read(hints_of(kind), positional)
         for field in fields(kind):  # type: ignore[arg-type]
-            if field.name not in values and field.default is field.default_factory:  # both are missing
+            if field.name not in values and field.default is field.default_factory:  # it has neither
                 raise ValueError(f"{field.name}: expected a value, got none{self._see}")
         return kind(**values)
 

@@ -47,7 +47,7 @@ def _address(label: str, value: Any) -> Any:
 if TYPE_CHECKING:
     Learners: TypeAlias = Mapping[str, str | Mapping[str, float]]
 else:
-    Learners = dict[str, str]  # what the command line reads
+    Learners = dict[str, str]  # the type that the command line reads
 
 
 @dataclass(frozen=True)

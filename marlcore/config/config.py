@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     PolicyOf: TypeAlias = Mapping[str, str] | Callable[[str], str]
 else:
-    PolicyOf = dict[str, str]  # what the command line reads
+    PolicyOf = dict[str, str]  # the type that the command line reads
 
 
 SECTIONS = {"learners": "learner", "replays": "replay", "explorations": "exploration", "ratios": "updates_per_step"}

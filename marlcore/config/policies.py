@@ -44,7 +44,7 @@ class AssignedPolicy:
         if self.compiled is None:
             return self
         copy = object.__new__(AssignedPolicy)
-        pickled = self.__dict__.get("_pickled") or cloudpickle.dumps(self.algorithm)  # a node passes on what it got
+        pickled = self.__dict__.get("_pickled") or cloudpickle.dumps(self.algorithm)  # a node has it
         copy.__dict__.update(self.__dict__, _pickled=pickled)
         copy.__dict__.pop("algorithm", None)
         return copy

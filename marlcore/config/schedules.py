@@ -69,9 +69,9 @@ class Schedule:
 
 
 if TYPE_CHECKING:
-    Scheduled: TypeAlias = Schedule | float | str | Callable[[int], float]  # what a setting turns into a Schedule
+    Scheduled: TypeAlias = Schedule | float | str | Callable[[int], float]  # values that become a Schedule
 else:
-    Scheduled = Schedule  # what the help shows
+    Scheduled = Schedule  # the type that the help shows
 
 
 def check_free(label: str, names: Collection[str], *others: str) -> None:

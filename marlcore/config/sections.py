@@ -13,7 +13,7 @@ from ..references import is_importable
 from .schedules import Constant, Custom, Exponential, Schedule, Scheduled, check_free, is_custom
 
 EPSILON = Exponential(1.0, 0.02, rate=0.95, every=100, of="updates")
-EVALUATED = "eval_"  # what the names of an evaluation's metrics begin with
+EVALUATED = "eval_"  # the prefix of the names of an evaluation's metrics
 SINKS = ("csv", "tensorboard", "wandb")
 
 Count = Annotated[int, Whole(1)]

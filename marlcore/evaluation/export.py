@@ -136,7 +136,7 @@ class GreedyStep(nn.Module):
         parts = {name: inputs[given].numpy() for name, given in self._names.items()}
         rows = len(next(iter(parts.values())))
         lead = (rows, spaces.stack) if spaces.stack > 1 else (rows,)
-        if isinstance(fields, dict):  # the others are a mask that allows all, and what is for critics
+        if isinstance(fields, dict):  # further parts are a mask that allows all, and the input of critics
             parts = {name: np.ones((*lead, *field.shape), field.numpy) for name, field in fields.items()} | parts
         acted = self._policy.act(in_form(parts, fields), slice(None), None)
         expected = spaces.shifted(acted.action)

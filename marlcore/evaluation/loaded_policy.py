@@ -169,7 +169,7 @@ def _as_rows(spaces: Spaces, obs: Any, mask: Any, joint: bool) -> tuple[Values, 
     unseen = joint and not (isinstance(obs, Mapping) and {ALONE, JOINT} <= obs.keys())
     part = next(part for part in spaces.parts if not (joint and part.name == JOINT))
     shape: tuple[int, ...] = ()
-    with suppress(KeyError, IndexError, TypeError, ValueError):  # `Spaces.values` says what is wrong
+    with suppress(KeyError, IndexError, TypeError, ValueError):  # `Spaces.values` names the error
         shape = np.shape(part.of({ALONE: obs} if unseen else obs))
     lead = shape[:1] if len(shape) == len(part.field.shape) + 1 else ()  # of a batch
     if lead == (0,):
@@ -321,13 +321,13 @@ def save_policies(
     except Exception:  # pickling may raise anything; in serial mode nothing else needs it
         pickled = None
     write_policies(run_dir, policies, config)
-    policies = tuple(replace(policy, compiled=None) for policy in policies)  # which only this version could read
+    policies = tuple(replace(policy, compiled=None) for policy in policies)  # only this version could read these
     write_sealed(run_dir / PICKLED, cloudpickle.dumps({"env_fn": pickled, "policies": policies, "config": config}))
 
 
 def named(name: str, policies: Any) -> Any:
     """Returns the policy with this name, or with an agent of this name. Raises ValueError: there is none."""
-    agents = {agent: policy for policy in reversed(policies) for agent in policy.agents}  # the first of a league
+    agents = {agent: policy for policy in reversed(policies) for agent in policy.agents}  # in a league: the first
     named = agents | {policy.name: policy for policy in policies}
     if not isinstance(name, str) or name not in named:
         raise ValueError(f"policy: expected one of {sorted(named)}, got {brief(name)}")

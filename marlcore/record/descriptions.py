@@ -64,7 +64,7 @@ def describe(env_fn: Any, policies: tuple[AssignedPolicy, ...], config: Config) 
     while isinstance(made_by, (JointObservations, Teams)):
         made_by = made_by.env_fn
     options: dict[str, Any] = {}
-    if isinstance(made_by, NamedEnvironment):  # its name alone would make another environment
+    if isinstance(made_by, NamedEnvironment):  # without these, its name makes another environment
         options["env_options"] = {name: _plain(value) for name, value in made_by.options.items()}
         options["env_wrappers"] = [*made_by.wrappers]
     return {
@@ -309,7 +309,7 @@ def _described(space: gym.Space) -> dict[str, Any]:
     if isinstance(space, gym.MultiBinary):
         return {"kind": "MultiBinary", "n": np.asarray(space.n).tolist()}  # a number or a shape
     if is_text(space):
-        return {"kind": "Text"}  # it keeps its place, and no network sees it
+        return {"kind": "Text"}  # a Text keeps its place, but no network takes it
     kind = next(name for name in _NUMBERS if isinstance(space, getattr(gym, name)))
     numbers = {name: _shortened(np.asarray(getattr(space, name))) for name in _NUMBERS[kind]}
     return {"kind": kind, **numbers, "shape": list(space.shape), "dtype": np.dtype(space.dtype).name}

@@ -129,7 +129,7 @@ class Monitor:
     def _measure_memory(self, now: float, steps: int) -> None:
         self._memory_at = now
         pids = {name: notes.load(PID) for name, notes in self.control.notes.items()}
-        workers = {name: pid for name, pid in pids.items() if pid not in (0, os.getpid())}  # serial mode's is this one
+        workers = {name: pid for name, pid in pids.items() if pid not in (0, os.getpid())}  # serial mode
         for name, pid in {"parent": os.getpid(), **workers}.items():
             with suppress_failed_calls():  # it has just ended, or /proc is not mounted
                 pages = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1])
