@@ -116,15 +116,13 @@ class LoadedPolicy:
             seed: seeds the algorithm's random draws.
             explore: act as actors do with these weights; otherwise greedily.
         """
-        return self._player_of(self._compiled or self._of_torch, copies, seed, explore)
+        network: Network = self._compiled or self._of_torch
+        generator, numbers = np.random.default_rng(seed), self._numbers if explore else None
+        return ActingPolicy(network, self.spaces, copies, self._pad, generator, numbers)
 
     @property
     def _of_torch(self) -> TorchNetwork:
         return _WithThreads(self._algorithm, self._model, torch.device("cpu"), threads=self._threads)
-
-    def _player_of(self, network: Network, copies: int, seed: int = 0, explore: bool = False) -> ActingPolicy:
-        generator, numbers = np.random.default_rng(seed), self._numbers if explore else None
-        return ActingPolicy(network, self.spaces, copies, self._pad, generator, numbers)
 
     def export(self, path: str | Path) -> dict[str, NDArray[Any]]:
         """Writes the greedy policy as a program for other runtimes: ONNX to a file .onnx, TorchScript to a file .pt.
@@ -141,7 +139,7 @@ class LoadedPolicy:
         Raises: ValueError: the file has another ending or no directory, torch cannot export the user's network, or the
             algorithm is the user's own and has no method `greedy`. ImportError: ONNX needs a package.
         """
-        return export_policy(path, self._player_of(self._of_torch, 1))
+        return export_policy(path, replace(self.player(1), network=self._of_torch))
 
     def __repr__(self) -> str:
         return f"<LoadedPolicy for {self.spaces.observation}, {self.spaces.action}>"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import time
@@ -59,7 +58,6 @@ class RunDirectory:
 
         Raises: ValueError: it is not empty or not writable. ValueError, TypeError: JSON cannot hold the configuration.
         """
-        json.dumps(config, allow_nan=False, default=os.fspath)  # raises before anything is made
         try:
             with ExitStack() as undo:
                 root = _make_directory(path, runs, undo)
