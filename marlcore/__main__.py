@@ -106,7 +106,7 @@ def _run(command: str, arguments: list[str]) -> int:
 
     try:
         os.getcwd()
-    except FileNotFoundError:  # libraries would end the process in it
+    except FileNotFoundError:  # libraries may end the process there
         sys.stderr.write("marlcore: expected a working directory that exists, got a deleted one\n")
         return 2
     say_always()
@@ -148,7 +148,7 @@ def _how_to_resume(run_dir: str) -> str:
 def _output_fails(error: OSError) -> bool:
     """Whether the error is one of standard output: a full disk, or a pipe whose reader has ended."""
     try:
-        if getattr(sys.stdout, "write_through", False):  # otherwise what it did not take is still to be flushed
+        if getattr(sys.stdout, "write_through", False):  # otherwise the text that failed is still in its buffer
             sys.stdout.write("\n")
         sys.stdout.flush()
     except OSError:

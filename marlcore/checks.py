@@ -28,9 +28,9 @@ def names_error(label: str, expected: Any, got: Any) -> ValueError:
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Returns the end of a message about an unknown name: the most similar known name; empty without one.
+    """Returns the end of a message about an unknown name, with the most similar known name; "" if none is similar.
 
-    For a dotted name, only known names of the same section or with the same last part count.
+    A dotted name is compared only with known names of the same section or with the same last part.
     """
     section, _, last = str(name)[:_LONGEST].lstrip("-").rpartition(".")
     parts = {other: other.lstrip("-").rpartition(".") for other in known}
@@ -115,7 +115,7 @@ def absolute(path: str | os.PathLike[str], label: str = "run_dir") -> Path:
 
 
 def brief(value: Any) -> str:
-    """Shortens a value of any size for an error message, to one line of at most 200 printable characters."""
+    """Returns a value of any size for an error message, in one line of at most 200 printable characters."""
     text = ""
     for piece in _pieces(value):
         text += piece
@@ -125,15 +125,15 @@ def brief(value: Any) -> str:
 
 
 def short(text: object) -> str:
-    """Shortens a text, such as a name, for an error message, to at most 200 printable characters."""
+    """Returns a text, such as a name, for an error message, in at most 200 printable characters."""
     shown = printable(str(text)[: 2 * _LONGEST])
     return shown if len(shown) <= _LONGEST else shown[: _LONGEST - 3] + "..."
 
 
 def printable(text: str, but: str = "") -> str:
-    """Makes a text fit for a terminal: escapes replace control characters and direction marks, except those in `but`.
+    """Replaces control characters and direction marks by escapes, except those in `but`.
 
-    Names of agents, files and metrics may hold such characters, which can move the cursor or hide later text.
+    Names of agents, files and metrics may hold such characters, which on a terminal move the cursor or hide text.
     """
     if text.isprintable():
         return text

@@ -10,9 +10,9 @@
         names: Annotated[tuple[str, ...], function] = ()
         section: Section = field(default_factory=Section)
 
-A rule is called with the label and the value, and returns the value as the field holds it, or raises ValueError, which
-begins with the label. A Literal is a choice without further words, and None is allowed where the type allows it. A
-field whose default a dataclass makes is a section: it holds that class.
+A rule is a function of the label and the value. It returns the value that the field will hold, or raises ValueError,
+whose text begins with the label. A Literal needs no rule, and None is allowed where the type allows it. A field whose
+default factory is a dataclass is a section: its value is an object of that class.
 """
 
 import math
@@ -37,8 +37,8 @@ Rule = Callable[[str, Any], Any]
 class Whole:
     """An integer of Python or NumPy from `low` to `high`, or a whole float, such as 1e5.
 
-    The field holds Python's integer, since JSON knows no other. Without `high` the limit is `most`; messages name it
-    only when it is exceeded.
+    The field holds an int of Python, which JSON can store. Without `high` the limit is `most`, which a message names
+    only if the value exceeds it.
     """
 
     low: int
@@ -60,7 +60,7 @@ UNITS = Whole(1, most=2**16)  # of a layer; a larger layer's weights would not f
 class Number:
     """A number from `low` to `high` inclusive, or between `above` and `below` exclusive.
 
-    It is finite; with finite=False infinity is allowed too. The field holds a number of NumPy as Python's.
+    With finite=False, infinity is allowed too. The field holds a number of Python, also for one of NumPy.
     """
 
     low: float | None = None
@@ -105,7 +105,7 @@ class Scheduled(Number):
 
 
 def layer_sizes(label: str, value: Any) -> tuple[int, ...]:
-    """Returns the value if it is a tuple of at least one number of units. Raises ValueError."""
+    """Returns a tuple of at least one number of units. Raises ValueError."""
     if not isinstance(value, tuple) or not value:
         raise ValueError(f"{label}: expected a tuple of at least one size, got {brief(value)}")
     return tuple(UNITS(label, size) for size in value)
@@ -136,9 +136,9 @@ def listed(options: Iterable[Any]) -> str:
 
 
 def check_declared(settings: Any, owner: str = "") -> None:
-    """Checks each field of a dataclass by the rules of its annotation; integers of NumPy become Python's.
+    """Checks each field of a dataclass by the rules of its annotation, and stores the values that the rules return.
 
-    Raises ValueError: the message names the first wrong field, after the `owner`, what was expected and what came.
+    Raises ValueError: the message names the `owner`, the first wrong field, the expected value and the actual one.
     """
     kind: Any = type(settings)
     for name, rules, optional in _declared(kind):
@@ -174,7 +174,7 @@ def hints_of(kind: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def flattened(plain: Any, kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Returns nested settings by dotted name. Raises ValueError: a section is no mapping, or a name has a dot."""
+    """Yields nested settings by dotted name. Raises ValueError: a section is no mapping, or a name has a dot."""
     if not isinstance(plain, Mapping):
         raise ValueError(f"{prefix[:-1] or 'settings'}: expected settings by name, got {brief(plain)}")
     sections = _sections(kind)
@@ -188,9 +188,9 @@ def flattened(plain: Any, kind: Any, prefix: str = "") -> Iterator[tuple[str, An
 
 
 def changed(settings: T, values: Mapping[str, Any], prefix: str = "") -> T:
-    """Returns the dataclass with other values, by dotted name; a section's errors begin with `prefix` and the field.
+    """Returns the dataclass with other values, given by dotted name; errors begin with `prefix` and the field.
 
-    Lists become tuples, since JSON and YAML know only lists.
+    Lists become tuples, since JSON and YAML have only lists.
     """
     changes: dict[str, Any] = {}
     sections: dict[str, dict[str, Any]] = {}

@@ -1,7 +1,7 @@
-"""The errors of marlcore: all its own errors derive from MarlcoreError.
+"""The errors of marlcore, which derive from MarlcoreError.
 
-Bad arguments raise ValueError or TypeError, as usual in Python. A message says what was expected,
-what came, and where.
+Bad arguments raise ValueError or TypeError, as usual in Python. A message names the expected value, the actual value
+and the place.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from .checks import printable
 class MarlcoreError(Exception):
     """Base of marlcore's errors.
 
-    It is raised itself where no program needs to tell the causes apart: writers overwrite every draw (use a larger
+    It is raised itself for causes that no program needs to distinguish: writers overwrite every draw (use a larger
     capacity), processes cannot be started, descriptors run out. The message names the remedy.
     """
 
     def __str__(self) -> str:
-        return printable(super().__str__(), but="\n\t")  # of a traceback; it may quote names of any characters
+        return printable(super().__str__(), but="\n\t")  # a traceback has these; names may have any characters
 
 
 class SharedMemoryFull(MarlcoreError, MemoryError):
@@ -87,7 +87,7 @@ class StaleHandle(MarlcoreError):
 class TimedOut(MarlcoreError, TimeoutError):
     """A wait of marlcore took longer than its timeout; a TimeoutError of a signal handler is another error.
 
-    The other side is slow or dead: `marlcore top` shows a run's processes. Otherwise raise the timeout.
+    The process that it waits for is slow or dead: `marlcore top` shows a run's processes. Otherwise raise the timeout.
     """
 
 
@@ -101,12 +101,12 @@ class UsedByTwoThreads(MarlcoreError, RuntimeError):
 class ClosedError(MarlcoreError):
     """The object was closed.
 
-    In a worker whose run ends this is the ordinary way out of a wait: let the function return, or the error pass.
+    In a worker, a wait ends with this error when the run ends: let the function return, or do not catch the error.
     """
 
 
 class Fenced(MarlcoreError):
-    """A sender lost its seat to a successor: its messages are refused for ever.
+    """A successor has taken a sender's place: the sender's messages are refused for ever.
 
     Its machine was silent for longer than `cluster.lease_seconds`, and another process took its place. Let the sender
     end; with slow networks or busy machines raise `cluster.lease_seconds`.
@@ -116,7 +116,7 @@ class Fenced(MarlcoreError):
 class LinkLost(MarlcoreError, ConnectionError):
     """The process at the other end of a link cannot be reached, for now or for ever.
 
-    Relays and mirrors try again by themselves. Raise it in a link of your own, so that they try again there, too.
+    Relays and mirrors then try again. Raise this error in a link of your own, so that they also try again there.
     """
 
 
@@ -159,8 +159,8 @@ class WorkerFailed(MarlcoreError):
         worker: the worker's name, such as "actor-0" or "learner-agent_1".
         reason: the last failure: "environment" or "worker" (where an exception came from), "diverged" (see `Diverged`),
             "deadlock" (see `Deadlocked`), "death" (usually by a signal) or "hang".
-        traceback: the worker's formatted traceback, or how its process ended; one for each start, the latest last. One
-            line suffices if the worker diverged, the disk is full, or an environment's value was refused. marlcore's
+        traceback: for each start of the worker, the latest last, its formatted traceback, or how its process ended; a
+            single line if the worker diverged, the disk is full, or an environment's value was refused. marlcore's
             own frames are left out if the worker's log file or, in serial mode, the `__cause__` has them.
     """
 
@@ -230,16 +230,15 @@ def is_from_handler(error: Exception) -> bool:
 
 
 def pass_on_from_handler(error: Exception) -> None:
-    """Raises `error` again if one of the program's signal handlers raised it, for code that expects any exception."""
+    """Raises `error` again if one of the program's signal handlers raised it; for code that catches any exception."""
     if is_from_handler(error):
         raise error
 
 
 class suppress_failed_calls:  # noqa: N801 it is used like contextlib.suppress
-    """Suppresses the error of a system call that failed with one of these errnos; without errnos, with any.
+    """Suppresses the OSError of a system call that failed with one of these errnos; without errnos, with any errno.
 
-    TimeoutError, ConnectionError and others are OSErrors too. If a signal handler raises one, it has no errno, and
-    passes through.
+    An OSError without an errno, such as a TimeoutError that a signal handler raised, passes through.
     """
 
     # No generator: since Python 3.12 an error that contextlib throws into one is in a cycle with its callers' frames.

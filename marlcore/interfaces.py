@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PRIORITY = "priority"  # the extra in which a row stores the first priority that its actor computed
 RETURN = "discounted_return"  # the extra for the discounted rewards of the episode so far, with learner.reward_norm
-MEMBER_REWARDS = "member_rewards"  # the extra for what each member of a team earned, and its name in the team's info
+MEMBER_REWARDS = "member_rewards"  # the extra for the reward of each member of a team, and its key in the team's info
 OF_OUTCOMES = (RETURN, MEMBER_REWARDS)  # the extras that the loop fills
 PREVIOUS_REWARD = "previous_reward"  # the part of a recurrent state that the loop sets to the last action's reward
 
@@ -52,9 +52,9 @@ class Environment(Protocol):
     def last(self) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
         """Returns `agent`'s (observation, reward since its last action or reset, terminated, truncated, info).
 
-        A reward before the agent's first action counts in the episode's return, but is in no row: no action caused it.
-        A mask of the allowed actions is `observation["action_mask"]`, beside `observation["observation"]`, or
-        `info["action_mask"]`, which may be there for the acting agent alone.
+        A reward before the agent's first action counts in the episode's return, but no row holds it. If actions are
+        masked, the mask is `observation["action_mask"]`, beside `observation["observation"]`, or
+        `info["action_mask"]`, which only the acting agent needs to have.
         """
 
     def step(self, action: Any) -> None:
@@ -69,15 +69,15 @@ class Outcome(NamedTuple):
 
     Attributes:
         copies: int64 [k], ascending: the numbers of the copies.
-        reward: float [k], what the agent earned since that action.
+        reward: float [k], the agent's rewards since that action.
         terminated, truncated: bool [k]: whether and how its episode ended.
         final_obs: the observations [k, ...] after these actions, read where the episode ended; None if none did. A mask
             that is missing there, or that allows nothing, becomes one that allows all. Unchanged until the next
             `observe`.
         infos: (copy, numbers by name) of episodes that ended.
-        member_rewards: for a team, [k, members]: what each member earned.
-        acted: False: the agent earned `reward` without an action, before its first action or after its end, in an
-            episode that is over. It counts in the return, and no row holds it. `terminated`, `truncated` are False.
+        member_rewards: for a team, [k, members]: the rewards of each member.
+        acted: False if no action caused `reward`: the agent earned it before its first action or after its end, in an
+            episode that is over. The return counts it, but no row holds it. `terminated`, `truncated` are False.
     """
 
     agent: str
@@ -140,10 +140,11 @@ class VectorEnvironment(Protocol):
     def observe(self) -> tuple[list[Outcome], list[Turn]]:
         """Returns the results of earlier actions, and the turns of the agents that act now.
 
-        Each action has one outcome, not later than its agent's next turn in that copy, or none if the episode ends for
-        all agents before the environment reports it. In a copy, all outcomes are of the episode that began in an
-        earlier call; if no agent acts in the next episode, the copy has no turn. Raises EnvironmentFailed: a copy
-        raised, or returned a value outside its space.
+        Each action has one outcome, which comes no later than its agent's next turn in that copy. It has no outcome if
+        the episode ends for all agents before the environment reports one. In a copy, all outcomes of a call are of the
+        same episode, which began in an earlier call. A copy has no turn if no agent acts in its next episode.
+
+        Raises EnvironmentFailed: a copy raised, or returned a value outside its space.
         """
 
     def act(self, turn: Turn, action: NDArray[Any]) -> None:
@@ -260,19 +261,19 @@ class CompiledPolicy(Protocol):
     weights: Mapping[str, Any]
 
     def load(self, weights: Mapping[str, NDArray[Any]]) -> None:
-        """Take over the published tensors by name, after each pull; the arrays change only before the next call."""
+        """Take the published tensors by name, after each pull; the arrays stay unchanged until the next call."""
 
     def act(
         self, obs: Any, *, explore: Mapping[str, Any] | None, mask: NDArray[np.bool_] | None,
         generator: np.random.Generator,
     ) -> Action:  # fmt: skip
-        """Choose actions as `Algorithm.act` does, for arrays; it normalizes observations by the published moments."""
+        """Choose actions as `Algorithm.act` does, for arrays; observations are normalized by the published moments."""
 
     def first_priority(
         self, before: Mapping[str, NDArray[Any]], reward: NDArray[Any], discount: float,
         after: Mapping[str, NDArray[Any]],
     ) -> NDArray[np.float32]:  # fmt: skip
-        """See `Algorithm.first_priority`; takes the rewards as the environment gave them. The default knows none."""
+        """See `Algorithm.first_priority`; takes the environment's rewards, not normalized. By default returns NaN."""
         return np.full(len(reward), np.nan, np.float32)
 
 
@@ -300,7 +301,7 @@ class Algorithm(Protocol):
         return chosen
 
     def schedules(self) -> Mapping[str, Any]:
-        """Returns the numbers of `explore` that the algorithm adds, or gives other defaults; by default none.
+        """Returns numbers that the algorithm adds to `explore`, or defaults of its own for others; by default none.
 
         Learners publish them with their weights; trainers find them in the batch's `numbers`, beside step and stage.
 
@@ -318,7 +319,7 @@ class Algorithm(Protocol):
         """
 
     def compiled(self, spaces: Spaces, settings: Any) -> CompiledPolicy | None:
-        """Returns the form that acts without torch; None, the default, if there is none: then actors call `act`.
+        """Returns the form that acts without torch; None, the default: there is no such form, and actors call `act`.
 
         `settings` is the policy's `LearnerConfig`, whose `obs_norm` and `reward_norm` add published tensors.
         """

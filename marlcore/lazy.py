@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-# The libraries that the core does without, by the name that is imported: the extra that installs each.
+# The extra that installs each library that the core does not need, by the name that is imported.
 EXTRA_OF = dict.fromkeys(("gymnasium", "matplotlib", "rich", "tensorboard", "torch", "tyro", "yaml"), "train")
 EXTRA_OF |= dict.fromkeys(("lz4", "ray"), "cluster") | {"fsspec": "remote", "scipy": "games", "pyspiel": "openspiel"}
 _NAMES_A_LINE = 6

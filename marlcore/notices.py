@@ -9,8 +9,8 @@ from .checks import printable
 from .errors import suppress_failed_calls
 
 _log = logging.getLogger("marlcore")
-_by_default: bool | None = None  # whether they are shown on standard error; None: if that is a terminal
-_inside: dict[object, bool] = {}  # the blocks of `shown_with` that some thread is in, the newest last
+_by_default: bool | None = None  # whether notices are shown on standard error; None: if it is a terminal
+_inside: dict[object, bool] = {}  # the blocks of `shown_with` in which any thread is, the newest last
 
 
 def say_always() -> None:
@@ -23,7 +23,7 @@ def say_always() -> None:
 def shown_with(progress: bool) -> Iterator[None]:
     """Shows notices within the block if `progress`, even if standard error is no terminal; otherwise hides them.
 
-    It holds for every thread, since any may compile a kernel. Of several open blocks, the newest counts.
+    This holds for every thread, since any thread may compile a kernel. Of several open blocks, the newest counts.
     """
     block = object()
     _inside[block] = progress

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from .checks import brief
 from .regular_files import open_regular
 
-_ALWAYS, _INFLATED = 2**28, 200  # bytes that any archive may hold, and how many for each byte of a larger one
+_ALWAYS, _INFLATED = 2**28, 200  # bytes that any archive may hold, and the most for each byte of a larger archive
 
 
 def read_npz(label: str, path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
@@ -29,7 +29,7 @@ def read_npz(label: str, path: str | os.PathLike[str]) -> dict[str, NDArray[Any]
 
 
 def check_members(archive: ZipFile) -> None:
-    """Raises ValueError if a member is no array, has no clean name or comes twice, or all unpack to too many bytes."""
+    """Raises ValueError if a member is no array, has no clean name or comes twice, or the members are too large."""
     members = archive.infolist()
     for info in members:
         parts = info.filename.split(".")
@@ -43,7 +43,7 @@ def check_members(archive: ZipFile) -> None:
 
 
 def read_array(archive: ZipFile, name: str, kinds: str = "biufc") -> NDArray[Any]:
-    """Reads an array, by default of numbers. Raises ValueError: its dtype or its length is wrong; other errors."""
+    """Reads an array, by default of numbers. Raises ValueError, for a wrong dtype or length, and other errors."""
     with archive.open(name) as member:
         shape, dtype = read_header(member)
         nbytes = archive.getinfo(name).file_size - member.tell()
@@ -54,7 +54,7 @@ def read_array(archive: ZipFile, name: str, kinds: str = "biufc") -> NDArray[Any
 
 
 def read_header(member: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Reads the shape and the dtype before a .npy file's content. Raises ValueError: it is damaged; other errors."""
+    """Reads the shape and the dtype at the start of a .npy file. Raises ValueError and other errors."""
     read = npy.read_array_header_1_0 if npy.read_magic(member) == (1, 0) else npy.read_array_header_2_0
     shape, _, dtype = read(member)
     return shape, dtype

@@ -25,7 +25,7 @@ def in_form(parts: Mapping[str, T], form: Any) -> T | dict[str, T]:
 
 
 def part_name(keys: tuple[Any, ...]) -> str:
-    """Returns the name, an identifier, of the part to which keys of Dicts and Tuples lead; ALONE without keys."""
+    """Returns the name, an identifier, of the part under these keys of Dicts and Tuples; ALONE without keys."""
     if not keys:
         return ALONE
     name = re.sub(r"\W", "_", "__".join(map(str, keys)))

@@ -1,4 +1,4 @@
-"""The imports of workers without torch; the fork server runs this module once, so that they start with them loaded."""
+"""The imports that workers without torch need; the fork server runs this module once, so that no worker has to."""
 
 import cloudpickle  # noqa: F401
 

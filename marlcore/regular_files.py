@@ -1,4 +1,4 @@
-"""Opens regular files, and refuses pipes and devices, which may block or never end; errors of writes name the file."""
+"""Opens regular files, and refuses pipes and devices, which may block or never end; adds names to errors of writes."""
 
 import os
 import stat
@@ -20,7 +20,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes:
-    """Reads a file of at most `most` bytes, by default as many as the memory. Raises: ValueError: it is longer."""
+    """Reads a file of at most `most` bytes, by default the size of the memory. Raises ValueError: it is longer."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = memory if most is None else most
     with open_regular(path) as file:

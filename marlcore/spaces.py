@@ -24,7 +24,7 @@ class SpacePart:
     """One array of a space: the space itself, or a space inside a Dict or Tuple."""
 
     name: str  # of its field; the keys that lead to it, joined by "__"
-    keys: tuple[Any, ...]  # lead from the whole space to the part; empty for the space itself
+    keys: tuple[Any, ...]  # from the whole space to the part; empty for the space itself
     space: gym.Space  # a Box, Discrete, MultiBinary or MultiDiscrete
 
     @cached_property
@@ -41,7 +41,7 @@ class SpacePart:
 
 @dataclass(frozen=True)
 class Spaces:
-    """What an agent observes and does.
+    """The spaces of an agent's observations and actions.
 
     Attributes:
         observation: a Box, Discrete, MultiBinary or MultiDiscrete, or a Dict or Tuple of these, also nested, without
@@ -107,7 +107,7 @@ class Spaces:
 
     @cached_property
     def action_start(self) -> NDArray[np.int64]:
-        """The environment's action for the action 0 of a row: a Discrete's or MultiDiscrete's start, otherwise 0."""
+        """The environment's action that a row stores as 0: the start of a Discrete or MultiDiscrete, otherwise 0."""
         return np.asarray(getattr(self.action, "start", 0), np.int64)
 
     def shifted(self, action: NDArray[Any]) -> NDArray[Any]:

@@ -85,8 +85,8 @@ class TransitionSpec:
         obs: the observation: one Field, or a dict of named Fields.
         action: the action.
         extras: further named fields of each transition, such as log_prob.
-        next_obs: True stores next_obs in the row itself, for rows that do not follow one another. Otherwise the
-            next row's obs serves as next_obs, so each frame is stored once.
+        next_obs: True stores next_obs in the row itself, for rows that do not follow one another. Otherwise next_obs
+            is the next row's obs, so that each frame is stored once.
     """
 
     obs: Field | Mapping[str, Field]

@@ -1,8 +1,9 @@
 """Tables no wider than the terminal: columns that do not fit move to a table below. A pipe gets plain text."""
 
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from rich.cells import cell_len
 from rich.columns import Columns
@@ -15,7 +16,7 @@ from .checks import printable
 
 @dataclass(frozen=True)
 class FittedTable:
-    """A headline and a row for each name, drawn for the console's width; without rows, only the headline is drawn."""
+    """A headline and a row for each name, drawn for the console's width; a table without rows is only the headline."""
 
     headline: Sequence[str]  # its parts, side by side where they fit
     label: str  # the title of the column of names
@@ -30,11 +31,16 @@ class FittedTable:
         object.__setattr__(self, "rows", {printable(name): cells for name, cells in self.rows.items()})
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        width = options.max_width
         yield Columns([Text(part, style="bold", overflow="fold") for part in self.headline], padding=(0, 2))
-        for number, columns in enumerate(self._stacked(width) if self.rows else ()):
-            rows = {name: [cells[i] for i in columns] for name, cells in self.rows.items()}
-            yield self._table(columns, {name: cells for name, cells in rows.items() if any(cells) or not number}, width)
+        names = min(max(map(cell_len, [self.label, *self.rows])), max(options.max_width // 3, cell_len(self.label)))
+        room = options.max_width - names - 4  # less the padding of the column of names, and two lines
+        needed = [self._width(i) + 3 for i in range(len(self.titles))]
+        left = [i for i, title in enumerate(self.titles) if sum(needed) <= room or title not in self.optional]
+        is_first = True
+        while left and self.rows:
+            count = max(1, sum(total <= room for total in accumulate(needed[i] for i in left)))
+            yield self._table(left[:count], names, is_first)
+            left, is_first = left[count:], False
 
     @property
     def plain(self) -> str:
@@ -43,37 +49,18 @@ class FittedTable:
         lines = ["  ".join(self.headline), *("\t".join(row) for row in rows if self.rows)]
         return "".join(f"{line}\n" for line in lines)
 
-    def _stacked(self, width: int) -> list[list[int]]:
-        tables = self._filled(range(len(self.titles)), width)
-        if len(tables) == 1:
-            return tables
-        return self._filled([i for i, title in enumerate(self.titles) if title not in self.optional], width)
-
-    def _filled(self, columns: Iterable[int], width: int) -> list[list[int]]:
-        tables: list[list[int]] = [[]]
-        left = room = width - self._name_width(width) - 4  # less the first column's padding and two lines
-        for i in columns:
-            needed = self._width(i) + 3
-            if needed > left and tables[-1]:
-                tables.append([])
-                left = room
-            tables[-1].append(i)
-            left -= needed
-        return tables
-
     def _width(self, i: int) -> int:
         return max(self.min_width, *map(cell_len, [self.titles[i], *(cells[i] for cells in self.rows.values())]))
 
-    def _name_width(self, width: int) -> int:
-        return min(max(map(cell_len, [self.label, *self.rows])), max(width // 3, cell_len(self.label)))
-
-    def _table(self, columns: Sequence[int], rows: Mapping[str, Sequence[str]], width: int) -> Table:
+    def _table(self, columns: Sequence[int], names: int, every_row: bool) -> Table:
         table = Table()
-        table.add_column(self.label, width=self._name_width(width), no_wrap=True, overflow="ellipsis")
+        table.add_column(self.label, width=names, no_wrap=True, overflow="ellipsis")
         for i in columns:
             table.add_column(self.titles[i], justify="right", width=self._width(i), no_wrap=True)
-        for name, cells in rows.items():
-            table.add_row(Text(name), *cells)
+        for name, cells in self.rows.items():
+            row = [cells[i] for i in columns]
+            if every_row or any(row):
+                table.add_row(Text(name), *row)
         return table
 
 

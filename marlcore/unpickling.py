@@ -1,4 +1,4 @@
-"""Unpickling that leaves classes of the program as they are.
+"""Unpickling that does not change classes of the program.
 
 cloudpickle stores classes of `__main__` by value, and recognizes them by a number. Its own `loads` replaces the methods
 and attributes of such a class by those of the pickle, whose functions have globals of their own.
@@ -13,10 +13,7 @@ from cloudpickle import cloudpickle
 
 
 def unpickled(data: Any, apart: bool = False) -> Any:
-    """Unpickles bytes, with the program's own classes where it has them.
-
-    `apart`: with the classes that the pickle holds, as its run had them.
-    """
+    """Unpickles bytes; classes that the program has are the program's or, with `apart`, those that the pickle holds."""
     return _Unpickler(data, apart).load()
 
 

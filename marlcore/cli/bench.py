@@ -5,7 +5,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 from statistics import median
@@ -31,10 +31,11 @@ RECORD = 48  # bytes of a transition of VECTOR as a row of a replay
 FOOTER = """\
 ratio: us / bound us. The bound is the memory copy alone, without checks and
 without the hand-over to other processes: no library gets below 1, but by
-noise. Those cost as much for few bytes as for many, so small calls have large
-ratios; compare them by us."""
+noise. Checks and hand-over cost as much for few bytes as for many, so small
+calls have large ratios; compare them by us."""
 
 Call = Callable[[], Any]
+Row = dict[str, Any]  # a call's name, its median in us, its bound in words, the bound's median in us, and their ratio
 
 
 @dataclass(frozen=True)
@@ -43,23 +44,12 @@ class BenchOptions:
 
     The figures are medians of rounds in which a call and its bound alternate, so that other load affects both. The
     bound of adding, pulling and publishing is a copy of the bytes. The bound of sampling is a copy of rows at random
-    places, whose cost is cache misses rather than bytes. The ratio is the call's time over its bound's. It takes under
-    half a minute.
+    places, whose cost is cache misses rather than bytes. The ratio is the call's time divided by its bound's. The
+    command takes under half a minute.
     """
 
     json: bool = False
     """Print one JSON object instead of a table."""
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """Median microseconds of a call and of its bound, from the same rounds, and their ratio."""
-
-    name: str
-    us: float
-    bound: str
-    bound_us: float
-    ratio: float
 
 
 def main(arguments: list[str]) -> int:
@@ -71,13 +61,15 @@ def main(arguments: list[str]) -> int:
         names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     processor, cpus = next(iter(names), platform.machine()), len(os.sched_getaffinity(0))
     if options.json:
-        rows = [asdict(row) for row in measured]
         machine = {"processor": processor, "cpus": cpus, "load": load, "python": platform.python_version()}
-        sys.stdout.write(json.dumps({**machine, "rows": rows}) + "\n")
+        sys.stdout.write(json.dumps({**machine, "rows": measured}) + "\n")
         return 0
     headline = [processor, f"{cpus} CPUs", f"load {load:.1f}"]
     titles = ["us", "bound us", "ratio", "bound is"]
-    table = {row.name: [f"{row.us:,.2f}", f"{row.bound_us:,.2f}", f"{row.ratio:.2f}", row.bound] for row in measured}
+    table = {
+        row["name"]: [f"{row['us']:,.2f}", f"{row['bound_us']:,.2f}", f"{row['ratio']:.2f}", row["bound"]]
+        for row in measured
+    }
     print_fitted(FittedTable(headline, "call", titles, table))
     sys.stdout.write(f"{FOOTER}\n")
     if load > 0.5 * cpus:
@@ -85,7 +77,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _measured(name: str, call: Call, bound: str, bound_call: Call) -> Measurement:
+def _measured(name: str, call: Call, bound: str, bound_call: Call) -> Row:
     """Returns the medians of a call and of its bound, which alternate round by round."""
     calls, counts = (call, bound_call), []
     for timed in calls:
@@ -96,10 +88,10 @@ def _measured(name: str, call: Call, bound: str, bound_call: Call) -> Measuremen
         for timed, count, seconds in zip(calls, counts, times, strict=True):
             seconds.append(timeit(timed, number=count) / count)
     us, bound_us = (1e6 * median(seconds) for seconds in times)
-    return Measurement(name, us, bound, bound_us, us / bound_us)
+    return {"name": name, "us": us, "bound": bound, "bound_us": bound_us, "ratio": us / bound_us}
 
 
-def _of_vectors() -> Iterator[Measurement]:
+def _of_vectors() -> Iterator[Row]:
     """Measures calls with transitions of four floats."""
     obs, many, nothing = np.ones(4, np.float32), np.ones((BATCH, 4), np.float32), np.zeros(BATCH, np.float32)
     actions = np.zeros(BATCH, np.int64)
@@ -120,7 +112,7 @@ def _of_vectors() -> Iterator[Measurement]:
         yield _measured(f"update {BATCH} priorities", update, "copies of its rows", draws)
 
 
-def _of_frames() -> Iterator[Measurement]:
+def _of_frames() -> Iterator[Row]:
     """Measures calls with stacks of four frames; a replay stores each frame once."""
     frame = np.ones(FRAME.shape, np.uint8)
     with ReplayBuffer.create(TransitionSpec(FRAME, Field((), "int64")), FRAMES) as replay:
@@ -133,7 +125,7 @@ def _of_frames() -> Iterator[Measurement]:
         )
 
 
-def _of_weights() -> Iterator[Measurement]:
+def _of_weights() -> Iterator[Row]:
     """Measures calls with a network of 69,124 floats in 6 tensors."""
     import torch
     from torch import nn

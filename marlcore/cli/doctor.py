@@ -1,7 +1,7 @@
 """`marlcore doctor`: tests the parts of this machine that marlcore needs, and gives advice on each.
 
-A check is a function without required arguments that returns a Finding; tests replace the machine by its parameters.
-A check itself imports the parts that may be broken, such as the core.
+A check is a function that returns a Finding. Its optional parameters stand for the machine, so that tests replace them.
+Parts that may be broken, such as the core, are imported within the checks.
 """
 
 import json
@@ -57,7 +57,6 @@ class DoctorOptions:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs `marlcore doctor` and prints the findings; returns 1 if one is a problem, otherwise 0."""
     options = CommandLine("doctor", arguments).parse(DoctorOptions)
     rows = [{"name": name, **asdict(finding)} for name, finding in examine(CHECKS).items()]
     cells = [list(row.values()) for row in rows]
@@ -168,7 +167,6 @@ def _room_for_replays(free: int) -> tuple[State, str]:
 
 
 def _file_system(directory: Path, mounts: Path) -> str:
-    """Returns the type of the file system that holds a directory."""
     kinds = {}
     for line in mounts.read_text().splitlines():
         mount, _, source = line.partition(" - ")
@@ -208,7 +206,7 @@ def check_processors(available: Count = cgroup.cores) -> Finding:
 
 
 def check_threads(torch: Any = None, available: Count = cgroup.cores, environ: Environment = os.environ) -> Finding:
-    """Checks whether torch starts more threads than there are processors; `marlcore train` sets the threads itself."""
+    """Checks whether torch starts more threads than there are processors, for programs other than `marlcore train`."""
     if (torch := torch or _torch()) is None:
         return Finding("ok", _NO_TORCH)
     count, limit = torch.get_num_threads(), max(1, int(available()))
@@ -249,7 +247,7 @@ def check_numba_cache(cache: Callable[[], Path | None] | None = None, environ: E
 
 
 def check_kernels() -> Finding:
-    """Says which kernels compiled networks use on this processor."""
+    """Names the kernels that compiled networks use on this processor."""
     from ..compiled import level, widest  # here: a broken core is another check's finding
 
     return Finding("ok", f"{level()} for layers of up to {widest()} units; torch computes wider ones")

@@ -21,7 +21,7 @@ from ..tables import print_fitted
 from .options import CommandLine
 
 RENDER_MODE = "rgb_array"
-FRAMES_PER_S = 15.0  # of an environment that does not say
+FRAMES_PER_S = 15.0  # if the environment names no rate
 NEEDS = "video: MP4 needs imageio, try: pip install 'imageio[ffmpeg]'; or name a file .gif"
 
 Frame = NDArray[np.uint8]  # [height, width, 3]
@@ -31,8 +31,8 @@ Frame = NDArray[np.uint8]  # [height, width, 3]
 class EvalOptions:
     """Play whole episodes with a run's policies, greedily; print returns with confidence intervals.
 
-    The run may still go on: its checkpoints are read. A run's directory is code, which this command executes; see
-    docs/security.md.
+    The run may still be training: the command reads its checkpoints. A run's directory is code, which this command
+    executes; see docs/security.md.
     """
 
     run_dir: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
@@ -48,21 +48,21 @@ class EvalOptions:
     explore: bool = False
     """Explore as actors do with these weights."""
     policies: dict[str, str] = field(default_factory=dict)
-    """What acts instead of a policy or an agent: module:name of a function of an observation, or of a class or an
-    object with a method act(obs); or the directory of another run."""
+    """Replacements of policies, by name of a policy or an agent: module:name of a function of an observation, or of a
+    class or an object with a method act(obs); or the directory of another run."""
     env: str = ""
-    """Another environment than the run's, as in marlcore train."""
+    """An environment to use instead of the run's, named as for marlcore train."""
     trust: bool = False
     """Execute the code of a run's directory that another user could have changed."""
     video: str = ""
-    """A file for one more episode, filmed: .gif or .mp4."""
+    """A file, .gif or .mp4, for a film of one further episode."""
 
 
 def main(arguments: list[str]) -> int:
     sys.path.append(os.getcwd())  # for modules of the run's environment and algorithms
     options = CommandLine("eval", arguments).parse(EvalOptions, positional="run_dir")
     env_fn = options.env or None
-    run_dir, video = os.path.abspath(options.run_dir), os.path.abspath(options.video)  # environments may move
+    run_dir, video = os.path.abspath(options.run_dir), os.path.abspath(options.video)  # an environment may call chdir
     policies = {name: os.path.abspath(it) if os.path.isdir(it) else it for name, it in options.policies.items()}
     if options.video:
         check_format(options.video)
@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> int:
 
 
 def check_format(path: str) -> None:
-    """Checks a video's path. Raises ValueError: no GIF or MP4 in a directory. ImportError: MP4 needs a package."""
+    """Checks a video's path. Raises ValueError: it is not that of a GIF or MP4; ImportError: MP4 needs a package."""
     kind = Path(path).suffix.lower()
     if not Path(path).absolute().parent.is_dir():
         raise ValueError(f"video: expected a file in a directory that exists, got {path!r}")
@@ -174,7 +174,6 @@ def _cannot(error: Exception) -> ValueError:
 
 
 def write_video(path: str, frames: list[Frame], frames_per_s: float) -> None:
-    """Writes frames as GIF or MP4, by the file's name."""
     if Path(path).suffix.lower() == ".mp4":
         import imageio.v2
 

@@ -21,10 +21,11 @@ class GcOptions:
     A cache of compiled kernels is stale if its installation is gone or has other sources or another version now, or if
     no program used it for 90 days.
 
-    On a terminal it draws a table. Elsewhere it prints one line per segment with tab-separated fields: "removed",
-    "orphaned" (with --dry-run) or "kept"; bytes; seconds since the last write that the file system recorded; name; the
-    holders' process ids, separated by commas, or "-". A line of a stale cache has the seconds since its last use, and
-    its path as name. The last line is "total", the bytes removed or orphaned, and the number of segments and caches.
+    On a terminal the command draws a table. Elsewhere it prints a line for each segment with tab-separated fields:
+    "removed", "orphaned" (with --dry-run) or "kept"; bytes; seconds since the last write that the file system recorded;
+    name; the holders' process ids, separated by commas, or "-". The line of a stale cache has the seconds since its
+    last use, and its path as name. The last line is "total", the bytes removed or orphaned, and the number of these
+    segments and caches.
     """
 
     dry_run: bool = False
@@ -57,7 +58,7 @@ def main(arguments: list[str], directory: Path = SHM_DIR) -> int:
 
 
 def holders(directory: Path, inodes: Collection[tuple[int, int]]) -> dict[tuple[int, int], list[int]]:
-    """Returns, by (device, inode) of a directory's files, the processes that have them open, as /proc shows."""
+    """Returns the processes that have a directory's files open, as /proc shows, by (device, inode) of the file."""
     pids: dict[tuple[int, int], set[int]] = {}
     for link in glob("/proc/[0-9]*/fd/*") if inodes else ():
         with suppress(OSError):  # closed meanwhile, or of another user's process

@@ -1,7 +1,7 @@
-"""Tries each kernel feature that marlcore needs, since in a sandbox the kernel's version says little.
+"""Tries each kernel feature that marlcore needs, since a sandbox may lack features that the kernel's version has.
 
 An attempt is a function of the segments' directory. It raises OSError or MarlcoreError if the feature does not work,
-and imports the core itself, since the core may be broken.
+and imports the core only when called, since the core may be broken.
 """
 
 import mmap
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 
 class Feature(NamedTuple):
-    """A feature that the kernel must have: its attempt, marlcore's use of it, and the fix if it fails."""
+    """A feature that the kernel must have: its attempt, marlcore's use of it, and the fix if the attempt fails."""
 
     attempt: Callable[[Path], None]
     purpose: str
@@ -70,7 +70,7 @@ def try_locks(directory: Path) -> None:
 
 
 def try_waking(directory: Path, patience: float = 5.0) -> None:
-    """Tries to sleep and wake through two mappings of one file; waits at most `patience` seconds to wake."""
+    """Tries to wake a sleeper through another mapping of its file; waits at most `patience` seconds for it."""
     import numpy as np
 
     from ..memory import LINE, Event

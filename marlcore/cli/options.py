@@ -1,6 +1,6 @@
 """A command's options: the fields of a dataclass, whose docstrings are the help.
 
-tyro only draws the help, since it would report a wrong option in a box and not in one line.
+tyro draws the help, but does not parse the options: it would report a wrong option in a box and not in one line.
 """
 
 import inspect
@@ -56,14 +56,17 @@ class CommandLine:
             self.show_help(kind, single_flags=True)
         values = self.read(hints_of(kind), positional)
         for field in fields(kind):  # type: ignore[arg-type]
-            if field.name not in values and field.default is field.default_factory:  # both are missing
+            if field.name not in values and field.default is field.default_factory:  # it has neither
                 raise ValueError(f"{field.name}: expected a value, got none{self._see}")
         return kind(**values)
 
     def read(
         self, hints: Mapping[str, Any], positional: str = "", refuse: Refuse = "unknown option {}".format
     ) -> dict[str, Any]:
-        """Returns the options' values by name; `positional` gets a first word without an option. Raises ValueError."""
+        """Returns the options' values by name. Raises ValueError, with the text of `refuse` for an unknown option.
+
+        The option `positional` gets the first word that belongs to no option.
+        """
         values: dict[str, Any] = {}
         free = [*self._free]
         for name, words in self.words.items():
@@ -136,7 +139,7 @@ def _may_be_flag(hint: Any) -> bool:
 
 
 class _Form(NamedTuple):
-    """How to read words as a type: their description for errors, the reading function, and whether it takes several."""
+    """A way to read words as a type: the type's description for errors, a function, and whether it takes many words."""
 
     expected: str
     read: Callable[..., Any]

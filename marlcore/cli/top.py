@@ -58,14 +58,15 @@ REPORTED = ("policy_lag_p50", "policy_lag_p99", "lapped", "redrawn", "waited_s")
 class TopOptions(Declared):
     """Show a live run: each process's rates and restarts, each policy's updates and samples, each agent's returns.
 
-    It waits for a run that is about to start; Ctrl-C ends it. The return is the mean of an agent's last 100 episodes.
-    The replay ratio is the transitions drawn per transition written. Policy lag counts versions of the weights, in the
-    batch of the learner's last report. Lapped and redrawn rows and seconds waited count from the learner's start. A
-    worker that is "down" has no process: it has made its steps, or failed and is about to start again.
+    The command waits for a run that is about to start; Ctrl-C ends the command. The return is the mean of an agent's
+    last 100 episodes. The replay ratio is the number of transitions drawn per transition written. Policy lag is the
+    number of versions of the weights by which the rows of a batch are behind, at the learner's last report. Lapped and
+    redrawn rows and seconds waited count from the learner's start. A worker that is "down" has no process: it has taken
+    all its steps, or it failed and is about to be restarted.
 
-    Of a run on a cluster, each node has a row with the steps of its actors, the rows and bytes that it sends, the delay
-    until a row has arrived in milliseconds, the versions by which its weights are behind, messages in flight, rows lost
-    in gaps, and the seconds since it was heard.
+    In a run on a cluster, each node has a row with the steps of its actors, the rows and bytes that it sends, the delay
+    in milliseconds until a row arrives, the versions by which its weights are behind, messages in flight, rows lost in
+    gaps, and the seconds since its last message.
 
     A terminal too narrow for one table shows several, without the pids; --json has every figure. Off a terminal the
     tables are columns with tabs between them. With --once, a run that is not live yet is an error: "run_dir: expected
@@ -225,7 +226,7 @@ def _live(run_dir: str) -> list[WatchedRun]:
 
 
 def _table(figures: dict[str, Any], policy_of: Mapping[str, str]) -> FittedTable:
-    """Makes a line for the run, and a row for each worker, each policy that shares a learner, and each other agent."""
+    """Makes a headline for the run, and a row for each worker, each policy that shares a learner, and other agents."""
     headline = [
         figures["run_dir"],
         f"{figures['steps']:,} of {figures['total_steps']:,} steps",

@@ -99,7 +99,8 @@ def _resumed(line: CommandLine) -> tuple[str, str, Any, Config]:
         line.show_help(ResumeOptions, single_flags=True)
     hints = hints_of(ResumeOptions) | hints_of(Config) | hints_by_policy(line.words)
     del hints["run_dir"]
-    # Their types are known once the run is read, which executes code, so a misspelt option is refused before.
+    # Reading the run, which executes code, tells the types of its algorithm's options; so misspelt options are
+    # refused before that.
     of_algorithm = {name: tuple[str, ...] for name in line.words if name.startswith("algorithm.")}
     values = line.read(hints | of_algorithm, refuse="--resume takes no {}".format)
     options = ResumeOptions(**_popped(values, hints_of(ResumeOptions)))

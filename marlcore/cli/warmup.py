@@ -13,12 +13,11 @@ from .options import CommandLine
 class WarmupOptions:
     """Compile all kernels and keep them on disk; this takes some ten seconds, once per machine and version.
 
-    They lie in marlcore/kernels of the user's cache, ~/.cache or XDG_CACHE_HOME; NUMBA_CACHE_DIR names another place.
+    The kernels are kept in marlcore/kernels of the user's cache, ~/.cache or XDG_CACHE_HOME, or in NUMBA_CACHE_DIR.
     """
 
 
 def main(arguments: list[str]) -> int:
-    """Runs `marlcore warmup`; returns 0, or 1 if the kernels cannot be kept."""
     CommandLine("warmup", arguments).parse(WarmupOptions)
     jit.announced()
     seconds = warm_up(planning.warm_up)

@@ -70,7 +70,7 @@ def applied_offline(config: Config) -> Config:
 
 
 def _run_wide(config: Config) -> dict[str, str]:
-    """Returns a policy's own values of settings that all policies share, by name, each with the reason to ignore it."""
+    """Returns the names of shared settings for which a policy has its own value, each with the reason to ignore it."""
     return {
         f"{by}.{policy}.{name}": f"all policies have {section}.{name}"
         for by, section in SECTIONS.items()
@@ -135,7 +135,7 @@ def _label(name: str, policy: str, config: Config) -> str:
 
 
 def _without(config: Config, unused: Mapping[str, str]) -> Config:
-    """Resets unused settings, given by dotted name; for each changed one, a notice says why it has no effect."""
+    """Resets unused settings, given by dotted name; a notice says of each changed setting why it has no effect."""
     default = Config().changed({by: dict.fromkeys(getattr(config, by), kind()) for by, kind in BY_POLICY.items()})
     values: dict[str, Any] = {}
     for name, why in unused.items():

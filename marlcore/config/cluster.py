@@ -9,7 +9,6 @@ from ..declared import Declared, Number, Whole
 
 
 def _resources(label: str, value: Any) -> dict[str, float]:
-    """Returns amounts of Ray's resources by name. Raises ValueError, TypeError."""
     check_type(label, value, Mapping, expected="amounts by name")
     named = all(isinstance(name, str) and name for name in value)
     if not named or not all(is_number(n) and 0 < n < 2**53 and (n < 1 or n % 1 == 0) for n in value.values()):
@@ -19,7 +18,7 @@ def _resources(label: str, value: Any) -> dict[str, float]:
 
 
 def _by_policy(label: str, value: Any) -> dict[str, dict[str, float]]:
-    """Returns each policy's amounts of resources; reads text such as GPU=1,CPU=4. Raises ValueError, TypeError."""
+    """Returns each policy's amounts of resources, which may be given as text, such as GPU=1,CPU=4."""
     check_type(label, value, Mapping, expected="resources by policy")
     try:
         read = {policy: _read(each) if isinstance(each, str) else each for policy, each in value.items()}
@@ -29,7 +28,6 @@ def _by_policy(label: str, value: Any) -> dict[str, dict[str, float]]:
 
 
 def _read(text: str) -> dict[str, float]:
-    """Reads amounts of resources from text. Raises ValueError: the text has another form, or names a resource twice."""
     parts = [part.split("=") for part in text.split(",")]
     read = {name.strip(): float(amount) for name, amount in parts}
     if len(read) < len(parts):
@@ -41,15 +39,15 @@ def _address(label: str, value: Any) -> Any:
     host, _, port = str(value).rpartition(":")
     is_port = port.isascii() and port.isdigit() and 0 < int(port) < 2**16
     if value != "auto" and not (host and is_port and "/" not in host):
-        where = "of a Ray cluster that this machine is part of"
-        raise ValueError(f"{label}: expected auto or host:port {where}, got {brief(value)}")
+        expected = "expected auto or host:port of a Ray cluster that this machine is part of"
+        raise ValueError(f"{label}: {expected}, got {brief(value)}")
     return value
 
 
 if TYPE_CHECKING:
     Learners: TypeAlias = Mapping[str, str | Mapping[str, float]]
 else:
-    Learners = dict[str, str]  # what the command line reads
+    Learners = dict[str, str]  # the type that the command line reads
 
 
 @dataclass(frozen=True)
@@ -59,29 +57,29 @@ class ClusterConfig(Declared):
     address: Annotated[str | None, _address] = None
     """Address of a running Ray cluster that this machine is part of: "auto" or host:port. None: one machine, no Ray."""
     nodes: Annotated[int, Whole(1)] = 1
-    """Machines beside this one whose actors work for the run; this one has `actor.processes` of its own."""
+    """Number of machines beside this one whose actors work for the run; this machine has `actor.processes` actors."""
     nodes_at_start: Annotated[int | None, Whole(0)] = None
-    """Machines that must be there when the run starts; the others may join at any time. None: all."""
+    """Number of these machines without which the run does not start; the others may join at any time. None: all."""
     actors_per_node: Annotated[int, Whole(1)] = 1
     """Actor processes on each of these machines, each of which steps `actor.envs` environment copies."""
     resources: Annotated[dict[str, float], _resources] = field(default_factory=dict)
-    """What Ray reserves on each machine, by name, such as CPU 8 highmem 1; a machine that lacks it is not used. Without
-    an entry for CPU: one for each actor."""
+    """Amounts of resources, by name, that Ray reserves on each machine, such as CPU 8 highmem 1; a machine that lacks
+    them is not used. By default Ray reserves one CPU for each actor."""
     learners: Annotated[Learners, _by_policy] = field(default_factory=dict)
-    """By policy, what Ray reserves for its learner on a machine that has it, such as agent_0 GPU=1,CPU=4: the policy's
-    learner and replay are there, while those of other policies are on this machine. In Python and files also
-    {"agent_0": {"GPU": 1}}. Without an entry for CPU: one. The run's directory must be on a shared file system."""
+    """Policies whose learner and replay run on another machine, each with the resources that Ray reserves there, such
+    as agent_0 GPU=1,CPU=4; in Python and files also {"agent_0": {"GPU": 1}}. By default Ray reserves one CPU. All other
+    learners run on this machine. The run's directory must be on a shared file system."""
     lease_seconds: Annotated[float, Number(0.2)] = 2.0
-    """Seconds without a sign of life after which a machine is given up: its later rows are refused, and other machines
+    """Seconds without a message after which a machine counts as lost: its later rows are refused, and other machines
     take its share of the steps."""
     sync_seconds: Annotated[float, Number(0)] = 0.05
     """Seconds between looks for newer weights on each machine."""
     flush_seconds: Annotated[float, Number(0.001, 60)] = 0.1
-    """Longest time, at most 60 s, for which a machine collects rows before it sends them; few bytes wait a tenth of
-    it."""
+    """Longest time, at most 60 s, for which a machine collects rows before it sends them; a small amount of rows waits
+    only a tenth of that time."""
     lane_rows: Annotated[int, Whole(3)] = 1000
-    """Rows of each environment copy that a machine keeps until they have arrived; beyond, the oldest are lost and
-    counted, unless the learner holds actors back, who wait instead."""
+    """Rows of each environment copy that a machine keeps until they have arrived. If there are more, the oldest are
+    lost and counted; but actors that must not outrun their learner (updates_per_step) wait instead."""
     compress: Literal["lz4"] | None = None
     """Compression of rows between machines: "lz4" for frames on a slow network."""
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     PolicyOf: TypeAlias = Mapping[str, str] | Callable[[str], str]
 else:
-    PolicyOf = dict[str, str]  # what the command line reads
+    PolicyOf = dict[str, str]  # the type that the command line reads
 
 
 SECTIONS = {"learners": "learner", "replays": "replay", "explorations": "exploration", "ratios": "updates_per_step"}
@@ -74,16 +74,16 @@ class Config(Declared):
     """Updates of each learner per step of its agent after the warm-up: a number, or a schedule, such as "linear(0.1, 1,
     100000)", whose sum over the steps is the number of updates. None lets actors and learners run free."""
     updates_tolerance: Count = 32
-    """Updates that a learner may lag behind updates_per_step before its actors wait; it never leads. They are those of
-    a schedule's highest number: at a lower one, fewer."""
+    """Updates by which a learner may be behind updates_per_step before its actors wait; it is never ahead. While a
+    schedule is below its highest number, actors wait after fewer updates."""
     run_dir: str | None = None
-    """Directory for the results, new or empty: a path, or an address of fsspec, such as s3://bucket/demo, to which they
-    are copied (marlcore[remote]). By default runs/<date and time>."""
+    """A new or empty directory for the results: a path, or an address of fsspec, such as s3://bucket/demo, to which the
+    results are copied (marlcore[remote]). By default runs/<date and time>."""
     stages: Annotated[tuple[int, ...], ascending] = ()
-    """Steps of the run at which its stages 1, 2, ... begin; the stage is published with the weights, and is one of the
-    numbers of an algorithm's `explore`."""
+    """Steps of the run at which its stages 1, 2, ... begin. Learners publish the number of the stage with their
+    weights, and an algorithm's `act` finds it in `explore`."""
     stage_names: Annotated[tuple[str, ...], distinct_names] = ()
-    """Names of the stages 1, 2, ..., for replay.clear_at_stage; none or one for each."""
+    """Names of the stages 1, 2, ..., for replay.clear_at_stage; empty, or a name for each stage."""
     policies: PolicyOf | None = None
     """The policy of each agent, by agent; agents with the same policy share it. By default each has its own. In Python
     also a function of the agent's name."""
@@ -152,11 +152,11 @@ class Config(Declared):
         return self.learners.get(policy, self.learner)
 
     def timeout_of(self, policy: str) -> float:
-        """Returns the seconds for which a policy's learner may send no heartbeat."""
+        """Returns the seconds without a heartbeat after which a policy's learner is restarted."""
         return self.learner_of(policy).timeout or self.supervision.learner_timeout
 
     def check_policies(self, names: Sequence[str]) -> None:
-        """Checks the names in settings by policy. Raises ValueError: a name is not among `names`."""
+        """Raises ValueError if the settings by policy have a name that is not among `names`."""
         by_policy = {name: getattr(self, name) for name in SECTIONS} | {"cluster.learners": self.cluster.learners}
         for label, given in by_policy.items():
             if wrong := given.keys() - names:
@@ -171,8 +171,8 @@ class Config(Declared):
             return None
         slowest, fastest = pace.bounds
         samples_per_insert = fastest * learner.batch_size  # at slower paces, a batch counts more: see `limit_to`
-        # Both sides must never wait at once: with a batch that is almost due, a row of every lane must fit, since in
-        # serial mode, or where no process can be started, one thread is both sides.
+        # The learner and its actors must never wait for each other, also where one thread does the work of both. So
+        # while a batch is almost due, actors may add a row to every lane.
         least = samples_per_insert * (lanes + 1) + learner.batch_size * fastest / slowest
         tolerance = max(self.updates_tolerance * learner.batch_size, least)
         return RateLimiter(samples_per_insert, learner.warmup, tolerance, lead=0.0)

@@ -1,8 +1,8 @@
 """The crews of a run: the actors of each machine, and their lanes in each policy's replay or queue.
 
-Each part of a replay has a block of lanes for each machine: first for this one, then for each seat of the cluster. Each
-lane of a block belongs to an agent, an actor and a copy of the environment. Other machines hold only the blocks of
-their own crews.
+Each part of a replay has a block of lanes for each machine: first for this machine, then for each seat of the cluster.
+Each lane of a block belongs to an agent, an actor and a copy of the environment. Another machine holds only its own
+block.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Crew:
 
 
 def crews(config: Config) -> list[Crew]:
-    """Returns this machine's crew, then the crew of each seat of the cluster."""
+    """Returns this machine's crew, then that of each seat, the place of another machine in the cluster."""
     here, each = config.actor.processes, config.cluster.actors_per_node
     return [Crew(0, here), *(Crew(here + seat * each, each) for seat in range(config.cluster.seats))]
 

@@ -36,7 +36,7 @@ class AssignedPolicy:
 
     @property
     def hides_joint(self) -> bool:
-        """See the function `hides_joint`; asks the algorithm only if the observation has the part JOINT."""
+        """See the function `hides_joint`; without the part JOINT, the algorithm is not unpickled for the answer."""
         return any(part.name == JOINT for part in self.spaces.parts) and hides_joint(self.algorithm, self.spaces)
 
     def for_a_worker(self) -> "AssignedPolicy":
@@ -44,7 +44,7 @@ class AssignedPolicy:
         if self.compiled is None:
             return self
         copy = object.__new__(AssignedPolicy)
-        pickled = self.__dict__.get("_pickled") or cloudpickle.dumps(self.algorithm)  # a node passes on what it got
+        pickled = self.__dict__.get("_pickled") or cloudpickle.dumps(self.algorithm)  # a node has it
         copy.__dict__.update(self.__dict__, _pickled=pickled)
         copy.__dict__.pop("algorithm", None)
         return copy
@@ -59,9 +59,9 @@ class AssignedPolicy:
 
 
 def compiled_of(policy: AssignedPolicy, config: Config) -> CompiledPolicy | None:
-    """Returns the form of a policy that acts without torch; None if there is none, or actors shall use a GPU.
+    """Returns the form of a policy that acts without torch; None if the policy has none or acts on a GPU.
 
-    Raises: ValueError: `learner.engine` is "compiled", which cannot serve; the message says why.
+    Raises ValueError: `learner.engine` is "compiled", but the policy cannot be compiled; the message says why.
     """
     settings = config.learner_of(policy.name)
     if settings.engine == "torch":
@@ -76,7 +76,7 @@ def compiled_of(policy: AssignedPolicy, config: Config) -> CompiledPolicy | None
 
 
 def hides_joint(algorithm: Algorithm | None, spaces: Spaces) -> bool:
-    """Whether the algorithm hides the part JOINT from its actors; to other algorithms it is an ordinary part."""
+    """Whether the part JOINT is for the algorithm's critics alone; other algorithms treat it as an ordinary part."""
     wants = getattr(algorithm, "wants_joint", False) or getattr(algorithm, "wants_team", False)
     return wants and any(part.name == JOINT for part in spaces.parts)
 
@@ -139,7 +139,7 @@ def wants_teams(algorithm: Any) -> bool:
 def teams_of(
     agents: Sequence[str], teams: Mapping[str, str] | Callable[[str], str] | None
 ) -> dict[str, tuple[str, ...]]:
-    """Returns each team's members; by default all agents form one. Raises ValueError, TypeError: see `Config.teams`."""
+    """Returns each team's members; by default all agents form one team. Raises ValueError, TypeError."""
     if teams is None:
         return {TEAM: tuple(agents)}
     if callable(teams):
@@ -165,7 +165,6 @@ def _algorithms(policies: list[str], algorithm: Any) -> dict[str, Algorithm]:
 
 
 def _check_names(label: str, values: Mapping[str, Any], names: list[str], known: str, complete: str) -> None:
-    """Checks that each name, and no other, has a value. Raises ValueError."""
     for name in values:
         if name not in names:
             raise ValueError(f"{label}: expected {known}, got {brief(name)}{did_you_mean(name, names)}")
@@ -175,7 +174,7 @@ def _check_names(label: str, values: Mapping[str, Any], names: list[str], known:
 
 
 def _chosen(algorithm: Any) -> Algorithm:
-    """Returns an algorithm given as an object or by name. Raises ValueError, TypeError: it is neither."""
+    """Returns an algorithm, which may be given by name. Raises ValueError, TypeError: there is no such algorithm."""
     if isinstance(algorithm, str):
         from ..algos import make  # which imports torch
 
@@ -190,7 +189,7 @@ def _chosen(algorithm: Any) -> Algorithm:
 
 
 def source_of(policy: AssignedPolicy, config: Config) -> ReplaySource | QueueSource:
-    """Returns the source of a policy's batches; sequences get no hindsight. Raises TypeError: it is no source."""
+    """Returns the source of a policy's batches, without hindsight for sequences. Raises TypeError: it is no source."""
     from ..replay import Hindsight, Prioritized  # here, so that settings load without Numba
 
     config = replace(config, ratios={}).of(policy.name)  # `applied` refuses a ratio of None in serial mode
@@ -207,7 +206,10 @@ def source_of(policy: AssignedPolicy, config: Config) -> ReplaySource | QueueSou
 
 
 def schedules_of(algorithm: Algorithm, config: Config) -> dict[str, Schedule]:
-    """Returns the schedules of a policy's published numbers; with a queue, no epsilon but its algorithm's own."""
+    """Returns the schedules of the numbers that a policy's learner publishes.
+
+    Without an epsilon of the algorithm's own, a policy that learns from a queue has none.
+    """
     given: Mapping[str, Any] = getattr(algorithm, "schedules", dict)()  # an algorithm need not derive from Algorithm
     check_free(f"schedules of {type(algorithm).__name__}", given)
     schedules = {name: Schedule.from_value(name, value) for name, value in given.items()} | config.schedules
@@ -229,7 +231,7 @@ def numbers_at(schedules: Mapping[str, Schedule], steps: int, updates: int) -> d
 
 
 def with_own_epsilons(policies: tuple[AssignedPolicy, ...], config: Config) -> Config:
-    """Applies the run's epsilon only to policies whose algorithms have no own epsilon."""
+    """Removes the run's epsilon from policies whose algorithms set their own, unless all policies' algorithms do."""
     having = [each.name for each in policies if "epsilon" in getattr(each.algorithm, "schedules", dict)()]
     if config.exploration.epsilon is None or len(having) == len(policies):
         return config

@@ -1,11 +1,10 @@
-"""The settings of a population: which hyperparameters its members have, and how it searches for better ones."""
+"""The settings of a population: the hyperparameters in which its members differ, and the search for better ones."""
 
 import json
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -14,28 +13,8 @@ from ..declared import Declared, Number, Whole
 from .sections import Count
 
 
-class Distribution(ABC):
-    """A distribution from which a setting's values are drawn."""
-
-    @property
-    @abstractmethod
-    def ends(self) -> tuple[Any, ...]:
-        """The ends of the range, or every option: if a setting allows these values, it allows all."""
-
-    @abstractmethod
-    def restored(self, label: str, value: Any) -> Any:
-        """Returns a value read from a file. Raises ValueError: the distribution has no such value."""
-
-    @abstractmethod
-    def draw(self, generator: np.random.Generator) -> Any: ...
-
-    @abstractmethod
-    def perturbed(self, value: Any, factor: float) -> Any:
-        """Returns a larger value, or the next option, if `factor` is above 1; otherwise a smaller or previous one."""
-
-
 @dataclass(frozen=True)
-class Uniform(Distribution):
+class Uniform:
     """Numbers from `low` to `high`, each equally likely."""
 
     low: float
@@ -49,15 +28,18 @@ class Uniform(Distribution):
 
     @property
     def ends(self) -> tuple[float, float]:
+        """The ends of the range; a setting that allows both allows every value between them."""
         return float(self.low), float(self.high)
 
     def restored(self, label: str, value: Any) -> float:
+        """Returns a value read from a file. Raises ValueError: the distribution has no such value."""
         return float(Number(self.low, self.high)(label, value))
 
     def draw(self, generator: np.random.Generator) -> float:
         return float(generator.uniform(self.low, self.high))
 
     def perturbed(self, value: float, factor: float) -> float:
+        """Returns the value times `factor`, kept within the range."""
         return min(max(value * factor, self.low), self.high)
 
 
@@ -76,7 +58,7 @@ class LogUniform(Uniform):
 
 
 @dataclass(frozen=True, init=False)
-class Choice(Distribution):
+class Choice:
     """One of several options in a meaningful order, such as Choice(16, 32, 64): perturbing it takes a neighbour."""
 
     options: tuple[Any, ...]
@@ -88,9 +70,11 @@ class Choice(Distribution):
 
     @property
     def ends(self) -> tuple[Any, ...]:
+        """Every option."""
         return self.options
 
     def restored(self, label: str, value: Any) -> Any:
+        """See `Uniform.restored`."""
         for option in self.options:
             if json.dumps(option) == json.dumps(value):
                 return option
@@ -100,8 +84,12 @@ class Choice(Distribution):
         return self.options[int(generator.integers(len(self.options)))]
 
     def perturbed(self, value: Any, factor: float) -> Any:
+        """Returns the next option if `factor` is above 1, otherwise the previous one."""
         place = self.options.index(value) + (1 if factor > 1 else -1)
         return self.options[min(max(place, 0), len(self.options) - 1)]
+
+
+Distribution: TypeAlias = Uniform | Choice
 
 
 def _searched(label: str, settings: Any) -> dict[str, Distribution]:
@@ -128,24 +116,24 @@ class PopulationConfig(Declared):
     """
 
     settings: Annotated[dict[str, Distribution], _searched]
-    """What differs between members: the distribution of each setting by its dotted name, such as "learner.gamma", or
-    "algorithm.learning_rate" of a hyperparameter."""
+    """The distribution of each setting that differs between members, by its dotted name, such as "learner.gamma", or
+    "algorithm.learning_rate" for a hyperparameter."""
     size: Annotated[int, Whole(2)] = 16
     """Members; each is a run with settings of its own."""
     parallel: Count = 2
     """Members that train at a time; 1 in serial mode."""
     interval: Count = 10_000
-    """Steps of a member until its next look at the scores of the others; of "halving", those before the first one."""
+    """Steps between a member's comparisons with the scores of the others; with "halving", before its first one."""
     method: Literal["pbt", "random", "halving"] = "pbt"
     """pbt: losers copy winners, and change the settings (Jaderberg et al. 2017). random: each member keeps its settings
-    for all its steps. halving: the best 1/eta of those that have taken as many steps continue, to eta times as many
-    (Jamieson & Talwalkar 2016), as soon as they are known (Li et al. 2020)."""
+    for all its steps. halving: of the members that have taken equally many steps, the best 1/eta continue to eta times
+    that number (Jamieson & Talwalkar 2016), each as soon as it is among them (Li et al. 2020)."""
     share: Annotated[float, Number(above=0, high=0.5)] = 0.25
-    """Of pbt: a member of the lowest share of scores copies one of the highest share."""
+    """With pbt: a member whose score is in the lowest share copies a member whose score is in the highest share."""
     factors: Annotated[tuple[float, ...], _factors] = (0.8, 1.2)
-    """Of pbt: a copied number is multiplied by one of these, and stays in its range; of a Choice, the option before or
-    after it is taken."""
+    """With pbt: a copied number is multiplied by one of these factors, within its range; a copied Choice moves to the
+    option before or after."""
     resample: Annotated[float, Number(0, 1)] = 0.25
-    """Of pbt: the probability with which a copied setting is drawn anew instead."""
+    """With pbt: the probability with which a copied setting is drawn anew instead."""
     eta: Annotated[int, Whole(2)] = 3
-    """Of halving: one of so many members goes on."""
+    """With halving: one of `eta` members continues."""

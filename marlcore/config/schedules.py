@@ -56,7 +56,7 @@ class Schedule:
 
     @staticmethod
     def from_value(label: str, value: Any) -> Schedule:
-        """Makes a schedule from a number, text, function of the count, or schedule. Raises ValueError, TypeError."""
+        """Makes a schedule from a number, text, a function of the count or a schedule. Raises ValueError, TypeError."""
         if isinstance(value, Schedule):
             return value
         if isinstance(value, str):
@@ -69,13 +69,13 @@ class Schedule:
 
 
 if TYPE_CHECKING:
-    Scheduled: TypeAlias = Schedule | float | str | Callable[[int], float]  # what a setting turns into a Schedule
+    Scheduled: TypeAlias = Schedule | float | str | Callable[[int], float]  # values that become a Schedule
 else:
-    Scheduled = Schedule  # what the help shows
+    Scheduled = Schedule  # the type that the help shows
 
 
 def check_free(label: str, names: Collection[str], *others: str) -> None:
-    """Checks schedules' names. Raises ValueError: a name is in `others`, or names a number that is published anyway."""
+    """Raises ValueError if a schedule's name is in `others`, or is that of a number that learners publish anyway."""
     if clash := {"stage", *PUBLISHED, *others}.intersection(names):
         raise ValueError(f"{label}: {min(clash)!r} is the name of a number that marlcore publishes itself")
 
@@ -94,7 +94,7 @@ def _points(label: str, points: Any) -> tuple[tuple[int, float], ...]:
 
 
 def ascending(label: str, begins: Any) -> tuple[int, ...]:
-    """Returns counts of at least 1 as a tuple. Raises ValueError: a value is no such count, or they do not ascend."""
+    """Returns counts as a tuple. Raises ValueError: a value is no whole number of at least 1, or they do not ascend."""
     try:
         counts = tuple(WHOLE(label, count) for count in ([None] if isinstance(begins, bytes) else begins))
     except (TypeError, ValueError):
@@ -163,7 +163,7 @@ class Piecewise(Schedule):
 
 @dataclass(frozen=True)
 class Stages(Schedule):
-    """The number of the stage, from 0: how many of the counts `begins` have been reached."""
+    """The number of the stage, from 0: the number of counts in `begins` that have been reached."""
 
     begins: Annotated[tuple[int, ...], ascending]
 

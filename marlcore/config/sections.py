@@ -13,7 +13,7 @@ from ..references import is_importable
 from .schedules import Constant, Custom, Exponential, Schedule, Scheduled, check_free, is_custom
 
 EPSILON = Exponential(1.0, 0.02, rate=0.95, every=100, of="updates")
-EVALUATED = "eval_"  # what the names of an evaluation's metrics begin with
+EVALUATED = "eval_"  # the prefix of the names of an evaluation's metrics
 SINKS = ("csv", "tensorboard", "wandb")
 
 Count = Annotated[int, Whole(1)]
@@ -23,7 +23,7 @@ RATIO = Number(1e-6, 1e6)
 
 
 def shares(label: str, value: Any) -> dict[str, float]:
-    """Returns shares by name. Raises ValueError, TypeError: a share is no number of at least 0, or the sum is not 1."""
+    """Returns shares by name, each at least 0, whose sum is 1. Raises ValueError, TypeError."""
     check_type(label, value, Mapping, expected="shares by name")
     right = all(is_number(number) and number >= 0 for number in value.values())
     if not right or (value and not math.isclose(sum(value.values()), 1.0, abs_tol=1e-6)):
@@ -60,7 +60,7 @@ def probability(label: str, value: Any) -> Schedule:
 
 
 def updates_per_step(label: str, value: Any) -> Schedule | float:
-    """Returns a number or a schedule. Raises ValueError: it is out of range, or a function, whose range is unknown."""
+    """Returns a number, or a schedule other than a function, whose range is unknown. Raises ValueError."""
     if is_custom(value) or isinstance(value, Custom) or callable(value):
         raise ValueError(f"{label}: expected a number or a schedule other than a function, got {brief(value)}")
     if isinstance(value, str):
@@ -71,7 +71,7 @@ def updates_per_step(label: str, value: Any) -> Schedule | float:
 
 
 def named_schedules(label: str, value: Any) -> dict[str, Schedule]:
-    """Returns schedules by name. Raises ValueError, TypeError: a value is no schedule, or its name is taken."""
+    """Returns schedules by name. Raises ValueError, TypeError: a value is no schedule, or a name is used already."""
     check_type(label, value, Mapping, expected="schedules by name")
     check_free(label, value, "epsilon")
     return {name: Schedule.from_value(f"{label}.{short(name)}", schedule) for name, schedule in value.items()}
@@ -92,7 +92,7 @@ class Reference:
 
 
 def device_names(label: str, value: Any) -> str | tuple[str, ...]:
-    """Returns a device, or a tuple of several. Raises ValueError: the value is neither."""
+    """Returns the name of a device, or a tuple of several names. Raises ValueError."""
     names = (value,) if isinstance(value, str) else value
     if not isinstance(names, tuple) or not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"{label}: expected a device, or a tuple of devices, got {brief(value)}")
@@ -100,7 +100,7 @@ def device_names(label: str, value: Any) -> str | tuple[str, ...]:
 
 
 def sink_names(label: str, names: Any) -> tuple[str, ...]:
-    """Returns names of sinks, which include csv. Raises ValueError, TypeError."""
+    """Returns names of sinks, among them csv. Raises ValueError, TypeError."""
     listed = isinstance(names, (tuple, list, Set, Mapping))
     if not listed or not all(isinstance(name, str) for name in names):
         raise TypeError(f"{label}: expected names of sinks, got {brief(names)}")
@@ -116,15 +116,15 @@ class ActorConfig(Declared):
     """The processes that step environments."""
 
     processes: Annotated[int, Whole(0, most=4096)] = 1
-    """Actor processes; a run of `train_offline` has 0, and others at least 1."""
+    """Number of actor processes; 0 in a run of `train_offline`, at least 1 in all other runs."""
     envs: Count = 4
     """Environment copies that each actor steps together, choosing their actions in one batch."""
     sync_interval: Count = 50
     """Rounds (one action in each copy) between checks for newer weights. On-policy actors check in every round."""
     max_policy_lag: Annotated[int | None, Whole(0)] = None
-    """Versions by which the acting weights may be behind: an actor whose weights are staler pulls before it acts. None:
-    stale weights last until the next check. On-policy actors always pull what is newer. The metric `policy_lag` is
-    another thing: the age of the rows that the learner draws."""
+    """Versions by which an actor's weights may be behind the newest; an actor further behind pulls before it acts.
+    None: an actor pulls only at its checks. On-policy actors always act with the newest weights. The metric
+    `policy_lag` measures something else: the age of the rows that the learner draws."""
     device: Annotated[str | tuple[str, ...], device_names] = "cpu"
     """Device on which actors choose actions: "cpu", "cuda:0", "mps", or "auto" for the best available one. Several,
     such as cuda:0 cuda:1, are dealt out to the processes in turn; the evaluator takes the first."""
@@ -157,9 +157,9 @@ class LearnerConfig(Declared):
     warmup: Count = 500
     """Transitions that a policy's replay must hold before training starts."""
     engine: Literal["auto", "torch", "compiled"] = "auto"
-    """What computes the policy's networks, in updates and in actors: "compiled" has its own kernels for fully connected
-    layers on the CPU, which are several times as fast where layers are small; "torch" computes any network. "auto" is
-    compiled where that can serve and is faster."""
+    """The engine of the policy's networks, in updates and in actors: "compiled" has its own kernels for fully connected
+    layers on the CPU, which are several times as fast where layers are small; "torch" computes any network. "auto"
+    chooses compiled where it supports the network and is faster."""
     compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = "off"
     """Mode of `torch.compile` for the learner's model; "reduce-overhead" uses CUDA graphs. It takes half a minute at
     each start, and pays on GPUs; on a CPU it makes small networks slower."""
@@ -168,13 +168,14 @@ class LearnerConfig(Declared):
     takes every batch into the statistics, "frozen" the first 100."""
     reward_norm: Literal["off", "frozen", "running"] = "off"
     """Divide rewards by the standard deviation of the discounted return so far, as VecNormalize of Stable-Baselines3
-    does, and clip them to 10; before an algorithm's reward_scale. Statistics are taken as those of `obs_norm`."""
+    does, and clip them to 10, before an algorithm applies its reward_scale. For "running" and "frozen" see
+    `obs_norm`."""
     norm_frozen_after: Annotated[int | None, Whole(1)] = None
     """Observations, or returns, after which "frozen" statistics stay as they are; the frames of a stack count one by
     one. None: 100 batches."""
     prefetch: Annotated[int, Whole(0)] = 0
-    """Batches that a thread draws ahead, and copies to the learner's device; 0 draws each when it is needed. Only in
-    async mode."""
+    """Batches that a thread draws in advance and copies to the learner's device; 0: each batch is drawn when it is
+    needed. Only in async mode."""
     publish_interval: Count = 10
     """Updates between publications of the weights."""
     publish_mode: Literal["snapshot", "double_buffer", "triple_buffer"] = "double_buffer"
@@ -190,8 +191,8 @@ class LearnerConfig(Declared):
     device_per_agent: bool = False
     """With "auto" and several GPUs: assign the policies to them in turn."""
     timeout: Annotated[float | None, Number(1)] = None
-    """Seconds without a heartbeat after which the learner's process is killed and restarted, in async mode; of several
-    policies in one process, the longest counts. None: `supervision.learner_timeout`."""
+    """Seconds without a heartbeat after which the learner's process is killed and restarted, in async mode; for a
+    process with several policies, the longest timeout counts. None: `supervision.learner_timeout`."""
     threads: Annotated[int, Whole(1, most=1024)] = 1  # a million would take all that the machine has
     """CPU threads of each process of the run: learners, actors and the evaluator."""
 
@@ -214,11 +215,11 @@ class ReplayConfig(Declared):
     save: bool = False
     """Save each replay with its learner's checkpoints, so that a resumed run starts with its rows."""
     clear_at_stage: Annotated[bool | tuple[str, ...], flag_or_names] = False
-    """Train only on transitions of the current stage: those written before a learner publishes its number are not
-    drawn any more. Names of `stage_names`: only the transitions before these stages are not drawn any more."""
+    """Train only on transitions of the current stage: once a learner publishes a new stage, it draws no transitions
+    that were written before. Names of `stage_names`: only these stages have this effect."""
     mixture: Annotated[dict[str, float], shares] = field(default_factory=dict)
-    """Parts of each policy's replay by tag, with their shares of a batch, such as anchor 0.3 pool 0.7: rows lie in the
-    part of their episode's tag, which is the opponent's name in self-play, otherwise info["tag"]. Empty: one part."""
+    """Parts of each policy's replay by tag, with their shares of a batch, such as anchor 0.3 pool 0.7. A row is stored
+    in the part of its episode's tag: the opponent's name in self-play, otherwise info["tag"]. Empty: one part."""
     path: Annotated[str | None, existing_directory] = None
     """An existing directory for the replays' files, for replays larger than memory; removed at the end. By default
     they are in /dev/shm."""
@@ -231,10 +232,11 @@ class ReplayConfig(Declared):
     beta_steps: Annotated[int | None, Whole(1)] = None
     """Batches over which beta rises linearly to 1; None keeps it constant."""
     hindsight: Literal["off", "future", "final", "episode"] = "off"
-    """Give most drawn transitions a goal that their episode achieved later, last or at any time (Andrychowicz et al.
-    2017, arXiv:1707.01495); for environments with goals and a `compute_reward`, and n_step 1."""
+    """Replace the goal of most drawn transitions by one that their episode achieved: later (future), at its end (final)
+    or at any time (episode); Andrychowicz et al. 2017, arXiv:1707.01495. For environments with goals and a
+    `compute_reward`, and n_step 1."""
     hindsight_k: Annotated[int, Whole(1, 2**31 - 1)] = 4
-    """With hindsight: transitions with another goal for each one that keeps its own."""
+    """With hindsight: transitions with a replaced goal for each transition that keeps its own goal."""
 
     @property
     def frames(self) -> int:
@@ -253,14 +255,14 @@ class ExplorationConfig(Declared):
     epsilon: Annotated[Scheduled | None, probability] = None
     """Probability of a random action, a schedule: 0.1, "linear(1, 0.05, 50000)" over the run's steps, "exponential(1,
     0.02, rate=0.95, every=100, of=updates)", "piecewise([(0, 1), (1000, 0.1)])" or "custom(module:function)". None:
-    that exponential, unless the algorithm has another default."""
+    the exponential above, unless the algorithm has another default."""
     ladder: Annotated[float, Number(0)] = 0.0
     """Ape-X's ladder, its alpha: of N copies, over all actors, copy i explores with epsilon^(1 + ladder * i / (N - 1));
     0 makes all explore alike, 7 is the paper's (Horgan et al. 2018, arXiv:1803.00933, section 4.1)."""
     script: Annotated[str | None, Reference("module:name of what can be imported")] = None
-    """module:name of a script that acts for all learning policies until their learner's first update, so that the
-    warm-up's transitions are of its actions: a function of an observation that returns an action, or a class whose
-    objects have a method act(obs), one for each copy."""
+    """module:name of a script that acts for each learning policy until the policy's first update, so that the warm-up
+    stores the script's actions: a function that returns an action for an observation, or a class whose objects, one for
+    each environment copy, have a method act(obs)."""
     schedules: Annotated[Mapping[str, Scheduled], named_schedules] = field(default_factory=dict)
     """Further numbers for an algorithm's `explore`, by name."""
 
@@ -271,15 +273,15 @@ class ExplorationConfig(Declared):
 
 @dataclass(frozen=True)
 class StopConfig(Declared):
-    """Conditions that end a run in order before it has taken total_steps; any one of them does."""
+    """Conditions that end a run, with checkpoints, before it has taken total_steps; one of them suffices."""
 
     episodes: Annotated[int | None, Whole(1)] = None
-    """Episodes, of the agent that has ended most."""
+    """Ended episodes of the agent that has ended the most."""
     seconds: Annotated[float | None, Number(above=0)] = None
     """Seconds since the run's beginning, earlier parts of a resumed run included."""
     metric: str = "episode_return"
     """The metric of `threshold` and `patience`: a name, such as episode_return or eval_return, or agent/name. Its value
-    is the mean over the agents or policies that report it of each one's last `window` values."""
+    is the mean of the last `window` values of each agent or policy that reports it, averaged over these."""
     threshold: Annotated[float | None, Number()] = None
     """The value of the metric that ends the run."""
     patience: Annotated[int | None, Whole(1)] = None
@@ -287,8 +289,8 @@ class StopConfig(Declared):
     min_delta: Annotated[float, Number(0)] = 0.0
     """The least improvement that counts for `patience`."""
     window: Annotated[int | None, Whole(1)] = None
-    """Values of each agent or policy in the metric's mean, all of which must have come; None: 100 of episodes, 1 of
-    others."""
+    """Values of each agent or policy in the metric's mean; the metric is not judged before there are as many. None: 100
+    for metrics of episodes, otherwise 1."""
     minimize: bool = False
     """Whether smaller values of the metric are better."""
 
@@ -315,7 +317,7 @@ class StopConfig(Declared):
 
 @dataclass(frozen=True)
 class MetricsConfig(Declared):
-    """Where a run's metrics go."""
+    """The destinations of a run's metrics."""
 
     sinks: Annotated[tuple[str, ...], sink_names] = ("csv", "tensorboard")
     """Sinks of the metrics: csv, which is the run's own record and must be among them, tensorboard, wandb (Weights &
@@ -332,10 +334,10 @@ class EvaluationConfig(Declared):
     """The process that plays greedy episodes with the published weights during the run."""
 
     interval: Annotated[int, Whole(0)] = 0
-    """Steps of the run between evaluations; another one follows the last step. 0: none by steps."""
+    """Steps of the run between evaluations; a final evaluation follows the last step. 0: no evaluations by steps."""
     seconds: Seconds = 0.0
-    """Seconds between the beginnings of evaluations, beside those by steps; another one follows the last step. 0: none
-    by time."""
+    """Seconds between the beginnings of evaluations, in addition to those by steps; a final evaluation follows the last
+    step. 0: no evaluations by time."""
     episodes: Count = 10
     """Episodes in each evaluation."""
     envs: Count = 4
@@ -343,9 +345,9 @@ class EvaluationConfig(Declared):
     keep: Annotated[int, Whole(0)] = 3
     """Checkpoints of the last evaluations to keep for each policy, beside the best one."""
     wait: bool = False
-    """Hold the training where an evaluation by `interval` is due until it has begun, so that none is skipped, as in
-    serial mode. By default training never waits, and an evaluation that cannot begin before the next one is due is
-    skipped and counted (metric eval_skipped). If an evaluation's episodes never end, the run stops progressing."""
+    """Pause the training when an evaluation by `interval` is due until the evaluation begins, so that none is skipped,
+    as in serial mode; then an evaluation whose episodes never end stops the run's progress. By default training never
+    waits, and an evaluation that cannot begin before the next is due is skipped and counted (metric eval_skipped)."""
 
     @property
     def evaluates(self) -> bool:
@@ -357,11 +359,11 @@ class SupervisionConfig(Declared):
     """The treatment of workers that die, fail or hang; in async mode."""
 
     max_restarts: Annotated[int, Whole(0)] = 3
-    """Restarts of each worker within the window; one more failure ends the run."""
+    """Number of times that a worker is restarted within the window; one more failure ends the run."""
     window: Seconds = 600.0
     """Seconds for which a failure counts."""
     backoff: Seconds = 0.5
-    """Seconds before a worker's first restart, doubled before each further one in the window; at most 30."""
+    """Seconds before a worker's first restart, doubled before each further restart within the window; at most 30."""
     actor_timeout: Timeout = 60.0
     """Seconds without a heartbeat after which an actor or the evaluator is killed and restarted; at least 120 while it
     starts."""

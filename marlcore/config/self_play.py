@@ -62,51 +62,51 @@ class SelfPlayConfig(Declared):
     """Self-play: in environments of two or more agents, one policy learns against frozen copies of itself."""
 
     pool: Annotated[int, Whole(0)] = 0
-    """Frozen opponents held; a new one replaces the oldest. 0: no self-play."""
+    """Number of frozen opponents in the pool; a new opponent replaces the oldest. 0: no self-play."""
     admit_updates: Annotated[int | None, Whole(1)] = 1000
-    """Updates of the learner after which a copy of it joins the pool; None: only past admit_win_rate."""
+    """Updates of the learner after which a copy of it joins the pool; None: a copy joins only by admit_win_rate."""
     admit_win_rate: Annotated[float | None, Number(0, 1)] = None
-    """Win rate over the last `window` episodes, since the last admission, from which a copy joins the pool at once."""
+    """Win rate over the last `window` episodes since the last admission at which a copy joins the pool at once."""
     window: Annotated[int, Whole(1)] = 100
-    """Episodes, the last ones, of which a win rate is the average; draws count half."""
+    """Number of most recent episodes over which a win rate is taken; a draw counts half."""
     draw: Annotated[str, Reference(f"{', '.join(DRAWS)}, or module:name of a function", DRAWS)] = "pfsp"
-    """How an opponent is drawn from the pool: uniformly; in proportion to 1 / age^power, the newest one's age being 1;
-    as prioritized fictitious self-play, to (1 - w)^power or, by variance, to w (1 - w), where w is the win rate
-    against it (Vinyals et al. 2019, doi:10.1038/s41586-019-1724-z, Methods: f_hard and f_var); by rating, to how even a
-    game with it would be; or as module:name says, a function of the win rates and the games, arrays [k], oldest
-    opponent first, that returns k odds."""
+    """How an opponent is drawn from the pool. uniform: each is equally likely. The others weight each opponent. recent:
+    by 1 / age^power, the newest opponent's age being 1. pfsp and variance: by (1 - w)^power and by w (1 - w), where w
+    is the win rate against the opponent (Vinyals et al. 2019, doi:10.1038/s41586-019-1724-z, Methods: f_hard and
+    f_var). rating: by how even the ratings expect a game to be. module:name: by a function of the win rates and the
+    numbers of games, arrays [k], oldest opponent first, that returns k weights."""
     power: Annotated[float, Number(0)] = 2.0
     """The exponent of `draw` by recent or pfsp."""
     latest: Annotated[Scheduled, probability] = 0.2
     """Share of episodes against the latest policy itself, which learns from both sides; a number or a schedule."""
     anchors: Annotated[Mapping[str, Scheduled], _anchors] = field(default_factory=dict)
-    """Shares of episodes, numbers or schedules, against opponents that stay the same: module:name of a function of an
-    observation that returns an action, or of a class whose objects have a method act(obs), one for each copy and agent;
-    or a checkpoint, FILE.pt. Anchors also play in evaluations, whatever their share."""
+    """Shares of episodes, numbers or schedules, against opponents that stay the same: module:name of a function that
+    returns an action for an observation, or of a class whose objects, one for each copy and agent, have a method
+    act(obs); or a checkpoint, FILE.pt. Anchors also play in evaluations, whatever their share."""
     begin_win_rate: Annotated[float | None, Number(0, 1)] = None
-    """Until the win rate over the last `window` episodes against the anchors reaches this, they alone are played, and
-    no copy joins the pool. None: self-play begins at once, or at begin_step."""
+    """Win rate over the last `window` episodes against the anchors at which self-play begins; before, the anchors are
+    the only opponents, and no copy joins the pool. None: self-play begins at once, or at begin_step."""
     begin_step: Annotated[int | None, Whole(1)] = None
-    """The step of the run at which self-play begins at the latest, as above."""
+    """The step of the run at which self-play begins at the latest; see begin_win_rate."""
     block: Annotated[int, Whole(1)] = 1
     """Episodes in a row against an opponent before a copy of the environment draws the next one."""
     rollback: Annotated[float | None, Number(above=0, high=1)] = None
-    """After each `window` episodes against the anchors: if the win rate in them lies lower than the highest one so far
-    by more than this, the learner goes back to its weights and optimizer of then. None: never."""
+    """Drop of the win rate over `window` episodes against the anchors, from its highest value so far, beyond which the
+    learner returns to the weights and the optimizer that it had at that value. None: it never returns."""
     rating: Literal["elo", "trueskill"] = "elo"
     """The ratings in the table of results: Elo's (1978), or TrueSkill's (Herbrich et al. 2006) by the package
     trueskill, `pip install "marlcore[ratings]"`."""
     elo_k: Annotated[float, Number(above=0)] = 16.0
     """Elo's K: the points that a game moves at most."""
     side: str = BOTH
-    """The agent that the learning policy plays; both: it takes all sides in turn, episode by episode. Each other agent
-    draws an opponent of its own."""
+    """The agent that the learning policy plays; both: the policy plays each agent in turn, episode by episode. An
+    opponent is drawn for every other agent."""
     explore: bool = False
-    """Opponents explore, frozen ones as at their admission, instead of acting greedily."""
+    """Whether opponents explore, as they did when they joined the pool, instead of acting greedily."""
     roles: Annotated[Mapping[str, str], _roles] = field(default_factory=dict)
-    """By policy its role in a league (Vinyals et al. 2019, Methods), where each policy plays every agent: main;
-    main_exploiter, which plays the newest main policies; league_exploiter, which plays the pools of all. Empty: one
-    policy, main."""
+    """The role of each policy in a league (Vinyals et al. 2019, Methods), where each policy plays every agent: main;
+    main_exploiter, whose opponents are the newest main policies; league_exploiter, whose opponents are the pools of all
+    policies. Empty: there is one policy, main."""
     reset: Annotated[float, Number(0, 1)] = 0.25
     """The probability that a league exploiter returns to its first weights when a copy of it joins the pool; a main
     exploiter always does."""

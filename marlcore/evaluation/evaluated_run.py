@@ -19,7 +19,7 @@ from .loaded_policy import LoadedPolicy, SavedRun
 
 
 class Bot(Protocol):
-    """A scripted player; its method `reset()`, if it has one, is called when an episode begins."""
+    """A scripted player; its method `reset()`, if any, is called when an episode begins."""
 
     def act(self, obs: Any) -> Any: ...
 
@@ -107,7 +107,7 @@ class EvaluatedRun:
         self.env_fn = factory(run.env_fn) if env_fn is None else _as_seen(run, factory(env_fn))
         load = live.policy if live and which == "last" else partial(saved.policy, which=which)
         self._load: Callable[[str], LoadedPolicy] = cache(load)
-        # In a league, all policies share all agents; the first policy acts
+        # In a league, all policies play every agent; the first policy acts here.
         self._policy_of = {agent: policy for policy in reversed(saved.policies) for agent in policy.agents}
         self._named = self._policy_of | {policy.name: policy for policy in self._policy_of.values()}
         self._instead = {name: self._checked(name, player, trust) for name, player in (policies or {}).items()}
@@ -146,7 +146,7 @@ class EvaluatedRun:
 
 def _as_seen(run: LiveRun | SavedRun, env_fn: Callable[[], Any]) -> Callable[[], Any]:
     """Wraps the caller's environments in the run's teams and joint observations; see `evaluate`."""
-    with suppress(ValueError):  # the run's function was not pickled: the caller's replaces it unwrapped
+    with suppress(ValueError):  # the run's function was not pickled; then the caller's is not wrapped
         return _wrapped(run.env_fn, env_fn)
     return env_fn
 

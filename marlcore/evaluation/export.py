@@ -83,7 +83,7 @@ def _write_onnx(step: "GreedyStep", file: Path) -> None:
 
 
 class GreedyStep(nn.Module):
-    """Maps named observations, masks and state to greedy actions and the next state; see `LoadedPolicy.export`."""
+    """Maps observations, masks and state by name to greedy actions and the next state; see `LoadedPolicy.export`."""
 
     def __init__(self, policy: ActingPolicy) -> None:
         super().__init__()
@@ -131,12 +131,12 @@ class GreedyStep(nn.Module):
         return {**inputs, **state}
 
     def check_acts(self, inputs: dict[str, torch.Tensor]) -> None:
-        """Compares the actions with those of the algorithm's `act`. Raises ValueError: they differ."""
+        """Raises ValueError if the actions differ from those of the algorithm's `act`."""
         spaces, fields = self._spaces, self._spaces.obs
         parts = {name: inputs[given].numpy() for name, given in self._names.items()}
         rows = len(next(iter(parts.values())))
         lead = (rows, spaces.stack) if spaces.stack > 1 else (rows,)
-        if isinstance(fields, dict):  # the others are a mask that allows all, and what is for critics
+        if isinstance(fields, dict):  # further parts are a mask that allows all, and the input of critics
             parts = {name: np.ones((*lead, *field.shape), field.numpy) for name, field in fields.items()} | parts
         acted = self._policy.act(in_form(parts, fields), slice(None), None)
         expected = spaces.shifted(acted.action)

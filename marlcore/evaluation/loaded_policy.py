@@ -116,15 +116,13 @@ class LoadedPolicy:
             seed: seeds the algorithm's random draws.
             explore: act as actors do with these weights; otherwise greedily.
         """
-        return self._player_of(self._compiled or self._of_torch, copies, seed, explore)
+        network: Network = self._compiled or self._of_torch
+        generator, numbers = np.random.default_rng(seed), self._numbers if explore else None
+        return ActingPolicy(network, self.spaces, copies, self._pad, generator, numbers)
 
     @property
     def _of_torch(self) -> TorchNetwork:
         return _WithThreads(self._algorithm, self._model, torch.device("cpu"), threads=self._threads)
-
-    def _player_of(self, network: Network, copies: int, seed: int = 0, explore: bool = False) -> ActingPolicy:
-        generator, numbers = np.random.default_rng(seed), self._numbers if explore else None
-        return ActingPolicy(network, self.spaces, copies, self._pad, generator, numbers)
 
     def export(self, path: str | Path) -> dict[str, NDArray[Any]]:
         """Writes the greedy policy as a program for other runtimes: ONNX to a file .onnx, TorchScript to a file .pt.
@@ -141,7 +139,7 @@ class LoadedPolicy:
         Raises: ValueError: the file has another ending or no directory, torch cannot export the user's network, or the
             algorithm is the user's own and has no method `greedy`. ImportError: ONNX needs a package.
         """
-        return export_policy(path, self._player_of(self._of_torch, 1))
+        return export_policy(path, replace(self.player(1), network=self._of_torch))
 
     def __repr__(self) -> str:
         return f"<LoadedPolicy for {self.spaces.observation}, {self.spaces.action}>"
@@ -149,7 +147,7 @@ class LoadedPolicy:
 
 @dataclass(kw_only=True)
 class _WithThreads(TorchNetwork):
-    """Acts with `threads` torch threads: on a busy machine, small networks take ten times as long with several."""
+    """Acts with `threads` torch threads: on a busy machine, several threads make small networks ten times slower."""
 
     threads: int
 
@@ -163,19 +161,19 @@ class _WithThreads(TorchNetwork):
 
 
 def _as_rows(spaces: Spaces, obs: Any, mask: Any, joint: bool) -> tuple[Values, int, bool]:
-    """Checks an observation or a batch; returns its rows [k, ...], k, and whether it was a single observation."""
+    """Returns the rows [k, ...] of an observation or a batch, k, and whether it is a single observation."""
     if mask is None and spaces.masked and isinstance(obs, Mapping) and MASK in obs:
         obs, mask = obs[ALONE] if obs.keys() == {MASK, ALONE} else obs, obs[MASK]
     unseen = joint and not (isinstance(obs, Mapping) and {ALONE, JOINT} <= obs.keys())
     part = next(part for part in spaces.parts if not (joint and part.name == JOINT))
     shape: tuple[int, ...] = ()
-    with suppress(KeyError, IndexError, TypeError, ValueError):  # `Spaces.values` says what is wrong
+    with suppress(KeyError, IndexError, TypeError, ValueError):  # `Spaces.values` names the error
         shape = np.shape(part.of({ALONE: obs} if unseen else obs))
     lead = shape[:1] if len(shape) == len(part.field.shape) + 1 else ()  # of a batch
     if lead == (0,):
         raise ValueError("obs: expected at least one observation, got none")
     if unseen:
-        obs = {ALONE: obs, JOINT: by_name(spaces.obs)[JOINT].zeros(*lead)}  # which the policy does not see
+        obs = {ALONE: obs, JOINT: by_name(spaces.obs)[JOINT].zeros(*lead)}  # the policy does not see the part JOINT
     if mask is not None:
         if not spaces.masked:
             raise ValueError(f"mask: expected None, since the policy learned without masks, got {brief(mask)}")
@@ -233,7 +231,6 @@ class SavedRun:
         raise ValueError(f"env_fn: {str(self.path)!r} has no environment function ({reason}); pass env_fn= or --env")
 
     def policy(self, name: str, which: str | int = "last") -> LoadedPolicy:
-        """Loads a policy; see `load_policy`."""
         assigned = named(name, self.policies)
         path = checkpoint_path(self.path, assigned.name, str(which))
         state = load_checkpoint(path)
@@ -252,7 +249,7 @@ class SavedRun:
 
 
 def _check_claimed(policy: AssignedPolicy, config: Config, path: Path) -> None:
-    """Checks a network's size before allocating it. Raises ValueError: it is far larger than its checkpoint."""
+    """Raises ValueError if a network, which is not yet allocated, would be far larger than its checkpoint."""
     with torch.device("meta"):
         tensors = build_model(policy, config).whole.state_dict().values()
     claimed, stored = sum(tensor.nbytes for tensor in tensors), path.stat().st_size
@@ -266,12 +263,7 @@ def _reason(error: Exception) -> str:
 
 
 def load_policy(
-    run_dir: str | Path,
-    name: str,
-    which: str | int = "last",
-    *,
-    trust: bool = False,
-    weights_only: bool = False,
+    run_dir: str | Path, name: str, which: str | int = "last", *, trust: bool = False, weights_only: bool = False
 ) -> LoadedPolicy:
     """Loads a policy from a run's checkpoint.
 
@@ -327,13 +319,13 @@ def save_policies(
     except Exception:  # pickling may raise anything; in serial mode nothing else needs it
         pickled = None
     write_policies(run_dir, policies, config)
-    policies = tuple(replace(policy, compiled=None) for policy in policies)  # which only this version could read
+    policies = tuple(replace(policy, compiled=None) for policy in policies)  # only this version could read these
     write_sealed(run_dir / PICKLED, cloudpickle.dumps({"env_fn": pickled, "policies": policies, "config": config}))
 
 
 def named(name: str, policies: Any) -> Any:
     """Returns the policy with this name, or with an agent of this name. Raises ValueError: there is none."""
-    agents = {agent: policy for policy in reversed(policies) for agent in policy.agents}  # the first of a league
+    agents = {agent: policy for policy in reversed(policies) for agent in policy.agents}  # in a league: the first
     named = agents | {policy.name: policy for policy in policies}
     if not isinstance(name, str) or name not in named:
         raise ValueError(f"policy: expected one of {sorted(named)}, got {brief(name)}")

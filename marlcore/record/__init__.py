@@ -52,4 +52,4 @@ from .run_directory import (
 )
 from .sinks import Sink, each_metric, open_sinks, read_metrics
 from .stop_conditions import StopConditions
-from .trust import CONTINUED, UNPICKLED, WAYS, WEIGHTS, open_run
+from .trust import CONTINUED, UNPICKLED, WEIGHTS, open_run

@@ -14,14 +14,14 @@ def best_run(runs: str | Path | Sequence[str | Path], metric: str = "eval_return
     """Returns the directory of the run in which a metric was highest at the end.
 
     A run's value is the mean over the last tenth of its steps: first for each agent or policy that reports the metric,
-    then over all of these. The first of several equal runs wins; NaN is the lowest.
+    then over all of these. Of several equal runs the first is returned; NaN is the lowest value.
 
     Args:
         runs: the directories of runs, or one directory that holds them, as `marlcore train --seeds` leaves it.
-        metric: "eval_return", "eval_win_rate/anchor:strong", "episode_return"; any name of metrics.csv.
+        metric: any name in metrics.csv, such as "eval_return", "eval_win_rate/anchor:strong" or "episode_return".
         agent: the agent or policy whose values count; None: all.
 
-    Raises: ValueError: there is no run, a directory holds none, or a run has no value of the metric.
+    Raises: ValueError: there is no run, a directory is not a run's, or a run has no value of the metric.
     """
     if isinstance(runs, (str, Path)) or not isinstance(runs, Iterable):
         folders = sorted(path.parent for path in as_path("runs", runs).glob("*/metrics.csv"))

@@ -35,7 +35,7 @@ Callback: TypeAlias = Callable[[Metric], object] | OnMetric | OnEvaluation | OnC
 
 
 def check_callback(callback: Any) -> None:
-    """Checks a callback. Raises TypeError: it is neither a function nor an object with one of the methods."""
+    """Raises TypeError unless the callback is None, a function, or an object with one of the methods."""
     steers = any(callable(getattr(callback, name, None)) for name in METHODS)
     if callback is not None and (isinstance(callback, type) if steers else not callable(callback)):
         expected = "callback: expected a function of a Metric, an object with on_metric, on_evaluation or on_checkpoint"
@@ -65,7 +65,7 @@ class CallbackSink:
             answer = self._methods[name](event)
         except StopRun as stop:
             self._interrupts.finish(str(stop) or "the callback raised StopRun")
-        except BaseException as error:  # the program's own code may raise anything; `Interrupts.deliver` raises it
+        except BaseException as error:  # a program may raise anything; `Interrupts.deliver` raises it again
             self._failed = True
             self._interrupts.stop(f"the callback raised {type(error).__name__}", error)
         else:

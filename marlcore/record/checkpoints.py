@@ -33,7 +33,7 @@ _KINDS |= {"return": float, "sampler": dict}
 class KeptCheckpoints:
     """Keeps a policy's best checkpoint by evaluations, and the last `keep`. Raises ValueError: the best is damaged.
 
-    `arrays`: the weights are NumPy's, and torch is not imported.
+    With `arrays`, the weights are arrays of NumPy, and torch is not imported.
     """
 
     def __init__(self, run_dir: Path, policy: str, keep: int, arrays: bool = False) -> None:
@@ -52,7 +52,7 @@ class KeptCheckpoints:
         return self._load_best().get("acting")
 
     def add(self, state: dict[str, Any], mean: float, best: float | None = None) -> None:
-        """Saves a state as the newest, and as the best if its `mean` return exceeds `best`, by default self.best."""
+        """Saves a state as the newest, and as the best if its `mean` return exceeds `best`, by default `self.best`."""
         state["return"] = mean
         step = int(state["step"])
         if self._keep:
@@ -69,7 +69,7 @@ class KeptCheckpoints:
 
 
 def saved_checkpoints(run_dir: Path, policy: str) -> list[str]:
-    """Lists the values of `which` for a policy's checkpoints: words such as "best", then numbered ones in order."""
+    """Lists a policy's checkpoints, as `which` names them: first words such as "best", then steps in order."""
     begin = f"{checkpoint_path(run_dir, policy).stem}."
     names = [path.name.removeprefix(begin) for path in (run_dir / "checkpoints").glob(f"{begin}*pt")]
     found = (name.removesuffix("pt").rstrip(".") or "last" for name in names)
@@ -77,22 +77,19 @@ def saved_checkpoints(run_dir: Path, policy: str) -> list[str]:
 
 
 def kept_steps(run_dir: Path, policy: str, prefix: str = "") -> list[int]:
-    """Returns the steps of a policy's kept checkpoints, ascending; with a prefix, the numbers after it instead."""
+    """Returns the steps of a policy's kept checkpoints, ascending; with a prefix, the numbers that follow it."""
     found = [name[len(prefix) :] for name in saved_checkpoints(run_dir, policy) if name.startswith(prefix)]
     return sorted(int(name) for name in found if name.isdecimal() and len(name) < 19)  # longer numbers are no steps
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any], hold: Hold | None = None, *, arrays: bool = False) -> None:
     """Writes a checkpoint, which `torch.load` can also read. Raises Fenced: the learner has lost its hold."""
-    write_sealed(path, dumped(state) if arrays else _dumped_by_torch(state), check=hold and hold.check)
+    data = io.BytesIO(dumped(state) if arrays else b"")
+    if not arrays:
+        import torch  # here, so that evaluators without it import this file
 
-
-def _dumped_by_torch(state: Mapping[str, Any]) -> bytes:
-    import torch  # here, so that evaluators without it import this file
-
-    data = io.BytesIO()
-    torch.save(dict(state), data)
-    return data.getvalue()
+        torch.save(dict(state), data)
+    write_sealed(path, data.getvalue(), check=hold and hold.check)
 
 
 def load_checkpoint(
@@ -125,7 +122,7 @@ def load_checkpoint(
 
 
 def taken_over(state: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Combines a run's own counts with the trainer of another checkpoint; the caller adds the weights."""
+    """Returns a run's own counts with the trainer of another checkpoint; the caller adds the weights."""
     taken = NO_COUNTS | {name: value for name, value in state.items() if name != "trainer"}
     if "trainer" in other:  # state_dicts and evaluations' checkpoints have no trainer
         taken |= {"trainer": other["trainer"], "torch": state.get("torch", other["torch"])}

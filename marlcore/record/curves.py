@@ -49,7 +49,7 @@ def canvas(path: Path, title: str, height: float) -> Iterator[tuple[Figure, Axes
 
 
 def say_that_none_ended(axes: Axes) -> None:
-    """Says in the middle of an empty picture that no episode has ended."""
+    """Writes into the middle of an empty picture that no episode has ended."""
     axes.set(xticks=[], yticks=[])
     axes.text(0.5, 0.5, "no episode has ended", transform=axes.transAxes, ha="center", fontsize=15)
 

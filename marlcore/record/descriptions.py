@@ -31,7 +31,7 @@ from .run_directory import read_config, steps_taken
 from .trust import IMPORTED, open_run
 
 POLICIES = "checkpoints/policies.json"
-OF_POLICIES = ("learner", "learners", "exploration", "explorations", "stages")  # the settings that policies act by
+OF_POLICIES = ("learner", "learners", "exploration", "explorations", "stages")  # the settings by which policies act
 ANCHORS, ROLES = "self_play.anchors", "self_play.roles"
 # See `fixed_settings`; OF_ROWS and OF_PRIORITIES apply only if replays were saved.
 FIXED = {
@@ -64,7 +64,7 @@ def describe(env_fn: Any, policies: tuple[AssignedPolicy, ...], config: Config) 
     while isinstance(made_by, (JointObservations, Teams)):
         made_by = made_by.env_fn
     options: dict[str, Any] = {}
-    if isinstance(made_by, NamedEnvironment):  # its name alone would make another environment
+    if isinstance(made_by, NamedEnvironment):  # without these, its name makes another environment
         options["env_options"] = {name: _plain(value) for name, value in made_by.options.items()}
         options["env_wrappers"] = [*made_by.wrappers]
     return {
@@ -98,7 +98,10 @@ def _plain(value: Any) -> Any:
 
 
 def described_run(run_dir: str | Path, *, trust: bool = False) -> tuple[Any, Algorithm | dict[str, Algorithm], Config]:
-    """Inverts `describe`: imports the names in config.json. Raises ValueError: a name cannot or may not be imported."""
+    """Returns the environment, algorithms and settings that config.json describes, after importing what it names.
+
+    Raises ValueError: the file names something that cannot or may not be imported.
+    """
     if is_address(run_dir):
         if not trust:
             expected = "trust: expected trust=True or --trust for a run elsewhere, since loading it executes code"
@@ -125,13 +128,13 @@ def described_run(run_dir: str | Path, *, trust: bool = False) -> tuple[Any, Alg
 
 
 def remade(name: str, hyperparameters: Mapping[str, Any], label: str = "algorithm") -> Algorithm:
-    """Makes the named algorithm. Raises ValueError: it cannot be imported, or JSON could not hold a hyperparameter."""
+    """Makes the named algorithm. Raises ValueError: it cannot be imported, or a hyperparameter was not stored."""
     _check_named(label, name)
     return algos.make(name, **{label: _value(label, value) for label, value in hyperparameters.items()})
 
 
 def _check_named(what: str, name: str) -> None:
-    """Checks a name. Raises ValueError: it is local to a script, a notebook or a function, so nothing can import it."""
+    """Raises ValueError if a name is local to a script, a notebook or a function, so that it cannot be imported."""
     if name.startswith("__main__:") or "<" in name:
         raise ValueError(f"{what}: expected one that can be imported, got {name}")
 
@@ -143,7 +146,7 @@ def _value(label: str, value: Any, kind: str = "hyperparameter") -> Any:
 
 
 def check_resumed(run_dir: str | Path, described: dict[str, Any], policies: tuple[AssignedPolicy, ...]) -> None:
-    """Checks that a run can resume. Raises ValueError: there is none, a fixed setting changed, or no steps are left.
+    """Raises ValueError if a run cannot resume: there is no run, a fixed setting was changed, or no steps are left.
 
     Another environment is accepted if its policies have the same agents and spaces. Changed hyperparameters are checked
     later, when the checkpoints are loaded into the networks.
@@ -254,7 +257,7 @@ def _policies_in(path: Path, label: str) -> dict[str, dict[str, Any]]:
 
 
 def described_policies(run_dir: Path) -> tuple[tuple[AssignedPolicy, ...], Config]:
-    """Reads a run's policies and the settings that they act by, except schedules by functions. Raises ValueError."""
+    """Reads a run's policies and the settings by which they act, except schedules by functions. Raises ValueError."""
     path = run_dir / POLICIES
     try:
         described = read_json(path)
@@ -282,7 +285,7 @@ def _policy(plain: Mapping[str, Any]) -> AssignedPolicy:
 
 
 def _config(plain: Mapping[str, Any]) -> Config:
-    """Makes a Config of only the settings that policies act by, without functions, which would have to be imported."""
+    """Makes a Config of the settings by which policies act; leaves out functions, which would have to be imported."""
     known = {label: plain[label] for label in OF_POLICIES if label in plain}
     known["exploration"] = _without_functions(plain["exploration"])
     explorations = known.get("explorations", {})
@@ -306,14 +309,14 @@ def _described(space: gym.Space) -> dict[str, Any]:
     if isinstance(space, gym.MultiBinary):
         return {"kind": "MultiBinary", "n": np.asarray(space.n).tolist()}  # a number or a shape
     if is_text(space):
-        return {"kind": "Text"}  # it keeps its place, and no network sees it
+        return {"kind": "Text"}  # a Text keeps its place, but no network takes it
     kind = next(name for name in _NUMBERS if isinstance(space, getattr(gym, name)))
     numbers = {name: _shortened(np.asarray(getattr(space, name))) for name in _NUMBERS[kind]}
     return {"kind": kind, **numbers, "shape": list(space.shape), "dtype": np.dtype(space.dtype).name}
 
 
 def _numbers_in(plain: Mapping[str, Any]) -> float:
-    """Returns how many inputs or outputs a network needs for a described space. Raises: as `_space`."""
+    """Returns the number of inputs or outputs that a network needs for a described space. Raises: see `_space`."""
     if plain["kind"] in ("Dict", "Tuple"):
         return sum(_numbers_in(part[1] if plain["kind"] == "Dict" else part) for part in plain["spaces"])
     n, nvec, shape = (np.array(plain.get(name, 1), np.float64) for name in ("n", "nvec", "shape"))
@@ -321,7 +324,7 @@ def _numbers_in(plain: Mapping[str, Any]) -> float:
 
 
 def _space(plain: Mapping[str, Any]) -> gym.Space:
-    """Makes a space from `_described`'s result. Raises KeyError, TypeError, ValueError: `plain` is no such result."""
+    """Makes the space that `_described` described. Raises KeyError, TypeError, ValueError."""
     kind = plain["kind"]
     if kind == "Dict":
         return gym.Dict([(key, _space(part)) for key, part in plain["spaces"]])  # a dict's keys would be sorted

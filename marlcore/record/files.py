@@ -86,7 +86,7 @@ def _write_sealed(path: Path, data: bytes | memoryview, start: bytes, end: bytes
 
 
 def read_sealed(path: Path, *, own_name: bool = True, most: int | None = None) -> bytes:
-    """Reads a sealed file, seal included. Raises ValueError: it is damaged or, with `own_name`, a copy. OSError."""
+    """Reads a sealed file, seal included. Raises ValueError: it is damaged or, with `own_name`, a copy; OSError."""
     with open_regular(path) as file:
         file.seek(max(os.fstat(file.fileno()).st_size - _LONGEST, 0))
         sealed = _SEAL.search(file.read(_LONGEST))
@@ -97,7 +97,10 @@ def read_sealed(path: Path, *, own_name: bool = True, most: int | None = None) -
 
 
 def read_json(path: Path, *, editable: bool = False) -> dict[str, Any]:
-    """Reads the members that `write_json` wrote; logs a change if the file is `editable`. Raises: as `read_sealed`."""
+    """Returns the members that `write_json` wrote. An `editable` file may have been changed, which is logged.
+
+    Raises: see `read_sealed`.
+    """
     data = read_regular(path, _MOST) if editable else read_sealed(path, most=_MOST)
     if editable and (fault := _fault(path, data, own_name=True)):
         _warn_once(f"{str(path)!r}: {fault}; it is taken as it is")
@@ -112,7 +115,7 @@ def read_json(path: Path, *, editable: bool = False) -> dict[str, Any]:
 
 @contextmanager
 def believed(expected: str, folder: Path, name: str) -> Iterator[None]:
-    """Turns an error of the block into a ValueError that says that the named file has unexpected content."""
+    """Turns an error of the block into a ValueError that names the file, whose content is not as expected."""
     try:
         yield
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError, OSError) as error:
@@ -120,7 +123,7 @@ def believed(expected: str, folder: Path, name: str) -> Iterator[None]:
 
 
 def _fault(path: Path, data: bytes, own_name: bool) -> str:
-    """Returns how a file contradicts its seal; "" if they agree."""
+    """Returns a message if a file contradicts its seal; "" if they agree."""
     seal = _SEAL.search(data, max(len(data) - _LONGEST, 0))
     if seal is None or hashlib.sha256(memoryview(data)[: seal.start(2)]).hexdigest().encode() != seal[2]:
         return "expected the file as the run wrote it, got a changed or damaged one"

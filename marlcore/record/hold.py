@@ -27,21 +27,21 @@ class Hold:
         write_atomically(self._path, self._text)
 
     def begin(self) -> None:
-        """Removes unfinished writes of earlier learners; the holder calls it before it reads the checkpoint."""
+        """Removes unfinished writes of earlier learners; the holder calls this before it reads the checkpoint."""
         self.check()
         remove_unfinished(self.checkpoint)
 
     def check(self) -> None:
-        """Checks the hold. Raises Fenced: this learner has lost it. OSError: the file cannot be read."""
+        """Raises Fenced if this learner has lost the hold. Raises OSError: the file cannot be read."""
         if self._read() != self._text:
             raise Fenced(f"{str(self._path)!r}: another learner has taken this policy over")
 
     def is_seen(self) -> bool:
-        """Whether a hold is visible on this machine that a learner took since the run's last start."""
+        """Whether this machine sees a hold that a learner took since the run's last start."""
         return self._read().startswith(f"{self.run} ".encode())
 
     def end(self) -> None:
-        """Ends every hold of the checkpoint; a learner that needs no hold calls it before it reads."""
+        """Ends every hold of the checkpoint; a learner that needs no hold calls this before it reads."""
         self._path.unlink(missing_ok=True)
         remove_unfinished(self.checkpoint)
 

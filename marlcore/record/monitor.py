@@ -113,7 +113,7 @@ class Monitor:
         self.status = self._status_at(now)
 
     def _measure(self, now: float, steps: int) -> None:
-        """Records the rates since `RATES` measurements ago, or since the first step."""
+        """Records the rates since the measurement `RATES` ago, or since the first step."""
         for actor in self.control.about.get("actors", ()):
             count, last = self.control.workers[actor].load(EPISODES), self._episodes.get(actor, 0)
             self._ended += count - last if count >= last else count  # a restarted actor's count begins at 0
@@ -134,7 +134,7 @@ class Monitor:
     def _measure_memory(self, now: float, steps: int) -> None:
         self._memory_at = now
         pids = {name: notes.load(PID) for name, notes in self.control.notes.items()}
-        workers = {name: pid for name, pid in pids.items() if pid not in (0, os.getpid())}  # serial mode's is this one
+        workers = {name: pid for name, pid in pids.items() if pid not in (0, os.getpid())}  # serial mode
         for name, pid in {"parent": os.getpid(), **workers}.items():
             with suppress_failed_calls():  # it has just ended, or /proc is not mounted
                 pages = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1])
@@ -159,7 +159,7 @@ class Monitor:
             self.table.say(text)
 
     def say_stopping(self) -> None:
-        """Prints that the run ends, and the reason unless a signal is the reason."""
+        """Prints that the run ends and, unless a signal ends it, the reason."""
         reason = self.interrupts.reason
         self.say(f"stopping: {f'{reason}; ' if reason else ''}writing checkpoints ...")
 

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.live import Live
 
 from ..checks import printable
+from ..errors import suppress_failed_calls
 from ..processes import Metric
 from ..tables import FittedTable
 from .run_directory import agent_order
@@ -36,7 +37,7 @@ _TITLES = [title for title, *_ in _COLUMNS.values()]
 
 
 class _Watched:
-    """Wraps a stream and ignores its write errors: a run outlives its terminal, and a `tee` that Ctrl-C kills first."""
+    """A stream whose write errors are ignored, since a run may outlive its terminal or the `tee` that reads it."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._gone = stream is None  # the process was started without the stream
@@ -50,13 +51,10 @@ class _Watched:
         self._unless_gone("flush")
 
     def _unless_gone(self, method: str, *text: str) -> None:
-        if self._gone:
-            return
-        try:
-            getattr(self._stream, method)(*text)
-        except OSError as error:  # metrics.csv still records everything
-            if error.errno is None:  # raised by a signal handler
-                raise
+        if not self._gone:
+            with suppress_failed_calls():  # metrics.csv still records everything
+                getattr(self._stream, method)(*text)
+                return
             self._gone = True
 
     def __getattr__(self, name: str) -> Any:
@@ -108,7 +106,7 @@ class Progress:
             self._agents.setdefault(metric.agent, new)[metric.name].append(metric.value)
 
     def tick(self, step: int, total_steps: int, env_steps_per_s: float) -> None:
-        """Sets the progress in environment steps, and shows it if that is due; call it often."""
+        """Sets the progress in environment steps, and shows it at most once per period; call it often."""
         self._news = self._news or (step, total_steps) != (self._step, self._total)
         self._step, self._total, self._rate = step, total_steps, env_steps_per_s
         self._first = step if self._first is None else self._first
@@ -179,7 +177,7 @@ class SharedProgress(Progress):
         return PartOfProgress(self, run)
 
     def tick_run(self, run: str, step: int) -> None:
-        """Sets a run's steps. The rate is that of all runs: a run may end before its own rate is known."""
+        """Sets a run's steps. The rate shown is that of all runs, since a run may end before its own rate is known."""
         self._counted.append((monotonic(), self._counted[-1][1] + step - self._run_steps[run]))
         self._run_steps[run] = step
         while self._counted[-1][0] - self._counted[1][0] > _RATE_S:
@@ -216,7 +214,7 @@ Table: TypeAlias = Progress | PartOfProgress  # where a run shows its progress
 
 
 class LateReturns:
-    """Keeps the returns that `mean` may need, 16 bytes each, and forgets earlier ones."""
+    """Keeps the returns that `mean` may need, 16 bytes each, and forgets earlier returns."""
 
     def __init__(self, total_steps: int) -> None:
         self._total = total_steps
@@ -236,8 +234,8 @@ class LateReturns:
             self._first = 0
 
     def mean(self, step: int) -> float:
-        """Returns the mean return of episodes that ended in the last tenth of min(step, total_steps) steps or, if none
-        did, of the last tenth of all episodes, at least one; NaN without episodes."""
+        """Returns the mean return of the episodes that ended in the last tenth of min(step, total_steps) steps. If no
+        episode did, takes the last tenth of all episodes, at least one; NaN without episodes."""
         steps, returns = self._steps[self._first :], self._returns[self._first :]
         late = [value for ended, value in zip(steps, returns, strict=True) if self._is_late(ended, step)]
         return _mean(late or returns[-max(1, self._count // 10) :] or [math.nan])

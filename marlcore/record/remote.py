@@ -37,10 +37,12 @@ def fetch_run(address: str, runs: Path, only: str = "") -> Path:
             if f"{root}/config.json" not in names:
                 raise FileNotFoundError("no config.json")
             runs.mkdir(parents=True, exist_ok=True)
-            local = Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=runs))
+            local = Path(os.path.abspath(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=runs)))
             undo.callback(shutil.rmtree, local)
             for name in names if not only else [f"{root}/{only}"]:
-                to = _inside(local, name.removeprefix(f"{root}/"))
+                to = Path(os.path.normpath(local / name.removeprefix(f"{root}/")))
+                if local not in to.parents:  # names are not trusted: they may lead out of the directory
+                    raise ValueError(f"expected files of a run, got {name!r}")
                 to.parent.mkdir(parents=True, exist_ok=True)
                 files.get_file(name, str(to))
                 to.chmod(0o600)  # as a saved replay must be
@@ -48,14 +50,6 @@ def fetch_run(address: str, runs: Path, only: str = "") -> Path:
             raise ValueError(f"resume: expected the address of a run, got {address!r} ({brief(error)})") from None
         undo.pop_all()
     return local
-
-
-def _inside(folder: Path, name: str) -> Path:
-    """Returns the path of a file in a folder. Raises ValueError: the name, which is not trusted, leads out of it."""
-    path = Path(os.path.normpath(folder / name))
-    if Path(os.path.normpath(folder)) not in path.parents:
-        raise ValueError(f"expected files of a run, got {name!r}")
-    return path
 
 
 class RemoteCopy(Closing):
@@ -157,7 +151,7 @@ class RemoteCopy(Closing):
 
 
 def _refers(name: str, names: Container[str]) -> bool:
-    """Whether a file refers to others: it has a checksum of metrics.csv, or priorities of a saved replay's rows."""
+    """Whether a file refers to others: it has the checksum of metrics.csv, or the priorities of a saved replay."""
     return name == PROGRESS or (name.endswith(".pt") and f"{name.removesuffix('.pt')}.replay" in names)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import time
@@ -59,11 +58,9 @@ class RunDirectory:
 
         Raises: ValueError: it is not empty or not writable. ValueError, TypeError: JSON cannot hold the configuration.
         """
-        json.dumps(config, allow_nan=False, default=os.fspath)  # raises before anything is made
         try:
             with ExitStack() as undo:
                 root = _make_directory(path, runs, undo)
-                _lay_out(root, undo)
                 lock = undo.enter_context(_locked(root))
                 csv = CsvSink(root / "metrics.csv", "x")
                 undo.callback(csv.close)
@@ -142,13 +139,6 @@ def lock_directory(folder: Path) -> File | None:
             return None
 
 
-def is_directory_locked(folder: Path) -> bool:
-    """Whether a process has locked the directory. Raises OSError: the lock file is another user's."""
-    with suppress_failed_calls(errno.ENOENT), open_regular(folder / LOCK) as file:
-        return is_locked(file.fileno(), 0)
-    return False
-
-
 def holds_files(folder: Path) -> bool:
     """Whether the directory holds anything except its lock."""
     return any(path.name != LOCK for path in folder.iterdir())
@@ -174,7 +164,7 @@ def located(config: Config, resume: str | Path | None) -> tuple[Config, Path | N
 
 
 def check_same_run(run_dir: str | None, resume: str | Path, kind: str = "run") -> None:
-    """Compares run_dir with `resume`. Raises ValueError: run_dir is not None, and names another directory."""
+    """Raises ValueError if run_dir is not None and names another directory than `resume`."""
     if run_dir is None or run_dir == str(as_path("resume", resume)):
         return
     if is_address(run_dir) or is_address(resume) or absolute(run_dir).resolve() != absolute(resume).resolve():
@@ -183,7 +173,7 @@ def check_same_run(run_dir: str | None, resume: str | Path, kind: str = "run") -
 
 
 def dated_paths(runs: str | Path, kind: str = "") -> Iterator[Path]:
-    """Yields absolute paths for a new directory in `runs`, named by date and time; the caller takes a free one."""
+    """Yields absolute paths for a new directory in `runs`, named by date and time; the caller takes a free path."""
     name = time.strftime("%Y%m%d-%H%M%S") + kind
     return (absolute(Path(runs, name + suffix)) for suffix in chain([""], map("-{}".format, count(1))))
 
@@ -226,7 +216,10 @@ def has_ended(path: str | Path) -> bool:
     """Whether the directory holds a run and no process works in it; False also while a run is being created."""
     with suppress_failed_calls():  # another user's directory: its state is unknown
         root = open_run(path, RECORD)
-        return (root / "config.json").exists() and not is_directory_locked(root)
+        if (root / "config.json").exists():
+            with suppress_failed_calls(errno.ENOENT), open_regular(root / LOCK) as lock:
+                return not is_locked(lock.fileno(), 0)
+            return True
     return False
 
 
@@ -243,7 +236,7 @@ def _locked(root: Path) -> File:
 
 
 def _make(directory: Path, undo: ExitStack) -> bool:
-    """Makes a directory with its parents; returns False if it exists already."""
+    """Makes a directory with its parents, which `undo` removes; returns False if it exists already."""
     missing = takewhile(lambda path: not path.exists(), directory.parents)
     for path in (*reversed([*missing]), directory):
         new = False
@@ -260,23 +253,20 @@ def _remove_empty(directory: Path) -> None:
 
 
 def _make_directory(path: str | Path | None, runs: str | Path, undo: ExitStack) -> Path:
-    """Makes a run's directory if needed; without a path, makes a unique one even for runs of the same second."""
-    if path is not None:
-        root = absolute(path)
-        if root.exists() and not root.is_dir():
-            raise ValueError(f"run_dir: expected a new or empty directory, got a file, {str(root)!r}")
+    """Makes a run's directory and its folders; without a path, the directory is named by date and time."""
+    if path is None:
+        root = next(root for root in dated_paths(runs) if _make(root, undo))
+    elif (root := absolute(path)).exists() and not root.is_dir():
+        raise ValueError(f"run_dir: expected a new or empty directory, got a file, {str(root)!r}")
+    else:
         _make(root, undo)
-        return root
-    return next(root for root in dated_paths(runs) if _make(root, undo))
-
-
-def _lay_out(root: Path, undo: ExitStack) -> None:
     if holds_files(root):
         content = "a run" if (root / "config.json").exists() else "files"
         raise ValueError(f"run_dir: expected a new or empty directory, got {str(root)!r}, which holds {content}")
     (root / "checkpoints").mkdir(mode=0o755)  # if two runs race for the directory, one fails here
     undo.callback(_remove_contents, root)
     (root / "logs").mkdir(mode=0o755)
+    return root
 
 
 def _remove_contents(root: Path) -> None:

@@ -51,7 +51,7 @@ class StopConditions:
         return None
 
     def _expect_metric(self, other: Metric, evaluated: bool) -> None:
-        """Warns once if the condition's metric is overdue, perhaps misspelt, and names the metrics that came."""
+        """Warns once if the condition's metric, perhaps misspelt, has not come for long; names those that have."""
         self._known[other.name] = other.agent
         self._rows += 1
         if self.config.of_evaluation and evaluated:

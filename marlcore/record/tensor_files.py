@@ -1,7 +1,7 @@
 """Checkpoints in torch's format without torch: nested dicts of numbers, and of tensors as NumPy arrays.
 
 An archive holds a pickle, `data.pkl`, in which each tensor is a call of `torch._utils._rebuild_tensor_v2`, and the
-bytes of each tensor, `data/<key>`. Only these calls are read; a pickle with any other is refused.
+bytes of each tensor, `data/<key>`. A pickle with any other call is refused.
 """
 
 import io

@@ -1,4 +1,4 @@
-"""The rooms of the package, and who may import whom: held by reading every import statement, type-checking ones too."""
+"""The rooms of the package may import only as the tables here say; every import statement is read, for types too."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_file_of_a_run_imports_only_what_its_part_may() -> None:
 
 
 def test_no_algorithm_imports_the_file_of_another() -> None:
-    """What several share stands in bases/ and networks/, which import no algorithm either."""
+    """Shared code stands in bases/ and networks/, which import no algorithm either."""
     of_algos = [(path, target) for path, target in imports() if room_of(path) == target[0] == "algos"]
     algorithms = {target[1] for path, target in of_algos if path.parts[-2:] == ("algos", "by_name.py")}
     for path, target in of_algos:
@@ -103,7 +103,7 @@ def test_no_algorithm_imports_the_file_of_another() -> None:
 
 
 def test_programs_of_several_runs_make_them_by_the_doors() -> None:
-    """As a user's program does: no seed, member or oracle knows what a run is made of."""
+    """They use the same functions as a user's program, and know no parts of a run."""
     nodes = [node for path in (PACKAGE / "meta").glob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
     of_run = [node for node in nodes if isinstance(node, ast.ImportFrom) and (node.level, node.module) == (2, "run")]
     doors = {"train", "start", "children_of", "policies_of", "assigned"} | {"Algorithms", "Shared", "Run", "Result"}

@@ -23,7 +23,7 @@ NAMES_OF_PACKAGES = {"open_spiel": "pyspiel", "pyyaml": "yaml"}
 
 
 def alone(code: str, folder: Path) -> str:
-    """What the program prints, which must succeed in silence."""
+    """The output of the program, which must succeed without warnings."""
     command = [sys.executable, "-W", "error", "-c", HIDE + code]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
@@ -150,7 +150,7 @@ for command in {[*COMMANDS]}:
 
 @pytest.mark.long
 def test_the_readmes_first_examples_run(tmp_path: Path) -> None:
-    """Its replay, and the guide to processes of one's own, which need no library beside the core's."""
+    """The README's replay, and the guide to loops of one's own, need only the core's libraries."""
     first, *_ = programs_of(ROOT / "README.md")
     assert len(first.code.splitlines()) <= 15
     guide = "".join(program.code for program in programs_of(ROOT / "docs" / "guides" / "own-loop.md"))

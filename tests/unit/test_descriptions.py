@@ -1,4 +1,4 @@
-"""The description in a segment's header: whatever number stands in it, attaching works or is one clear error."""
+"""The description in a segment's header: with any number in it, attaching works or raises one clear error."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def is_marlcores(kind: object) -> bool:
 
 
 class Limit:
-    """A program's own time limit, which comes while an object of this class is pickled."""
+    """A program's own time limit, which expires while an object of this class is pickled."""
 
     def __call__(self, signum: int, frame: object) -> None:
         raise TimeoutError("the program's own limit")
@@ -55,7 +55,7 @@ def called(thing: Limit) -> None:
 
 @pytest.mark.parametrize("call", [batches.stays_equal, lambda thing: check_picklable(thing=thing), expanded, called])
 def test_a_signal_handlers_exception_is_no_failure_of_the_users(limit: Limit, call: Callable[[Any], object]) -> None:
-    """Of an object's pickling, a world model or a callback."""
+    """It may come while an object is pickled, or in a world model or a callback."""
     with pytest.raises(TimeoutError, match="own limit"):
         call(limit)
 
@@ -68,7 +68,7 @@ def test_a_signal_handlers_exception_is_no_failed_call(limit: Limit) -> None:
 
 
 def test_a_failed_call_keeps_no_caller_alive() -> None:
-    """What the caller held is freed at once, as a forgotten segment must be."""
+    """Objects of the caller are freed at once, as a forgotten segment must be."""
 
     def failing() -> weakref.ref[Any]:
         held = Limit()
@@ -81,13 +81,13 @@ def test_a_failed_call_keeps_no_caller_alive() -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in vars(errors).values() if is_marlcores(kind)])
 def test_an_errors_text_says_what_to_do(kind: type[Exception]) -> None:
-    """The first paragraph says when it comes, the second one what to do; the reference shows both."""
+    """The first paragraph says when the error is raised, the second one what to do; the reference shows both."""
     when, *more = inspect.cleandoc(kind.__doc__ or "").split("\n\n")
     assert when and more and not more[0].startswith("Attributes:")
 
 
 def test_a_wait_raises_marlcores_own_error() -> None:
-    """Callers of the package catch TimedOut, which is Python's TimeoutError too; the other way round it would pass."""
+    """Programs may catch TimedOut or TimeoutError; a plain TimeoutError would pass those that catch TimedOut."""
     package = Path(marlcore.__file__).parent
     for path in set(package.rglob("*.py")) - {package / "errors.py"}:
         if "TimeoutError" in (code := path.read_text()):

@@ -1,4 +1,4 @@
-"""What a user meets first: importing marlcore, and the README."""
+"""Importing, building and installing marlcore."""
 
 import os
 import re
@@ -24,7 +24,7 @@ of_training = pytest.mark.skipif(not is_installed("train"), reason="needs marlco
 
 
 def test_importing_marlcore_imports_no_other_package() -> None:
-    """So it takes milliseconds on any machine; Torch, Numba and NumPy come with the first name that needs them."""
+    """So the import takes milliseconds; torch, Numba and NumPy are imported by the first name that needs them."""
     code = """
 import sys
 before = {*sys.modules}
@@ -88,7 +88,7 @@ def test_the_example_of_a_custom_algorithm_trains(tmp_path: Path) -> None:
 
 
 def test_a_source_folder_without_its_core_is_one_line(tmp_path: Path) -> None:
-    """As a checkout that was never built, which shadows an installed package where it is the working directory."""
+    """Such as a checkout that was never built, which as the working directory hides an installed package."""
     package = ROOT / "marlcore"
     shutil.copytree(package, tmp_path / "marlcore", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     code = (  # the finder of an editable install would find the core that this folder lacks
@@ -104,7 +104,7 @@ def test_a_source_folder_without_its_core_is_one_line(tmp_path: Path) -> None:
 
 
 def files_of(folder: str) -> set[Path]:
-    """All but what builds and runs wrote."""
+    """The files of a folder, without those that builds and runs wrote."""
     files = {path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     files -= {ROOT / "marlcore" / "_core.c", *(ROOT / "docs" / "reference").rglob("*")}
     return {path.relative_to(ROOT) for path in files if path.suffix != ".so"}
@@ -112,7 +112,7 @@ def files_of(folder: str) -> set[Path]:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package as setuptools installs it, in `lib`, and what it says of it in `marlcore.egg-info`."""
+    """A folder with the package as setuptools installs it, `lib`, and with its metadata, `marlcore.egg-info`."""
     folder = tmp_path_factory.mktemp("built")
     command = ["setup.py", "-q", "egg_info", "--egg-base", folder, "build_py", "--build-lib", folder / "lib"]
     done = subprocess.run([sys.executable, *command], check=True, cwd=ROOT, capture_output=True, text=True)
@@ -121,7 +121,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_file_of_the_package_is_installed_and_no_other(built: Path) -> None:
-    """Stubs too, from which a package reads its names, and what is read at run time."""
+    """This includes stubs, from which packages read their names, and data that is read at run time."""
     files = files_of("marlcore")
     assert {Path("marlcore/py.typed"), Path("marlcore/__init__.pyi")} <= files
     assert files == {path.relative_to(built / "lib") for path in (built / "lib").rglob("*") if path.is_file()}

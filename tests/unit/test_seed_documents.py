@@ -16,7 +16,7 @@ FILES = dict(re.findall(r"^\[(\w+)\]: (\S+)$", TEXT, re.MULTILINE))  # by the la
 
 @cache
 def long_or_not(path: Path) -> dict[str, bool]:
-    """By test of a file: whether it is long."""
+    """Whether each test of a file is long, by name."""
     body = ast.parse(path.read_text()).body
     marked = [ast.unparse(node) for node in body if isinstance(node, ast.Assign)]
     whole = any(line.startswith("pytestmark") and "mark.long" in line for line in marked)

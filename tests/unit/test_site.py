@@ -1,4 +1,4 @@
-"""The documentation's site and pages: programs compile, links lead somewhere, and words are those of the house."""
+"""The documentation's site and pages: programs compile, links have targets, and no forbidden word occurs."""
 
 import re
 import subprocess
@@ -57,7 +57,7 @@ def links(page: Path) -> list[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """Those of its headings, as GitHub and MyST make them."""
+    """The anchors of a page's headings, as GitHub and MyST make them."""
     seen: Counter[str] = Counter()
     found = set()
     for title in re.findall(r"^#{1,6} +(.*?) *#*$", prose(page), re.M):

@@ -169,7 +169,7 @@ test_refuses = refusals(REFUSED)
 
 @pytest.mark.parametrize("in_obs", [False, True])
 def test_ragged_rows_are_drawn_as_they_were_written(in_obs):
-    """Extras of a row, and parts of an observation, whose next row follows."""
+    """As extras of a row, and as parts of an observation, whose next observation is in the next row."""
     extras, obs = ({}, RAGGED.fields) if in_obs else (RAGGED.fields, {})
     spec = TransitionSpec({"x": Field(), **obs}, ACTION, extras)
     rows = [{"a": [*range(n)], "b": np.full((n, 4), n)} for n in (0, 3, 1, 2)]

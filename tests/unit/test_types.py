@@ -14,7 +14,7 @@ PROGRAM = ROOT / "tests" / "support" / "typed_program.py"
 
 @pytest.mark.long  # mypy takes some 20 seconds without a cache
 def test_what_the_documentation_shows_passes_mypy_strict(tmp_path: Path) -> None:
-    """Silent about marlcore, as if it were installed. What mypy kept of other libraries' types serves here too."""
+    """mypy reports nothing about marlcore itself, as if it were installed, and reuses the cache of other libraries."""
     settings, cache = tmp_path / "mypy.ini", tmp_path / "cache"
     settings.write_text(
         "[mypy]\nstrict = True\nimplicit_reexport = True\n"
@@ -45,7 +45,7 @@ for room in stubtest.build_stubs(sys.argv[1:], options, find_submodules=False): 
 
 @pytest.mark.long  # 6 seconds
 def test_the_stubs_agree_with_what_is_imported(tmp_path: Path) -> None:
-    """In a copy of the package, to whose stub a name is added that is nowhere: stubtest finds it, and nothing else."""
+    """In a copy of the package, a name that does not exist is added to the stub: stubtest finds only this name."""
     package = tmp_path / "marlcore"
     shutil.copytree(ROOT / "marlcore", package, ignore=shutil.ignore_patterns("__pycache__"))
     rooms = [".".join(stub.parent.relative_to(tmp_path).parts) for stub in package.rglob("__init__.pyi")]

@@ -1,4 +1,4 @@
-"""What pickles hold leaves the classes of the program as they are."""
+"""Unpickling leaves the classes of the program as they are."""
 
 import pickle
 from pathlib import Path
@@ -37,14 +37,14 @@ class State:
 
 @pytest.fixture
 def script() -> dict[str, Any]:
-    """The names of a program, whose classes nobody can import."""
+    """The names of a program whose classes cannot be imported."""
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(SCRIPT, names)
     return names
 
 
 def test_a_loaded_run_has_classes_of_its_own(script: dict[str, Any], tmp_path: Path) -> None:
-    """A run plays its game as it was, and the program goes on with what it has changed meanwhile."""
+    """A loaded run plays its game as it was; the program's own class, changed meanwhile, stays changed."""
     config = mc.Config(total_steps=40, mode="serial", run_dir=str(tmp_path / "run"))
     run_dir = mc.train(script["Game"], "dqn", config, progress=False).run_dir
     script["Game"].size, script["GAIN"], step = 5, 3.0, script["Game"].step

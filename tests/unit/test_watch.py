@@ -1,4 +1,4 @@
-"""Who watches shared memory reads it, changes nothing, and is refused what would."""
+"""A watcher of shared memory can read it, and is refused every call that would change it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WATCHED: dict[str, Callable[[Any], object]] = {
 
 @pytest.fixture
 def watched() -> Iterator[Callable[[Any], Any]]:
-    """Of a class, one that only watches."""
+    """A function that returns an object of a class that only watches."""
     with ExitStack() as stack:
 
         def watch(kind: Any) -> Any:

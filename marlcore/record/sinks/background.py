@@ -1,7 +1,4 @@
-"""A run's sinks: metrics.csv is written at once, every other sink gets metrics through a queue in its own thread.
-
-The queues are bounded: they drop metrics, but never events.
-"""
+"""A run's sinks: metrics.csv is written at once; every other sink has a thread, and a queue that may drop metrics."""
 
 import logging
 import threading
@@ -111,7 +108,7 @@ class Background:
             log.warning("metrics: the sink %s did not close in time and is left behind", self.name)
 
     def wait(self, enough: Callable[[], bool]) -> None:
-        """Waits until a closed sink's thread has ended or `enough` returns True."""
+        """Waits until the thread of the closed sink has ended or `enough` returns True."""
         while self._thread is not None and self._thread.is_alive() and not enough():
             self._thread.join(LOOK_S)
 
@@ -214,10 +211,7 @@ class Sinks:
 
 
 def open_sinks(
-    csv: CsvSink,
-    run_dir: Path,
-    config: MetricsConfig,
-    make_callback: Callable[[], Sink] | None = None,
+    csv: CsvSink, run_dir: Path, config: MetricsConfig, make_callback: Callable[[], Sink] | None = None
 ) -> Sinks:
     """Returns the configured sinks and the callback's sink; the first metric makes them.
 

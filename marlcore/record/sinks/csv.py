@@ -52,7 +52,7 @@ class CsvSink:
                 self._raw.take(whole + newline)
 
     def resume_at(self, step: int) -> None:
-        """Cuts off rows after `step`, which the resumed run will repeat, but no row that the saved progress covers."""
+        """Cuts off rows after `step`, which the resumed run will repeat; keeps all rows before the saved progress."""
         data = self._path.read_bytes()
         size = max(_saved(self._path)[0], data.index(b"\n") + 1)
         lines = io.StringIO(data[size:].decode(errors="surrogateescape"), newline="").readlines()
@@ -120,7 +120,7 @@ def read_metrics(path: str | Path) -> list[Metric]:
 
 
 def each_metric(path: str | Path) -> Iterator[Metric]:
-    """Reads like `read_metrics`, but yields one metric at a time, to save memory with long runs."""
+    """Yields what `read_metrics` returns, one metric at a time, to save memory with long runs."""
     expected = ",".join(_HEADER)
     with open_regular(as_path("path", path)) as file:  # the header first: the rest may be a hole of a sparse file
         header = file.readline(2 * len(expected)).decode(errors="replace").rstrip("\r\n")

@@ -1,4 +1,4 @@
-"""`marlcore doctor` tries what marlcore needs, says what to do where it is missing, and never fails itself."""
+"""`marlcore doctor` tries what marlcore needs, gives advice where something is missing, and never fails itself."""
 
 import json
 import os
@@ -31,7 +31,6 @@ def statvfs(free: int, total: int = 8 * GIB) -> Callable[[Path], Any]:
 
 
 def mounts(tmp_path: Path, *kinds: tuple[Path, str]) -> Path:
-    """A mountinfo with these mounts."""
     lines = [f"{i} 1 0:{i} / {where} rw shared:1 - {kind} none rw\n" for i, (where, kind) in enumerate(kinds)]
     (tmp_path / "mountinfo").write_text("".join(lines))
     return tmp_path / "mountinfo"
@@ -111,7 +110,7 @@ def test_a_core_without_cffi_needs_cffi_alone(monkeypatch):
 
 
 def test_the_default_run_is_that_of_the_settings():
-    """The doctor knows it without training's libraries."""
+    """The doctor cannot read them, since it works without the libraries of training."""
     config = Config()
     assert (config.replay.capacity, config.learner.warmup) == (doctor.ROWS, doctor.WARMUP)
     assert (config.actor.processes, len(TreasureHunt().agents)) == (doctor.ACTORS, doctor.LEARNERS)

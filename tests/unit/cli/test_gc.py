@@ -23,7 +23,7 @@ HOLD = """
 
 
 def lines(text: str) -> dict[str, list[str]]:
-    """By name of a segment, or "total": the other fields of its line."""
+    """The fields of each line by its name, which is that of a segment or "total"."""
     rows = [line.split("\t") for line in text.splitlines()]
     assert rows[-1][0] == "total" and len(rows[-1]) == 3
     assert all(len(row) == 5 for row in rows[:-1])
@@ -62,7 +62,7 @@ def test_what_a_killed_process_left_is_removed_but_by_a_dry_run(program, collect
 
 
 def test_a_held_segment_is_kept_and_its_processes_named(program, collected, tmp_path):
-    """Also that of a dead creator, for its users."""
+    """A segment whose creator has died is kept for its users."""
     owner = program(HOLD, args=[tmp_path / "marlcore-live"])
     path = owner.line()
     for arguments in ([], ["--dry-run"]):
@@ -156,7 +156,7 @@ def test_the_command_removes_dead_segments_alone(program):
 @pytest.mark.parametrize("command", ["gc --dry-run", "doctor --json", "--version"])
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_command_works_with_closed_standard_streams(command, closed):
-    """Python has None in their place, and what opens a file next would get their numbers."""
+    """Python sets closed streams to None, and the next opened files would get their numbers."""
     run = f"exec {sys.executable} -W error -m marlcore {command} {closed}"
     done = subprocess.run(["sh", "-c", run], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stderr == ""

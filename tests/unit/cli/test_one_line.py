@@ -32,7 +32,6 @@ def test_a_schedule_of_many_brackets_is_refused():
 
 @pytest.fixture
 def deleted(tmp_path, monkeypatch):
-    """The working directory has been deleted."""
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     os.rmdir(tmp_path / "gone")

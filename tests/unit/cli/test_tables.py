@@ -87,7 +87,7 @@ def test_every_column_of_top_is_one_that_a_worker_reports():
 
 @pytest.mark.parametrize("rows", [{"add": ["0.50", "a copy"], "sample": ["1,234.50", ""]}, {}])
 def test_a_table_for_a_pipe_is_plain(rows, capsys):
-    """Whatever its width; without rows, it is the headline alone."""
+    """At any width; without rows, only the headline is printed."""
     print_fitted(FittedTable(["a processor", "load 0.3"], "call", ["us", "bound " + "x" * 300], rows))
     lines = ["a processor  load 0.3", "call\tus\tbound " + "x" * 300, "add\t0.50\ta copy", "sample\t1,234.50\t"]
     assert capsys.readouterr().out.splitlines() == lines[: 1 if not rows else None]

@@ -1,4 +1,4 @@
-"""`marlcore top` says what a live run does, and changes nothing of it."""
+"""`marlcore top` shows a live run, and changes nothing of it."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def figures_of(run_dir: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
-    """A run that goes on until it is stopped, when its learners have reported something."""
+    """A run whose learners have reported something; it trains until it is stopped."""
     path = tmp_path / "run"
     options = ["--env", "hunt:Calm", "--total-steps", "100000000"]
     options += ["--learner.warmup", "100", "--learner.log-interval", "5"]
@@ -98,7 +98,7 @@ def live(
     policies: tuple[str, ...] = ("agent_0", "team"),
     nodes: tuple[str, ...] = (),
 ) -> Iterator[tuple[Control, Telemetry]]:
-    """What a live run with an actor, these learners and nodes and an evaluator has in shared memory."""
+    """The shared memory of a live run with an actor, an evaluator, and these learners and nodes."""
     actors = ["actor-0", *nodes]
     about = {"run_dir": str(run_dir), "pid": os.getpid(), "total_steps": 1, "actors": actors, "nodes": nodes}
     about |= {"learners": learners or {}, "policies": {name: {"batch_size": 4, "share": 0.5} for name in policies}}
@@ -109,7 +109,7 @@ def live(
 
 
 def test_the_last_returns_of_each_agent_are_shown():
-    """In the row of its policy's learner, or in one of its own if it shares its policy."""
+    """A return is in the row of the policy's learner; agents that share a policy have rows of their own."""
     with live("x", {"learner-agent_0": "agent_0", "learner-team": "team"}) as (control, telemetry):
         with closing(telemetry.reporter("actor-0")) as reporter:
             for value in range(104):
@@ -179,7 +179,7 @@ def test_a_node_has_a_row_with_its_traffic():
 
 @pytest.mark.long
 def test_a_run_that_is_about_to_start_is_waited_for(tmp_path, monkeypatch, capsys):
-    """Its directory is not there at first, then it is, and only then what it has in shared memory."""
+    """At first its directory is missing; then it is made, and only then the run's shared memory."""
     path, looks = tmp_path / "run", []
     with ExitStack() as stack:
 

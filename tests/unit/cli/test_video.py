@@ -53,10 +53,7 @@ def filmed(env_fn: Callable[..., Any]) -> Callable[[], object]:
 
 
 REFUSED: dict[str, Refused] = {
-    "no render_mode": (
-        filmed(lambda: Filmed()),
-        "video: expected an environment function that takes render_mode, got",
-    ),
+    "no render_mode": (filmed(lambda: Filmed()), "video: expected an environment function that takes render_mode, got"),
     "no picture": (filmed(partial(Filmed, shows=lambda at: None)), "video: expected an environment that renders with"),
     "shape": (filmed(partial(Filmed, shows=lambda at: np.zeros((5, 7)))), "(ValueError: expected frames [height, wid"),
     "error": (filmed(partial(Filmed, shows=raises)), "(RuntimeError: no display)"),

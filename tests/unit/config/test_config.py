@@ -1,4 +1,4 @@
-"""Settings of a run and policies of its agents: what is refused before a run starts, and what comes back from JSON."""
+"""Settings of a run and policies of its agents: bad ones are refused before a run starts, and JSON restores them."""
 
 import json
 import math
@@ -70,7 +70,7 @@ def test_a_setting_out_of_its_range_is_refused_by_name(subtests: pytest.Subtests
 
 
 def test_the_runs_epsilon_is_not_of_algorithms_with_their_own() -> None:
-    """Where it is of others: SAC acted at random as long as DQN should. Alone, SAC takes it."""
+    """Otherwise SAC would explore by DQN's epsilon. Alone, SAC takes the run's."""
     policies = assign(
         {"a": OTHER, "b": Spaces(Box(-1, 1, (3,)), Box(-1, 1, (2,)))}, None, {"a": mc.DQN(), "b": mc.SAC()}, 1
     )
@@ -85,14 +85,6 @@ def test_the_runs_epsilon_is_not_of_algorithms_with_their_own() -> None:
     assert epsilons(given, policies[1:]) == {"b": 0.3}
     apart = mc.Config(explorations={"b": ExplorationConfig(epsilon=0.2)})
     assert epsilons(apart, policies) == {"a": own["a"], "b": 0.2}
-
-
-def test_a_compiled_engine_refuses_torch_s_compiler() -> None:
-    check_refused(
-        lambda: mc.LearnerConfig(engine="compiled", compile="default"),
-        ValueError,
-        "compile: expected off with the engine",
-    )
 
 
 def test_every_setting_has_a_range_or_is_checked_later() -> None:
@@ -127,10 +119,6 @@ def assigned(says: str, policies: Any, algorithm: Any = "dqn", error: Any = Valu
     return lambda: assign(SPACES | spaces, policies, algorithm, 1), error, says
 
 
-def red(name: str = "red") -> dict[str, str]:
-    return dict.fromkeys(SPACES, name)
-
-
 def self_play(says: str, **changes: Any) -> Refused:
     return partial(mc.SelfPlayConfig, **{"pool": 4, "latest": 0.25, "anchors": {weak: 0.15}, **changes}), says
 
@@ -139,27 +127,26 @@ def schedule(value: Any, says: str, error: type[Exception] = ValueError) -> Refu
     return partial(Schedule.from_value, "epsilon", value), error, says
 
 
-def epsilon(value: Any, says: str) -> Refused:
-    return partial(ExplorationConfig, epsilon=value), says
-
-
 def ratio(value: Any, says: str = "") -> Refused:
     return partial(mc.Config, mode="serial", updates_per_step=value), f"updates_per_step: expected a number{says}"
 
 
-def staged(says: str, **changes: Any) -> Refused:
-    return partial(mc.Config, **changes), says
+def made(kind: Any, says: str, **settings: Any) -> Refused:
+    return partial(kind, **settings), says
 
 
-A_LEAGUE = {"self_play": mc.SelfPlayConfig(pool=1, roles={"main": "main"})}
+RED = dict.fromkeys(SPACES, "red")
+COMPILED = {"engine": "compiled", "compile": "default"}
+A_LEAGUE = {"self_play": mc.SelfPlayConfig(pool=1, roles={"main": "main"}), "cluster": mc.ClusterConfig("auto")}
 RAMP = {"stages": (5,), "stage_names": ("ramp",), "replay": mc.ReplayConfig(clear_at_stage=("rmp",))}
+NO_PROBABILITIES = 1.5, -0.1, "linear(0.5, 2, 10)"
 NO_SCHEDULE = "epsilon: expected a number, a schedule or a function"
 REFUSED: dict[str, Refused] = {
     "no name": assigned("expected the name of a policy for agent_0, got 3", lambda agent: 3, error=TypeError),
     "no algorithm": assigned("for each policy, got none for 'agent_1'", None, {"agent_0": "dqn"}),
-    "spaces": assigned("expected agents of one policy to have equal spaces", red(), agent_1=OTHER),
-    "long name": assigned("policies: expected at most 64 bytes of UTF-8", red("x" * 100)),
-    "lone surrogate": assigned("policies: expected at most 64 bytes of UTF-8, got", red("a\ud800")),
+    "spaces": assigned("expected agents of one policy to have equal spaces", RED, agent_1=OTHER),
+    "long name": assigned("policies: expected at most 64 bytes of UTF-8", {**RED, "agent_1": "x" * 100}),
+    "lone surrogate": assigned("policies: expected at most 64 bytes of UTF-8, got", {**RED, "agent_1": "a\ud800"}),
     "no gate": self_play("admit_updates: expected a number, or an admit_win_rate, got None", admit_updates=None),
     "shares": self_play("anchors: expected shares that are at most 1 with `latest`, got 1.05", latest=0.9),
     "anchor": self_play("anchors: expected module:name of what can be imported, or a checkp", anchors={"weak": 0.1}),
@@ -169,7 +156,7 @@ REFUSED: dict[str, Refused] = {
     "no league": self_play("pool: expected at least 1 with roles, got 0", pool=0, roles={"main": "main"}),
     "no main policy": self_play("roles: expected a policy of the role main, got", roles={"a": "main_exploiter"}),
     "a role": self_play("league_exploiter for 'a', got 'mainn'; did you mean main?", roles={"a": "mainn"}),
-    "a league on a cluster": staged("self_play.roles: expected none", cluster=mc.ClusterConfig("auto"), **A_LEAGUE),
+    "a league on a cluster": made(mc.Config, "self_play.roles: expected none", **A_LEAGUE),
     "shares at the end": self_play("at most 1 with `latest`, got 1.15", latest="linear(0, 1, 100)"),
     **{
         name: self_play(f"{name}: expected None without anchors, got {value}", anchors={}, **{name: value})
@@ -186,16 +173,17 @@ REFUSED: dict[str, Refused] = {
     "unit": schedule("linear(1, 2, 3, of=days)", "of: expected steps or updates, got 'days'"),
     "no function": schedule("custom(nowhere:f)", "epsilon: expected something that can be imported"),
     **{f"{value}": schedule(value, NO_SCHEDULE, TypeError) for value in (None, True, [1.0])},
-    "text returned": epsilon(lambda count: "much", "at 0: expected a finite number, got"),
-    "None returned": epsilon(lambda count: None, "at 0: expected a finite number, got"),
-    "NaN returned": epsilon(lambda count: math.nan, "at 0: expected a finite number, got"),
-    **{f"epsilon {odd}": epsilon(odd, "epsilon: expected a probability") for odd in (1.5, -0.1, "linear(0.5, 2, 10)")},
-    "descending stages": staged("stages: expected ascending counts of at", stages=(30, 10)),
-    "text as stages": staged("stages: expected counts, got '123'", stages="123"),
-    "no such stage": staged("replay.clear_at_stage: expected names of ('ramp',), got 'rmp'; did you mean ra", **RAMP),
-    "one name": staged("stage_names: expected 2, one for each of `stages`, got", stages=(5, 9), stage_names=("ramp",)),
-    "the same name twice": staged("expected each name once, got ('a', 'a')", stages=(5, 9), stage_names=("a", "a")),
-    "numbers as names": (partial(mc.ReplayConfig, clear_at_stage=(1,)), "clear_at_stage: expected True, False or a t"),
+    "text returned": made(ExplorationConfig, "at 0: expected a finite number, got", epsilon=lambda count: "much"),
+    "None returned": made(ExplorationConfig, "at 0: expected a finite number, got", epsilon=lambda count: None),
+    "NaN returned": made(ExplorationConfig, "at 0: expected a finite number, got", epsilon=lambda count: math.nan),
+    **{f"epsilon {n}": made(ExplorationConfig, "epsilon: expected a probability", epsilon=n) for n in NO_PROBABILITIES},
+    "descending stages": made(mc.Config, "stages: expected ascending counts of at", stages=(30, 10)),
+    "text as stages": made(mc.Config, "stages: expected counts, got '123'", stages="123"),
+    "no such stage": made(mc.Config, "expected names of ('ramp',), got 'rmp'; did you mean ramp?", **RAMP),
+    "one name": made(mc.Config, "stage_names: expected 2, one for each of", stages=(5, 9), stage_names=("ramp",)),
+    "a name twice": made(mc.Config, "expected each name once, got ('a', 'a')", stages=(5, 9), stage_names=("a", "a")),
+    "numbers as names": made(mc.ReplayConfig, "clear_at_stage: expected True, False or a t", clear_at_stage=(1,)),
+    "two compilers": made(mc.LearnerConfig, "compile: expected off with the engine", **COMPILED),
     "a misspelt name": (partial(mc.Config, total_step=5), TypeError, "'total_step'; did you mean total_steps?"),
     "a long name": (partial(mc.Config(ratios={"x" * 9999: 1}).check_policies, ["a"]), "policies ['a'], got 'xx"),
     "sinks": (partial(mc.MetricsConfig, sinks=3), TypeError, "sinks: expected names of sinks, got 3"),
@@ -214,15 +202,13 @@ test_wrong_settings_and_assignments_are_refused = refusals(REFUSED)
 
 @pytest.mark.parametrize("copies", [1, 3])
 def test_a_vector_environment_has_its_own_number_of_copies(copies: int) -> None:
-    for make, envs in (
-        (partial(gymnasium.make_vec, CARTPOLE, copies), copies),
-        (CARTPOLE_ALONE, mc.ActorConfig().envs),
-    ):
+    vector = partial(gymnasium.make_vec, CARTPOLE, copies)
+    for make, envs in {vector: copies, CARTPOLE_ALONE: mc.ActorConfig().envs}.items():
         assert Launch.checked(make, "dqn").spec.config.actor.envs == envs
 
 
 def test_an_environments_own_number_of_frames_is_stacked() -> None:
-    """Unless its `stack` is something else."""
+    """An attribute `stack` that is no number is ignored."""
     classes = [type("Stacking", (Corridor,), {"stack": own}) for own in (3, Corridor.reset)]
     assert [Launch.checked(each, "dqn").spec.config.replay.stack for each in classes] == [3, 1]
 
@@ -244,10 +230,8 @@ def test_texts_that_are_left_out_are_named(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_settings_come_back_from_json() -> None:
-    learners, league = (
-        MappingProxyType({"a": mc.LearnerConfig(gamma=0.5)}),
-        mc.SelfPlayConfig(pool=4, anchors={weak: 0.15}),
-    )
+    learners = MappingProxyType({"a": mc.LearnerConfig(gamma=0.5)})
+    league = mc.SelfPlayConfig(pool=4, anchors={weak: 0.15})
     replay, pace = mc.ReplayConfig(mixture={"anchor": 0.5, "pool": 0.5}), "linear(0.1, 1, 100)"
     config = mc.Config(learners=learners, updates_per_step=pace, self_play=league, replay=replay)
     assert mc.Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config

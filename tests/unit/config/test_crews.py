@@ -1,4 +1,4 @@
-"""The crews of a run: whose lanes are whose, and how its steps are dealt out."""
+"""The crews of a run: each has lanes of its own, and the run's steps are divided among them."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ CONFIG = mc.Config(total_steps=700, actor=mc.ActorConfig(processes=1, envs=2), c
 
 @pytest.mark.parametrize("parts, agents", [(1, 1), (2, 3)])
 def test_the_blocks_of_the_crews_are_the_lanes_of_each_part_once(parts: int, agents: int) -> None:
-    """So a part's lanes lie side by side, as a sampler of it needs them."""
+    """The lanes of a part are adjacent, as its sampler needs."""
     shape, of_part = (agents, CONFIG.actor.envs), agents * CONFIG.lanes
     blocks = [crew.lanes(parts, *shape, of_part) + crew.block_begins(*shape) for crew in crews(CONFIG)]
     for part in range(parts):
@@ -85,7 +85,7 @@ test_a_cluster_that_cannot_be_is_refused = refusals(REFUSED)
 
 
 def test_what_a_learner_needs_is_text_or_amounts(tmp_path: Path) -> None:
-    """The same on the command line, in a settings file, in Python, and in a run's config.json."""
+    """The command line, a settings file, Python and a run's config.json give the same resources."""
     needs = {"red": {"GPU": 1.0, "CPU": 4.0}, "blue": {"highmem": 0.5}}
     text = ["red", "GPU=1,CPU=4", "blue", "highmem=0.5"]
     read = CommandLine("train", ["--cluster.learners", *text]).read(hints_of(mc.Config))["cluster.learners"]

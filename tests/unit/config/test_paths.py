@@ -1,4 +1,4 @@
-"""Where the files of a run, and of one run a seed, lie, also if an environment changes the working directory."""
+"""The places of the files of one run and of several, also if an environment changes the working directory."""
 
 import os
 from dataclasses import replace
@@ -19,14 +19,14 @@ from marlcore.run import Launch
 
 
 def moving(folder):
-    """Makes an environment, and moves the process."""
+    """Changes the working directory, and returns an environment."""
     os.chdir(folder)
     return factory(HUNT)()
 
 
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch):
-    """A function that makes environments and moves to another folder than `here`, where the process is."""
+    """A function that changes the working directory from `here` to `elsewhere`, and makes an environment."""
     for name in ("here", "elsewhere"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -102,14 +102,11 @@ def test_a_run_stays_where_it_was_started(elsewhere, tmp_path, monkeypatch, mode
 
 def test_a_seed_that_comes_twice_is_refused(tmp_path: Path) -> None:
     config = mc.Config(run_dir=str(tmp_path / "all"))
-    many = partial(mc.train_seeds, HUNT, "dqn")
+    serial, many = replace(config, mode="serial"), partial(mc.train_seeds, HUNT, "dqn")
     rows: list[Refused] = [
         (partial(many, config, [1, 1]), "seeds: expected different ones, got [1, 1]"),
         (partial(many, config, [1], parallel=0), "parallel: expected an integer of at least 1, got 0"),
-        (
-            partial(many, replace(config, mode="serial"), [1, 2], parallel=2),
-            "parallel: expected 1 in serial mode, whose",
-        ),
+        (partial(many, serial, [1, 2], parallel=2), "parallel: expected 1 in serial mode, whose"),
     ]
     for row in rows:
         check_row(row)

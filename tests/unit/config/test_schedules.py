@@ -73,7 +73,7 @@ def test_the_ladder_of_ape_x():
 
 
 class Warm(mc.DQN):
-    """Its actors heat up, and explore little."""
+    """Has a schedule "heat" and an epsilon of its own."""
 
     def schedules(self) -> dict[str, object]:
         return {"heat": "linear(0, 1, 10)", "epsilon": 0.05}
@@ -96,7 +96,7 @@ def test_the_configurations_schedules_come_before_the_algorithms():
 
 
 class Taken(mc.DQN):
-    """A schedule of it has the name of a number that learners publish themselves."""
+    """Gives a schedule the name of a number that learners publish anyway."""
 
     def schedules(self) -> dict[str, object]:
         return {"odds": 1.0}
@@ -112,16 +112,16 @@ def test_stages_count_the_beginnings_that_were_reached():
 
 
 def note(update: Any, batch: Any) -> mc.Update:
-    Staged.told.append(tuple(batch.numbers[name] for name in ("step", "stage", "updates")))
+    Staged.published.append(tuple(batch.numbers[name] for name in ("step", "stage", "updates")))
     Staged.trained += [(batch.numbers["stage"], stage) for stage in batch.extras["stage"].tolist()]
     return update(batch)
 
 
 class Staged(updating(mc.DQN, note)):  # type: ignore[misc]
-    """Rows store the stage and the step of the weights that acted; updates note theirs, and those of their rows."""
+    """Rows store the stage of the weights that acted; each update notes its own numbers, and the stages of its rows."""
 
     trained: ClassVar[list[tuple[float, float]]] = []
-    told: ClassVar[list[tuple[float, float, float]]] = []
+    published: ClassVar[list[tuple[float, float, float]]] = []
 
     def transition(self, spaces: mc.Spaces) -> mc.TransitionSpec:
         return replace(super().transition(spaces), extras={"stage": mc.Field()})
@@ -133,9 +133,9 @@ class Staged(updating(mc.DQN, note)):  # type: ignore[misc]
 
 @pytest.fixture
 def staged(tmp_path, undrawn):
-    """A short run of it."""
+    """A function that trains `Staged` in a short run."""
     Staged.trained.clear()
-    Staged.told.clear()
+    Staged.published.clear()
 
     runs = Runs(actor={"sync_interval": 1, "envs": 1}, learner={"publish_interval": 1, "n_step": 1})
     return partial(runs.train, tmp_path, "gymnasium:CartPole-v1", Staged(hidden=(8,)))
@@ -143,18 +143,18 @@ def staged(tmp_path, undrawn):
 
 @pytest.mark.parametrize("stages", [(), (100, 200)])
 def test_updates_are_told_step_and_stage(staged, stages):
-    """Those of the last publication, here the one after the update before."""
+    """The numbers are those of the last publication, here the one after the previous update."""
     staged(total_steps=300, stages=stages)
-    steps, _, updates = zip(*Staged.told, strict=True)
+    steps, _, updates = zip(*Staged.published, strict=True)
     assert [*updates] == [*range(len(updates))] and [*steps] == sorted(steps) and 0 < steps[1] < steps[-1] <= 300
-    assert all(stage == sum(step >= begin for begin in stages) for step, stage, _ in Staged.told)
-    assert {stage for _, stage, _ in Staged.told} == {*range(len(stages) + 1)}
+    assert all(stage == sum(step >= begin for begin in stages) for step, stage, _ in Staged.published)
+    assert {stage for _, stage, _ in Staged.published} == {*range(len(stages) + 1)}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("clears", "mixed"), [(True, set()), (False, {(0, 1), (0, 2), (1, 2)}), (("late",), {(0, 1)})])
 def test_a_stage_that_begins_clears_the_replay(staged, clears, mixed):
-    """One turn may still be acted on in the stage before, since its action was chosen before the publication."""
+    """One action may still be of the previous stage, since it was chosen before the publication."""
     replay = mc.ReplayConfig(clear_at_stage=clears)
     staged(total_steps=3000, stages=(1000, 2000), stage_names=("early", "late"), replay=replay)
     assert {stage for stage, _ in Staged.trained} == {0, 1, 2}

@@ -51,7 +51,7 @@ WIDE = gym.Box(-3, 1e6, (1, 2), np.float64)
 
 
 class Cell(nn.Module):
-    """A recurrent layer of the user's, whose state is of another size."""
+    """A user's recurrent layer, whose state has another size than its output."""
 
     def __init__(self, inputs: int, units: int) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ for line in sys.stdin:
 
 @pytest.fixture(scope="module")
 def runtime(request: pytest.FixtureRequest, tmp_path_factory: Any, lasting_program: Any) -> Any:
-    """The process that runs the ONNX programs of all tests that are selected; None where there is none."""
+    """The process that runs the ONNX programs of all selected tests; None if none is selected or it cannot run."""
     selected = [item.name for item in request.session.items if item.path == request.path]
     if find_spec("onnxruntime") is None or not any(".onnx]" in name for name in selected):
         return None
@@ -216,7 +216,7 @@ OTHERS = zip([kind for kind in KINDS if kind not in QUICK], cycle(FORMATS), stri
 
 @pytest.mark.parametrize(("kind", "ending"), long_but([*product(QUICK, [".pt"])], [*product(QUICK, FORMATS), *OTHERS]))
 def test_a_program_acts_as_its_policy(kind: str, ending: str, tmp_path: Path, runtime: Any) -> None:
-    """Episodes side by side in the program, one after another in the policy."""
+    """The program plays the episodes as one batch, the policy one after another."""
     policy, generator = policy_of(kind), np.random.default_rng(0)
     if ending == ".onnx":
         needs_onnx("onnxruntime")

@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Callable[..., Path]:
 
 
 def test_the_last_tenth_decides(folder: Callable[..., Path]) -> None:
-    """Neither an earlier peak does, nor one of many values, nor how often an agent reports."""
+    """An earlier peak, a single agent's many values and the number of its reports do not matter."""
     runs = folder(
         early=[(899, "a", 50.0), (900, "a", 1.0), (1000, "a", 3.0)],
         steady=[(10, "a", 0.0), (950, "a", 2.0), (1000, "a", 4.0)],

@@ -37,7 +37,7 @@ RUNS = {
 
 @pytest.mark.parametrize("case", RUNS)
 def test_runs_are_plotted_at_1200_by_700(tmp_path, case):
-    """Also beside others; pyplot, which keeps figures alive and may look for a display, is not imported."""
+    """Alone and together with another run, without pyplot, which keeps figures alive and may look for a display."""
     loaded = "matplotlib.pyplot" in sys.modules
     curves.plot_run(RUNS[case], tmp_path / "one.png", "costs $5 or $x_")
     curves.plot_runs([RUNS[case], [episode(i, i % 7) for i in range(40)]], tmp_path / "two.png", "title")

@@ -1,10 +1,13 @@
-"""The hold on a policy's checkpoint: after another learner has it, no earlier one replaces the file."""
+"""The hold on a policy's checkpoint: once a learner has taken it, no earlier learner replaces the file."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from refused import check_refused
 
 from marlcore.errors import Fenced
 from marlcore.record import Hold, files, load_checkpoint, save_checkpoint
@@ -28,36 +31,32 @@ def test_an_earlier_learner_saves_nothing(hold: Hold) -> None:
     assert sorted(path.name for path in hold.checkpoint.parent.iterdir()) == ["agent_0.holder", "agent_0.pt"]
 
 
-def test_a_save_that_was_checked_too_early_fails(hold: Hold, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A learner stops between the check and the rename; the next one takes the policy over and reads."""
+def before_a_rename(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
+    """Calls `action` once, just before the next file is replaced."""
     rename = files.os.replace
 
     def late(*paths: Any) -> None:
         monkeypatch.setattr(files.os, "replace", rename)
-        later = replace(hold, epoch=2)
-        later.take()
-        later.begin()
+        action()
         rename(*paths)
 
     monkeypatch.setattr(files.os, "replace", late)
+
+
+def test_a_save_that_was_checked_too_early_fails(hold: Hold, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learner stops between the check and the rename; the next one takes the policy over and reads."""
+    later = replace(hold, epoch=2)
+    before_a_rename(monkeypatch, lambda: (later.take(), later.begin()))
     with pytest.raises(FileNotFoundError):
         save_checkpoint(hold.checkpoint, {"updates": 2}, hold)
     assert load_checkpoint(hold.checkpoint) == {"updates": 1}
 
 
 def test_a_save_leaves_what_another_learner_is_writing(hold: Hold, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An earlier learner that still lives removes nothing of the next one's."""
-    rename = files.os.replace
-
-    def meanwhile(*paths: Any) -> None:
-        monkeypatch.setattr(files.os, "replace", rename)
-        with pytest.raises(Fenced):
-            save_checkpoint(hold.checkpoint, {"updates": 2}, hold)
-        rename(*paths)
-
-    later = replace(hold, epoch=2)
+    """A learner that has lost the hold but is still alive removes no file of the next learner."""
+    later, earlier = replace(hold, epoch=2), partial(save_checkpoint, hold.checkpoint, {"updates": 2}, hold)
     later.take()
-    monkeypatch.setattr(files.os, "replace", meanwhile)
+    before_a_rename(monkeypatch, lambda: check_refused(earlier, Fenced, "another learner has taken this policy over"))
     save_checkpoint(hold.checkpoint, {"updates": 3}, later)
     assert load_checkpoint(hold.checkpoint) == {"updates": 3}
 

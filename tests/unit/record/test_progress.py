@@ -1,4 +1,4 @@
-"""Progress shows the newest numbers, seldom enough, on terminals and elsewhere."""
+"""Progress shows the newest numbers at the right intervals, on terminals and elsewhere."""
 
 import io
 import math
@@ -54,7 +54,7 @@ def feed(shown: Progress) -> None:
     "error", [BrokenPipeError(32, "broken pipe"), OSError(5, "input/output error"), None], ids=repr
 )
 def test_progress_that_nobody_sees_is_silent(clock, monkeypatch, capfd, terminal, error):
-    """Writing is tried once; a process may also have no standard error."""
+    """After one failed write, or without a standard error, nothing more is written."""
     gone = Mock(io.StringIO(), **{"write.side_effect": error, "isatty.return_value": terminal})
     monkeypatch.setattr(sys, "stderr", error and gone)
     monkeypatch.setattr(sys, "stdout", error and sys.stdout)
@@ -78,7 +78,6 @@ def test_elsewhere_a_line_comes_once_an_interval_and_at_the_end(clock):
 
 @BOTH
 def test_the_last_state_is_drawn_once(clock, terminal):
-    """On a terminal in place of the one before."""
     out = console(terminal)
     with Progress(out, interval=10.0) as shown:
         shown.tick(0, 2000, 0.0)
@@ -120,7 +119,7 @@ def test_a_terminal_shows_a_table_and_keeps_the_last_one():
 @BOTH
 @pytest.mark.parametrize("first", [0, 500])
 def test_until_a_step_is_taken_it_says_that_workers_start(clock, terminal, first):
-    """A run that is resumed begins with the steps that it had."""
+    """A resumed run begins at the step that it had reached."""
     out = console(terminal)
     with Progress(out) as shown:
         shown.say("stopping [now]")
@@ -171,23 +170,18 @@ def test_piped_output_stays_in_its_pipe(capsys):
 
 
 def test_final_returns_are_means_over_the_last_tenth_of_the_run():
+    """Also of a run that stopped before its end; agents without late episodes have their last returns."""
     metrics = [metric("episode_return", float(step), step=step) for step in range(0, 1001, 10)]
-    metrics += [metric("episode_return", 5.0, agent="early", step=10), metric("loss", 9.0, step=1000)]
-    assert final_returns(metrics, 1000, ["agent_0"]) == {"agent_0": 950.0}
-    assert final_returns(metrics, 10**6, ["agent_0"]) == {"agent_0": 950.0}  # stopped before its end
-
-
-def test_an_agent_without_late_episodes_has_its_last_return():
-    """No agent that acted is missing."""
-    metrics = [metric("episode_return", float(i), agent="early", step=i) for i in range(25)]
+    metrics += [metric("episode_return", float(i), agent="early", step=i) for i in range(25)]
     metrics += [metric("episode_return", 7.0, agent="once", step=1), metric("loss", 9.0, step=1000)]
-    returns = final_returns(metrics, 1000, ["never", "once", "early"])
-    assert returns["early"] == 23.5 and returns["once"] == 7.0 and math.isnan(returns["never"])
-    assert list(returns) == ["once", "early", "never"]
+    for total in (1000, 10**6):
+        returns = final_returns(metrics, total, ["never", "once", "early", "agent_0"])
+        assert math.isnan(returns.pop("never")) and returns == {"once": 7.0, "early": 23.5, "agent_0": 950.0}
+        assert [*returns] == ["once", "early", "agent_0"]
 
 
 def test_late_returns_are_those_of_all_episodes():
-    """What was forgotten meanwhile never counts, also where episodes of several actors end out of order."""
+    """Forgotten returns never count, also if the episodes of several actors end out of order."""
     rng = np.random.default_rng(0)
     for total in (50, 400, 10**6):
         late, ended = LateReturns(total), []

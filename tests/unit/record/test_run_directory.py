@@ -97,7 +97,7 @@ def test_a_write_that_fails_leaves_the_old_file_alone(tmp_path, monkeypatch, cal
 
 @contextlib.contextmanager
 def short_files(nbytes):
-    """No file of this process grows beyond that: not for long, since the output of pytest may be a file."""
+    """Limits the files of this process to `nbytes`; use it briefly, since pytest may write its output to a file."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
     try:
@@ -120,7 +120,6 @@ def test_a_file_that_finds_no_room_is_named_with_what_was_kept(tmp_path, earlier
 
 
 def test_metrics_without_room_are_named(run):
-    """Whole lines are kept."""
     for step in range(100):
         run.csv.record(Metric(0.0, step, "agent_0", "loss", 0.5))
     run.csv.flush()
@@ -137,7 +136,7 @@ def test_metrics_without_room_are_named(run):
 
 
 def test_metrics_read_back_exactly(tmp_path):
-    """Numbers of NumPy too, as floats."""
+    """Numbers of NumPy are read back as Python's floats."""
     metrics = [
         Metric(0.1 + 0.2, 0, "agent_0", "loss", 1 / 3),
         Metric(1e-300, 2**53 + 1, 'a,"b"', "episode_return", -math.inf),
@@ -223,7 +222,7 @@ def test_a_line_cut_short_by_a_kill_is_dropped(run):
 
 @pytest.mark.parametrize(("saved", "step", "kept"), [(0, 0, 0), (0, 20, 2), (1, 0, 1), (3, 20, 3)])
 def test_metrics_of_steps_that_are_taken_again_are_cut_off(run, saved, step, kept):
-    """A run that is killed before it saved its progress begins anew, and so do its metrics."""
+    """If a run is killed before it saved its progress, its metrics begin anew, as the run does."""
     metrics = [Metric(0.5, step, "a\nb", "loss", 1.0) for step in (10, 20, 30, 40)]
     for count, metric in enumerate(metrics, 1):
         run.csv.record(metric)
@@ -239,7 +238,7 @@ def test_metrics_of_steps_that_are_taken_again_are_cut_off(run, saved, step, kep
 
 @pytest.mark.parametrize("version", ["0.2", "now"])
 def test_a_live_run_is_not_resumed(run, version):
-    """One of marlcore 0.2 locks metrics.csv itself, and has no other lock."""
+    """A run of marlcore 0.2 locks metrics.csv, and has no `.lock`."""
     says, path = f"resume: expected a run that has ended, got {str(run.path)!r}, which is still running", run.path
     if version == "0.2":
         run.close()
@@ -319,7 +318,7 @@ warnings.warn("careful")
 
 
 def test_no_planted_link_is_written_through(tmp_path):
-    """The umask lets everybody write, and another user has put links where earlier versions wrote."""
+    """With a umask that lets everybody write, and another user's links where earlier versions wrote."""
     other = tmp_path / "other"
     other.write_text("theirs")
     before = os.umask(0)

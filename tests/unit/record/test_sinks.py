@@ -57,7 +57,6 @@ def accumulated(run_dir: Path) -> Any:
 
 
 def events_of(run_dir: Path) -> dict[tuple[str, int], Any]:
-    """By tag and step."""
     events = accumulated(run_dir)
     return {(tag, event.step): event for tag in events.Tags()["scalars"] for event in events.Scalars(tag)}
 
@@ -87,7 +86,7 @@ class Held:
 
 
 def faulty(*methods: str) -> Mock:
-    """A sink of which these methods raise; `make` makes it."""
+    """A sink whose `methods` raise; its attribute `make` is a function that returns it."""
 
     def fail(*_: object) -> None:
         raise RuntimeError("the server\nsaid no")
@@ -167,7 +166,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_rates_and_flushes_come_by_time(tmp_path, clock):
-    """However many steps the run has, also where no episode ends and nothing else is reported; a rate is of 10 s."""
+    """For any number of steps, and also if no worker reports anything; a rate is measured over 10 s."""
     run_dir, held = tmp_path / "run", Held()
     taken = [0, 0, 0, 300, 600, 900, *range(1500, 6000, 600)]  # workers start in the first seconds
     held.release.set()
@@ -191,7 +190,7 @@ def test_rates_and_flushes_come_by_time(tmp_path, clock):
 
 
 def test_the_memory_of_each_living_process_is_reported(tmp_path, clock):
-    """Of a worker's process; not of a worker without one, of one that has just ended, nor twice in serial mode."""
+    """A worker without a process or whose process has ended is left out; in serial mode the process counts once."""
     ended = subprocess.Popen(["true"])
     ended.wait()
     with monitored(tmp_path / "run") as (monitor, *_), subprocess.Popen(["cat"], stdin=subprocess.PIPE) as cat:
@@ -272,7 +271,7 @@ def test_a_tick_returns_while_a_sink_hangs(tmp_path):
 
 
 def test_what_finds_no_room_is_dropped_and_counted():
-    """Flushes, which find no room either, are not counted."""
+    """Flushes are dropped too, but not counted."""
     held = Held()
     with closing(Background("held", lambda: held, capacity=5)) as sink:
         sink.record(STREAM[0])
@@ -286,9 +285,9 @@ def test_what_finds_no_room_is_dropped_and_counted():
 
 
 def test_no_event_is_dropped_for_want_of_room():
-    """Nor those that wait at the end behind metrics for which there is no time; those metrics are counted."""
-    held, told = Held(), []
-    held.announce = told.append
+    """At the end, waiting events are delivered; metrics for which there is no time are dropped and counted."""
+    held, announced = Held(), []
+    held.announce = announced.append
     events = [mc.EvaluationEvent(step, 1.0, {"a": 1.0}, {("a", "eval_return"): 1.0}) for step in range(3)]
     sink = Background("held", lambda: held, capacity=2)
     sink.record(STREAM[0])
@@ -300,14 +299,14 @@ def test_no_event_is_dropped_for_want_of_room():
     join, waits = sink._thread.join, [lambda: None, held.release.set]
 
     def pass_time(timeout: float) -> None:
-        """The first wait is in vain; in the second, the sink goes on."""
+        """The sink stays blocked during the first wait, and continues in the second."""
         waits.pop(0)()
         if not waits:
             join(PATIENCE_S)
 
     sink._thread.join = pass_time
     sink.close()
-    assert told == events and held.taken == STREAM[:1] and held.closed
+    assert announced == events and held.taken == STREAM[:1] and held.closed
     assert sink.lost == 12
 
 
@@ -320,14 +319,14 @@ def test_a_monitor_announces_whole_evaluations_and_checkpoints(tmp_path):
         Metric(3.0, 30, "agent_0", "eval_return", 4.0),
         Metric(4.0, 31, "", "eval_s", 0.5),
     ]
-    told: list[Any] = []
-    callback = Background("callback", lambda: Mock(announce=told.append))
+    announced: list[Any] = []
+    callback = Background("callback", lambda: Mock(announce=announced.append))
     with monitored(tmp_path / "run", callback) as (monitor, report, sinks):
         for metric in metrics:
             report(metric)
         monitor.tick()
         sinks.close(PATIENCE_S)
-    assert told == [
+    assert announced == [
         mc.CheckpointEvent("agent_0", 10, 1.0, tmp_path / "run" / "checkpoints" / "agent_0.pt"),
         mc.EvaluationEvent(21, 2.0, {"agent_0": 2.0, "agent_1": 3.0}, values),
         mc.EvaluationEvent(31, 4.0, {"agent_0": 4.0}, {("agent_0", "eval_return"): 4.0}),
@@ -357,7 +356,7 @@ def test_a_hanging_sink_is_left_behind_at_the_end(tmp_path, caplog):
 
 
 def test_hanging_sinks_share_one_time_limit(tmp_path):
-    """The second of two gets what the first has left of it."""
+    """The second sink gets the time that the first has left."""
     sinks, left = [Held() for _ in range(2)], []
 
     class Watched(Background):
@@ -415,7 +414,7 @@ def test_a_failure_is_reported_before_a_close_that_hangs(caplog):
 
 @pytest.mark.parametrize("threads", [True, False])
 def test_a_callback_that_exits_is_reported_once(monkeypatch, caplog, threads):
-    """Also one that gets no thread."""
+    """The same holds if the system cannot start its thread."""
     if not threads:
         monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
     with closing(calling(lambda metric: sys.exit(3))) as sink:
@@ -426,7 +425,7 @@ def test_a_callback_that_exits_is_reported_once(monkeypatch, caplog, threads):
 
 
 def test_a_closed_sink_takes_nothing():
-    """And a sink without metrics is never made."""
+    """A sink that gets no metric is never made."""
     taken: list[Metric] = []
     sink = calling(taken.append)
     for metric in STREAM[:2]:
@@ -477,7 +476,7 @@ def test_every_named_sink_can_be_opened(tmp_path, monkeypatch):
 
 
 def test_the_documented_sink_writes_the_stream(tmp_path, monkeypatch):
-    """docs/training.md's example, as a module found by its name."""
+    """The example of docs/training.md, as a module named in the settings."""
     guide = (Path(marlcore.__file__).parents[1] / "docs" / "training.md").read_text()
     (code,) = (block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "class JsonLines" in block)
     (tmp_path / "jsonl_example.py").write_text(code)
