@@ -9,7 +9,7 @@ Wang et al. 2016, "Dueling network architectures for deep reinforcement learning
 from dataclasses import dataclass
 from typing import Any
 
-from .bases.q_learning import FeedforwardQLearning, QNetworkTrainer
+from .bases.q_learning import FeedforwardQLearning, QTrainer
 
 
 @dataclass(frozen=True)
@@ -20,5 +20,5 @@ class DQN(FeedforwardQLearning):
         return DQNTrainer(self, model)
 
 
-class DQNTrainer(QNetworkTrainer):
+class DQNTrainer(QTrainer):
     """Trains by Q-learning towards a target network, with the Huber loss."""

@@ -1,27 +1,12 @@
 """Adam with a clipped gradient norm, in six torch calls whatever the number of tensors."""
 
-from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
-
-def unrecorded(function: Callable[P, R]) -> Callable[P, R]:
-    """Wraps a function like `torch.no_grad()`; saves a microsecond for callers that record no gradients anyway."""
-    guarded = torch.no_grad()(function)
-
-    @wraps(function)
-    def call(*args: P.args, **options: P.kwargs) -> R:
-        return (guarded if torch.is_grad_enabled() else function)(*args, **options)
-
-    return call
-
-
-def _plain(method: Callable[P, R]) -> Callable[P, R]:
+def _plain(method: Any) -> Any:
     """Returns the method without its decorator, which imports torch's compiler at the first call and takes a second."""
     return getattr(method, "__wrapped__", method)
 
@@ -74,7 +59,7 @@ class ClippedAdam(torch.optim.Adam):
         """Zeroes the gradients in place; they stay views of one vector."""
         self._gradient.zero_()
 
-    @unrecorded
+    @torch.no_grad()
     def clip_and_step(self, max_norm: float) -> torch.Tensor:
         """Scales a gradient longer than `max_norm` to it, makes one step; returns the norm before scaling, a scalar."""
         norm: torch.Tensor = torch.linalg.vector_norm(self._gradient)

@@ -153,7 +153,7 @@ class WindowedQLearning(QLearning):
 
 
 class QTrainer(TargetTrainer):
-    """Trains a network by Q-learning towards its target network."""
+    """Trains a network by Q-learning towards a target network, with the Huber loss."""
 
     saved: ClassVar[tuple[str, ...]] = ("target", "optimizer", "updates")
 
@@ -161,43 +161,6 @@ class QTrainer(TargetTrainer):
         super().__init__(hyper, network)
         self.network = network
         self.optimizer = self.adam(network.parameters())
-
-    def action_index(self, batch: Any) -> Any:
-        """Returns the numbers int64 [...] of a batch's actions."""
-        return self.network.actions.encode(batch.action)
-
-    def allowed(self, obs: Any, values: torch.Tensor) -> Any:
-        """Returns the actions that the masks allow, bool [..., actions] like `values`; None without masks."""
-        return self.network.allowed(obs)
-
-    def value_of(self, network: Any, values: torch.Tensor, action: torch.Tensor, obs: Any) -> torch.Tensor:
-        """Picks the values [...] of the actions [...] out of a network's values [..., actions]."""
-        return values.gather(-1, action[..., None]).squeeze(-1)
-
-    @torch.no_grad()
-    def targets(self, batch: Any) -> torch.Tensor:
-        """Returns the scaled reward plus the discounted value of the next observation, float32 [B].
-
-        Without `double`, that value is the target network's maximum (Mnih et al. 2015, Algorithm 1). With it, it is the
-        target's value of the network's best action (van Hasselt et al. 2016, "Double DQN"). Only allowed actions count.
-        """
-        values = faster(self.target)(batch.next_obs)
-        chooser = faster(self.network)(batch.next_obs) if self.hyper.double else values
-        action = best(chooser, self.allowed(batch.next_obs, values))
-        return self.bootstrapped(batch, self.value_of(self.target, values, action, batch.next_obs))
-
-    def move_target(self) -> None:
-        """Counts an update; moves the target network by `tau`, or copies the network to it when that is due."""
-        self.updates += 1
-        interval = self.hyper.target_update_freq
-        if not interval:
-            self.soft_update(self.hyper.tau)
-        elif self.updates % interval == 0:
-            self.soft_update(1.0)
-
-
-class QNetworkTrainer(QTrainer):
-    """Trains a QNetwork by Q-learning towards a target network, with the Huber loss."""
 
     def update(self, batch: Any) -> Update:
         """Makes one step on a batch of B transitions, weighted by `weight`.
@@ -221,6 +184,35 @@ class QNetworkTrainer(QTrainer):
     def penalties(self, batch: Any, values: torch.Tensor, q_taken: torch.Tensor) -> dict[str, torch.Tensor]:
         """Returns further terms of the loss by name, given the values [B, actions] and those of actions taken [B]."""
         return {}
+
+    def action_index(self, batch: Any) -> Any:
+        """Returns the numbers int64 [...] of a batch's actions."""
+        return self.network.actions.encode(batch.action)
+
+    def value_of(self, network: Any, values: torch.Tensor, action: torch.Tensor, obs: Any) -> torch.Tensor:
+        """Picks the values [...] of the actions [...] out of a network's values [..., actions]."""
+        return values.gather(-1, action[..., None]).squeeze(-1)
+
+    @torch.no_grad()
+    def targets(self, batch: Any) -> torch.Tensor:
+        """Returns the scaled reward plus the discounted value of the next observation, float32 [B].
+
+        Without `double`, that value is the target network's maximum (Mnih et al. 2015, Algorithm 1). With it, it is the
+        target's value of the network's best action (van Hasselt et al. 2016, "Double DQN"). Only allowed actions count.
+        """
+        values = faster(self.target)(batch.next_obs)
+        chooser = faster(self.network)(batch.next_obs) if self.hyper.double else values
+        action = best(chooser, self.network.allowed(batch.next_obs, values))
+        return self.bootstrapped(batch, self.value_of(self.target, values, action, batch.next_obs))
+
+    def move_target(self) -> None:
+        """Counts an update; moves the target network by `tau`, or copies the network to it when that is due."""
+        self.updates += 1
+        interval = self.hyper.target_update_freq
+        if not interval:
+            self.soft_update(self.hyper.tau)
+        elif self.updates % interval == 0:
+            self.soft_update(1.0)
 
 
 class WindowTrainer(QTrainer):
@@ -257,7 +249,7 @@ class WindowTrainer(QTrainer):
     def window_targets(self, batch: Any, window: tuple[Any, ...], values: torch.Tensor) -> torch.Tensor:
         """Computes n-step returns, float32 [B, T], completed by the target network; with `double`, `values` choose."""
         slow, _ = faster(self.target)(*window)
-        action = best(values if self.hyper.double else slow, self.allowed(window[0], slow))
+        action = best(values if self.hyper.double else slow, self.network.allowed(window[0], slow))
         value = self.value_of(self.target, slow, action, window[0])
         return self.scaled(self.returns(batch, self.unscaled(value)))
 

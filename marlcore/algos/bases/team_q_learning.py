@@ -14,14 +14,13 @@ from torch import nn
 from torch.nn import functional
 
 from ...compiled import Chooser, of_members
-from ...interfaces import PREVIOUS_REWARD, Action, Algorithm, ReplaySource, Update
+from ...interfaces import PREVIOUS_REWARD, Action, Algorithm, ReplaySource
 from ...spaces import Spaces
 from ...spec import TransitionSpec
 from ..networks.actions import array_of
 from ..networks.initialization import initialize
 from ..networks.qnetwork import QNetwork, RecurrentQNetwork, best
 from ..networks.recurrent import PREVIOUS_ACTION, Cell, State, state_fields
-from ..networks.stand_in import faster
 from ..networks.teams import MemberNetworks, TeamSpaces, discrete_team
 from .hyperparameters import ActRequest, Layers, LearningRate
 from .q_learning import QTrainer, WindowedQLearning, WindowTrainer
@@ -138,25 +137,8 @@ class TeamNetwork(nn.Module):
 class TeamTrainer(QTrainer):
     """Trains the mixed value by Q-learning towards a target network, with the Huber loss."""
 
-    network: TeamNetwork
-
-    def update(self, batch: Any) -> Update:
-        """Makes one step on B transitions of the team, weighted by `weight`; a row's priority is its absolute error."""
-        self.follow_schedules(batch)
-        values = faster(self.network)(batch.obs)
-        q_taken = self.value_of(self.network, values, self.action_index(batch), batch.obs)
-        targets = self.targets(batch)
-        loss = (batch.weight * functional.huber_loss(q_taken, targets, reduction="none")).mean()
-        grad_norm = self.descend(self.optimizer, loss)
-        self.move_target()
-        error = (targets - q_taken.detach()).abs()
-        return Update(self.metrics(loss, q_taken, grad_norm), priority=error)
-
     def action_index(self, batch: Any) -> Any:
         return batch.action.long()
-
-    def allowed(self, obs: Any, values: torch.Tensor) -> Any:
-        return self.network.allowed(obs, values)
 
     def value_of(self, network: Any, values: torch.Tensor, action: torch.Tensor, obs: Any) -> torch.Tensor:
         """Returns the mixed values [...] of the members' actions [..., members]."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import nn
 
-from .adam import ClippedAdam, load_tensor, unrecorded
+from .adam import ClippedAdam, load_tensor
 from .hyperparameters import RATE
 
 N = TypeVar("N", bound=nn.Module)
@@ -87,7 +87,7 @@ class TargetTrainer(AdamTrainer):
         self.device = self._source[0].device
         self.updates = 0
 
-    @unrecorded
+    @torch.no_grad()
     def soft_update(self, share: float) -> None:
         """Moves the target by this share of the way to its source; 1 copies exactly."""
         torch._foreach_lerp_(self._target, self._source, share)

@@ -79,7 +79,7 @@ class Bernoulli(Distribution, Bits):
     def forward(self, output: torch.Tensor, mask: torch.Tensor | None, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         ones = batch.action.reshape(output.shape).bool()
         entropy = (functional.softplus(output) - output * torch.sigmoid(output)).sum(1)
-        return _log_prob_of_bits(output, ones), entropy
+        return -functional.softplus(torch.where(ones, -output, output)).sum(1), entropy
 
 
 class Gaussian(Distribution, Normals):
@@ -110,10 +110,6 @@ class Gaussian(Distribution, Normals):
         divisor = np.where(self._half > 0, self._half, 1.0)
         centre, half = (torch.from_numpy(numbers).to(action.device) for numbers in (self._centre, divisor))
         return ((action - centre) / half).float()
-
-
-def _log_prob_of_bits(output: torch.Tensor, ones: torch.Tensor) -> torch.Tensor:
-    return -functional.softplus(torch.where(ones, -output, output)).sum(1)
 
 
 def masked(output: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

@@ -42,7 +42,7 @@ class QNetwork(nn.Module):
         """Returns the actions [k, ...] of the highest values."""
         return self.actions.decoded(best(self(obs), self.actions.allowed(mask)))
 
-    def allowed(self, obs: Any) -> torch.Tensor | None:
+    def allowed(self, obs: Any, values: torch.Tensor | None = None) -> torch.Tensor | None:
         """Returns the joint actions that a batch's masks allow, bool [B, actions.count]; None without masks."""
         allowed: torch.Tensor | None = self.actions.allowed(self.spaces.mask_in(obs))
         return allowed
