@@ -1,5 +1,6 @@
-"""Deep Q-learning with a double target and a dueling head; its update stands in bases/q_learning.py and, in C for small
-networks, in compiled/dqn.py.
+"""Deep Q-learning with a double target and a dueling head.
+
+The update is in bases/q_learning.py. For small networks, C code makes the same update (compiled/dqn.py).
 
 Mnih et al. 2015, "Human-level control through deep reinforcement learning", Nature 518, pp. 529-533;
 van Hasselt et al. 2016, "Deep reinforcement learning with double Q-learning" (arXiv:1509.06461);

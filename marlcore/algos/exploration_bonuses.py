@@ -48,9 +48,9 @@ class StateTable(nn.Module):
         self.values = nn.Parameter(torch.full((most + 1, *shape), initial, dtype=dtype))
         self.register_buffer("digests", torch.zeros(most + 1, dtype=torch.int64))
         self.register_buffer("states", torch.zeros((), dtype=torch.int64))
-        self._read = np.zeros(0, np.int64)  # the digests in `_row_of`
+        self._read = np.zeros(0, np.int64)  # the digests that `_row_of` has
         self._row_of: dict[int, int] = {}  # by digest
-        self._digest_of: dict[Hashable, int] = {}  # by state that has a row, so that each is digested once
+        self._digest_of: dict[Hashable, int] = {}  # of states that have a row: each state is digested once
 
     def __len__(self) -> int:
         return int(self.states)
@@ -69,7 +69,7 @@ class StateTable(nn.Module):
         return self._rows(states, enter=True)
 
     def _rows(self, states: Any, enter: bool) -> torch.Tensor:
-        present = self.digests[1 : len(self) + 1].numpy(force=True)  # perhaps published or loaded since
+        present = self.digests[1 : len(self) + 1].numpy(force=True)  # a pull or a load may have changed them
         if not np.array_equal(present, self._read):
             self._row_of = {digest: row for row, digest in enumerate(present.tolist(), 1)}
             self._read = present.copy()
@@ -104,7 +104,7 @@ def _digest(state: Hashable) -> int:
 
 
 def _text(state: Any) -> str:
-    """Returns a text that is the same for equal states in every process, and differs between other states."""
+    """Returns a text that is the same for equal states in every process, and different for different states."""
     if isinstance(state, np.generic):
         state = state.item()
     if isinstance(state, tuple):

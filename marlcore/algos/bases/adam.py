@@ -12,7 +12,7 @@ def _plain(method: Any) -> Any:
 
 
 def load_tensor(name: str, own: torch.Tensor, saved: torch.Tensor) -> None:
-    """Copies a saved tensor. Raises ValueError: its shape differs; fused kernels would use memory outside it."""
+    """Copies a saved tensor. Raises ValueError: its shape is another one, and fused kernels would leave its memory."""
     if saved.shape != own.shape:
         raise ValueError(f"{name}: expected a tensor of shape {tuple(own.shape)}, got {tuple(saved.shape)}")
     own.data.copy_(saved)
@@ -23,8 +23,8 @@ class ClippedAdam(torch.optim.Adam):
 
     For small networks, the Python code of these two takes longer than the gradient itself. Here the gradients are views
     of one vector, which is zeroed, measured and scaled as a whole, and one fused kernel makes the step. The parameters
-    are float32, all on one device; this object owns their `grad`. States are those of torch.optim.Adam. Without `lr`,
-    the owner sets the learning rate before each step.
+    are float32, all on one device; this object owns their `grad`. Its state_dict is that of torch.optim.Adam. Without
+    `lr`, the owner sets the learning rate before each step.
     """
 
     add_param_group = _plain(torch.optim.Optimizer.add_param_group)
@@ -47,9 +47,9 @@ class ClippedAdam(torch.optim.Adam):
             }
         states = [self.state[tensor] for tensor in self.tensors]
         self._means, self._squares = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
-        self._step: torch.Tensor = states[0]["step"].clone()  # of all tensors, so that one call advances it
+        self._step: torch.Tensor = states[0]["step"].clone()  # one count for all tensors, so that one call advances it
         self._steps = [self._step] * len(states)
-        self._one = torch.ones_like(self._step)  # torch makes a tensor of each number that meets a tensor
+        self._one = torch.ones_like(self._step)  # a plain number would become a new tensor in each operation
 
     def set_learning_rate(self, lr: float) -> None:
         for group in self.param_groups:

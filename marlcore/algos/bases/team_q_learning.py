@@ -42,7 +42,7 @@ class TeamQLearning(WindowedQLearning):
     dueling: bool = False
     """Estimate a member's state value and its actions' advantages separately (Wang et al. 2016)."""
     cell: Cell | None = None
-    """The recurrent layer of a member's network: an lstm, a gru, which is the paper's, or your own; None: no memory."""
+    """The recurrent layer of a member's network: lstm, gru, as in the paper, or your own; None: no memory."""
     shared: bool = True
     """Members with equal spaces share a network, which also sees which member it acts for; otherwise each has its
     own."""
@@ -66,9 +66,9 @@ class TeamQLearning(WindowedQLearning):
 
     @abstractmethod
     def mixer(self, team: TeamSpaces) -> nn.Module:
-        """Returns a module from values [..., members], 0 where members do not act, and observations to a mixed value.
+        """Returns a module that maps the members' values [..., members] and the team's observations to one value [...].
 
-        The mixed value must grow with each member's value.
+        The value of a member that does not act is 0. The mixed value must grow with each member's value.
         """
 
     def member_network(self, spaces: Spaces) -> nn.Module:
@@ -99,7 +99,7 @@ class TeamQLearning(WindowedQLearning):
 def member_values(
     model: MemberNetworks, obs: Any, state: State | None
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor] | None]:
-    """Returns members' values [k, members, actions], and the state after these observations; None without memory."""
+    """Returns members' values [k, members, actions] and the state after these observations, None without memory."""
     if isinstance(model.networks[0], RecurrentQNetwork):
         return model.stepped(obs, state)
     return model(obs), None
@@ -112,7 +112,7 @@ def acted(after: Mapping[str, torch.Tensor], action: torch.Tensor, most: int) ->
 
 
 class TeamNetwork(nn.Module):
-    """Holds the members' networks, which are all that actors need, and the mixer of their values."""
+    """Holds the members' networks, which are the part that acts, and the mixer of their values."""
 
     def __init__(self, hyper: TeamQLearning, spaces: Spaces) -> None:
         super().__init__()

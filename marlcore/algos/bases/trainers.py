@@ -15,10 +15,10 @@ N = TypeVar("N", bound=nn.Module)
 
 
 class AdamTrainer:
-    """Base of trainers. The learning rate may be a schedule.
+    """Base of trainers, whose learning rate may be a schedule.
 
-    A trainer's state is that of its attributes `saved`: each has a state_dict, or is a list of such objects, a
-    generator, a tensor or a value.
+    The attributes named in `saved` are a trainer's state. Each of them has a state_dict, or is a list of such objects,
+    a generator, a tensor or a number.
     """
 
     saved: ClassVar[tuple[str, ...]]
@@ -36,14 +36,17 @@ class AdamTrainer:
         return self._optimizers[-1]
 
     def follow_schedules(self, batch: Any) -> None:
-        """Sets the learning rate, if it is a schedule, to the one in the batch's `numbers`."""
+        """Sets the learning rate to that in the batch's `numbers`, if it is a schedule."""
         for optimizer in self._optimizers if self._is_scheduled else ():
             optimizer.set_learning_rate(batch.numbers[RATE])
 
     def descend(self, optimizer: ClippedAdam, loss: torch.Tensor) -> torch.Tensor:
-        """Moves an optimizer's parameters one step down the loss; returns the gradient's norm before clipping."""
+        """Moves an optimizer's parameters one step down the loss; returns the gradient's norm before clipping.
+
+        No other parameter gets a gradient: the loss of a policy, for example, also depends on its critics.
+        """
         optimizer.zero_grad()
-        torch.autograd.backward(loss)
+        torch.autograd.backward(loss, inputs=[tensor for tensor in optimizer.tensors if tensor.requires_grad])
         return optimizer.clip_and_step(self.hyper.max_grad_norm)
 
     def state_dict(self) -> dict[str, Any]:
