@@ -22,7 +22,7 @@ class QNetwork(nn.Module):
     """Maps observations to values [B, actions.count] of joint actions, in units of reward_scale times the reward."""
 
     def __init__(self, hyper: Any, spaces: Spaces, torso: Any = None) -> None:
-        """`torso`: the first layers; None: those that the hyperparameters ask for, which may be a whole model."""
+        """`torso`: the first layers; None: the hyperparameters choose them, perhaps as part of a user's whole model."""
         super().__init__()
         self.spaces = spaces
         self.actions = JointActions(hyper.owner, spaces.action)
@@ -49,7 +49,7 @@ class QNetwork(nn.Module):
 
 
 class RecurrentQNetwork(QNetwork):
-    """Maps observations and a state to joint actions' rescaled values, in units of reward_scale times the reward."""
+    """Maps observations and a state to values [B, actions.count] of joint actions, which R2D2 rescales."""
 
     def __init__(self, hyper: Any, spaces: Spaces) -> None:
         super().__init__(hyper, spaces, RecurrentTorso(hyper, spaces, hyper.hidden[:-1]))
@@ -74,8 +74,8 @@ class RecurrentQNetwork(QNetwork):
 class Head(nn.Module):
     """Maps features [..., inputs] to a value of each action [..., actions], through the last of the layers `hidden`.
 
-    With `dueling`, that layer feeds the state's value and the actions' advantages less their mean (Wang et al. 2016,
-    arXiv:1511.06581, equation 9). Both share the layer, so dueling costs little.
+    With `dueling`, a value is that of the state plus the action's advantage less the mean advantage (Wang et al. 2016,
+    arXiv:1511.06581, equation 9). State and actions share the layer, so dueling costs little.
     """
 
     aggregate: torch.Tensor
