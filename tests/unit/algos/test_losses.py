@@ -131,20 +131,6 @@ def test_the_loss_is_the_weighted_one_of_the_paper(algorithm, spaces, double, ka
     np.testing.assert_allclose(update.priority.numpy(), priority, **rounding(15 + 8, 3 * most))
 
 
-@BOTH
-@pytest.mark.parametrize("double", [True, False])
-def test_a_terminal_mask_that_allows_nothing_is_harmless(algorithm, double):
-    """A terminal observation's mask that allows nothing gives the reward alone as the target, no NaN."""
-    spaces = Spaces(WIDE, gym.Discrete(3), masked=True)
-    _, trainer = made_trainer(algorithm(double=double), spaces)
-    batch = made_batch(spaces, discount=torch.zeros(6))
-    batch.next_obs[MASK][:] = False
-    targets = trainer.targets(batch)
-    torch.testing.assert_close(targets, (0.1 * batch.reward).view(6, *[1] * (targets.ndim - 1)).expand_as(targets))
-    update = trainer.update(batch)
-    assert all(torch.isfinite(one).all() for one in [*update.metrics.values(), update.priority])
-
-
 @pytest.mark.parametrize("kappa", [0.5, 1.0, 4.0])
 @BOTH
 def test_actors_first_priorities_have_the_unit_of_the_trainers(algorithm, kappa):

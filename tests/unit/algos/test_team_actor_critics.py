@@ -287,10 +287,3 @@ def test_policies_climb_what_their_actions_add():
             did, p, q = int(batch.action[row, member]), probability[row, member], values[row, member]
             loss -= (q[did] - (p * q).sum()) * np.log(p[did]) / 48
     assert trainer._improve_policies(batch, action)["policy_loss"].item() == pytest.approx(loss, rel=1e-4, abs=1e-6)
-
-
-def test_agents_that_are_no_teams_are_refused_in_one_line():
-    expected = r"expected an agent that is a team \(see Config.teams\), got [^\n]+"
-    for hyper in (mc.HAPPO(), mc.MATD3(), mc.COMA()):
-        with pytest.raises(ValueError, match=rf"^{hyper.owner}: {expected}$"):
-            hyper.transition(Spaces(gym.Box(-1, 1, (2,), np.float32), gym.Discrete(2)))

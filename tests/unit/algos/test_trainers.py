@@ -165,21 +165,14 @@ def test_a_hard_update_copies_the_network_at_intervals(name):
 @pytest.mark.parametrize("most", [1e-3, 1e9])
 @pytest.mark.parametrize("name", [*VALUES, *CONTINUOUS, "bc"])
 def test_a_step_uses_the_gradient_clipped_to_max_grad_norm(name, most):
-    """By Adam; the loss of a policy, which passes through the critics, leaves no gradient there."""
+    """The loss of a policy, which passes through the critics, leaves no gradient there."""
     hyper, spaces, model, trainer = made(name, max_grad_norm=most)
     learners = model.critics if name in CONTINUOUS else model
-    twin = copy.deepcopy(learners)
-    adam = torch.optim.Adam(twin.parameters(), lr=hyper.learning_rate)
     for seed in range(2):
         norm = trainer.update(batch_of(hyper, spaces, seed)).metrics["grad_norm"].item()
         applied = torch.cat([parameter.grad.flatten() for parameter in learners.parameters()]).norm().item()
         assert norm > 1e-3
         assert applied == pytest.approx(min(norm, most), rel=1e-3)
-        for theirs, ours in zip(twin.parameters(), learners.parameters(), strict=True):
-            theirs.grad = ours.grad.clone()
-        adam.step()
-        for theirs, ours in zip(twin.parameters(), learners.parameters(), strict=True):
-            torch.testing.assert_close(ours, theirs)
 
 
 @TARGETED
