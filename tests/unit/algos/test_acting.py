@@ -19,7 +19,6 @@ pytestmark = pytest.mark.usefixtures("seeded_torch")
 
 CONTINUOUS = pytest.mark.parametrize("name", ["td3", "sac"])
 EACH = pytest.mark.parametrize("name", ["dqn", "iqn", "td3", "sac"])
-MASKED = pytest.mark.parametrize("name", ["ppo", "mappo", "recurrentppo"])
 OBSERVATION = gym.Box(-1, 1, (3,), np.float32)
 
 
@@ -150,20 +149,6 @@ def test_epsilon_zero_is_greedy_and_one_is_uniform(name, masked):
     weights = masks / masks.sum(1, keepdim=True) if masked else torch.full((4000, 4), 0.25)
     counts = np.bincount(act(hyper, model, obs, 1.0, mask)[0], minlength=4)
     np.testing.assert_allclose(counts, weights.sum(0), atol=128)  # four standard deviations of at most 32
-
-
-@MASKED
-def test_random_actions_are_uniform_among_the_allowed(name):
-    """Policies are nearly uniform before they learn."""
-    hyper, spaces = SMALL[name]
-    spaces = replace(spaces, action=gym.Discrete(5), masked=True)
-    obs = made_obs(spaces, 3000, np.random.default_rng(0))
-    obs[MASK] = torch.tensor([False, True, False, True, True]).expand(3000, 5)
-    model = hyper.make_model(spaces)
-    counts = np.bincount(act(hyper, model, obs, 1.0, obs[MASK])[0], minlength=5)
-    assert ((counts[[1, 3, 4]] > 896) & (counts[[1, 3, 4]] < 1104)).all()  # four standard deviations of 26
-    greedy = act(hyper, model, obs, None, obs[MASK])[0]
-    assert counts[[0, 2]].sum() == 0 and set(greedy.tolist()) <= {1, 3, 4}
 
 
 def allowed_by(mask, spaces, action):

@@ -43,10 +43,14 @@ CASES = {name: (replace(hyper, **FAST), spaces) for name, (hyper, spaces) in SMA
     "recurrentppo, gru": (replace(SMALL["recurrentppo"][0], cell="gru", **FAST), box_spaces()),
     "r2d2, gru": (replace(SMALL["r2d2"][0], cell="gru", **FAST), box_spaces()),
 }
-EACH = pytest.mark.parametrize("case", CASES)
 # HAPPO's learner calls each member's network by itself, without what holds them for actors.
 QUICK = ("dqn", "sac", "qmix", "dqn of images", "recurrentppo, gru")
 WHOLE = pytest.mark.parametrize("case", long_but(QUICK, [case for case in CASES if case != "happo"]))
+CASES |= {
+    f"{name}, other layers": (replace(hyper, layer_norm=True, activation="gelu", **FAST), spaces)
+    for name, (hyper, spaces) in SMALL.items()
+}
+EACH = pytest.mark.parametrize("case", CASES)
 ENCODED_BY_ACTORS = "acting.torso.actions"  # on-policy rows hold its output, through which no gradient passes
 OF_LEARNERS = ("acting.distribution", "distribution")  # actors call its methods `sample` and `mode`
 NOT_CALLED = (nn.ModuleList, BoxActions)  # their members are called, or their methods `encode` and `decode`

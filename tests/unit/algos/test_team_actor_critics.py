@@ -48,26 +48,6 @@ def batch_of(spaces, rows=24, dead=()):
     return batch
 
 
-@pytest.mark.parametrize("action", [None, BOX], ids=["discrete", "box"])
-@pytest.mark.parametrize("own", [{"shared": True}, {"shared": False}, {"rewards": "own"}], ids=str)
-def test_a_dead_member_changes_no_value_and_gets_no_gradient(action, own):
-    spaces = spaces_of(action)
-    model, trainer = made_trainer(mc.MATD3(**SMALL, **own), spaces)
-    batch = batch_of(spaces, dead=[1])
-    values = model.critics(batch.obs, model.acting.actions.encode(batch.action))
-    batch.action[:, 1] = 0
-    assert torch.equal(values, model.critics(batch.obs, model.acting.actions.encode(batch.action)))
-    _, of_members = trainer.policy_actions(batch)
-    assert of_members.shape == (COUNT, 24)
-    parameters = list(model.acting.parameters())
-    lost, kept = (
-        torch.autograd.grad(of_members[member].sum(), parameters, allow_unused=True, retain_graph=True)
-        for member in (1, 0)
-    )
-    assert not any(gradient is not None and gradient.any() for gradient in lost)
-    assert any(gradient is not None and gradient.any() for gradient in kept)
-
-
 @pytest.mark.parametrize("rewards", ["sum", "own"])
 @pytest.mark.parametrize("kind", [mc.MATD3, mc.MADDPG])
 @pytest.mark.parametrize("action", [None, BOX], ids=["discrete", "box"])
