@@ -1,12 +1,14 @@
 """Adam with a clipped gradient norm, in six torch calls whatever the number of tensors."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+M = TypeVar("M")
 
-def _plain(method: Any) -> Any:
+
+def _plain(method: M) -> M:
     """Returns the method without its decorator, which imports torch's compiler at the first call and takes a second."""
     return getattr(method, "__wrapped__", method)
 
