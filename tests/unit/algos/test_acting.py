@@ -34,7 +34,7 @@ def act(hyper, model, obs, epsilon=None, mask=None, seed=0, **numbers):
 
 
 def made(name):
-    """An algorithm, its spaces and a model; the spaces are those of four actions, or of the odd Box."""
+    """Returns an algorithm, its spaces and a model; Discrete action spaces have four actions."""
     hyper, spaces = SMALL[name]
     if not spaces.action.shape:
         spaces = replace(spaces, action=gym.Discrete(4))
@@ -123,7 +123,7 @@ FORMS = [
 @pytest.mark.parametrize(("algorithm", "space"), FORMS)
 @pytest.mark.parametrize("epsilon", [None, 0.0, 0.5, 1.0])
 def test_actions_have_the_form_of_a_row(algorithm, space, epsilon):
-    """Actions have the space's shape and dtype, and count from 0 whatever its start."""
+    """Actions have the shape and dtype of their space. Discrete ones count from 0, whatever the space's start is."""
     hyper, spaces = algorithm(), Spaces(OBSERVATION, space)
     model = hyper.make_model(spaces)
     if algorithm in (TD3, SAC):
@@ -138,7 +138,7 @@ def test_actions_have_the_form_of_a_row(algorithm, space, epsilon):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", ["dqn", "iqn", "r2d2"])
 def test_epsilon_zero_is_greedy_and_one_is_uniform(name, masked):
-    """Among the actions that the mask of each row allows."""
+    """If there is a mask, only the actions that it allows count."""
     hyper, _, model = made(name)
     obs, masks = torch.randn(4000, 3), torch.rand(4000, 4) < 0.5
     masks[:, 0] = True
@@ -152,7 +152,7 @@ def test_epsilon_zero_is_greedy_and_one_is_uniform(name, masked):
 
 
 def allowed_by(mask, spaces, action):
-    """Where the masks [..., choices] have the components of actions [..., components]."""
+    """Returns whether the masks [..., choices] allow the components of actions [..., components]."""
     return np.take_along_axis(mask, action.reshape(*mask.shape[:-1], -1) + spaces.mask_starts, -1)
 
 
@@ -161,7 +161,7 @@ CHOOSING = [name for name, (_, spaces) in SMALL.items() if not isinstance(spaces
 
 @pytest.mark.parametrize("name", CHOOSING)
 def test_outputs_far_below_zero_let_no_forbidden_action_through(name):
-    """All outputs are -5e9; updates stay finite, also of rows whose masks allow nothing."""
+    """All outputs are -5e9. Updates stay finite, also those on rows whose masks allow nothing."""
     hyper, spaces = SMALL[name]
     spaces = replace(spaces, masked=True)
     batch, model = batch_of(hyper, spaces), hyper.make_model(spaces)
@@ -191,7 +191,7 @@ def test_epsilon_1_is_uniform_in_the_box(name):
 
 
 def test_the_noise_of_td3_is_the_scheduled_one():
-    """It is in units of half a component's range."""
+    """The noise is in units of half the range of a component."""
     hyper, spaces = TD3(noise=0.7), continuous_spaces()
     assert hyper.schedules()["noise"] == 0.7
     model, obs = hyper.make_model(spaces), torch.zeros(4000, 3)

@@ -17,7 +17,7 @@ DECAY = st.sampled_from([0.0, 0.5, 0.95, 1.0])
 
 
 def steps_of(ends, seed):
-    """Random rows, which each end in this way: in a run, at its end with a value beyond, or without one."""
+    """Returns random rows: a row continues, is cut off from a next observation with a value, or is terminated."""
     rng = np.random.default_rng(seed)
     numbers = rng.normal(size=(3, len(ends))).astype(np.float32)
     continues = np.array([end == "continues" for end in [*ends[:-1], "cut"]])
@@ -31,7 +31,7 @@ def steps_of(ends, seed):
 @settings(max_examples=100)
 @given(ROWS, st.integers(0, 2**16), DECAY, st.sampled_from([0.5, 1.0, 3.0]), st.sampled_from([0.7, 1.0]))
 def test_vtrace_is_the_sum_of_the_paper(ends, seed, decay, rho_bar, c_bar):
-    """And GAE is V-trace with ratios of 1. No row of a later run reaches an earlier one."""
+    """GAE is V-trace with ratios of 1. No row depends on a later run."""
     *steps, ratio = steps_of(ends, seed)
     # Inputs and results are float32; an advantage sums over a run's steps, whose weights are at most 3.
     close = rounding(5 * len(ends), 3 * float(torch.stack(steps[:4]).abs().sum()))

@@ -42,7 +42,7 @@ def sizes_of(space):
 
 
 def plain_allowed(spaces, obs):
-    """bool [B, joint actions], from the last frame's mask, in the order of the network's outputs."""
+    """Returns bool [B, joint actions] by the last frame's mask, in the order of the network's outputs."""
     sizes = sizes_of(spaces.action)
     if not spaces.masked:
         return np.ones((ROWS, np.prod(sizes)), bool)
@@ -73,7 +73,7 @@ def next_fractions(trainer, *counts):
 @settings(max_examples=30)
 @given(spaces=all_spaces(), double=st.booleans(), kappa=st.sampled_from([0.05, 0.5, 1.0]), seed=st.integers(0, 2**16))
 def test_the_loss_is_the_weighted_one_of_the_paper(algorithm, spaces, double, kappa, seed):
-    """DQN's Huber loss, whose |error| is the priority; IQN's quantile Huber loss; towards the best allowed action."""
+    """DQN has the Huber loss, and |error| as priority; IQN has the quantile Huber loss, which is also its priority."""
     torch.manual_seed(seed)
     of_iqn = {"n_tau": 3, "n_tau_prime": 5, "kappa": kappa} if algorithm is IQN else {}
     network, trainer = made_trainer(algorithm(double=double, hidden=(8, 8), **of_iqn), spaces)
@@ -105,7 +105,7 @@ def test_the_loss_is_the_weighted_one_of_the_paper(algorithm, spaces, double, ka
 @pytest.mark.parametrize("kappa", [0.5, 1.0, 4.0])
 @BOTH
 def test_actors_first_priorities_have_the_unit_of_the_trainers(algorithm, kappa):
-    """Where quantiles do not depend on the fraction, the two are equal up to the fractions that the trainer draws."""
+    """If quantiles do not depend on the fraction, both are equal but for the fractions that the trainer draws."""
     hyper = IQN(n_tau=400, kappa=kappa) if algorithm is IQN else DQN()
     network, trainer = made_trainer(hyper, box_spaces())
     if algorithm is IQN:

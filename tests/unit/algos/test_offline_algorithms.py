@@ -28,7 +28,7 @@ CLONED = {
 
 
 def demonstrations(spaces, seed):
-    """A batch whose actions its masks allow."""
+    """Returns a batch whose masks allow its actions."""
     bounded = spaces if spaces is not CLONED["unbounded"] else Spaces(BOX, gym.Box(-3, 3, (2,), np.float64))
     batch = made_batch(bounded, rows=ROWS, seed=seed)
     if spaces.masked:
@@ -71,7 +71,7 @@ def test_bc_s_loss_is_minus_the_mean_log_probability(name):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_cql_s_penalty_and_its_gradient_are_equation_4(masked, seed):
-    """The gradient is told by differences of the plain penalty, without autograd."""
+    """Differences of the plain penalty give the gradient without autograd."""
     spaces = box_spaces(actions=4, masked=masked)
     _, trainer = made_trainer(mc.CQL(hidden=(8, 8), alpha=2.5), spaces)
     batch = demonstrations(spaces, seed)
@@ -109,7 +109,7 @@ def test_cql_adds_its_penalty_to_dqn_and_nothing_without_alpha():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_td3_bc_weighs_values_by_their_mean_size(seed):
-    """Equations 3 and 5; the weight itself has no gradient."""
+    """The loss is equations 3 and 5; no gradient passes through the weight."""
     spaces = continuous_spaces()
     _, trainer = made_trainer(mc.TD3BC(hidden=(8, 8), alpha=1.5), spaces)
     batch, rng = made_batch(spaces, rows=ROWS, seed=seed), np.random.default_rng(seed)

@@ -31,7 +31,7 @@ OF_TEAMS = {"vdn", "qmix", "matd3", "maddpg", "happo", "coma"}  # they have a ne
 
 
 class Seeing(nn.Module):
-    """A torso that keeps what it got."""
+    """A torso that keeps its last input."""
 
     def __init__(self, spaces):
         super().__init__()
@@ -103,7 +103,7 @@ def check_learns(hyper, spaces, batches):
 
 @EACH
 def test_a_torso_acts_and_learns(name):
-    """The fast form calls it once, and once for each group of members."""
+    """The stand-in calls it once, or once for each group of members."""
     hyper, spaces = small(name, network=Seeing, learning_rate=0.1)
     check_learns(hyper, spaces, [batch_of(hyper, spaces, seed) for seed in range(4)])
     model, obs, calls = hyper.make_model(spaces), made_obs(spaces, 6, np.random.default_rng(0)), []
@@ -129,7 +129,7 @@ class Frozen(nn.Sequential):
 @pytest.mark.parametrize("scripted", [True, False])
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
 def test_frozen_layers_and_buffers_stay(name, scripted):
-    """Also those of a TorchScript module."""
+    """TorchScript modules are tried too."""
     script = torch.jit.script if scripted else lambda network: network
     hyper, spaces = small(name, network=lambda spaces: script(Frozen(spaces)), learning_rate=0.1)
     model = hyper.make_model(spaces)
@@ -217,7 +217,7 @@ GOT = {
 
 @pytest.mark.parametrize("case", GOT)
 def test_a_network_gets_observations_without_the_mask(case):
-    """As rows have them: neither scaled nor converted; those of a Dict by name."""
+    """Observations are as in rows, neither scaled nor converted; parts of a Dict have names."""
     spaces, shapes = GOT[case]
     model = mc.DQN(hidden=(8,), network=Seeing).make_model(spaces)
     obs = made_obs(spaces, 6, np.random.default_rng(0))
@@ -251,7 +251,7 @@ def test_lazy_layers_learn_their_inputs():
 
 
 def test_a_network_is_named_as_it_can_be_imported():
-    """Else it stays the function, and so do those that are not what their name imports."""
+    """A function stays a function if its name imports nothing, or something else."""
     assert mc.PPO(network=Seeing).network == f"{__name__}:Seeing" == mc.PPO(network=f"{__name__}:Seeing").network
     other = partial(Seeing)
     local = lambda spaces: Seeing(spaces)  # noqa: E731
@@ -373,7 +373,7 @@ EXAMPLES = {
 
 
 def members(spaces, rows):
-    """Random observations of the spaces themselves."""
+    """Returns random observations that the spaces contain."""
     spaces.observation.seed(0)
     samples = [spaces.values(spaces.observation.sample()) for _ in range(rows)]
     return each(lambda *parts: torch.from_numpy(np.stack(parts)), *samples)

@@ -139,7 +139,7 @@ def plain_statistics(targets):
 
 @torch.no_grad()
 def predicted(trainer, batch):
-    """What the critic says of a batch's observations, in its own units."""
+    """Returns the critic's values of a batch's observations, in its own units."""
     model = trainer.model
     if isinstance(trainer.hyper, RecurrentPPO):
         return model(batch.obs, batch.extras, first_rows(batch.continues, trainer.hyper.unroll))[1].numpy()

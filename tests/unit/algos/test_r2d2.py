@@ -51,7 +51,7 @@ def plain_targets(hyper, batch, held, values, slow, allowed):
     seed=st.integers(0, 2**16),
 )
 def test_loss_and_priorities_are_those_of_a_plain_loop(cell, burn_in, n_step, double, rescale, masked, stack, seed):
-    """Of n-step double targets, whose returns end with their window."""
+    """Targets are n-step double ones; returns end with their window."""
     torch.manual_seed(seed)
     options = {"cell": cell, "burn_in": burn_in, "n_step": n_step, "double": double, "rescale": rescale}
     hyper = replace(SMALL, reward_scale=0.5, eta=0.8, **options)
@@ -77,7 +77,7 @@ def test_loss_and_priorities_are_those_of_a_plain_loop(cell, burn_in, n_step, do
 
 
 def test_windows_of_the_tests_have_every_kind_of_end():
-    """Else the test above could not tell them apart."""
+    """Otherwise the test above would not try all of them."""
     batch = made_windows(SMALL, box_spaces(), rows=64)
     held = batch.valid[..., -1].sum(1)
     last = np.arange(64), held - 1
@@ -89,7 +89,7 @@ def test_windows_of_the_tests_have_every_kind_of_end():
 
 
 def test_a_window_learns_nothing_from_its_burn_in():
-    """Rewards of the burn-in change no gradient, but as inputs; what begins an episode has no burn-in."""
+    """Rewards of the burn-in change gradients only as inputs, which this test sets to 0."""
     spaces = box_spaces()
     batch = made_windows(SMALL, spaces).torch()
     gradients = []

@@ -58,7 +58,7 @@ def test_burn_in_passes_no_gradient_unless_its_state_is_known(kind):
 
 @BOTH
 def test_an_untrained_layer_keeps_its_state(kind):
-    """After 3 steps a third of a difference is left; with half of it lost at each step it were an eighth."""
+    """After 3 steps, over a third of a difference is left; a layer that halved it in each step would keep an eighth."""
     layer = Recurrent(kind, INPUTS, 200)
     x, name = torch.zeros(1, 3, INPUTS), layer.parts[-1]
     zero, one = torch.zeros(1, 200), torch.ones(1, 200)
@@ -67,7 +67,7 @@ def test_an_untrained_layer_keeps_its_state(kind):
 
 
 def test_the_last_action_and_reward_are_inputs():
-    """Those of the state come first, those of the window follow."""
+    """The state has the action and reward before a window, the batch those within it."""
     spaces = Spaces(gym.Box(-1, 1, (2,), np.float32), gym.MultiDiscrete([2, 3], start=[5, -1]))
     torso = RecurrentTorso(R2D2(units=UNITS), spaces, ())
     obs, reward = torch.randn(2, 4, 2), torch.tensor([[3.0, -8.0, 0.5], [1.0, 2.0, 4.0]])

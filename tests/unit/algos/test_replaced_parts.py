@@ -57,7 +57,7 @@ NOT_CALLED = (nn.ModuleList, BoxActions)  # their members are called, or their m
 
 
 class Counted(nn.Module):
-    """A part of a user: what it replaces, times a gain that is learned."""
+    """A user's part: it multiplies the output of the replaced part by a learned gain."""
 
     def __init__(self, replaced):
         super().__init__()
@@ -103,7 +103,7 @@ def learnt(case, trainer):
 @WHOLE
 @pytest.mark.parametrize("late", long_but([True], [False, True]), ids=["before the trainer is made", "after"])
 def test_a_replaced_part_is_called_and_learns(case, late):
-    """Each part at every level is replaced, alone, in a model that acted before, or acted and learnt."""
+    """Replaces each part of every level, one at a time, in a model that acted before, or acted and learned."""
     hyper, spaces = CASES[case]
     original = hyper.make_model(spaces)
     acted(case, original)
@@ -132,7 +132,7 @@ def test_a_replaced_part_is_called_and_learns(case, late):
 @WHOLE
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")  # for layers of the observation
 def test_hooks_of_every_part_are_called(case):
-    """In a model that was called before, and after an update without hooks."""
+    """The model was called and updated before it got hooks."""
     hyper, spaces = CASES[case]
     model = hyper.make_model(spaces)
     trainer = hyper.make_trainer(model)
@@ -202,12 +202,12 @@ def test_a_changed_class_is_used(monkeypatch):
 
 
 def hooked():
-    """Inside, every module is called."""
+    """Inside this context, every module is called, since all are hooked."""
     return nn.modules.module.register_module_forward_hook(lambda *_: None)
 
 
 def trained(change):
-    """The model's values after an update, with the change in a model that was called and trained before."""
+    """Returns a model's values after an update, a change and another update."""
     torch.manual_seed(0)
     hyper, spaces = CASES["dqn"]
     model = hyper.make_model(spaces)
@@ -253,7 +253,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_counts_at_once_in_acting_and_learning(change):
-    """In the model itself and in a copy, which acted before."""
+    """The change counts in the model itself, which acted before, and in a copy."""
     model, obs = mc.DQN(hidden=(8, 8)).make_model(box_spaces()), torch.randn(4, 3)
     assert faster(model) is not model
     before = faster(model)(obs)

@@ -29,7 +29,7 @@ OWN_METRICS = {
 
 
 def made(name, **options):
-    """An algorithm, its spaces, a model and a trainer whose target, if it has one, differs from the model."""
+    """Returns an algorithm, its spaces, a model and a trainer; a target network differs from the model."""
     hyper, spaces = replace(SMALL[name][0], **options), SMALL[name][1]
     return hyper, spaces, *made_trainer(hyper, spaces)
 
@@ -60,7 +60,7 @@ def test_an_update_returns_detached_scalars_and_priorities(name):
 
 @pytest.mark.parametrize("name", SMALL)
 def test_one_row_gives_finite_metrics_and_weights(name):
-    """As a batch; in a minibatch, those of 9 rows in minibatches of 8 end with one."""
+    """A batch may have one row, and so may a minibatch: the last one of 9 rows in minibatches of 8."""
     hyper, spaces, model, trainer = made(name)
     for rows in (1, 9, 1):
         update = trainer.update(batch_of(hyper, spaces, rows=rows))
@@ -74,7 +74,7 @@ TARGETED = pytest.mark.parametrize("name", [*VALUES, *CONTINUOUS])
 
 @OFF_POLICY
 def test_the_learning_rate_follows_its_schedule(name):
-    """As if each batch had the rate from the beginning; nothing but a schedule is published."""
+    """A scheduled rate gives the same step as a constant one. Only schedules are published."""
     hyper, spaces = SMALL[name]
     scheduled = replace(hyper, learning_rate="linear(0.01, 0, 100)")
     assert scheduled.schedules()["learning_rate"] == "linear(0.01, 0, 100)"
@@ -97,7 +97,7 @@ def test_the_learning_rate_follows_its_schedule(name):
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_state_with_a_tensor_of_another_shape_is_refused(name):
-    """Each of its tensors in turn, as a hostile checkpoint may have it: fused kernels would leave their memory."""
+    """Changes each tensor in turn, as a hostile checkpoint may: fused kernels would leave the tensors' memory."""
     *_, trainer = made(name)
     sound = trainer.state_dict()
     leaves, form = tree_flatten(sound)
@@ -111,7 +111,7 @@ def test_a_state_with_a_tensor_of_another_shape_is_refused(name):
 
 @OFF_POLICY
 def test_a_restored_trainer_keeps_its_own_learning_rate(name):
-    """With and without a schedule, whatever rate the saved optimizer had."""
+    """The rate that the saved optimizer had does not count, with and without a schedule."""
     hyper, spaces = SMALL[name]
     rates = 0.5, "linear(0.01, 0, 100)"
     saved = made(name, learning_rate=rates[0])[-1], made(name, learning_rate=rates[1])[-1]
@@ -131,7 +131,7 @@ RESUMED = [*((name, {}) for name in SMALL), *((name, COPIED) for name in VALUES)
 
 @pytest.mark.parametrize(("name", "options"), RESUMED)
 def test_training_resumed_from_a_state_dict_continues_bit_for_bit(name, options):
-    """After an odd number of updates, so that the turn of TD3's policy, or of a target's copy, is remembered."""
+    """Resumes after an odd number of updates: the state must tell when TD3's policy or a target's copy is due."""
     hyper, spaces, model, trainer = made(name, **options)
     batches = [batch_of(hyper, spaces, seed) for seed in range(5)]
     check_resumption(hyper, spaces, model, trainer, batches[:3], batches[3:])
@@ -139,7 +139,7 @@ def test_training_resumed_from_a_state_dict_continues_bit_for_bit(name, options)
 
 @TARGETED
 def test_a_soft_update_moves_the_target_by_tau_of_the_way(name):
-    """With a policy_delay of 3 TD3's target and policy move at every third update only, its critics at each."""
+    """With a policy_delay of 3, TD3's targets and policy move only at every third update, its critics at each."""
     hyper, spaces, model, trainer = made(name, tau=0.25, **({"policy_delay": 3} if name in OF_TD3 else {}))
     for number in range(1, 7):
         before, weights = tensors_of(trainer.target), copy.deepcopy(model.state_dict())
@@ -177,7 +177,7 @@ def test_a_step_uses_the_gradient_clipped_to_max_grad_norm(name, most):
 
 @TARGETED
 def test_the_target_shares_no_memory_with_a_published_model(name):
-    """The published tensors are views of one flat tensor, and stay so; a target of a part has memory of its own."""
+    """The published tensors are and stay views of one flat tensor; a target has memory of its own."""
     hyper, spaces = SMALL[name]
     model = hyper.make_model(spaces)
     acting = getattr(model, "acting", model)

@@ -41,7 +41,7 @@ def newest(part, spaces):
 
 
 def plain_values(acting, obs, row):
-    """The values of each member's actions, in an observation of the team: every member by a call of its own."""
+    """Returns the values of all members' actions in one observation of the team, by one call for each member."""
     found = []
     for group, network in zip(acting.team.groups, acting.networks, strict=True):
         for number, member in enumerate(range(group.rows.start, group.rows.stop)):
@@ -52,7 +52,7 @@ def plain_values(acting, obs, row):
 
 
 def plain_mixed(network, values, obs, row, alive=None):
-    """The team's value for its members', in NumPy."""
+    """Returns the team's value of its members' values, in NumPy."""
     spaces = network.team.spaces
     values = values * (newest(obs[ALIVE][row], spaces) if alive is None else alive)
     if not isinstance(network.mixer, Mixer):
@@ -76,21 +76,21 @@ def plain_mixed(network, values, obs, row, alive=None):
 
 
 def plain_best(values, obs, row, team):
-    """Each member's best action among its own choices that the mask allows."""
+    """Returns each member's best action among its own choices that the mask allows."""
     mask = np.ones(sum(team.choices), bool) if MASK not in obs else newest(obs[MASK][row], team.spaces)
     parts = np.split(mask, np.cumsum(team.choices)[:-1])
     return [max(np.flatnonzero(part), key=lambda a, own=own: own[a]) for part, own in zip(parts, values, strict=True)]
 
 
 def allow_some(obs, choices):
-    """Every member may do something, as environments ensure."""
+    """Changes masks so that every member has an allowed choice, as environments ensure."""
     if MASK in obs:
         first = np.cumsum([0, *choices[:-1]])
         obs[MASK][..., first] |= ~torch.stack([part.any(-1) for part in obs[MASK].split(choices, -1)], -1)
 
 
 def check_update(hyper, spaces, seed):
-    """One update's loss and priorities are those of a loop over the rows."""
+    """Asserts that an update's loss and priorities are those of a loop over the rows."""
     network, trainer = made_trainer(hyper, spaces)
     batch, team, number = made_batch(spaces, 6, seed), network.team, range(network.team.count)
     for obs in (batch.obs, batch.next_obs):
@@ -152,7 +152,7 @@ def test_the_mixed_value_grows_with_each_members(name, seed, member, more):
 
 
 def mixed_before_and_after(name, seed, members, more):
-    """A random mixer's values [5] of random members' ones, and with these members' higher by `more`."""
+    """Returns a random mixer's values [5] of random values, and those after some members' values grow by `more`."""
     torch.manual_seed(seed)
     spaces = spaces_of()
     _, trainer = made_trainer(made(name, initialization="xavier"), spaces)
@@ -165,7 +165,7 @@ def mixed_before_and_after(name, seed, members, more):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_by_a_softmax_it_grows_no_faster_than_a_sum(seed):
-    """Where all members' values grow alike; with absolute weights it may grow faster."""
+    """All members' values grow alike. With absolute weights the mixed value may grow faster."""
     for name in ("softmax", "qmix"):
         low, high = mixed_before_and_after(name, seed, [0, 1, 2], 7.0)
         assert ((high - low).max() <= 3 * 7.0 + 1e-3) == (name == "softmax")
@@ -204,7 +204,7 @@ def plain_errors(hyper, batch, held, network, target):
 @pytest.mark.parametrize("shared", [True, False])
 @BOTH
 def test_windows_give_what_an_actor_computes_step_by_step(name, shared):
-    """Values, targets, loss and priorities; the burn-in counts for neither."""
+    """Loss and priorities of windows are those of values computed step by step; the burn-in does not count."""
     options = {"cell": "lstm", "double": name == "vdn"} if shared else {"cell": "gru", "double": name == "qmix"}
     hyper = made(name, shared=shared, eta=0.8, **options, **MEMORY)
     spaces = spaces_of(masked=shared, stack=1 + shared)
@@ -218,7 +218,7 @@ def test_windows_give_what_an_actor_computes_step_by_step(name, shared):
 
 
 def check_the_dead_are_ignored(name, cell):
-    """What a member that does not act observes and did changes neither the loss nor a gradient."""
+    """Observations and actions of a member that does not act change neither the loss nor a gradient."""
     hyper = made(name, cell=cell, **(MEMORY if cell else {}))
     spaces, gradients = spaces_of(), []
     for change in (0, 1):
@@ -264,7 +264,7 @@ def test_members_choose_among_their_allowed_actions(name, cell, epsilon):
 
 @BOTH
 def test_members_explore_each_for_itself(name):
-    """Uniformly among their own choices, without masks too."""
+    """Members explore uniformly among their own choices, also without masks."""
     hyper, spaces = made(name), spaces_of((3, 2, 4))
     obs = made_obs(spaces, 2000, np.random.default_rng(0))
     chosen = acted(hyper, hyper.make_model(spaces), obs, explore={"epsilon": 1.0}).action
