@@ -105,7 +105,7 @@ class COMATrainer(ActorCriticTrainer):
     """Makes the critic's passes over each batch, then a step of the policies by counterfactual advantages."""
 
     def update(self, batch: Any) -> Update:
-        """Trains on one batch (Foerster et al. 2018, Algorithm 1); the critic's last step sets `loss`, `grad_norm`."""
+        """Trains on one batch (Foerster et al. 2018, Algorithm 1); loss and grad_norm are of the critic's last step."""
         self.follow_schedules(batch)
         action = self.policy.actions.encode(batch.action)
         targets, steps = self.targets(batch, action), 0

@@ -120,7 +120,7 @@ def _text(state: Any) -> str:
 
 
 class CountBonus(nn.Module):
-    """The bonus scale / sqrt(n + offset) for a state that was counted n times.
+    """Gives the bonus scale / sqrt(n + offset) for a state that was counted n times.
 
     Strehl & Littman 2008, "An analysis of model-based interval estimation for Markov decision processes" (MBIE-EB,
     whose offset is 0); Bellemare et al. 2016, "Unifying count-based exploration and intrinsic motivation"
@@ -128,7 +128,7 @@ class CountBonus(nn.Module):
     """
 
     def __init__(self, most: int, scale: float = 1.0, offset: float = 0.01) -> None:
-        """Counts `most` states in a `StateTable`, and the rest together. Raises ValueError: a number is too small."""
+        """Counts `most` states each, and all others together. Raises ValueError: a number is out of its range."""
         super().__init__()
         self.scale = Number(0)("CountBonus scale", scale)
         self.offset = Number(above=0)("CountBonus offset", offset)
@@ -151,7 +151,7 @@ class CountBonus(nn.Module):
 
 
 class RNDBonus(nn.Module):
-    """The bonus of random network distillation: the error of a network that learns the outputs of a random network.
+    """Gives the bonus of random network distillation: the error of a network that learns a random network's outputs.
 
     Burda et al. 2018, "Exploration by random network distillation" (arXiv:1810.12894). Inputs are normalized by their
     running moments and clipped to [-5, 5] (section 2.4). Bonuses are errors divided by their running deviation; the

@@ -46,7 +46,7 @@ class IQN(FeedforwardQLearning):
     """Factor on rewards, above 0; keep returns at a few times kappa."""
 
     def priority_of(self, error: NDArray[Any]) -> NDArray[Any]:
-        """Returns the losses of these errors, which is the unit of the trainer's priorities.
+        """Returns the losses of these errors, since the trainer's priorities are losses.
 
         Actors compute only the mean of the quantiles, so this is the loss if every quantile were that mean. Fractions
         drawn from [0, 1] weigh an error by one half on average.
@@ -146,6 +146,6 @@ def quantile_huber_loss(
 
 
 def _of_action(quantiles: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
-    """Picks the quantiles [B, N] of each row's action [B] out of [B, N, actions]."""
+    """Returns the quantiles [B, N] of each row's action [B] from those of all actions, [B, N, actions]."""
     index = action[:, None, None].expand(-1, quantiles.shape[1], 1)
     return quantiles.gather(2, index).squeeze(2)

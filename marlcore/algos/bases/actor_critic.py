@@ -108,7 +108,10 @@ class TeamDelayedPolicy(DelayedPolicy):
     whatever `learner.n_step` is."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
-        """Returns a row's fields, for own rewards with each member's. Raises ValueError: no team; see BoxActions."""
+        """Returns a row's fields; for own rewards, rows also store each member's reward.
+
+        Raises: ValueError: the agent is no team; or see BoxActions.
+        """
         team = TeamSpaces(self.owner, spaces, self.shared)
         team_actions(self.owner, team)
         spec = Algorithm.transition(self, spaces)
@@ -150,9 +153,9 @@ class ActorCriticTrainer(TargetTrainer):
         self.generator = seeded_generator(self.device)
 
     def improve_critics(self, batch: Any, targets: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """Makes one step of the critics on the squared errors to targets [..., B]; `weight` weighs the rows.
+        """Makes one step of the critics on their squared errors to targets [..., B]; `weight` weighs the rows.
 
-        Returns the metrics and the rows' priorities [..., B], which are means over the critics' absolute errors.
+        Returns the metrics and the rows' priorities [..., B]: the mean of the critics' absolute errors.
         """
         values = faster(self.critics)(batch.obs, self.policy.actions.encode(batch.action))
         errors = targets - values
@@ -203,7 +206,7 @@ class DelayedPolicyTrainer(ActorCriticTrainer):
 
 
 class TeamDelayedPolicyTrainer(DelayedPolicyTrainer):
-    """Makes TD3's steps; the gradient of a member's policy passes through its own action, among the batch's others."""
+    """Makes TD3's steps. The gradient of a member's policy passes through its own action; the batch has the others'."""
 
     def update(self, batch: Any) -> Update:
         """Makes DelayedPolicyTrainer's update. With own rewards, a row's priority is the mean over all members.

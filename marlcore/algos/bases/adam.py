@@ -14,7 +14,7 @@ def _plain(method: M) -> M:
 
 
 def load_tensor(name: str, own: torch.Tensor, saved: torch.Tensor) -> None:
-    """Copies a saved tensor. Raises ValueError: its shape is another one, and fused kernels would leave its memory."""
+    """Copies a saved tensor. Raises ValueError: it has another shape, with which fused kernels would leave memory."""
     if saved.shape != own.shape:
         raise ValueError(f"{name}: expected a tensor of shape {tuple(own.shape)}, got {tuple(saved.shape)}")
     own.data.copy_(saved)
@@ -63,7 +63,7 @@ class ClippedAdam(torch.optim.Adam):
 
     @torch.no_grad()
     def clip_and_step(self, max_norm: float) -> torch.Tensor:
-        """Scales a gradient longer than `max_norm` to it, makes one step; returns the norm before scaling, a scalar."""
+        """Scales a gradient of a norm above `max_norm` down to it, and makes one step; returns the norm before that."""
         norm: torch.Tensor = torch.linalg.vector_norm(self._gradient)
         self._step += self._one
         group = self.param_groups[0]

@@ -223,7 +223,7 @@ class ClippedPolicyTrainer(AdamTrainer):
         return steps
 
     def minibatches(self, rows: Minibatch) -> Iterator[Minibatch]:
-        """Yields the rows in a new order, in minibatches."""
+        """Yields minibatches of the rows in a new order."""
         order = torch.randperm(len(rows.value), generator=self.generator).to(rows.value.device)
         shuffled = Minibatch(*(rows_at(values, order) for values in rows))
         for first in range(0, len(order), self.hyper.minibatch_size):
@@ -243,7 +243,7 @@ class ClippedPolicyTrainer(AdamTrainer):
     def _policy_loss(
         self, log_prob: torch.Tensor, rows: Minibatch, mean: Callable[[torch.Tensor], torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns the clipped objective's loss, the divergence and the share clipped, each by `mean` over the rows."""
+        """Returns the clipped objective's loss, the divergence and the clipped share; `mean` averages over rows."""
         moved = log_prob - rows.log_prob
         ratio = torch.exp(moved)
         clipped = ratio.clamp(1 - self.hyper.clip, 1 + self.hyper.clip)
@@ -252,7 +252,7 @@ class ClippedPolicyTrainer(AdamTrainer):
             return loss, mean(ratio - 1 - moved), mean((ratio != clipped).float())
 
     def _value_loss(self, value: torch.Tensor, rows: Minibatch) -> torch.Tensor:
-        """Returns half the mean squared error; with clip_value, a clipped value counts if it errs more (detail 9)."""
+        """Returns half the mean squared error; with clip_value, the worse of it and the clipped value's (detail 9)."""
         errors = (value - rows.target).square()
         most = self.hyper.clip_value
         if most is not None:

@@ -67,5 +67,5 @@ def dtype_of(dtype: Any) -> torch.dtype:
 
 
 def array_of(tensor: torch.Tensor | None) -> Any:
-    """Returns a tensor of any device as an array, which shares the memory of a tensor on the CPU; None as None."""
+    """Returns a tensor of any device as an array, which shares memory with a tensor on the CPU; None for None."""
     return None if tensor is None else tensor.detach().cpu().numpy()

@@ -186,7 +186,7 @@ def custom_function(label: str, given: Any, expected: str = "a function of mc.Sp
 
 
 def visible(spaces: Spaces, without: tuple[str, ...]) -> Spaces:
-    """Returns the spaces without these parts of a Dict; a single remaining part needs no Dict."""
+    """Returns the spaces without these parts of a Dict; if only one part remains, it stands alone, without a Dict."""
     if not without:
         return spaces
     seen = {key: space for key, space in spaces.observation.spaces.items() if key not in without}
@@ -194,7 +194,7 @@ def visible(spaces: Spaces, without: tuple[str, ...]) -> Spaces:
 
 
 def zeros_of(spaces: Spaces) -> Any:
-    """Returns a batch of zeros in the form of a user's network's input; discrete values are their start instead."""
+    """Returns a batch of zeros in the form of a user's network's input; discrete values are their space's start."""
     lead = (TRIED, spaces.stack) if spaces.stack > 1 else (TRIED,)
     parts = {}
     for part in spaces.parts:

@@ -35,7 +35,7 @@ def distribution_of(owner: str, space: gymnasium.Space) -> "Categorical | Bernou
 
 
 class Distribution(nn.Module):
-    """Samples by tensors of outputs and masks; `draws`, the other base of a subclass, does so by arrays."""
+    """Base that samples by tensors of outputs and masks; `draws`, a subclass's other base, samples by arrays."""
 
     draws: ClassVar[Any]
 
@@ -103,7 +103,7 @@ class Gaussian(Distribution, Normals):
         return log_prob, (self.log_std + LOG_SQRT_2PI + 0.5).sum().expand(len(output))
 
     def _drawn(self, batch: Any) -> Any:
-        """Returns the draws that rows store. Demonstrations store none: their actions, in units of draws, stand in."""
+        """Returns the draws that rows store, or the actions in units of draws: demonstrations store no draws."""
         if DRAWN in batch.extras:
             return batch.extras[DRAWN]
         action = batch.action.reshape(len(batch.action), -1)

@@ -26,7 +26,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def faster(module: M) -> M:
-    """Returns a stand-in with the module's call and methods; the module itself if it has hooks, or a user replaced it.
+    """Returns a stand-in with the module's call and methods; the module itself if it has hooks or is a user's own.
 
     Ask for the stand-in at each call: it stands for the module as it is now.
     """
@@ -114,7 +114,7 @@ def _linear(tensors: dict[str, Any], x: torch.Tensor) -> torch.Tensor:
 
 
 def _recurrent(core: Any, form: Form) -> Any:
-    """Runs one step by torch's cell function, in a fourth of the time but with other rounding; windows by the layer."""
+    """Runs a step by torch's cell function, in a fourth of the time but with other rounding; windows by the layer."""
     other, layer = _stand_in(core, form), core.layer
     if not is_plain(layer) or tuple(layer._parameters) != WEIGHTS:
         return other

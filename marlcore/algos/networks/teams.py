@@ -162,7 +162,7 @@ class MemberNetworks(nn.Module):
         return torch.cat(outputs, -2), {name: torch.cat([each[name] for each in after], 1) for name in after[0]}
 
     def seen(self, group: MemberGroup, obs: Any, windows: bool = False) -> Any:
-        """Returns a group's observations [k * size, ...] out of the team's [k, ...], for `windows` [k, N, ...]."""
+        """Returns a group's observations [k * size, ...] from the team's: [k, ...], or [k, N, ...] with `windows`."""
         axis = 1 + windows + (self.team.spaces.stack > 1)
         seen = obs[group.part].narrow(axis, group.rows.start, group.size).movedim(axis, 1)
         if group.size == 1:
@@ -174,7 +174,7 @@ class MemberNetworks(nn.Module):
 
 
 def _of_rows(part: torch.Tensor, rows: slice) -> torch.Tensor:
-    """Returns these members' rows [k * size, ...] of a part of a state, [k, members, ...] or, for all alike, [k]."""
+    """Returns a part of these members' state [k * size, ...]; `part` is [k, members, ...], or [k] if all share it."""
     if part.ndim == 1:
         return part.repeat_interleave(rows.stop - rows.start)
     return part[:, rows].flatten(0, 1).contiguous()  # a view's strides keep torch from exporting an LSTM to ONNX
