@@ -24,6 +24,7 @@ from ..networks.actor_critic import ActorCritic, DeterministicPolicy, continuous
 from ..networks.stand_in import faster
 from ..networks.teams import MemberCritics, OneHotActions, TeamCritics, TeamPolicy, TeamSpaces, team_actions
 from ..networks.torso import rows_in
+from .adam import ClippedAdam
 from .hyperparameters import ActRequest, AtLeast0, AtLeast1, Hyperparameters, Layers, LearningRate, Positive, Share
 from .trainers import TargetTrainer, seeded_generator
 
@@ -151,6 +152,12 @@ class ActorCriticTrainer(TargetTrainer):
         self.policy_optimizer = self.adam(self.policy.parameters())
         self.critics_optimizer = self.adam(self.critics.parameters())
         self.generator = seeded_generator(self.device)
+
+    def descend(self, optimizer: ClippedAdam, loss: torch.Tensor) -> torch.Tensor:
+        """Makes AdamTrainer's step, but gives gradients only to this optimizer's parameters (15 us more)."""
+        optimizer.zero_grad()
+        torch.autograd.backward(loss, inputs=[tensor for tensor in optimizer.tensors if tensor.requires_grad])
+        return optimizer.clip_and_step(self.hyper.max_grad_norm)
 
     def improve_critics(self, batch: Any, targets: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """Makes one step of the critics on their squared errors to targets [..., B]; `weight` weighs the rows.

@@ -41,12 +41,9 @@ class AdamTrainer:
             optimizer.set_learning_rate(batch.numbers[RATE])
 
     def descend(self, optimizer: ClippedAdam, loss: torch.Tensor) -> torch.Tensor:
-        """Moves an optimizer's parameters one step down the loss; returns the gradient's norm before clipping.
-
-        No other parameter gets a gradient: the loss of a policy, for example, also depends on its critics.
-        """
+        """Moves an optimizer's parameters one step down the loss; returns the gradient's norm before clipping."""
         optimizer.zero_grad()
-        torch.autograd.backward(loss, inputs=[tensor for tensor in optimizer.tensors if tensor.requires_grad])
+        torch.autograd.backward(loss)
         return optimizer.clip_and_step(self.hyper.max_grad_norm)
 
     def state_dict(self) -> dict[str, Any]:
