@@ -40,8 +40,8 @@ def vtrace(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the advantages [B] for V-trace's policy gradient, and V-trace's value targets [B].
 
-    With decay 1 an advantage is the paper's rho (r + gamma v' - V), where v' is the next row's target. With
-    ratios of 1 these are GAE's advantages.
+    With decay 1 an advantage is the paper's rho (r + gamma v' - V), where v' is the next row's target.
+    With ratios of 1 these are GAE's advantages.
 
     Args:
         ratio: float32 [B], the action's probability under the present policy, divided by its probability when taken.
@@ -59,8 +59,8 @@ def vtrace(
 def following_values(batch: Any, value: torch.Tensor, of_next: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """Returns the value of each row's next observation, given the values [B, ...] of the rows' observations.
 
-    If the next row is the next transition, this is its value. Otherwise it is 0 after a termination, and else the
-    result of `of_next`, which gets the numbers of such rows.
+    If the next row is the next transition, this is its value. It is 0 after a termination. Otherwise it is the result
+    of `of_next`, which gets the numbers of such rows.
     """
     following = torch.cat([value[1:], torch.zeros_like(value[:1])])
     cut = (~batch.continues & (batch.discount > 0)).nonzero().squeeze(1)

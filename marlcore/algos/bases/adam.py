@@ -14,7 +14,7 @@ def _plain(method: M) -> M:
 
 
 def load_tensor(name: str, own: torch.Tensor, saved: torch.Tensor) -> None:
-    """Copies a saved tensor. Raises ValueError: it has another shape, with which fused kernels would leave memory."""
+    """Copies a saved tensor. Raises ValueError: its shape differs, and fused kernels would write outside its memory."""
     if saved.shape != own.shape:
         raise ValueError(f"{name}: expected a tensor of shape {tuple(own.shape)}, got {tuple(saved.shape)}")
     own.data.copy_(saved)
