@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from batches import acted, continuous_spaces, made_batch, made_trainer
+from batches import continuous_spaces, made_batch, made_trainer
 from gymnasium import spaces as gym
 from rounding import near, rounding
 
@@ -193,15 +193,3 @@ def test_the_temperature_rises_where_the_entropy_is_below_its_target(target_entr
 def test_the_entropy_that_sac_holds_is_minus_the_number_of_components():
     assert made_trainer(SAC(), continuous_spaces())[1].target_entropy == -6.0
     assert made_trainer(SAC(target_entropy=-2.5), continuous_spaces())[1].target_entropy == -2.5
-
-
-@BOTH
-def test_greedy_actions_are_the_squashed_first_outputs(algorithm):
-    spaces = continuous_spaces()
-    model, obs = algorithm(**SMALL).make_model(spaces), torch.randn(9, 3)
-    with torch.no_grad():
-        model.acting.output.weight.mul_(10)
-    scaled = np.tanh(plain_policy(numbers(model.acting), obs)[:, :6])
-    low, high = spaces.action.low, spaces.action.high
-    chosen = acted(algorithm(), model, obs).action
-    np.testing.assert_allclose(chosen, low + (scaled.reshape(9, 2, 3) + 1) / 2 * (high - low), rtol=1e-4, atol=1e-5)

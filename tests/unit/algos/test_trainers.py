@@ -3,15 +3,11 @@
 import copy
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from batches import SMALL, acted, batch_of, check_resumption, flattened, made_batch, made_trainer
-from gymnasium import spaces as gym
+from batches import SMALL, batch_of, check_resumption, flattened, made_trainer
 from rounding import rounding
 from torch.utils._pytree import tree_flatten, tree_unflatten
-
-from marlcore.spaces import Spaces
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")
 
@@ -194,17 +190,3 @@ def test_the_target_shares_no_memory_with_a_published_model(name):
         trainer.update(batch_of(hyper, spaces, seed))
     held = [tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.dtype == torch.float32]
     assert set(held) == {flat.data_ptr()}
-
-
-@pytest.mark.parametrize("stack", [1, 3])
-@pytest.mark.parametrize("name", ["dqn", "iqn", "td3", "sac", "td3bc"])
-def test_nested_observations_and_images_are_learned_from(name, stack):
-    """A Dict of numbers and an image, with and without a stack."""
-    space = gym.Dict(camera=gym.Box(0, 255, (36, 36), np.uint8), place=gym.Discrete(4), speed=gym.Box(-1, 1, (2,)))
-    spaces = Spaces(space, gym.Box(-1, 1, (2,)) if name in CONTINUOUS else gym.Discrete(3), stack=stack)
-    model, trainer = made_trainer(SMALL[name][0], spaces)
-    for _ in range(2):
-        update = trainer.update(made_batch(spaces))
-        assert all(torch.isfinite(value).all() for value in [*update.metrics.values(), update.priority])
-    explore = {"epsilon": 0.3, "noise": 0.1}
-    assert len(acted(SMALL[name][0], model, made_batch(spaces, 5).obs, explore=explore).action) == 5
