@@ -14,13 +14,13 @@ import torch
 from ..kernels.policies import trace
 
 DECAY = 0.99  # weight of earlier batches in a ValueNormalizer
-LEAST = 1e-2  # standard deviation, so that equal targets stay finite
+LEAST = 1e-2  # smallest standard deviation: equal targets have none
 
 
 class Steps(NamedTuple):
-    """Consecutive rows of a batch, float32 [B]; `continues`, bool [B]: whether the next row is the next transition.
+    """Consecutive rows of a batch, float32 [B], with the values of their observations and of the next observations.
 
-    `reward` and `discount` are those of one step; `value` is the observation's value, `following` the next one's.
+    `continues`, bool [B], tells whether the next row is the next transition.
     """
 
     reward: torch.Tensor
@@ -40,12 +40,14 @@ def vtrace(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the advantages [B] for V-trace's policy gradient, and V-trace's value targets [B].
 
-    With decay 1 an advantage is the paper's rho (r + gamma v' - V); v' is the next row's target. Ratios of 1 give GAE.
+    With decay 1 an advantage is the paper's rho (r + gamma v' - V), where v' is the next row's target.
+    With ratios of 1 these are GAE's advantages.
 
     Args:
-        ratio: float32 [B], the action's probability under today's policy, divided by its probability when taken.
-        decay: lambda; 1 in the paper (its remark 2 has others).
-        rho_bar, c_bar: the ratio's upper bounds: in the row's own error, and in the weight of later errors.
+        ratio: float32 [B], the action's probability under the present policy, divided by its probability when taken.
+        decay: lambda; 1 in the paper, which allows others in remark 2.
+        rho_bar: upper bound of the ratio by which a row's own error counts.
+        c_bar: upper bound of the ratio by which later errors count.
     """
     arrays = [values.cpu().numpy() for values in (*steps, ratio)]
     advantage, target = np.empty_like(arrays[0]), np.empty_like(arrays[0])
@@ -57,7 +59,8 @@ def vtrace(
 def following_values(batch: Any, value: torch.Tensor, of_next: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """Returns the value of each row's next observation, given the values [B, ...] of the rows' observations.
 
-    It is the next row's value; where the run of rows is cut, `of_next`'s result for the rows' numbers; otherwise 0.
+    If the next row is the next transition, this is its value. It is 0 after a termination. Otherwise it is the result
+    of `of_next`, which gets the numbers of such rows.
     """
     following = torch.cat([value[1:], torch.zeros_like(value[:1])])
     cut = (~batch.continues & (batch.discount > 0)).nonzero().squeeze(1)

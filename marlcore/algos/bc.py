@@ -19,9 +19,9 @@ from .networks.stand_in import faster
 
 @dataclass(frozen=True)
 class BC(Hyperparameters):
-    """Hyperparameters of BC, which uses observations and actions alone, neither rewards nor the ends of episodes."""
+    """Hyperparameters of BC, which learns from observations and actions, not from rewards or ends of episodes."""
 
-    imitates: ClassVar[bool] = True  # so that rows of its own actors teach it nothing
+    imitates: ClassVar[bool] = True  # rows of its own actors would teach it nothing
 
     learning_rate: LearningRate = 1e-3
     """Adam's step size, above 0; a number or a schedule."""

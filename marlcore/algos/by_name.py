@@ -44,7 +44,7 @@ def find(name: str) -> type[Algorithm]:
 
 
 def make(name: str, /, **hyperparameters: Any) -> Algorithm:
-    """Returns the algorithm of that name (see `find`) with these hyperparameters, and defaults for the rest."""
+    """Returns an algorithm of the class that `find` returns, with these hyperparameters and defaults for others."""
     return find(name)(**hyperparameters)
 
 

@@ -88,7 +88,10 @@ class CounterfactualCritic(nn.Module):
         initialize(hyper, self.layers[-1], 1.0)
 
     def forward(self, obs: Any, action: torch.Tensor) -> torch.Tensor:
-        """Returns values [B, members, most] of each member's actions, given the others' one-hot ones in [B, size]."""
+        """Returns the values [B, members, most] of each member's actions, given the other members' actions.
+
+        `action`, float32 [B, size], holds the actions of all members, one-hot.
+        """
         count, number = self.team.count, torch.eye(self.team.count, device=action.device)
         acted = action.reshape(len(action), 1, count, -1) * self.team.alive(obs)[:, None, :, None]
         others = (acted * (1 - number)[..., None]).flatten(2)
@@ -102,7 +105,7 @@ class COMATrainer(ActorCriticTrainer):
     """Makes the critic's passes over each batch, then a step of the policies by counterfactual advantages."""
 
     def update(self, batch: Any) -> Update:
-        """Trains on one batch (Foerster et al. 2018, Algorithm 1); the critic's last step sets `loss`, `grad_norm`."""
+        """Trains on one batch (Foerster et al. 2018, Algorithm 1); loss and grad_norm are of the critic's last step."""
         self.follow_schedules(batch)
         action = self.policy.actions.encode(batch.action)
         targets, steps = self.targets(batch, action), 0
@@ -119,15 +122,15 @@ class COMATrainer(ActorCriticTrainer):
         return Update(metrics, updates=steps + 1)
 
     def taken(self, critics: Any, obs: Any, action: torch.Tensor) -> torch.Tensor:
-        """Returns the values [B, members] of the actions taken, one-hot [B, size], by each member's outputs."""
+        """Returns the values [B, members] that the critics give to the taken actions, one-hot [B, size]."""
         values: torch.Tensor = faster(critics)(obs, action)
         return (values * action.view_as(values)).sum(-1)
 
     @torch.no_grad()
     def targets(self, batch: Any, action: torch.Tensor) -> torch.Tensor:
-        """Returns TD(lambda) returns [B, members], which the target critic completes.
+        """Returns the TD(lambda) returns [B, members] by the values of the target critic.
 
-        Where the run of rows is cut, next actions are drawn from today's policies.
+        Where the next row is not the next transition, the present policies draw the next actions.
         """
         value = self.taken(self.target, batch.obs, action)
 
@@ -141,7 +144,7 @@ class COMATrainer(ActorCriticTrainer):
         return torch.stack([gae(Steps(*fixed, *pair, batch.continues), self.hyper.td_lambda)[1] for pair in pairs], 1)
 
     def _improve_policies(self, batch: Any, action: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Makes one step of all acting members; advantages are values minus the policy's mean value (equation 4)."""
+        """Makes one step of the policies; an advantage is a value minus the policy's mean value (equation 4)."""
         with torch.no_grad():
             values = faster(self.critics)(batch.obs, action)
         log_probs = functional.log_softmax(faster(self.policy)(batch.obs).view_as(values), -1)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import torch
 
 from ..declared import Number
-from .bases.q_learning import FeedforwardQLearning, QNetworkTrainer
+from .bases.q_learning import FeedforwardQLearning, QTrainer
 from .networks.distributions import masked
 
 
@@ -27,7 +27,7 @@ class CQL(FeedforwardQLearning):
         return CQLTrainer(self, model)
 
 
-class CQLTrainer(QNetworkTrainer):
+class CQLTrainer(QTrainer):
     """Trains by Q-learning, with a penalty in the loss for high values of actions that the data do not have."""
 
     def penalties(self, batch: Any, values: torch.Tensor, q_taken: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -48,9 +48,9 @@ class StateTable(nn.Module):
         self.values = nn.Parameter(torch.full((most + 1, *shape), initial, dtype=dtype))
         self.register_buffer("digests", torch.zeros(most + 1, dtype=torch.int64))
         self.register_buffer("states", torch.zeros((), dtype=torch.int64))
-        self._read = np.zeros(0, np.int64)  # the digests in `_row_of`
+        self._read = np.zeros(0, np.int64)  # the digests that `_row_of` has
         self._row_of: dict[int, int] = {}  # by digest
-        self._digest_of: dict[Hashable, int] = {}  # by state that has a row, so that each is digested once
+        self._digest_of: dict[Hashable, int] = {}  # of states that have a row: each state is digested once
 
     def __len__(self) -> int:
         return int(self.states)
@@ -69,7 +69,7 @@ class StateTable(nn.Module):
         return self._rows(states, enter=True)
 
     def _rows(self, states: Any, enter: bool) -> torch.Tensor:
-        present = self.digests[1 : len(self) + 1].numpy(force=True)  # perhaps published or loaded since
+        present = self.digests[1 : len(self) + 1].numpy(force=True)  # a pull or a load may have changed them
         if not np.array_equal(present, self._read):
             self._row_of = {digest: row for row, digest in enumerate(present.tolist(), 1)}
             self._read = present.copy()
@@ -104,7 +104,7 @@ def _digest(state: Hashable) -> int:
 
 
 def _text(state: Any) -> str:
-    """Returns a text that is the same for equal states in every process, and differs between other states."""
+    """Returns a text that is the same for equal states in every process, and different for different states."""
     if isinstance(state, np.generic):
         state = state.item()
     if isinstance(state, tuple):
@@ -120,7 +120,7 @@ def _text(state: Any) -> str:
 
 
 class CountBonus(nn.Module):
-    """The bonus scale / sqrt(n + offset) for a state that was counted n times.
+    """Gives the bonus scale / sqrt(n + offset) for a state that was counted n times.
 
     Strehl & Littman 2008, "An analysis of model-based interval estimation for Markov decision processes" (MBIE-EB,
     whose offset is 0); Bellemare et al. 2016, "Unifying count-based exploration and intrinsic motivation"
@@ -128,7 +128,7 @@ class CountBonus(nn.Module):
     """
 
     def __init__(self, most: int, scale: float = 1.0, offset: float = 0.01) -> None:
-        """Counts `most` states in a `StateTable`, and the rest together. Raises ValueError: a number is too small."""
+        """Counts `most` states each, and all others together. Raises ValueError: a number is out of its range."""
         super().__init__()
         self.scale = Number(0)("CountBonus scale", scale)
         self.offset = Number(above=0)("CountBonus offset", offset)
@@ -151,7 +151,7 @@ class CountBonus(nn.Module):
 
 
 class RNDBonus(nn.Module):
-    """The bonus of random network distillation: the error of a network that learns the outputs of a random network.
+    """Gives the bonus of random network distillation: the error of a network that learns a random network's outputs.
 
     Burda et al. 2018, "Exploration by random network distillation" (arXiv:1810.12894). Inputs are normalized by their
     running moments and clipped to [-5, 5] (section 2.4). Bonuses are errors divided by their running deviation; the

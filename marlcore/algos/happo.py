@@ -36,7 +36,7 @@ class HAPPO(ClippedPolicy):
     wants_joint = True
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
-        """Returns a row's fields, with all members' joint log-probability. Raises ValueError: see TeamSpaces."""
+        """Returns a row's fields, with the members' joint log-probability. Raises ValueError: see TeamSpaces."""
         TeamSpaces(self.owner, spaces, shared=False)
         return super().transition(spaces)
 
@@ -77,7 +77,7 @@ class TeamPolicies(nn.Module):
         return torch.stack([distribution.mode(*outputs) for distribution, *outputs in self.each(obs, mask)], 1)
 
     def each(self, obs: Any, mask: torch.Tensor | None) -> Iterator[tuple[Any, torch.Tensor, torch.Tensor | None]]:
-        """Yields each member's distribution, its outputs [k, outputs], and its allowed choices."""
+        """Yields each member's distribution, outputs [k, outputs] and allowed choices."""
         outputs = self(obs)
         allowed = self.team.allowed(mask, outputs) if self.team.choices else None
         for member, network in enumerate(self.members.networks):
@@ -85,7 +85,7 @@ class TeamPolicies(nn.Module):
 
 
 class TeamPolicyValue(nn.Module):
-    """Holds the members' policies, which are all that actors need, and a critic that sees all that the team sees."""
+    """Holds the members' policies, which are the part that acts, and a critic that sees all that the team sees."""
 
     def __init__(self, hyper: HAPPO, spaces: Spaces) -> None:
         super().__init__()
@@ -104,10 +104,10 @@ class HAPPOTrainer(ClippedPolicyTrainer):
         self.members = [self.adam(network.parameters()) for network in model.acting.members.networks]
 
     def update(self, batch: Any) -> Update:
-        """Makes steps on one batch's minibatches: each member's, then the critic's (Kuba et al. 2022, Algorithm 4).
+        """Makes each member's steps on one batch, then the critic's (Kuba et al. 2022, Algorithm 4).
 
-        A member's advantages are the batch's, times the ratios of the members that learned before it. Returns: see
-        ClippedPolicyTrainer.update.
+        A member's advantages are those of the batch, times the ratios of the members that learned before it. Returns
+        the metrics of ClippedPolicyTrainer.update.
         """
         self.follow_schedules(batch)
         with torch.no_grad():
@@ -131,7 +131,7 @@ class HAPPOTrainer(ClippedPolicyTrainer):
         return Update({**means, "explained_variance": explained}, updates=len(steps) + len(of_critic))
 
     def judged(self, member: int, rows: Any) -> Any:
-        """Returns the log-probabilities [B] of a member's actions, and the entropies of its policy."""
+        """Returns the log-probabilities [B] of a member's actions, and the entropies [B] of its policy."""
         policies = self.model.acting
         network, group = policies.members.networks[member], self.team.groups[member]
         output = faster(network)(policies.members.seen(group, rows.obs))

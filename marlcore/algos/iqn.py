@@ -41,14 +41,15 @@ class IQN(FeedforwardQLearning):
     n_policy: AtLeast1 = 8
     """Evenly spaced fractions whose mean is an action's value, K in the paper, at least 1."""
     kappa: Positive = 1.0
-    """Errors beyond this count linearly, above 0."""
+    """Size of error beyond which the loss grows linearly, above 0."""
     reward_scale: Positive = 0.1
     """Factor on rewards, above 0; keep returns at a few times kappa."""
 
     def priority_of(self, error: NDArray[Any]) -> NDArray[Any]:
-        """Returns these errors' losses in the unit of the trainer's priorities, as if all quantiles were their mean.
+        """Returns the losses of these errors, since the trainer's priorities are losses.
 
-        Fractions drawn from [0, 1] weigh the error by one half on average. Actors do not compute the quantiles' spread.
+        Actors compute only the mean of the quantiles, so this is the loss if every quantile were that mean. Fractions
+        drawn from [0, 1] weigh an error by one half on average.
         """
         return quantile_loss(error, self.n_tau, self.kappa)
 
@@ -74,11 +75,11 @@ class IQNNetwork(QNetwork):
         self.register_buffer("frequencies", math.pi * torch.arange(hyper.n_cos), persistent=False)
 
     def forward(self, obs: Any, taus: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns the mean [B, actions] of n_policy quantiles; with `taus` [B, N] or [1, N], quantiles [B, N, actions].
+        """Returns the quantiles [B, N, actions] at the fractions `taus`, [B, N] or [1, N].
 
-        The fractions `taus` are by default midpoints of equal strips of [0, 1], which approximate the mean best
-        (Dabney et al. 2018, arXiv:1710.10044, Lemma 2); the paper draws fractions (section 3). A fraction's embedding
-        multiplies the observation's features (equation 4).
+        Without `taus`, returns the mean [B, actions] of n_policy quantiles, at the midpoints of equal strips of [0, 1].
+        These approximate the mean best (Dabney et al. 2018, arXiv:1710.10044, Lemma 2); the paper draws fractions
+        (section 3). The embedding of a fraction multiplies the observation's features (equation 4).
         """
         fractions = self.midpoints if taus is None else taus
         embedded = self.embedding(torch.cos(fractions[..., None] * self.frequencies))
@@ -98,8 +99,8 @@ class IQNTrainer(QTrainer):
     def update(self, batch: Any) -> Update:
         """Makes one step on a batch of B transitions (Dabney et al. 2018, equation 3); `weight` weighs the rows.
 
-        A row's priority is its loss without the weight, which the algorithm minimizes; Hessel et al. 2018, "Rainbow"
-        (arXiv:1710.02298, "The integrated agent"), choose it likewise for a distribution of returns.
+        A row's priority is its loss before this weight. Rainbow also takes the loss as priority, for another
+        distribution of returns (Hessel et al. 2018, arXiv:1710.02298, "The integrated agent").
         """
         self.follow_schedules(batch)
         taus = self._fractions(len(batch.action), self.hyper.n_tau)
@@ -115,8 +116,8 @@ class IQNTrainer(QTrainer):
     def targets(self, batch: Any) -> torch.Tensor:
         """Returns the scaled reward plus the discounted quantiles of the next observation, float32 [B, n_tau_prime].
 
-        The next action is the target network's best (Dabney et al. 2018, equation 2), with `double` the network's best;
-        only allowed actions count.
+        The next action is the best allowed one by the target network (Dabney et al. 2018, equation 2), or with `double`
+        by the network.
         """
         target = faster(self.target)
         chooser = (faster(self.network) if self.hyper.double else target)(batch.next_obs)
@@ -145,6 +146,6 @@ def quantile_huber_loss(
 
 
 def _of_action(quantiles: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
-    """Picks the quantiles [B, N] of each row's action [B] out of [B, N, actions]."""
+    """Returns the quantiles [B, N] of each row's action [B] from those of all actions, [B, N, actions]."""
     index = action[:, None, None].expand(-1, quantiles.shape[1], 1)
     return quantiles.gather(2, index).squeeze(2)

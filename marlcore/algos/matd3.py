@@ -1,7 +1,7 @@
 """MATD3: team members act on their own observations; pairs of critics see all observations and actions.
 
 Ackermann et al. 2019, "Reducing overestimation bias in multi-agent domains using double centralized critics"
-(arXiv:1910.01465). The code that it shares with MADDPG is in bases/actor_critic.py.
+(arXiv:1910.01465). The update is in bases/actor_critic.py, as MADDPG's is.
 """
 
 from dataclasses import dataclass

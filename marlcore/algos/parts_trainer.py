@@ -42,10 +42,12 @@ class Part(Declared):
 
 
 class PartsTrainer:
-    """Trains the parts whose stage has begun, in their order: each loss sees the earlier parts already updated.
+    """Trains the parts whose stage has begun, in their order, so that each loss sees the earlier parts updated.
 
-    Metrics are the sum of the losses, loss_<part> and grad_norm_<part>. Its state is that of the optimizers and `kept`:
-    further objects with a state_dict, such as target networks. Raises ValueError: no part begins in stage 0.
+    Metrics are the sum of the losses, loss_<part> and grad_norm_<part>. The trainer's state is that of the optimizers
+    and of `kept`, further objects with a state_dict, such as target networks.
+
+    Raises: ValueError: no part begins in stage 0.
     """
 
     def __init__(self, parts: Mapping[str, Part], **kept: Any) -> None:

@@ -28,10 +28,10 @@ class QMIX(TeamQLearning):
     mixing_units: Units = 32
     """Units of the mixing network's hidden layer, at least 1."""
     hyper_units: Units = 64
-    """Units of the hidden layers that make the mixing network's weights of the state, at least 1."""
+    """Units of the hidden layers that compute the mixing network's weights from the state, at least 1."""
     positive: Literal["absolute", "softmax"] = "absolute"
-    """What keeps the mixing network's weights from being negative: "absolute" values, as in the paper, or a "softmax",
-    with which the team's value grows at most as fast as VDN's where all members' values grow alike."""
+    """How the mixing network's weights stay positive: by "absolute" values, as in the paper, or by a "softmax". With a
+    softmax, the team's value grows at most as fast as VDN's if all members' values grow alike."""
 
     def mixer(self, team: TeamSpaces) -> nn.Module:
         return Mixer(team, self)

@@ -26,12 +26,12 @@ class R2D2(WindowedQLearning):
     """Hyperparameters of R2D2; see WindowedQLearning."""
 
     cell: Cell = "lstm"
-    """The recurrent layer before the last of the layers `hidden`: an lstm, a gru, which on a CPU takes twice the time,
-    or your own, a function of inputs and units or its module:name; docs/guides/own-network.md says more."""
+    """The recurrent layer before the last of the layers `hidden`: lstm, gru (twice as slow on a CPU), or your own,
+    given as a function of inputs and units or as its module:name; see docs/guides/own-network.md."""
     learning_rate: LearningRate = 5e-4
     """Adam's step size, above 0; a number or a schedule."""
     rescale: bool = True
-    """Learn values on the scale of `rescaled`, on which large returns differ less."""
+    """Learn values on a scale on which large returns differ less: see `rescaled` in networks/recurrent.py."""
     reward_scale: Positive = 1.0
     """Factor on rewards, above 0; errors beyond 1 count linearly."""
 

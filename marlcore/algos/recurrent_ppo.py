@@ -1,7 +1,7 @@
 """PPO with memory: policy and critic share a recurrent layer and train on windows of consecutive transitions.
 
-See bases/clipped_policy.py. Each row stores its actor's recurrent state, from which a window can begin (Kapturowski et
-al. 2019, section 3).
+The update is in bases/clipped_policy.py. Each row stores its actor's recurrent state, so that a window can begin at any
+row (Kapturowski et al. 2019, section 3).
 """
 
 import copy
@@ -24,21 +24,21 @@ from .networks.policy_value import PolicyNetwork
 from .networks.recurrent import Cell, RecurrentTorso, State, Stepped, Unroll, state_fields
 from .networks.stand_in import faster
 
-FIRST = "first"  # among a batch's extras, bool [B]: the rows with which windows begin
+FIRST = "first"  # the extra of a batch, bool [B], that marks the first row of each window
 
 
 @dataclass(frozen=True)
 class RecurrentPPO(ClippedPolicy):
-    """Hyperparameters of PPO, and of the recurrent layer, which policy and critic share, after the layers `hidden`."""
+    """Hyperparameters of PPO and of a recurrent layer, shared by policy and critic; it follows the layers `hidden`."""
 
     cell: Cell = "lstm"
-    """The recurrent layer: an lstm, a gru, which on a CPU takes twice the time, or your own, a function of inputs and
-    units or its module:name; docs/guides/own-network.md says more."""
+    """The recurrent layer: lstm, gru (twice as slow on a CPU), or your own, given as a function of inputs and units or
+    as its module:name; see docs/guides/own-network.md."""
     units: Units = 64
     """Units of the recurrent layer, at least 1; rows store its state."""
     unroll: AtLeast1 = 16
-    """Longest window, at least 1: transitions through which gradients reach back. Minibatches are of whole windows, at
-    least one, so that one of a longer window has more rows than `minibatch_size`."""
+    """Longest window in transitions, at least 1; gradients reach back this far. A minibatch holds whole windows, so a
+    window longer than `minibatch_size` makes a larger minibatch."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
         """Returns PPO's row with the recurrent state. Raises ValueError: see `distribution_of`."""
@@ -92,7 +92,7 @@ class RecurrentPolicyValue(nn.Module):
     def forward(self, obs: Any, state: State, first: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the policy's outputs [B, outputs] and the values [B], for windows laid end to end.
 
-        Windows begin at the observations where `first`, bool [B], is True, each from the state [B, ...] of its row.
+        A window begins at each row where `first`, bool [B], is True, from the state that this row stores.
         """
         rows, filled = windows_of(first)
         begins = rows[:, 0]
@@ -109,7 +109,7 @@ class RecurrentPPOTrainer(ClippedPolicyTrainer):
     """Makes PPO's passes over each batch, in minibatches of windows."""
 
     def update(self, batch: Any) -> Update:
-        """Makes ClippedPolicyTrainer's steps; the batch's extras also hold the recurrent state."""
+        """Makes the steps of ClippedPolicyTrainer.update on windows; the batch's extras hold the recurrent state."""
         windowed = copy.copy(batch)
         windowed.extras = {**batch.extras, FIRST: first_rows(batch.continues, self.hyper.unroll)}
         return super().update(windowed)
@@ -126,13 +126,13 @@ class RecurrentPPOTrainer(ClippedPolicyTrainer):
         return self.model.critic(features).squeeze(1)
 
     def minibatches(self, rows: Minibatch) -> Iterator[Minibatch]:
-        """Yields windows in a new order, in minibatches of about minibatch_size rows."""
+        """Yields minibatches of whole windows in a new order, each of about minibatch_size rows."""
         index, filled = windows_of(rows.extras[FIRST])
         order = torch.randperm(len(index), generator=self.generator).to(index.device)
         index, filled = index[order], filled[order]
         ends = filled.sum(1).cumsum(0)
         number = (ends - 1).div(self.hyper.minibatch_size, rounding_mode="floor")
-        for each in dict.fromkeys(number.tolist()):  # a window longer than a minibatch leaves numbers out
+        for each in dict.fromkeys(number.tolist()):  # a window longer than a minibatch skips numbers
             part = number == each
             yield Minibatch(*(rows_at(values, index[part][filled[part]]) for values in rows))
 
@@ -147,9 +147,9 @@ def first_rows(continues: torch.Tensor, unroll: int) -> torch.Tensor:
 
 
 def windows_of(first: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the rows int64 [W, L] of the windows that begin where `first` is True, and which places they fill.
+    """Returns the row numbers int64 [W, L] of the windows, and bool [W, L]: False where a number is padding.
 
-    Unfilled places hold the window's first row.
+    A window begins at each True of `first`, bool [B]. Padding repeats the window's first row.
     """
     starts = first.nonzero().squeeze(1)
     lengths = torch.diff(starts, append=starts.new_tensor([len(first)]))

@@ -19,7 +19,7 @@ class TD3BC(DelayedPolicy):
     `learner.obs_norm` does."""
 
     alpha: Positive = 2.5
-    """Weight of the normalized values beside the squared distance from the data's actions, above 0, usually 1 to
+    """Weight of the normalized values; the squared distance from the data's actions has weight 1. Above 0, usually 1 to
     4 (section 5)."""
 
     def make_trainer(self, model: Any) -> "TD3BCTrainer":

@@ -26,6 +26,7 @@ from .draws import Sampled as Sampled
 from .draws import noisy_actions as noisy_actions
 from .draws import of_members as of_members
 from .inputs import Inputs as Inputs
+from .inputs import one_hot_places as one_hot_places
 from .moments import LEAST_VARIANCE as LEAST_VARIANCE
 from .moments import LIMIT as LIMIT
 from .network import Compiled as Compiled

@@ -68,14 +68,19 @@ def encoder_of(part: SpacePart, stack: int) -> tuple[Encoder, int]:
             columns[...] = values if values.ndim == 2 else values.reshape(len(values), size)
 
         return flat, size
-    sizes = np.atleast_1d(space.nvec if isinstance(space, gym.MultiDiscrete) else space.n)
-    starts = np.broadcast_to(space.start, sizes.shape).ravel()
-    sizes = sizes.ravel()
-    component = np.repeat(np.arange(len(sizes)), sizes)
-    value = np.concatenate([start + np.arange(count) for start, count in zip(starts, sizes, strict=True)])
+    component, value = one_hot_places(space)
 
     def one_hot(values: NDArray[Any], columns: Floats) -> None:
         of_each = values.reshape(len(values), stack, -1)[..., component] == value
         columns[...] = of_each.reshape(len(values), -1)
 
     return one_hot, stack * len(value)
+
+
+def one_hot_places(space: gym.Discrete | gym.MultiDiscrete) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns the component, and the value of that component, for which each place of a one-hot vector stands."""
+    sizes = np.atleast_1d(space.nvec if isinstance(space, gym.MultiDiscrete) else space.n)
+    starts = np.broadcast_to(space.start, sizes.shape)
+    component = np.repeat(np.arange(len(sizes)), sizes)
+    value = np.concatenate([start + np.arange(count) for start, count in zip(starts, sizes, strict=True)])
+    return component, value

@@ -268,3 +268,26 @@ def stepped_values(step_by, after, batch, held, *of_step):
             state[PREVIOUS_REWARD] = batch.reward[at]
         values[row, length], _ = step_by(rows_at(batch.next_obs, at), state)
     return values
+
+
+def plain_returns(hyper, batch, held, later):
+    """The n-step returns [B, T] within windows; `later(row, step)` is the value of the observation that ends one."""
+    returns = np.zeros(held.shape)
+    for row, length in enumerate(held.sum(1)):
+        for step in range(length):
+            total, discount, end = 0.0, 1.0, min(step + hyper.n_step, length)
+            for at in range(step, end):
+                total += discount * hyper.reward_scale * float(batch.reward[row, at])
+                discount *= 0.0 if batch.terminated[row, at] else GAMMA
+            returns[row, step] = total + discount * later(row, end)
+    return returns
+
+
+def check_window_update(update, batch, errors):
+    """The Huber loss, and eta * max + (1 - eta) * mean with an eta of 0.8, over transitions after the burn-in."""
+    mask = batch.mask.numpy()
+    off = np.where(mask, np.abs(errors), 0)
+    loss = (batch.weight.numpy()[:, None] * huber(off)).sum() / mask.sum()
+    np.testing.assert_allclose(update.metrics["loss"], loss, rtol=1e-3, atol=1e-5)
+    priority = 0.8 * off.max(1) + 0.2 * off.sum(1) / mask.sum(1)
+    np.testing.assert_allclose(update.priority, priority, rtol=1e-3, atol=1e-4)

@@ -28,8 +28,6 @@ from .adam import ClippedAdam
 from .hyperparameters import ActRequest, AtLeast0, AtLeast1, Hyperparameters, Layers, LearningRate, Positive, Share
 from .trainers import TargetTrainer, seeded_generator
 
-UNTIL_FIRST_UPDATE = "linear(1, 0, 1, of=updates)"
-
 
 @dataclass(frozen=True)
 class ActorCriticHyperparameters(Hyperparameters):
@@ -58,13 +56,13 @@ class NoisyPolicy(ActorCriticHyperparameters):
         return super().transition(spaces)
 
     def schedules(self) -> Mapping[str, Any]:
-        """Makes actors draw all actions uniformly until the learner's first update, as in both papers; none later."""
-        return {"epsilon": UNTIL_FIRST_UPDATE, **super().schedules()}
+        """Lets actors draw all actions uniformly until the learner's first update, as both papers do."""
+        return {"epsilon": "linear(1, 0, 1, of=updates)", **super().schedules()}
 
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
         """Returns the policy's actions with noise, or with probability `explore["epsilon"]` uniform actions of the Box.
 
-        Epsilon does not change what the generator draws. The network runs only if some row needs it.
+        The generator draws the same numbers for every epsilon. The network runs only if some row needs it.
         """
         explore, actions = request.explore, model.actions
 
@@ -86,7 +84,7 @@ class DelayedPolicy(NoisyPolicy):
     target_noise_clip: AtLeast0 = 0.5
     """Largest size of that noise, to which it is clipped, at least 0."""
     policy_delay: AtLeast1 = 2
-    """Updates of the critics for each one of the policy and the targets, d in the paper, at least 1."""
+    """Updates of the critics for each update of the policy and the targets, d in the paper, at least 1."""
 
     def schedules(self) -> Mapping[str, Any]:
         return {**super().schedules(), "noise": self.noise}
@@ -99,26 +97,29 @@ class DelayedPolicy(NoisyPolicy):
 class TeamDelayedPolicy(DelayedPolicy):
     """Hyperparameters of a team's policies. Only Box actions get noise; Discrete actions are drawn from the policy."""
 
-    critics: ClassVar[int]  # networks for each value, of which the smallest value counts
+    critics: ClassVar[int]  # networks for each value; the smallest of their results counts
     wants_team = True
 
     shared: bool = True
     """Members with equal spaces share a policy network, which also sees which member it acts for; otherwise each has
     its own."""
     rewards: Literal["sum", "own"] = "sum"
-    """What members learn from: the sum of their rewards, by critics of the team; or each from its own reward, by
-    critics of its own, as published, also where they compete. With own rewards returns are of one step
-    (`learner.n_step`)."""
+    """With "sum", members learn from the sum of their rewards, by critics of the team; with "own", each from its own
+    reward, by critics of its own, as published, also where members compete. With own rewards returns are of one step,
+    whatever `learner.n_step` is."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
-        """Returns a row's fields; `rewards` "own" adds members' rewards. Raises ValueError: no team; see BoxActions."""
+        """Returns a row's fields; for own rewards, rows also store each member's reward.
+
+        Raises: ValueError: the agent is no team; or see BoxActions.
+        """
         team = TeamSpaces(self.owner, spaces, self.shared)
         team_actions(self.owner, team)
         spec = Algorithm.transition(self, spaces)
         return spec if self.rewards == "sum" else replace(spec, extras={MEMBER_REWARDS: Field((team.count,))})
 
     def source(self, chosen: ReplaySource) -> ReplaySource:
-        """Returns the chosen source, with one-step returns for own rewards: the sampler sums only the team's."""
+        """Returns the chosen source, with one-step returns for own rewards: samplers sum only the team's rewards."""
         return chosen if self.rewards == "sum" else replace(chosen, n_step=1)
 
     def make_model(self, spaces: Spaces) -> ActorCritic:
@@ -126,7 +127,7 @@ class TeamDelayedPolicy(DelayedPolicy):
         return ActorCritic(self, policy, (TeamCritics if self.rewards == "sum" else MemberCritics)(self, policy))
 
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
-        """Returns Box actions as TD3; draws Discrete ones from members' policies, or uniformly among allowed ones."""
+        """Returns Box actions as TD3 does; draws Discrete ones from the policies or uniformly from those allowed."""
         if not isinstance(model.actions, OneHotActions):
             return super().chosen(model, obs, request)
         rows, size = rows_in(obs), model.actions.size
@@ -141,27 +142,27 @@ class TeamDelayedPolicy(DelayedPolicy):
 
 
 class ActorCriticTrainer(TargetTrainer):
-    """Holds the optimizers of a model's policy and critics, and a target copy of the model's part `source`."""
+    """Holds the optimizers of a model's policy and critics, and a target copy of its part `source` (None: of all)."""
 
     saved: ClassVar[tuple[str, ...]] = ("target", "policy_optimizer", "critics_optimizer", "updates", "generator")
 
-    def __init__(self, hyper: ActorCriticHyperparameters, model: Any, source: nn.Module) -> None:
-        super().__init__(hyper, source)
+    def __init__(self, hyper: ActorCriticHyperparameters, model: Any, source: nn.Module | None = None) -> None:
+        super().__init__(hyper, model if source is None else source)
         self.policy, self.critics = model.acting, model.critics
         self.policy_optimizer = self.adam(self.policy.parameters())
         self.critics_optimizer = self.adam(self.critics.parameters())
         self.generator = seeded_generator(self.device)
 
     def descend(self, optimizer: ClippedAdam, loss: torch.Tensor) -> torch.Tensor:
-        """Makes AdamTrainer's step, but only this optimizer's parameters get a gradient."""
+        """Makes AdamTrainer's step, but gives gradients only to this optimizer's parameters (15 us more)."""
         optimizer.zero_grad()
         torch.autograd.backward(loss, inputs=[tensor for tensor in optimizer.tensors if tensor.requires_grad])
         return optimizer.clip_and_step(self.hyper.max_grad_norm)
 
     def improve_critics(self, batch: Any, targets: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """Makes one step of the critics on the squared errors to targets [..., B]; `weight` weighs the rows.
+        """Makes one step of the critics on their squared errors to targets [..., B]; `weight` weighs the rows.
 
-        Returns: the metrics, and the rows' priorities [..., B]: the mean of the critics' absolute errors.
+        Returns the metrics and the rows' priorities [..., B]: the mean of the critics' absolute errors.
         """
         values = faster(self.critics)(batch.obs, self.policy.actions.encode(batch.action))
         errors = targets - values
@@ -175,9 +176,6 @@ class ActorCriticTrainer(TargetTrainer):
 
 class DelayedPolicyTrainer(ActorCriticTrainer):
     """Trains the critics at each update and the policy at every `policy_delay`-th; all have targets."""
-
-    def __init__(self, hyper: DelayedPolicy, model: Any) -> None:
-        super().__init__(hyper, model, source=model)
 
     def update(self, batch: Any) -> Update:
         """Makes one step on a batch of B transitions (Fujimoto et al. 2018, Algorithm 1); see `improve_critics`."""
@@ -207,7 +205,7 @@ class DelayedPolicyTrainer(ActorCriticTrainer):
         return self.bootstrapped(batch, values.amin(0))
 
     def smoothed(self, obs: Any) -> torch.Tensor:
-        """Returns the target policy's actions with clipped noise, [B, size] in [-1, 1]."""
+        """Returns the target policy's actions plus clipped noise, [B, size] in [-1, 1]."""
         action: torch.Tensor = faster(self.target.acting)(obs)
         clip = self.hyper.target_noise_clip
         noise = (self.hyper.target_noise * self.normal(*action.shape)).clamp_(-clip, clip)
@@ -215,10 +213,13 @@ class DelayedPolicyTrainer(ActorCriticTrainer):
 
 
 class TeamDelayedPolicyTrainer(DelayedPolicyTrainer):
-    """Makes TD3's steps; each member's policy gradient varies its own action and takes the others' from the batch."""
+    """Makes TD3's steps. The gradient of a member's policy passes through its own action; the batch has the others'."""
 
     def update(self, batch: Any) -> Update:
-        """See DelayedPolicyTrainer. With own rewards, a row's priority is the members' mean; dead members count 0."""
+        """Makes DelayedPolicyTrainer's update. With own rewards, a row's priority is the mean over all members.
+
+        The error of a dead member counts as 0.
+        """
         if self.hyper.rewards == "sum":
             return super().update(batch)
         team, batch = self.policy.team, copy.copy(batch)
@@ -241,7 +242,7 @@ class TeamDelayedPolicyTrainer(DelayedPolicyTrainer):
         return action, faster(self.critics).of_each(batch.obs, torch.where(acts, anew, others).flatten(2))
 
     def smoothed(self, obs: Any) -> torch.Tensor:
-        """See DelayedPolicyTrainer; draws Discrete actions from the target policy."""
+        """Returns Box actions as DelayedPolicyTrainer does; draws Discrete ones from the target policy."""
         if not self.policy.team.choices:
             return super().smoothed(obs)
         policy = self.target.acting
@@ -249,7 +250,7 @@ class TeamDelayedPolicyTrainer(DelayedPolicyTrainer):
         return drawn
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Loads a checkpoint; from an older one of MADDPG, with more critics, takes only the first critics' moments."""
+        """Loads a checkpoint. MADDPG's older ones have more critics: only the moments of the first ones are loaded."""
         optimizer, parameters = state["critics_optimizer"], self.critics_optimizer.tensors
         moments = {
             number: {name: part[: len(parameters[number])] if part.ndim else part for name, part in of_one.items()}

@@ -1,33 +1,20 @@
 """Adam with a clipped gradient norm, in six torch calls whatever the number of tensors."""
 
-from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import torch
 
-P = ParamSpec("P")
-R = TypeVar("R")
+M = TypeVar("M")
 
 
-def unrecorded(function: Callable[P, R]) -> Callable[P, R]:
-    """Wraps a function like `torch.no_grad()`; saves a microsecond for callers that record no gradients anyway."""
-    guarded = torch.no_grad()(function)
-
-    @wraps(function)
-    def call(*args: P.args, **options: P.kwargs) -> R:
-        return (guarded if torch.is_grad_enabled() else function)(*args, **options)
-
-    return call
-
-
-def _plain(method: Callable[P, R]) -> Callable[P, R]:
+def _plain(method: M) -> M:
     """Returns the method without its decorator, which imports torch's compiler at the first call and takes a second."""
     return getattr(method, "__wrapped__", method)
 
 
 def load_tensor(name: str, own: torch.Tensor, saved: torch.Tensor) -> None:
-    """Copies a saved tensor. Raises ValueError: its shape differs; fused kernels would use memory outside it."""
+    """Copies a saved tensor. Raises ValueError: its shape differs, and fused kernels would write outside its memory."""
     if saved.shape != own.shape:
         raise ValueError(f"{name}: expected a tensor of shape {tuple(own.shape)}, got {tuple(saved.shape)}")
     own.data.copy_(saved)
@@ -38,8 +25,8 @@ class ClippedAdam(torch.optim.Adam):
 
     For small networks, the Python code of these two takes longer than the gradient itself. Here the gradients are views
     of one vector, which is zeroed, measured and scaled as a whole, and one fused kernel makes the step. The parameters
-    are float32, all on one device; this object owns their `grad`. States are those of torch.optim.Adam. Without `lr`,
-    the owner sets the learning rate before each step.
+    are float32, all on one device; this object owns their `grad`. Its state_dict is that of torch.optim.Adam. Without
+    `lr`, the owner sets the learning rate before each step.
     """
 
     add_param_group = _plain(torch.optim.Optimizer.add_param_group)
@@ -62,9 +49,9 @@ class ClippedAdam(torch.optim.Adam):
             }
         states = [self.state[tensor] for tensor in self.tensors]
         self._means, self._squares = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
-        self._step: torch.Tensor = states[0]["step"].clone()  # of all tensors, so that one call advances it
+        self._step: torch.Tensor = states[0]["step"].clone()  # one count for all tensors, so that one call advances it
         self._steps = [self._step] * len(states)
-        self._one = torch.ones_like(self._step)  # torch makes a tensor of each number that meets a tensor
+        self._one = torch.ones_like(self._step)  # a plain number would become a new tensor in each operation
 
     def set_learning_rate(self, lr: float) -> None:
         for group in self.param_groups:
@@ -74,9 +61,9 @@ class ClippedAdam(torch.optim.Adam):
         """Zeroes the gradients in place; they stay views of one vector."""
         self._gradient.zero_()
 
-    @unrecorded
+    @torch.no_grad()
     def clip_and_step(self, max_norm: float) -> torch.Tensor:
-        """Scales a gradient longer than `max_norm` to it, makes one step; returns the norm before scaling, a scalar."""
+        """Scales a gradient of a norm above `max_norm` down to it, and makes one step; returns the norm before that."""
         norm: torch.Tensor = torch.linalg.vector_norm(self._gradient)
         self._step += self._one
         group = self.param_groups[0]

@@ -45,10 +45,10 @@ class ClippedPolicy(Hyperparameters):
     hidden: Layers = (64, 64)
     """Units in each fully connected layer of the policy, and of the critic; usually 64 to 256."""
     activation: Activation = field(default="tanh", kw_only=True)
-    """After each fully connected layer of the policy and of the critic."""
+    """Function after each fully connected layer of the policy and of the critic."""
     initialization: Initialization = field(default="orthogonal", kw_only=True)
-    """Of weights; of the policy's last layer 0.01 times as large, so that it is nearly uniform at first (Huang et al.
-    2022, detail 2)."""
+    """First weights. Those of the policy's last layer are 0.01 times as large, so that the policy is nearly uniform at
+    first (Huang et al. 2022, detail 2)."""
     batch_size: AtLeast1 = 2048
     """Transitions from one policy to the next, over all agents and environment copies that share it; usually 1,000 to
     20,000."""
@@ -70,8 +70,8 @@ class ClippedPolicy(Hyperparameters):
     max_grad_norm: Positive = 0.5
     """Larger gradients are scaled down to this norm; above 0, usually 0.5 to 10."""
     target_kl: Annotated[float | None, Number(above=0)] = 0.02
-    """Ends an update's passes when the policy has moved this far, as an estimate of the divergence, usually 0.01 to
-    0.05; None: never."""
+    """An update's passes end when the divergence from the policy before them, as estimated, exceeds this; usually 0.01
+    to 0.05; None: never."""
     normalize_advantages: bool = True
     """Subtract the mean of a batch's advantages, and divide by their standard deviation."""
     normalize_values: bool = True
@@ -81,12 +81,13 @@ class ClippedPolicy(Hyperparameters):
     reward_scale: Positive = 1.0
     """Factor on rewards, above 0."""
     correction: Literal["vtrace", "gae"] = "vtrace"
-    """"vtrace" weighs transitions of older policies by today's probability of their actions; for those of today's it is
-    GAE. "gae" takes all as today's. In serial mode all are, but for the first one of each copy in a batch."""
+    """"vtrace" weighs a transition by its action's probability under the present policy over that under the policy
+    that acted; if these are the same policy, this is GAE. "gae" ignores the difference. In serial mode only the first
+    transition of each copy in a batch is of an older policy."""
     ratio_clip: Positive = 1.0
-    """With V-trace: largest weight of a transition; the paper's rho-bar."""
+    """Largest weight of a transition with V-trace, rho-bar in the paper."""
     trace_clip: Positive = 1.0
-    """With V-trace: largest weight that a transition gives to later ones; the paper's c-bar."""
+    """Largest weight that a transition gives to later ones with V-trace, c-bar in the paper."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -111,7 +112,7 @@ class ClippedPolicy(Hyperparameters):
 
 
 class Evaluated(NamedTuple):
-    """The model's outputs for B transitions, each [B]; values are in the critic's units."""
+    """Results of the model for B transitions, each [B]; values are in the critic's units."""
 
     log_prob: torch.Tensor
     entropy: torch.Tensor
@@ -119,7 +120,7 @@ class Evaluated(NamedTuple):
 
 
 class Minibatch(NamedTuple):
-    """Transitions and numbers that stay fixed in an update, each [B, ...]; value and target in the critic's units."""
+    """Transitions, and numbers that stay fixed in an update, each [B, ...]; value and target in the critic's units."""
 
     obs: Any
     action: torch.Tensor
@@ -147,8 +148,8 @@ class ClippedPolicyTrainer(AdamTrainer):
     def update(self, batch: Any) -> Update:
         """Makes a step on each minibatch of one batch, in each pass.
 
-        Returns: the steps' means of loss, policy_loss, value_loss, entropy, approx_kl (Schulman's estimate of the
-            divergence from the policy before the update), clip_fraction, and grad_norm before clipping; and the batch's
+        Returns: means over the steps of loss, policy_loss, value_loss, entropy, approx_kl (Schulman's estimate of the
+            divergence from the policy before the update), clip_fraction, and grad_norm before clipping; and
             explained_variance, the part of the targets' variance that the critic explained before the update.
         """
         hyper = self.hyper
@@ -159,7 +160,10 @@ class ClippedPolicyTrainer(AdamTrainer):
         before = Evaluated(*(values.detach() for values in now))
         rows, explained = self.prepare(batch, before, partial(self.values_after, batch))
         bonus = batch.numbers[BONUS]
-        steps = [self._step(now, rows, bonus)] if single else self._steps(rows, bonus)
+        if single:
+            steps = [self._step(now, rows, bonus)]
+        else:
+            steps = self._passes(rows, lambda part: self._step(self.evaluate(part), part, bonus), KL)
         means = torch.stack(steps).mean(0)
         metrics = dict(zip(METRICS, means, strict=True))
         return Update({**metrics, "explained_variance": explained}, updates=len(steps))
@@ -182,9 +186,9 @@ class ClippedPolicyTrainer(AdamTrainer):
     def prepare(
         self, batch: Any, now: Evaluated, values_after: Callable[[torch.Tensor], torch.Tensor]
     ) -> tuple[Minibatch, torch.Tensor]:
-        """Returns the batch with advantages, targets and the values before the steps, and the explained variance.
+        """Returns the batch with its advantages, targets and present values, and the explained variance.
 
-        `values_after` returns the values of some rows' next observations, in the critic's units.
+        `values_after` gets the numbers of some rows and returns their next observations' values, in the critic's units.
         """
         hyper, acted = self.hyper, batch.extras[LOG_PROB]
         corrected = hyper.correction == "vtrace"
@@ -205,13 +209,10 @@ class ClippedPolicyTrainer(AdamTrainer):
         rows = Minibatch(batch.obs, batch.action, batch.extras, before, now.value, advantage, goal)
         return rows, explained_variance(self.normalizer.normalized(value), goal)
 
-    def _steps(self, rows: Minibatch, bonus: float) -> list[torch.Tensor]:
-        return self._passes(rows, lambda part: self._step(self.evaluate(part), part, bonus), KL)
-
     def _passes(self, rows: Minibatch, step: Callable[[Minibatch], torch.Tensor], kl: int) -> list[torch.Tensor]:
         """Calls `step` with each minibatch, in a new order each pass, and returns the results.
 
-        Passes end after one in which item `kl` of the results, the policy's divergence, exceeds `target_kl` on average.
+        Item `kl` of a result is the policy's divergence. The passes end once its mean over a pass exceeds `target_kl`.
         """
         steps: list[torch.Tensor] = []
         for _ in range(self.hyper.epochs):
@@ -222,7 +223,7 @@ class ClippedPolicyTrainer(AdamTrainer):
         return steps
 
     def minibatches(self, rows: Minibatch) -> Iterator[Minibatch]:
-        """Yields the rows in a new order, in minibatches."""
+        """Yields minibatches of the rows in a new order."""
         order = torch.randperm(len(rows.value), generator=self.generator).to(rows.value.device)
         shuffled = Minibatch(*(rows_at(values, order) for values in rows))
         for first in range(0, len(order), self.hyper.minibatch_size):
@@ -242,7 +243,7 @@ class ClippedPolicyTrainer(AdamTrainer):
     def _policy_loss(
         self, log_prob: torch.Tensor, rows: Minibatch, mean: Callable[[torch.Tensor], torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns the clipped objective's loss, the divergence and the share clipped, each by `mean` over the rows."""
+        """Returns the clipped objective's loss, the divergence and the clipped share; `mean` averages over rows."""
         moved = log_prob - rows.log_prob
         ratio = torch.exp(moved)
         clipped = ratio.clamp(1 - self.hyper.clip, 1 + self.hyper.clip)
@@ -251,7 +252,7 @@ class ClippedPolicyTrainer(AdamTrainer):
             return loss, mean(ratio - 1 - moved), mean((ratio != clipped).float())
 
     def _value_loss(self, value: torch.Tensor, rows: Minibatch) -> torch.Tensor:
-        """Returns half the mean squared error; with clip_value, of the worse of value and clipped value (detail 9)."""
+        """Returns half the mean squared error; with clip_value, the worse of it and the clipped value's (detail 9)."""
         errors = (value - rows.target).square()
         most = self.hyper.clip_value
         if most is not None:

@@ -31,7 +31,7 @@ RATE = "learning_rate"
 
 
 class ActRequest(NamedTuple):
-    """The arguments of `Algorithm.act` besides the model and the observations, when actors explore."""
+    """The arguments of `Algorithm.act` besides the model and the observations, for actors that explore."""
 
     explore: Mapping[str, Any]
     state: Mapping[str, torch.Tensor] | None
@@ -41,27 +41,27 @@ class ActRequest(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Hyperparameters(Algorithm):
-    """Base of hyperparameters, whose fields declare their ranges (declared.py). Its own fields set up first layers."""
+    """Base of hyperparameters. Fields declare their ranges (declared.py); those of this class set up first layers."""
 
     network: Network = None
     """Your own network in place of the first layers, or of all: a function that gets the mc.Spaces and returns a
     torch.nn.Module from observations to features [B, n], or its module:function. See docs/guides/own-network.md."""
     activation: Activation = "relu"
-    """After each fully connected layer."""
+    """Function after each fully connected layer."""
     layer_norm: bool = False
     """Normalize the outputs of each fully connected layer but the last, before the activation (Ba et al. 2016,
     arXiv:1607.06450)."""
     initialization: Initialization = "default"
-    """Of weights: torch's default, orthogonal (Saxe et al. 2014, arXiv:1312.6120) or xavier's uniform (Glorot & Bengio
-    2010); the latter two with biases of zero."""
+    """First weights: torch's default, orthogonal (Saxe et al. 2014, arXiv:1312.6120) or xavier's uniform (Glorot &
+    Bengio 2010). With the latter two, biases are zero."""
     channels: Layers = (16, 32)
-    """Of each convolution of images; the defaults are those of Mnih et al. 2013 (arXiv:1312.5602, section 4.1)."""
+    """Channels of each convolution of images; by default those of Mnih et al. 2013 (arXiv:1312.5602, section 4.1)."""
     kernels: Layers = (8, 4)
     """Rows and columns of each convolution's kernel."""
     strides: Layers = (4, 2)
-    """Of each convolution."""
+    """Stride of each convolution."""
     image_side: AtLeast1 = 32
-    """Least rows and columns of a Box that is convolved as an image; smaller ones are flattened."""
+    """Least rows and columns of an image: smaller Boxes are flattened instead of convolved."""
 
     def __post_init__(self) -> None:
         check_declared(self, self.owner)
@@ -71,7 +71,7 @@ class Hyperparameters(Algorithm):
 
     @property
     def owner(self) -> str:
-        """The algorithm's name in error messages."""
+        """The algorithm's name, with which its error messages begin."""
         return type(self).__name__
 
     def act(self, model: nn.Module, obs: Any, **request: Any) -> Action:
@@ -96,6 +96,6 @@ class Hyperparameters(Algorithm):
         network = faster(model)
         if hasattr(model, "greedy"):
             return network.greedy(obs, mask), None
-        if hasattr(model, "distribution"):  # the module of a class that derives from one of this package
+        if hasattr(model, "distribution"):  # of a module of the user's own
             return model.distribution.mode(network(obs), mask), None
         return model.actions.decoded(best(network(obs), model.actions.allowed(mask))), None

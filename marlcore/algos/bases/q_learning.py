@@ -41,7 +41,7 @@ class QLearning(Hyperparameters):
     dueling: bool = True
     """Estimate the state's value and the actions' advantages separately (Wang et al. 2016)."""
     tau: Share = 0.02
-    """Fraction of the network mixed into the target after each update, in (0, 1], usually 0.005 to 0.02; used if
+    """Fraction of the network mixed into the target after each update, in (0, 1], usually 0.005 to 0.02; only used if
     target_update_freq is 0."""
     target_update_freq: Annotated[int, Whole(0)] = 0
     """Updates between copies of the network to the target, usually 100 to 10,000; 0 moves the target by tau after each
@@ -61,9 +61,9 @@ class QLearning(Hyperparameters):
 class FeedforwardQLearning(QLearning):
     """Base of algorithms whose model is a QNetwork without memory.
 
-    Actors may compute the first priorities of transitions, so that new ones need not all count as the most surprising
-    (Horgan et al. 2018, "Distributed prioritized experience replay", arXiv:1803.00933, section 3). Such a priority is
-    the error of one step, from values that the actor computes anyway to choose its actions.
+    Actors may compute the first priorities of transitions, so that not all new ones get the highest priority (Horgan et
+    al. 2018, "Distributed prioritized experience replay", arXiv:1803.00933, section 3). Such a priority is the error of
+    one step, from values that the actor computes anyway to choose its actions.
     """
 
     actor_priorities: bool = False
@@ -84,7 +84,7 @@ class FeedforwardQLearning(QLearning):
         return QNetwork(self, spaces)
 
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
-        """Returns epsilon-greedy actions. The network runs only if a row is greedy or first priorities are needed."""
+        """Returns epsilon-greedy actions. The network runs only if a row is greedy or needs its first priority."""
         actions: JointActions = model.actions
         allowed, rows = actions.allowed(request.mask), rows_in(obs)
         chosen, epsilon = np.full(rows, -1), request.explore["epsilon"]
@@ -131,11 +131,11 @@ class WindowedQLearning(QLearning):
     length: AtLeast1 = 40
     """Transitions of a window, those of its burn-in included."""
     burn_in: Annotated[int, Whole(0)] = 20
-    """First transitions of a window that only warm up its stored state; less than length. A window that begins its
-    episode has none."""
+    """First transitions of a window, which only warm up its stored state; less than length. A window at the start of
+    an episode has no burn-in."""
     period: Annotated[int, Whole(2)] = 20
-    """Transitions from the start of one window to that of the next, at least 2; with length - burn_in, each transition
-    is trained on once in a pass."""
+    """Transitions from the start of one window to that of the next, at least 2; if it is length - burn_in, a pass over
+    all windows trains on each transition once."""
     n_step: AtLeast1 = 5
     """Rewards in each return, at least 1, in place of `learner.n_step`; returns end with their window."""
     eta: Annotated[float, Number(0, 1)] = 0.9
@@ -153,7 +153,7 @@ class WindowedQLearning(QLearning):
 
 
 class QTrainer(TargetTrainer):
-    """Trains a network by Q-learning towards its target network."""
+    """Trains a network by Q-learning towards a target network, with the Huber loss."""
 
     saved: ClassVar[tuple[str, ...]] = ("target", "optimizer", "updates")
 
@@ -161,43 +161,6 @@ class QTrainer(TargetTrainer):
         super().__init__(hyper, network)
         self.network = network
         self.optimizer = self.adam(network.parameters())
-
-    def action_index(self, batch: Any) -> Any:
-        """Returns the numbers int64 [...] of a batch's actions."""
-        return self.network.actions.encode(batch.action)
-
-    def allowed(self, obs: Any, values: torch.Tensor) -> Any:
-        """Returns the actions that the masks allow, bool [..., actions] like `values`; None without masks."""
-        return self.network.allowed(obs)
-
-    def value_of(self, network: Any, values: torch.Tensor, action: torch.Tensor, obs: Any) -> torch.Tensor:
-        """Picks the values [...] of the actions [...] out of a network's values [..., actions]."""
-        return values.gather(-1, action[..., None]).squeeze(-1)
-
-    @torch.no_grad()
-    def targets(self, batch: Any) -> torch.Tensor:
-        """Returns the scaled reward plus the discounted value of the next observation, float32 [B].
-
-        Without `double`, that value is the target network's maximum (Mnih et al. 2015, Algorithm 1). With it, it is the
-        target's value of the network's best action (van Hasselt et al. 2016, "Double DQN"). Only allowed actions count.
-        """
-        values = faster(self.target)(batch.next_obs)
-        chooser = faster(self.network)(batch.next_obs) if self.hyper.double else values
-        action = best(chooser, self.allowed(batch.next_obs, values))
-        return self.bootstrapped(batch, self.value_of(self.target, values, action, batch.next_obs))
-
-    def move_target(self) -> None:
-        """Counts an update; moves the target network by `tau`, or copies the network to it when that is due."""
-        self.updates += 1
-        interval = self.hyper.target_update_freq
-        if not interval:
-            self.soft_update(self.hyper.tau)
-        elif self.updates % interval == 0:
-            self.soft_update(1.0)
-
-
-class QNetworkTrainer(QTrainer):
-    """Trains a QNetwork by Q-learning towards a target network, with the Huber loss."""
 
     def update(self, batch: Any) -> Update:
         """Makes one step on a batch of B transitions, weighted by `weight`.
@@ -221,6 +184,35 @@ class QNetworkTrainer(QTrainer):
     def penalties(self, batch: Any, values: torch.Tensor, q_taken: torch.Tensor) -> dict[str, torch.Tensor]:
         """Returns further terms of the loss by name, given the values [B, actions] and those of actions taken [B]."""
         return {}
+
+    def action_index(self, batch: Any) -> Any:
+        """Returns the numbers int64 [...] of a batch's actions."""
+        return self.network.actions.encode(batch.action)
+
+    def value_of(self, network: Any, values: torch.Tensor, action: torch.Tensor, obs: Any) -> torch.Tensor:
+        """Picks the values [...] of the actions [...] out of a network's values [..., actions]."""
+        return values.gather(-1, action[..., None]).squeeze(-1)
+
+    @torch.no_grad()
+    def targets(self, batch: Any) -> torch.Tensor:
+        """Returns the scaled reward plus the discounted value of the next observation, float32 [B].
+
+        Without `double`, that value is the target network's maximum (Mnih et al. 2015, Algorithm 1). With it, it is the
+        target's value of the network's best action (van Hasselt et al. 2016, "Double DQN"). Only allowed actions count.
+        """
+        values = faster(self.target)(batch.next_obs)
+        chooser = faster(self.network)(batch.next_obs) if self.hyper.double else values
+        action = best(chooser, self.network.allowed(batch.next_obs, values))
+        return self.bootstrapped(batch, self.value_of(self.target, values, action, batch.next_obs))
+
+    def move_target(self) -> None:
+        """Counts an update; moves the target network by `tau`, or copies the network to it when that is due."""
+        self.updates += 1
+        interval = self.hyper.target_update_freq
+        if not interval:
+            self.soft_update(self.hyper.tau)
+        elif self.updates % interval == 0:
+            self.soft_update(1.0)
 
 
 class WindowTrainer(QTrainer):
@@ -255,21 +247,24 @@ class WindowTrainer(QTrainer):
 
     @torch.no_grad()
     def window_targets(self, batch: Any, window: tuple[Any, ...], values: torch.Tensor) -> torch.Tensor:
-        """Computes n-step returns, float32 [B, T], completed by the target network; with `double`, `values` choose."""
+        """Returns n-step returns, float32 [B, T], which end in values of the target network.
+
+        With `double`, the highest of `values` [B, T + 1, actions] chooses the action after the last step.
+        """
         slow, _ = faster(self.target)(*window)
-        action = best(values if self.hyper.double else slow, self.allowed(window[0], slow))
+        action = best(values if self.hyper.double else slow, self.network.allowed(window[0], slow))
         value = self.value_of(self.target, slow, action, window[0])
         return self.scaled(self.returns(batch, self.unscaled(value)))
 
     def scaled(self, values: torch.Tensor) -> torch.Tensor:
-        """Converts values in units of reward_scale times the reward to the network's scale; by default the same."""
+        """Converts values from units of reward_scale times the reward to the network's scale, by default the same."""
         return values
 
     def unscaled(self, values: torch.Tensor) -> torch.Tensor:
         return values
 
     def shortened(self, batch: Any) -> tuple[SimpleNamespace, tuple[Any, State, Windows]]:
-        """Cuts off last steps that no window fills; returns the shorter batch and the network's arguments for it."""
+        """Cuts off the last steps, which no window reaches; returns the shorter batch and the network's arguments."""
         steps = int(batch.valid[..., -1].any(0).sum())
         fields = {name: each(lambda values: values[:, :steps], getattr(batch, name)) for name in OF_STEPS}
         raw = raw_reward(batch)[:, :steps]

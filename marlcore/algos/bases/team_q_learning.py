@@ -14,14 +14,13 @@ from torch import nn
 from torch.nn import functional
 
 from ...compiled import Chooser, of_members
-from ...interfaces import PREVIOUS_REWARD, Action, Algorithm, ReplaySource, Update
+from ...interfaces import PREVIOUS_REWARD, Action, Algorithm, ReplaySource
 from ...spaces import Spaces
 from ...spec import TransitionSpec
 from ..networks.actions import array_of
 from ..networks.initialization import initialize
 from ..networks.qnetwork import QNetwork, RecurrentQNetwork, best
 from ..networks.recurrent import PREVIOUS_ACTION, Cell, State, state_fields
-from ..networks.stand_in import faster
 from ..networks.teams import MemberNetworks, TeamSpaces, discrete_team
 from .hyperparameters import ActRequest, Layers, LearningRate
 from .q_learning import QTrainer, WindowedQLearning, WindowTrainer
@@ -43,7 +42,7 @@ class TeamQLearning(WindowedQLearning):
     dueling: bool = False
     """Estimate a member's state value and its actions' advantages separately (Wang et al. 2016)."""
     cell: Cell | None = None
-    """The recurrent layer of a member's network: an lstm, a gru, which is the paper's, or your own; None: no memory."""
+    """The recurrent layer of a member's network: lstm, gru, as in the paper, or your own; None: no memory."""
     shared: bool = True
     """Members with equal spaces share a network, which also sees which member it acts for; otherwise each has its
     own."""
@@ -67,9 +66,9 @@ class TeamQLearning(WindowedQLearning):
 
     @abstractmethod
     def mixer(self, team: TeamSpaces) -> nn.Module:
-        """Returns a module from values [..., members], 0 where members do not act, and observations to a mixed value.
+        """Returns a module that maps the members' values [..., members] and the team's observations to one value [...].
 
-        The mixed value must grow with each member's value.
+        The value of a member that does not act is 0. The mixed value must grow with each member's value.
         """
 
     def member_network(self, spaces: Spaces) -> nn.Module:
@@ -100,7 +99,7 @@ class TeamQLearning(WindowedQLearning):
 def member_values(
     model: MemberNetworks, obs: Any, state: State | None
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor] | None]:
-    """Returns members' values [k, members, actions], and the state after these observations; None without memory."""
+    """Returns members' values [k, members, actions] and the state after these observations, None without memory."""
     if isinstance(model.networks[0], RecurrentQNetwork):
         return model.stepped(obs, state)
     return model(obs), None
@@ -113,7 +112,7 @@ def acted(after: Mapping[str, torch.Tensor], action: torch.Tensor, most: int) ->
 
 
 class TeamNetwork(nn.Module):
-    """Holds the members' networks, which are all that actors need, and the mixer of their values."""
+    """Holds the members' networks, which are the part that acts, and the mixer of their values."""
 
     def __init__(self, hyper: TeamQLearning, spaces: Spaces) -> None:
         super().__init__()
@@ -138,25 +137,8 @@ class TeamNetwork(nn.Module):
 class TeamTrainer(QTrainer):
     """Trains the mixed value by Q-learning towards a target network, with the Huber loss."""
 
-    network: TeamNetwork
-
-    def update(self, batch: Any) -> Update:
-        """Makes one step on B transitions of the team, weighted by `weight`; a row's priority is its absolute error."""
-        self.follow_schedules(batch)
-        values = faster(self.network)(batch.obs)
-        q_taken = self.value_of(self.network, values, self.action_index(batch), batch.obs)
-        targets = self.targets(batch)
-        loss = (batch.weight * functional.huber_loss(q_taken, targets, reduction="none")).mean()
-        grad_norm = self.descend(self.optimizer, loss)
-        self.move_target()
-        error = (targets - q_taken.detach()).abs()
-        return Update(self.metrics(loss, q_taken, grad_norm), priority=error)
-
     def action_index(self, batch: Any) -> Any:
         return batch.action.long()
-
-    def allowed(self, obs: Any, values: torch.Tensor) -> Any:
-        return self.network.allowed(obs, values)
 
     def value_of(self, network: Any, values: torch.Tensor, action: torch.Tensor, obs: Any) -> torch.Tensor:
         """Returns the mixed values [...] of the members' actions [..., members]."""

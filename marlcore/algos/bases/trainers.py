@@ -8,17 +8,17 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import nn
 
-from .adam import ClippedAdam, load_tensor, unrecorded
+from .adam import ClippedAdam, load_tensor
 from .hyperparameters import RATE
 
 N = TypeVar("N", bound=nn.Module)
 
 
 class AdamTrainer:
-    """Base of trainers. The learning rate may be a schedule.
+    """Base of trainers, whose learning rate may be a schedule.
 
-    A trainer's state is that of its attributes `saved`: each has a state_dict, or is a list of such objects, a
-    generator, a tensor or a value.
+    The attributes named in `saved` are a trainer's state. Each of them has a state_dict, or is a list of such objects,
+    a generator, a tensor or a number.
     """
 
     saved: ClassVar[tuple[str, ...]]
@@ -36,7 +36,7 @@ class AdamTrainer:
         return self._optimizers[-1]
 
     def follow_schedules(self, batch: Any) -> None:
-        """Sets the learning rate, if it is a schedule, to the one in the batch's `numbers`."""
+        """Sets the learning rate to that in the batch's `numbers`, if it is a schedule."""
         for optimizer in self._optimizers if self._is_scheduled else ():
             optimizer.set_learning_rate(batch.numbers[RATE])
 
@@ -87,7 +87,7 @@ class TargetTrainer(AdamTrainer):
         self.device = self._source[0].device
         self.updates = 0
 
-    @unrecorded
+    @torch.no_grad()
     def soft_update(self, share: float) -> None:
         """Moves the target by this share of the way to its source; 1 copies exactly."""
         torch._foreach_lerp_(self._target, self._source, share)

@@ -1,4 +1,4 @@
-"""A space's actions in the form that networks use, as tensors; compiled/actions.py has that of arrays."""
+"""Converts actions between the forms of rows and of networks, as tensors; compiled/actions.py does so for arrays."""
 
 from functools import cache
 from typing import Any
@@ -42,7 +42,7 @@ class BoxActions(ScaledActions, nn.Module):
     def __init__(self, owner: str, space: gymnasium.Space) -> None:
         nn.Module.__init__(self)
         ScaledActions.__init__(self, owner, space)
-        # A component of a float64 may vary by less than float32 can tell.
+        # The components of a narrow float64 Box may all be one number in float32.
         dtype = torch.float64 if space.dtype == np.float64 else torch.float32
         divisor = np.where(self._reach > 0, self._reach, 1.0)
         self._bounds = [*map(torch.tensor, (self._middle, self._reach, self._space.low, self._space.high))]
@@ -50,7 +50,7 @@ class BoxActions(ScaledActions, nn.Module):
         self.register_buffer("reach", torch.from_numpy(divisor.reshape(-1)).to(dtype), persistent=False)
 
     def encode(self, action: torch.Tensor) -> torch.Tensor:
-        """Scales actions [B, ...] of rows to float32 [B, size] in [-1, 1]; 0 where a component has one value."""
+        """Scales actions [B, ...] of rows to float32 [B, size] in [-1, 1]; a component of one value becomes 0."""
         return ((action.reshape(-1, self.size) - self.middle) / self.reach).float()
 
     def decoded(self, scaled: torch.Tensor) -> torch.Tensor:
@@ -67,5 +67,5 @@ def dtype_of(dtype: Any) -> torch.dtype:
 
 
 def array_of(tensor: torch.Tensor | None) -> Any:
-    """Returns a tensor of any device as an array, which shares its memory if it can; None as None."""
+    """Returns a tensor of any device as an array, which shares memory with a tensor on the CPU; None for None."""
     return None if tensor is None else tensor.detach().cpu().numpy()

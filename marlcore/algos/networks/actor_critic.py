@@ -19,7 +19,7 @@ class Critics(nn.Module):
     """A number of networks from an observation and an action to a value; they share no fully connected layer.
 
     They share encoders of images, or a user's own network. One batched product computes a layer of all networks, since
-    for small networks torch's overhead for each operation is most of their time.
+    torch's overhead for each operation is most of the time of small networks.
     """
 
     def __init__(self, hyper: Any, spaces: Spaces, actions: int, networks: int = 2) -> None:
@@ -37,7 +37,7 @@ class Critics(nn.Module):
         initialize(hyper, self.layers[-1], 1.0)
 
     def forward(self, obs: Any, action: torch.Tensor, count: int | None = None) -> torch.Tensor:
-        """Returns values [count, B] of actions [B, size] in [-1, 1] by the first `count` networks; None: by all."""
+        """Returns the values [count, B] of actions [B, size] in [-1, 1] by the first `count` networks; None: by all."""
         return self.through(torch.cat([self.encoder(obs), action], 1).expand(count or self.networks, -1, -1))
 
     def through(self, x: torch.Tensor) -> torch.Tensor:
@@ -50,7 +50,7 @@ class Critics(nn.Module):
 
 
 class CustomCritics(nn.Module):
-    """The two critics of a user's whole model, which has them as its module `critics`."""
+    """The two critics of a user's whole model, which are its module or method `critics`."""
 
     def __init__(self, hyper: Any, spaces: Spaces, actions: int, network: nn.Module) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class CustomCritics(nn.Module):
 
 
 class ContinuousPolicy(nn.Module):
-    """Base of policies that map observations to a distribution of Box actions, by `outputs` numbers a component."""
+    """Base of policies that map observations to a distribution of Box actions, with `outputs` numbers a component."""
 
     outputs: ClassVar[int]
 
@@ -80,10 +80,10 @@ class ContinuousPolicy(nn.Module):
 
     @abstractmethod
     def distribution(self, outputs: torch.Tensor) -> Any:
-        """Returns the distribution that a call returns, given the last layer's outputs [B, outputs * size]."""
+        """Returns the result of a call, given the last layer's outputs [B, outputs * size]."""
 
     def greedy(self, obs: Any, mask: None = None) -> torch.Tensor:
-        """Returns the actions [k, ...] without exploration; by default a call already returns them, in [-1, 1]."""
+        """Returns the actions [k, ...] without exploration, by default those of a call, which are in [-1, 1]."""
         return self.actions.decoded(self(obs))
 
     @abstractmethod
@@ -105,9 +105,9 @@ class DeterministicPolicy(ContinuousPolicy):
 
 
 class ActorCritic(nn.Module):
-    """Holds a policy, which is all that actors need, and its critics.
+    """Holds a policy, which is the part that acts, and its critics.
 
-    Raises: ValueError: policy and critics share parameters; each optimizer needs its own.
+    Raises: ValueError: policy and critics share parameters, but each parameter has one optimizer.
     """
 
     def __init__(self, hyper: Any, policy: nn.Module, critics: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""A user's own network, in place of the built-in first layers or of all layers."""
+"""A user's own network, which replaces the built-in first layers or all layers."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,7 +16,7 @@ from ...references import is_importable, reference_to, resolve
 from ...spaces import Spaces
 from .torso import Torso
 
-TRIED = 3  # observations in the batch with which a network is tried
+TRIED = 3  # observations in the batch of the trial call of a network
 
 
 def torso_of(
@@ -40,9 +40,9 @@ def torso_of(
 
 
 def whole_network(hyper: Any, spaces: Spaces, *parts: str) -> nn.Module | None:
-    """Returns the user's network if it is a whole model, with all these methods or modules; None if it has none.
+    """Returns the user's network if it is a whole model, which has all these methods or modules; otherwise None.
 
-    Raises: ValueError: it has only some of them.
+    Raises: ValueError: the network has only some of them.
     """
     if hyper.network is None:
         return None
@@ -54,7 +54,7 @@ def whole_network(hyper: Any, spaces: Spaces, *parts: str) -> nn.Module | None:
 
 
 def made_module(label: str, function: Any, *arguments: Any) -> nn.Module:
-    """Returns the module that a user's function makes. Raises ValueError: it makes no module, or fails."""
+    """Returns the module that a user's function makes. Raises ValueError: the function makes no module, or fails."""
     made_by = resolve(label, function) if isinstance(function, str) else function
     module = result_of(f"{label}: its function", made_by, *arguments)
     if not isinstance(module, nn.Module):
@@ -69,10 +69,10 @@ def tried(label: str, call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def result_of(label: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Returns the result of the user's code. Raises ValueError: that code raised; the message says what."""
+    """Returns the result of the user's code. Raises ValueError: the code raised an error, which the text repeats."""
     try:
         return function(*arguments)
-    except Exception as error:  # it may raise anything
+    except Exception as error:  # the user's code may raise any
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         got = ", ".join(map(form_of, arguments))
         raise ValueError(f"{label} raised {reason[:300]}, called with {got}") from error
@@ -90,7 +90,7 @@ def form_of(value: Any) -> str:
 
 
 def check_form(label: str, result: Any, expected: Any) -> None:
-    """Checks the user's result. Raises ValueError: its shapes and dtypes differ from those of `expected`."""
+    """Raises ValueError if the shapes or dtypes of the user's result differ from those of `expected`."""
     if form_of(result) != form_of(expected):
         raise ValueError(f"{label}: expected {form_of(expected)}, got {form_of(result)}")
 
@@ -102,8 +102,8 @@ class CustomTorso(nn.Module):
         called: the method or the module to call, if the network is a whole model.
         beside: further arguments for the trial call; with these the result is that of two critics, [2, B].
 
-    Raises: ValueError: its parameters are not float32 on the CPU; a whole model has none to train; its call with a
-        batch of zeros fails, or returns no float32 [B, n].
+    Raises: ValueError: the network's parameters are not float32 on the CPU; a whole model has no parameters to train; a
+        call with a batch of zeros fails, or returns no float32 [B, n].
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class CustomTorso(nn.Module):
         return getattr(self.network, self._method)(self.inputs(obs), *beside)
 
     def inputs(self, obs: Any) -> Any:
-        """The network's input: a tensor, or for a Dict or Tuple a dict of tensors."""
+        """Returns the network's input: a tensor, or for a Dict or Tuple a dict of tensors."""
         if not isinstance(obs, dict):
             return obs
         return {seen: obs[name] for seen, name in self._names.items()} if self._only is None else obs[self._only]
@@ -145,7 +145,7 @@ class CustomTorso(nn.Module):
             raise ValueError(f"{label}: expected float32 {expected} for {TRIED} observations, got {form_of(result)}")
         of_one = tried(label, call, each(lambda part: part[:1], zeros), *(part[:1] for part in beside))
         check_form(f"{label}, called with one observation", of_one, result[:, :1] if beside else result[:1])
-        for name, parameter in self.network.named_parameters():  # lazy layers have theirs by now
+        for name, parameter in self.network.named_parameters():  # lazy layers have made theirs in the calls above
             if (parameter.dtype, parameter.device.type) != (torch.float32, "cpu"):
                 got = f"{parameter.dtype} on {parameter.device} in {name}"
                 raise ValueError(f"{label}: expected parameters of torch.float32 on the cpu, got {got}")
@@ -157,7 +157,7 @@ class CustomTorso(nn.Module):
 
 
 def head_on(hyper: Any, torso: Any, outputs: int, make: Callable[[int, int], nn.Module] = nn.Linear) -> nn.Module:
-    """Makes a head by `make` from the torso's size to `outputs` numbers; on a whole model, one that does nothing.
+    """Makes a head by `make` from the torso's size to `outputs` numbers; on a whole model, an identity.
 
     Raises: ValueError: a whole model has another number of outputs.
     """
@@ -169,9 +169,9 @@ def head_on(hyper: Any, torso: Any, outputs: int, make: Callable[[int, int], nn.
 
 
 def custom_function(label: str, given: Any, expected: str = "a function of mc.Spaces, or its module:name") -> Any:
-    """Returns a user's function in the form that a hyperparameter holds: as module:name where that imports it.
+    """Returns a user's function in the form that a hyperparameter holds: its module:name, if importing that gives it.
 
-    Raises: ValueError: it is no function, or the import fails.
+    Raises: ValueError: the user gave no function, or the import fails.
     """
     function = resolve(label, given) if isinstance(given, str) else given
     if not callable(function) or isinstance(function, nn.Module):
@@ -179,14 +179,14 @@ def custom_function(label: str, given: Any, expected: str = "a function of mc.Sp
     if isinstance(given, str):
         return given
     reference = reference_to(function)
-    with suppress(ValueError):  # it may be a script's function, or replaced by another
+    with suppress(ValueError):  # a function of a script, or one whose name now means another, stays a function
         if reference and is_importable(reference) and resolve("network", reference) is function:
             return reference
     return function
 
 
 def visible(spaces: Spaces, without: tuple[str, ...]) -> Spaces:
-    """Returns the spaces of a network that does not see these parts of a Dict; a single remaining part stands alone."""
+    """Returns the spaces without these parts of a Dict; if only one part remains, it stands alone, without a Dict."""
     if not without:
         return spaces
     seen = {key: space for key, space in spaces.observation.spaces.items() if key not in without}
@@ -194,7 +194,7 @@ def visible(spaces: Spaces, without: tuple[str, ...]) -> Spaces:
 
 
 def zeros_of(spaces: Spaces) -> Any:
-    """Returns a batch of zero observations in the form that a user's network gets; a Discrete has its start instead."""
+    """Returns a batch of zeros in the form of a user's network's input; discrete values are their space's start."""
     lead = (TRIED, spaces.stack) if spaces.stack > 1 else (TRIED,)
     parts = {}
     for part in spaces.parts:

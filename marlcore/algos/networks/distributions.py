@@ -35,7 +35,7 @@ def distribution_of(owner: str, space: gymnasium.Space) -> "Categorical | Bernou
 
 
 class Distribution(nn.Module):
-    """Draws actions as the base `draws` beside this one does, by outputs and a mask that are tensors."""
+    """Base that samples by tensors of outputs and masks; `draws`, a subclass's other base, samples by arrays."""
 
     draws: ClassVar[Any]
 
@@ -79,7 +79,7 @@ class Bernoulli(Distribution, Bits):
     def forward(self, output: torch.Tensor, mask: torch.Tensor | None, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         ones = batch.action.reshape(output.shape).bool()
         entropy = (functional.softplus(output) - output * torch.sigmoid(output)).sum(1)
-        return _log_prob_of_bits(output, ones), entropy
+        return -functional.softplus(torch.where(ones, -output, output)).sum(1), entropy
 
 
 class Gaussian(Distribution, Normals):
@@ -103,7 +103,7 @@ class Gaussian(Distribution, Normals):
         return log_prob, (self.log_std + LOG_SQRT_2PI + 0.5).sum().expand(len(output))
 
     def _drawn(self, batch: Any) -> Any:
-        """Returns the draws that rows store, or for demonstrations, which store none, the actions in units of draws."""
+        """Returns the draws that rows store, or the actions in units of draws: demonstrations store no draws."""
         if DRAWN in batch.extras:
             return batch.extras[DRAWN]
         action = batch.action.reshape(len(batch.action), -1)
@@ -112,14 +112,10 @@ class Gaussian(Distribution, Normals):
         return ((action - centre) / half).float()
 
 
-def _log_prob_of_bits(output: torch.Tensor, ones: torch.Tensor) -> torch.Tensor:
-    return -functional.softplus(torch.where(ones, -output, output)).sum(1)
-
-
 def masked(output: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Returns the outputs [..., outputs], -inf where the mask, bool of the same shape, forbids an action.
+    """Returns the outputs [..., outputs], with -inf where the mask, bool of the same shape, forbids an action.
 
-    Rows of padding, where the mask allows no action, get 0, since a softmax of infinities alone is NaN.
+    Rows whose mask allows no action, which are padding, get 0: a softmax of infinities alone is NaN.
     """
     if mask is None:
         return output

@@ -16,7 +16,7 @@ INITIALIZERS: dict[str, Any] = {"orthogonal": nn.init.orthogonal_, "xavier": nn.
 def initialize(hyper: Any, part: nn.Module, gain: float = math.sqrt(2)) -> None:
     """Draws weights of fully connected and convolutional layers as `hyper.initialization` says, and zeroes biases.
 
-    "default" keeps torch's values. Recurrent layers and users' networks always keep theirs.
+    "default" keeps torch's values. Recurrent layers and users' networks always keep the values that they have.
     """
     if hyper.initialization == "default" or isinstance(part, (CustomTorso, CustomCell)):
         return

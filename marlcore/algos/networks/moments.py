@@ -1,4 +1,4 @@
-"""Running moments of arrays."""
+"""Running means and variances of arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of networks whose calls do nothing but their `forward`, so that this may be computed in another way."""
+"""Tells which parts of networks do nothing in a call but their `forward`, so that other code may replace the call."""
 
 from typing import Any
 
@@ -18,7 +18,10 @@ GLOBAL_HOOKS = (
 
 
 def is_plain(part: nn.Module) -> bool:
-    """Returns whether a call runs only a `forward` of the package or torch, and the part hides no class attribute."""
+    """Returns whether a call runs only a `forward` of this package or torch, and no attribute hides one of the class.
+
+    Of a linear layer, weight and bias must be parameters: a user may have replaced them by plain tensors.
+    """
     kind, own = type(part), vars(part)
     own_kind = kind.__module__.startswith(PACKAGE)
     if own_kind and kind.forward is nn.Module.forward:
@@ -29,4 +32,4 @@ def is_plain(part: nn.Module) -> bool:
         plain = own_kind and kind.forward.__module__.startswith(PACKAGE)
     if not plain or any(hasattr(kind, name) for name in own):
         return False
-    return kind is not nn.Linear or own["_parameters"].keys() == {"weight", "bias"}  # else they are plain tensors
+    return kind is not nn.Linear or own["_parameters"].keys() == {"weight", "bias"}

@@ -14,7 +14,7 @@ from .torso import Torso
 
 
 class PolicyNetwork(nn.Module):
-    """Maps observations to the outputs [B, outputs] that a distribution over actions takes."""
+    """Maps observations to outputs [B, outputs], which give a distribution over actions."""
 
     def __init__(self, hyper: Any, spaces: Spaces, torso: Torso | CustomTorso | RecurrentTorso) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class ValueNetwork(OutputNetwork):
 class PolicyValue(nn.Module):
     """Holds a policy, the part that acts, and a critic; only the critic sees the observation's parts `of_critic`.
 
-    Both may be methods of a user's network; if it has a method `both`, one call computes layers that they share.
+    Both may be methods of a user's network. If this has a method `both`, one call computes the layers that they share.
     """
 
     def __init__(self, hyper: Any, spaces: Spaces, of_critic: tuple[str, ...] = ()) -> None:

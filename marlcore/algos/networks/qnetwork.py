@@ -22,7 +22,7 @@ class QNetwork(nn.Module):
     """Maps observations to values [B, actions.count] of joint actions, in units of reward_scale times the reward."""
 
     def __init__(self, hyper: Any, spaces: Spaces, torso: Any = None) -> None:
-        """`torso`: the first layers; None: those that the hyperparameters ask for, which may be a whole model."""
+        """`torso`: the first layers; None: the hyperparameters choose them, perhaps as part of a user's whole model."""
         super().__init__()
         self.spaces = spaces
         self.actions = JointActions(hyper.owner, spaces.action)
@@ -42,14 +42,17 @@ class QNetwork(nn.Module):
         """Returns the actions [k, ...] of the highest values."""
         return self.actions.decoded(best(self(obs), self.actions.allowed(mask)))
 
-    def allowed(self, obs: Any) -> torch.Tensor | None:
-        """Returns the joint actions that a batch's masks allow, bool [B, actions.count]; None without masks."""
+    def allowed(self, obs: Any, values: torch.Tensor | None = None) -> torch.Tensor | None:
+        """Returns the joint actions that a batch's masks allow, bool [B, actions.count]; None without masks.
+
+        Only the networks of teams need `values`.
+        """
         allowed: torch.Tensor | None = self.actions.allowed(self.spaces.mask_in(obs))
         return allowed
 
 
 class RecurrentQNetwork(QNetwork):
-    """Maps observations and a state to joint actions' rescaled values, in units of reward_scale times the reward."""
+    """Maps observations and a state to values [B, actions.count] of joint actions, which R2D2 rescales."""
 
     def __init__(self, hyper: Any, spaces: Spaces) -> None:
         super().__init__(hyper, spaces, RecurrentTorso(hyper, spaces, hyper.hidden[:-1]))
@@ -74,8 +77,8 @@ class RecurrentQNetwork(QNetwork):
 class Head(nn.Module):
     """Maps features [..., inputs] to a value of each action [..., actions], through the last of the layers `hidden`.
 
-    With `dueling`, that layer feeds the state's value and the actions' advantages less their mean (Wang et al. 2016,
-    arXiv:1511.06581, equation 9). Both share the layer, so dueling costs little.
+    With `dueling`, a value is that of the state plus the action's advantage less the mean advantage (Wang et al. 2016,
+    arXiv:1511.06581, equation 9). State and actions share the layer, so dueling costs little.
     """
 
     aggregate: torch.Tensor

@@ -1,4 +1,4 @@
-"""Recurrent layers, and a recurrent network's first layers, whose state tells what an agent saw, did and earned."""
+"""Recurrent layers, and the first layers of a recurrent network, which also see the last action and reward."""
 
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple, TypeAlias
@@ -21,12 +21,15 @@ Stepped = tuple[torch.Tensor, dict[str, torch.Tensor]]  # features, and the stat
 Unroll = Callable[[Callable[..., Stepped], torch.Tensor, State], Stepped]
 
 PARTS = {"lstm": ("hidden", "cell"), "gru": ("hidden",)}  # of a recurrent layer's state
-PREVIOUS_ACTION = "previous_action"  # the part of the state that holds the last action, encoded; zeros: none
+PREVIOUS_ACTION = "previous_action"  # the part of the state that holds the last action, encoded; zeros at the start
 EPSILON = 1e-3  # of the linear part of `rescaled`, which makes the inverse continuous
 
 
 def cell_function(label: str, cell: Any) -> Any:
-    """Returns a built-in layer's name, or a function as `custom_function` does. Raises ValueError: it is neither."""
+    """Returns a built-in layer's name, or a user's function as `custom_function` does.
+
+    Raises: ValueError: `cell` is neither.
+    """
     expected = "lstm, gru, a function of inputs and units, or its module:name"
     if isinstance(cell, str) and ":" not in cell:
         if cell not in PARTS:
@@ -52,7 +55,7 @@ class Recurrent(nn.Module):
         self.sizes = dict.fromkeys(self.parts, units)
         self.layer = (nn.LSTM if cell == "lstm" else nn.GRU)(inputs, units, batch_first=True)
         gates: Any = self.layer.bias_ih_l0
-        with torch.no_grad():  # the second one keeps the state: an LSTM's forget gate, a GRU's update gate
+        with torch.no_grad():  # the second gate keeps the state: forget gate of an LSTM, update gate of a GRU
             gates[units : 2 * units] += 1.0
 
     def forward(self, x: torch.Tensor, state: State) -> Stepped:
@@ -66,10 +69,10 @@ class Recurrent(nn.Module):
 
 
 class CustomCell(nn.Module):
-    """A user's recurrent layer, from inputs of one step and its state to `units` features and the next state.
+    """A user's recurrent layer, from inputs of one step and a state to `units` features and the next state.
 
-    Raises: ValueError: it is no module, its `state` is no dict of sizes by name, or its call with zeros fails or has a
-        result of another form.
+    Raises: ValueError: the user's function makes no module, the module's `state` is no dict of sizes by name, or a call
+        with zeros fails or returns a result of another form.
     """
 
     def __init__(self, hyper: Any, inputs: int) -> None:
@@ -106,7 +109,10 @@ def recurrent_layer(hyper: Any, inputs: int) -> Recurrent | CustomCell:
 
 
 class Windows(NamedTuple):
-    """Actions and rewards [B, N - 1, ...] between the N observations of windows, and how the windows are burnt in."""
+    """Actions and rewards [B, N - 1, ...] between the N observations of windows, and the windows' burn-in.
+
+    `known`, bool [B], marks windows whose first state needs no burn-in, since an episode begins there.
+    """
 
     action: torch.Tensor
     reward: torch.Tensor
@@ -117,7 +123,7 @@ class Windows(NamedTuple):
         """Runs the recurrent layer on inputs [B * N, inputs] from the stored state, which the first steps warm up.
 
         No gradient passes from later steps to the first `burn_in` steps (Kapturowski et al. 2019, section 3), except in
-        windows whose state needs no warming up: those where `known`, bool [B], is True.
+        windows that are `known`.
         """
         rows, steps = self.reward.shape
         x = inputs.view(rows, steps + 1, -1)
@@ -129,14 +135,14 @@ class Windows(NamedTuple):
         return torch.cat([first, later], 1), after
 
     def of_rows(self, rows: slice) -> "Windows":
-        """Returns the windows [B * size, ...] of some members, out of a team's with actions [B, N - 1, members]."""
+        """Returns the windows [B * size, ...] of these members from a team's, whose actions are [B, N - 1, members]."""
         size = rows.stop - rows.start
         reward, known = (part.repeat_interleave(size, 0) for part in (self.reward, self.known))
         return Windows(self.action[:, :, rows].transpose(1, 2).flatten(0, 1), reward, self.burn_in, known)
 
 
 def state_fields(hyper: Any, spaces: Spaces, every: int) -> dict[str, Field]:
-    """Returns the parts of a RecurrentTorso's state as extra fields; one row in `every` stores them."""
+    """Returns the fields of rows for the state of a RecurrentTorso; one row in `every` stores them."""
     with torch.random.fork_rng(devices=[]):
         layer = {name: (size,) for name, size in recurrent_layer(hyper, 1).sizes.items()}
     parts: dict[str, tuple[int, ...]] = {**layer, PREVIOUS_ACTION: (_encoder(spaces.action).size,), PREVIOUS_REWARD: ()}
@@ -177,7 +183,7 @@ class RecurrentTorso(nn.Module):
         return stepped
 
     def acted(self, state: State, action: torch.Tensor | NDArray[Any]) -> dict[str, torch.Tensor]:
-        """Returns the state that `forward` returned with the chosen actions [k, ...] added to it."""
+        """Adds the chosen actions [k, ...] to the state that `forward` returned, and returns the result."""
         encoded = self.actions(torch.as_tensor(action, device=next(iter(state.values())).device))
         return {**state, PREVIOUS_ACTION: encoded, PREVIOUS_REWARD: encoded.new_zeros(encoded.shape[0])}
 

@@ -16,36 +16,27 @@ from torch import nn
 from torch.nn import functional
 
 from .plain_parts import GLOBAL_HOOKS, HOOKS, is_plain
-from .qnetwork import Head
 from .recurrent import Recurrent, State, Stepped
-from .torso import Dense
 
 FORWARD = attrgetter("forward")
 OF_MODULES = {*vars(nn.Module()), "_plan"}
 WEIGHTS = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")  # of one recurrent layer
-IN_PLACE = {torch.relu: torch.relu_, torch.tanh: torch.tanh_}
 
 M = TypeVar("M", bound=nn.Module)
 
 
 def faster(module: M) -> M:
-    """Returns a stand-in with the module's call and methods, or the module itself if it is not the package's own.
+    """Returns a stand-in with the module's call and methods; the module itself if it has hooks or is a user's own.
 
     Ask for the stand-in at each call: it stands for the module as it is now.
     """
-    plan = plan_of(module)
-    return module if plan is None else plan.stand_in
-
-
-def plan_of(module: nn.Module) -> "Plan | None":
-    """Returns the module's plan; None if there is none, or if the module has hooks, which the plan would skip."""
     plan = vars(module).get("_plan")
-    if plan is None or plan.owner is not module or not plan.holds():  # shallow copies share it
+    if plan is None or plan.owner is not module or not plan.holds():  # shallow copies share the plan
         if not is_plain(module):
-            return None
-        vars(module)["_plan"] = None
+            return module
+        vars(module)["_plan"] = None  # the new plan counts this attribute too
         plan = vars(module)["_plan"] = Plan(module)
-    return None if plan.is_hooked() else plan
+    return module if plan.is_hooked() else plan.stand_in
 
 
 class Plan:
@@ -57,13 +48,11 @@ class Plan:
         self.stand_in = self._form(module, parts)
         self._children = [part._modules for part in parts if part._modules]
         self._named = list(map(dict, self._children))
-        self._parts = [part for part in parts if type(part) is not nn.ModuleList]  # which is never called
-        self._kinds: list[Any] = list(map(type, self._parts))
-        self._each_kind = list(dict.fromkeys(self._kinds))
-        self._forwards = list(map(FORWARD, self._each_kind))
+        self._parts = [part for part in parts if type(part) is not nn.ModuleList]  # a ModuleList is never called
+        self._each_kind = list(dict.fromkeys(map(type, self._parts)))
         self._own = list(map(vars, self._parts))
         self._hooks = [own[name] for own in self._own for name in HOOKS]
-        self._sizes = list(map(len, self._own))  # they grow if an attribute hides one of the class
+        self._first = self._look()
 
     def _form(self, part: nn.Module, parts: list[nn.Module]) -> Any:
         """Returns the part's form in the stand-in: the part itself if calling it may do more than its `forward`."""
@@ -73,26 +62,23 @@ class Plan:
         form: Callable[[nn.Module, Form], Any] = FORMS.get(type(part), _stand_in)
         return form(part, lambda child: self._form(child, parts))
 
+    def _look(self) -> list[Any]:
+        return [
+            *map(type, self._parts),
+            *map(len, self._own),  # they grow if an attribute hides one of the class
+            *map(FORWARD, self._each_kind),
+        ]
+
     def holds(self) -> bool:
         """Returns whether the stand-in still fits the module: the same parts of the same classes."""
-        return (
-            list(map(type, self._parts)) == self._kinds
-            and list(map(len, self._own)) == self._sizes
-            and list(map(FORWARD, self._each_kind)) == self._forwards
-            and self._children == self._named
-        )
+        return self._look() == self._first and self._children == self._named
 
     def is_hooked(self) -> bool:
         """Returns whether any part has hooks, or torch has global ones."""
         return any(GLOBAL_HOOKS) or any(self._hooks)
 
     def __reduce__(self) -> Any:
-        return type(None), ()  # copies of a module make their own
-
-
-def linear(tensors: dict[str, Any], x: torch.Tensor) -> torch.Tensor:
-    """Returns what an nn.Linear with these parameters (`layer._parameters`) computes."""
-    return functional.linear(x, tensors["weight"], tensors["bias"])
+        return type(None), ()  # a copied module makes a plan of its own
 
 
 Form = Callable[[nn.Module], Any]
@@ -123,35 +109,12 @@ def _item_of(store: str, name: str) -> property:
     return property(get)
 
 
-def _dense(dense: Any, form: Form) -> Any:
-    """Runs the layers one after another; applies the activation in place where only it uses a layer's output."""
-    other = _stand_in(dense, form)
-    if not isinstance(other.layers, list):
-        return other
-    operations: list[Any] = []
-    for layer in other.layers:
-        fresh = isinstance(layer, partial)
-        operations += [layer, IN_PLACE.get(other.activation, other.activation) if fresh else other.activation]
-
-    def run(x: torch.Tensor) -> torch.Tensor:
-        for operation in operations:
-            x = operation(x)
-        return x
-
-    return run
-
-
-def _head(head: Any, form: Form) -> Any:
-    other = _stand_in(head, form)
-    hidden, output, combined = other.hidden, other.output, other.combined
-    if not isinstance(hidden, partial):
-        return other
-    activation = IN_PLACE.get(other.activation, other.activation)
-    return lambda features: combined(output(activation(hidden(features))))
+def _linear(tensors: dict[str, Any], x: torch.Tensor) -> torch.Tensor:
+    return functional.linear(x, tensors["weight"], tensors["bias"])
 
 
 def _recurrent(core: Any, form: Form) -> Any:
-    """Runs one step by torch's cell function, in a fourth of the time but with other rounding; windows by the layer."""
+    """Runs a step by torch's cell function, in a fourth of the time but with other rounding; windows by the layer."""
     other, layer = _stand_in(core, form), core.layer
     if not is_plain(layer) or tuple(layer._parameters) != WEIGHTS:
         return other
@@ -170,12 +133,10 @@ def _recurrent(core: Any, form: Form) -> Any:
 
 
 FORMS: dict[type, Any] = {
-    nn.Linear: lambda layer, _: partial(linear, layer._parameters),
+    nn.Linear: lambda layer, _: partial(_linear, layer._parameters),
     nn.ModuleList: lambda layers, form: [form(layer) for layer in layers],
     nn.ReLU: lambda *_: torch.relu,
     nn.Tanh: lambda *_: torch.tanh,
     **dict.fromkeys((nn.LSTM, nn.GRU), lambda layer, _: layer),
-    Dense: _dense,
-    Head: _head,
     Recurrent: _recurrent,
 }

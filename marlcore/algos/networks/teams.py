@@ -30,7 +30,7 @@ class MemberGroup:
 
     Attributes:
         part: the part of the team's observation that holds them.
-        rows: their rows in that part.
+        rows: the rows of that part that are these members.
         spaces: one member's spaces; where several members share, they include the member's one-hot number.
     """
 
@@ -91,7 +91,7 @@ class TeamSpaces:
         return gym.Box(box.low[member], box.high[member], dtype=box.dtype)
 
     def alive(self, obs: Any) -> torch.Tensor:
-        """Returns 1 for each member that acts, else 0, float32 [..., members]; a stack's newest observation decides."""
+        """Returns 1 for each member that acts, else 0, float32 [..., members], by the newest observation of a stack."""
         return self._newest(obs[self._alive]).float()
 
     def state(self, obs: Any) -> torch.Tensor:
@@ -105,7 +105,7 @@ class TeamSpaces:
     def allowed(self, mask: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
         """Returns each member's allowed choices, bool [..., members, most], from a mask [..., all choices]; None: all.
 
-        `like`: values [..., members, most], of all or some members, for the result's leading axes and device.
+        The result has the leading axes and the device of `like`, [..., members, most], which may have fewer members.
         """
         most = max(self.choices)
         if mask is None:
@@ -162,7 +162,7 @@ class MemberNetworks(nn.Module):
         return torch.cat(outputs, -2), {name: torch.cat([each[name] for each in after], 1) for name in after[0]}
 
     def seen(self, group: MemberGroup, obs: Any, windows: bool = False) -> Any:
-        """Picks a group's observations [k * size, ...] out of the team's [k, ...], or [k, N, ...] of windows."""
+        """Returns a group's observations [k * size, ...] from the team's: [k, ...], or [k, N, ...] with `windows`."""
         axis = 1 + windows + (self.team.spaces.stack > 1)
         seen = obs[group.part].narrow(axis, group.rows.start, group.size).movedim(axis, 1)
         if group.size == 1:
@@ -174,7 +174,7 @@ class MemberNetworks(nn.Module):
 
 
 def _of_rows(part: torch.Tensor, rows: slice) -> torch.Tensor:
-    """Returns these members' rows [k * size, ...] of a state's part, [k, members, ...] or [k] for the whole team."""
+    """Returns a part of these members' state [k * size, ...]; `part` is [k, members, ...], or [k] if all share it."""
     if part.ndim == 1:
         return part.repeat_interleave(rows.stop - rows.start)
     return part[:, rows].flatten(0, 1).contiguous()  # a view's strides keep torch from exporting an LSTM to ONNX
@@ -233,7 +233,7 @@ class TeamPolicy(nn.Module):
         return self.actions.decoded(self(obs, mask))
 
     def drawn(self, outputs: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Returns actions [B, size] for critics, with gradients; draws one-hot vectors of Discrete actions."""
+        """Returns actions [B, size] for critics, with gradients; Discrete ones are drawn, as one-hot vectors."""
         if not self.team.choices:
             return outputs
         scores = outputs.reshape(-1, self.team.count, self.actions.size // self.team.count)
@@ -255,7 +255,7 @@ class TeamCritics(Critics):
         return super().forward(obs, self.of_living(obs, action), count)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Loads only the first networks of a state_dict that has more, as MADDPG's earlier ones have."""
+        """Loads only the first networks of a state_dict that has more, such as an older one of MADDPG."""
         for name, parameter in self.layers.named_parameters(f"{prefix}layers"):
             if name in state_dict:
                 state_dict[name] = state_dict[name][: len(parameter)]
@@ -267,12 +267,12 @@ class TeamCritics(Critics):
         return (of_members * self.team.alive(obs)[..., None]).flatten(-2)
 
     def of_each(self, obs: Any, joint: torch.Tensor) -> torch.Tensor:
-        """Returns the first network's values [members, B] of each member's team actions, `joint` [members, B, size]."""
+        """Returns the first network's values [members, B] of joint actions [members, B, size], one for each member."""
         return torch.cat([self(obs, action, 1) for action in joint])
 
 
 class MemberCritics(TeamCritics):
-    """Critics of each member's value of its own rewards; all members' first networks precede all second ones."""
+    """Critics of each member's own rewards. The first networks of all members precede the second ones."""
 
     def __init__(self, hyper: Any, policy: TeamPolicy) -> None:
         super().__init__(hyper, policy, policy.team.count)

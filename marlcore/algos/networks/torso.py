@@ -12,6 +12,7 @@ from gymnasium import spaces as gym
 from torch import nn
 from torch.nn import functional
 
+from ...compiled import one_hot_places
 from ...spaces import Spaces
 
 Activation = Literal["tanh", "relu", "elu", "gelu", "silu"]
@@ -54,10 +55,7 @@ class OneHot(nn.Module):
 
     def __init__(self, space: gym.Discrete | gym.MultiDiscrete, stack: int) -> None:
         super().__init__()
-        sizes = np.atleast_1d(space.nvec if isinstance(space, gym.MultiDiscrete) else space.n)
-        starts = np.broadcast_to(space.start, sizes.shape)
-        component = np.repeat(np.arange(len(sizes)), sizes)
-        value = np.concatenate([start + np.arange(size) for start, size in zip(starts, sizes, strict=True)])
+        component, value = one_hot_places(space)
         self.stack = stack
         self.size = stack * len(value)
         self.register_buffer("component", torch.from_numpy(component), persistent=False)

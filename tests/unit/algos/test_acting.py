@@ -19,7 +19,6 @@ pytestmark = pytest.mark.usefixtures("seeded_torch")
 
 CONTINUOUS = pytest.mark.parametrize("name", ["td3", "sac"])
 EACH = pytest.mark.parametrize("name", ["dqn", "iqn", "td3", "sac"])
-MASKED = pytest.mark.parametrize("name", ["ppo", "mappo", "recurrentppo"])
 OBSERVATION = gym.Box(-1, 1, (3,), np.float32)
 
 
@@ -35,7 +34,7 @@ def act(hyper, model, obs, epsilon=None, mask=None, seed=0, **numbers):
 
 
 def made(name):
-    """An algorithm, its spaces and a model; the spaces are those of four actions, or of the odd Box."""
+    """Returns an algorithm, its spaces and a model; Discrete action spaces have four actions."""
     hyper, spaces = SMALL[name]
     if not spaces.action.shape:
         spaces = replace(spaces, action=gym.Discrete(4))
@@ -124,7 +123,7 @@ FORMS = [
 @pytest.mark.parametrize(("algorithm", "space"), FORMS)
 @pytest.mark.parametrize("epsilon", [None, 0.0, 0.5, 1.0])
 def test_actions_have_the_form_of_a_row(algorithm, space, epsilon):
-    """Actions have the space's shape and dtype, and count from 0 whatever its start."""
+    """Actions have the shape and dtype of their space. Discrete ones count from 0, whatever the space's start is."""
     hyper, spaces = algorithm(), Spaces(OBSERVATION, space)
     model = hyper.make_model(spaces)
     if algorithm in (TD3, SAC):
@@ -139,7 +138,7 @@ def test_actions_have_the_form_of_a_row(algorithm, space, epsilon):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", ["dqn", "iqn", "r2d2"])
 def test_epsilon_zero_is_greedy_and_one_is_uniform(name, masked):
-    """Among the actions that the mask of each row allows."""
+    """If there is a mask, only the actions that it allows count."""
     hyper, _, model = made(name)
     obs, masks = torch.randn(4000, 3), torch.rand(4000, 4) < 0.5
     masks[:, 0] = True
@@ -152,22 +151,8 @@ def test_epsilon_zero_is_greedy_and_one_is_uniform(name, masked):
     np.testing.assert_allclose(counts, weights.sum(0), atol=128)  # four standard deviations of at most 32
 
 
-@MASKED
-def test_random_actions_are_uniform_among_the_allowed(name):
-    """Policies are nearly uniform before they learn."""
-    hyper, spaces = SMALL[name]
-    spaces = replace(spaces, action=gym.Discrete(5), masked=True)
-    obs = made_obs(spaces, 3000, np.random.default_rng(0))
-    obs[MASK] = torch.tensor([False, True, False, True, True]).expand(3000, 5)
-    model = hyper.make_model(spaces)
-    counts = np.bincount(act(hyper, model, obs, 1.0, obs[MASK])[0], minlength=5)
-    assert ((counts[[1, 3, 4]] > 896) & (counts[[1, 3, 4]] < 1104)).all()  # four standard deviations of 26
-    greedy = act(hyper, model, obs, None, obs[MASK])[0]
-    assert counts[[0, 2]].sum() == 0 and set(greedy.tolist()) <= {1, 3, 4}
-
-
 def allowed_by(mask, spaces, action):
-    """Where the masks [..., choices] have the components of actions [..., components]."""
+    """Returns whether the masks [..., choices] allow the components of actions [..., components]."""
     return np.take_along_axis(mask, action.reshape(*mask.shape[:-1], -1) + spaces.mask_starts, -1)
 
 
@@ -176,7 +161,7 @@ CHOOSING = [name for name, (_, spaces) in SMALL.items() if not isinstance(spaces
 
 @pytest.mark.parametrize("name", CHOOSING)
 def test_outputs_far_below_zero_let_no_forbidden_action_through(name):
-    """All outputs are -5e9; updates stay finite, also of rows whose masks allow nothing."""
+    """All outputs are -5e9. Updates stay finite, also those on rows whose masks allow nothing."""
     hyper, spaces = SMALL[name]
     spaces = replace(spaces, masked=True)
     batch, model = batch_of(hyper, spaces), hyper.make_model(spaces)
@@ -206,7 +191,7 @@ def test_epsilon_1_is_uniform_in_the_box(name):
 
 
 def test_the_noise_of_td3_is_the_scheduled_one():
-    """It is in units of half a component's range."""
+    """The noise is in units of half the range of a component."""
     hyper, spaces = TD3(noise=0.7), continuous_spaces()
     assert hyper.schedules()["noise"] == 0.7
     model, obs = hyper.make_model(spaces), torch.zeros(4000, 3)

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from batches import acted, continuous_spaces, made_batch, made_trainer
+from batches import continuous_spaces, made_batch, made_trainer
 from gymnasium import spaces as gym
 from rounding import near, rounding
 
@@ -21,7 +21,7 @@ ROWS = 12
 
 
 def numbers(module):
-    """A module's tensors as float64, so that the oracle has digits to spare."""
+    """Returns a module's tensors as float64 arrays, so that the oracle computes more digits."""
     return {name: tensor.detach().numpy().astype(np.float64) for name, tensor in module.state_dict().items()}
 
 
@@ -79,7 +79,7 @@ def plain_targets(trainer, batch, noise):
 
 
 def plain_policy_loss(trainer, weights, batch, noise, temperature):
-    """What the policy with these weights is trained to minimize."""
+    """Returns the loss of a policy with these weights."""
     critics = numbers(trainer.critics)
     if isinstance(trainer.hyper, TD3):
         return -plain_critics(critics, batch.obs, np.tanh(plain_policy(weights, batch.obs)))[0].mean()
@@ -112,7 +112,7 @@ def test_targets_losses_and_priorities_are_those_of_plain_numpy(algorithm, seed)
 
 
 def assert_descended(before, after, loss, least):
-    """Adam's first step has the gradient's sign, which differences of the plain loss tell without autograd."""
+    """Adam's first step has the sign of the gradient; differences of the plain loss give that sign without autograd."""
     checked = 0
     for name, values in before.items():
         for at in np.ndindex(values.shape):
@@ -152,7 +152,7 @@ def test_each_network_descends_the_gradient_of_its_loss(algorithm, part, seed):
 
 
 def test_sac_densities_are_those_of_a_squashed_normal():
-    """Against NumPy, where tanh is nearly flat too; and the density of one component integrates to 1."""
+    """NumPy gives the same densities, also where tanh is nearly flat. The density of one component integrates to 1."""
     policy = SAC(**SMALL).make_model(continuous_spaces(gym.Box(-1, 1, (1,)))).acting
     with torch.no_grad():
         policy.output.bias.copy_(torch.tensor([0.4, -0.7]))
@@ -179,7 +179,7 @@ def test_sac_densities_are_finite_where_tanh_is_1():
 
 @pytest.mark.parametrize(("target_entropy", "direction"), [(100.0, 1), (-100.0, -1)])
 def test_the_temperature_rises_where_the_entropy_is_below_its_target(target_entropy, direction):
-    """And falls where it is above, by Adam's step size at first."""
+    """It falls where the entropy is above its target. The first step has Adam's step size."""
     _, trainer = made_trainer(SAC(target_entropy=target_entropy, temperature=0.2, **SMALL), continuous_spaces())
     batch = made_batch(continuous_spaces(), rows=ROWS)
     _, noise = next_draws(trainer, (ROWS, 6), (ROWS, 6))
@@ -193,15 +193,3 @@ def test_the_temperature_rises_where_the_entropy_is_below_its_target(target_entr
 def test_the_entropy_that_sac_holds_is_minus_the_number_of_components():
     assert made_trainer(SAC(), continuous_spaces())[1].target_entropy == -6.0
     assert made_trainer(SAC(target_entropy=-2.5), continuous_spaces())[1].target_entropy == -2.5
-
-
-@BOTH
-def test_greedy_actions_are_the_squashed_first_outputs(algorithm):
-    spaces = continuous_spaces()
-    model, obs = algorithm(**SMALL).make_model(spaces), torch.randn(9, 3)
-    with torch.no_grad():
-        model.acting.output.weight.mul_(10)
-    scaled = np.tanh(plain_policy(numbers(model.acting), obs)[:, :6])
-    low, high = spaces.action.low, spaces.action.high
-    chosen = acted(algorithm(), model, obs).action
-    np.testing.assert_allclose(chosen, low + (scaled.reshape(9, 2, 3) + 1) / 2 * (high - low), rtol=1e-4, atol=1e-5)

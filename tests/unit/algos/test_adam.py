@@ -30,7 +30,7 @@ def step(network, optimizer, inputs, clip_and_step):
 
 @pytest.mark.parametrize("scale", [0.01, 10.0], ids=["short gradients", "clipped ones"])
 def test_steps_are_those_of_torch(scale):
-    """Each of 20 steps from the same state: differences between steps would add up to any amount."""
+    """Each of 20 steps begins in the same state, since differences between steps would add up to any amount."""
     ours, theirs = made_network(), made_network()
     adam = ClippedAdam(list(ours.parameters()), lr=RATE)
     peer = torch.optim.Adam(theirs.parameters(), lr=RATE)
@@ -68,7 +68,7 @@ def test_the_state_of_torchs_adam_goes_on_bit_for_bit():
 
 @pytest.mark.long
 def test_it_does_not_import_torchs_compiler():
-    """Which takes a second, in each learner of a run."""
+    """The import would take a second in each learner of a run."""
     program = """
 import sys, torch
 from marlcore.algos.bases.adam import ClippedAdam

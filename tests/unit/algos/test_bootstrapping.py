@@ -42,7 +42,7 @@ def made(name: str) -> tuple[Any, Spaces]:
 
 
 def observed(spaces: Spaces, sign: Any) -> Any:
-    """Observations that are `sign` [k], 1 or -1, throughout; all members of a team act."""
+    """Returns observations whose numbers are all `sign` [k], 1 or -1; all members of a team act."""
     parts = {
         name: np.stack([np.full(field.shape, 1 if ALIVE in name else each, field.dtype) for each in sign])
         for name, field in by_name(spaces.obs).items()
@@ -81,7 +81,7 @@ class Episodes:
 
 
 def learned(name: str, end: str, changed: Any = lambda batch: batch) -> Any:
-    """The values of the two kinds of observation after some updates, on batches from a replay or a queue."""
+    """Returns the values of the two kinds of observation after updates on batches from a replay or a queue."""
     hyper, spaces = made(name)
     model = hyper.make_model(spaces)
     trainer, source, spec = hyper.make_trainer(model), hyper.source(ReplaySource()), hyper.transition(spaces)
@@ -106,7 +106,7 @@ def learned(name: str, end: str, changed: Any = lambda batch: batch) -> Any:
 
 
 def values_of(hyper: Any, model: Any, trainer: Any, obs: Any, action: Any) -> Any:
-    """What a model says of two observations with which an episode begins, [2]; all actions are worth the same."""
+    """Returns a model's values [2] of two first observations of episodes; all actions are worth the same."""
     if isinstance(hyper, ClippedPolicy):
         seen = model.acting(obs, None)[1] if isinstance(hyper, mc.RecurrentPPO) else obs
         return trainer.normalizer.denormalized(model.critic(seen)).view(2)
@@ -136,13 +136,13 @@ def test_a_terminated_episode_is_worth_what_it_earned(name: str) -> None:
 
 
 def ended(batch: Any) -> Any:
-    """As if a truncated episode had no value beyond its end."""
+    """Changes a batch as if a truncated episode had no value beyond its end."""
     batch.discount = torch.where(batch.truncated, 0.0, batch.discount)
     return batch
 
 
 def of_the_next_episode(batch: Any) -> Any:
-    """As if the first observation of the next episode stood for the final one."""
+    """Changes a batch as if the first observation of the next episode were the final one."""
     batch.next_obs = torch.where(batch.truncated[..., None], -batch.next_obs, batch.next_obs)
     return batch
 
@@ -150,5 +150,5 @@ def of_the_next_episode(batch: Any) -> Any:
 @pytest.mark.parametrize("wrong", [ended, of_the_next_episode])
 @pytest.mark.parametrize("name", long_but(["dqn", "ppo"], ["dqn", "ppo", "td3"]))
 def test_a_wrong_bootstrap_is_found(name: str, wrong: Any) -> None:
-    """Controls: a half, or less, is missing."""
+    """Control: such values are too small."""
     assert (learned(name, "truncated", wrong).abs() < 4.0).all()

@@ -43,7 +43,7 @@ def batch_of(sampled):
 
 
 def oracle(space, distribution, output, batch):
-    """torch's distributions of the components, and what each takes of a batch."""
+    """Returns torch's distributions of the components, and each one's part of a batch's actions."""
     if isinstance(space, gym.Box):
         normal = plain.Independent(plain.Normal(output, distribution.log_std.exp()), 1)
         return [normal], [batch.extras[DRAWN].reshape(output.shape)]
@@ -55,7 +55,7 @@ def oracle(space, distribution, output, batch):
 
 @pytest.mark.parametrize("name", SPACES)
 def test_log_probability_and_entropy_are_those_of_torch(name):
-    """Of several components, which are independent, the sums."""
+    """Components are independent, so their log-probabilities and entropies add up."""
     distribution, output, (_, of_draws, _), batch = drawn(SPACES[name])
     log_prob, entropy = distribution(output, None, batch)
     assert of_draws.dtype == np.float32 and of_draws.shape == (ROWS,)
@@ -113,7 +113,7 @@ def test_rows_without_an_allowed_value_and_their_gradients_are_finite():
 
 @pytest.mark.parametrize("name", list(SPACES))
 def test_draws_follow_the_distribution(name):
-    """Over many draws of one output, the mean log-probability is minus the entropy."""
+    """Over many draws of one output, the mean log-probability is minus the entropy, but for chance."""
     distribution = distribution_of("PPO", SPACES[name])
     output = torch.randn(1, distribution.outputs).expand(20_000, -1)
     sampled = distribution.sample(output, None, np.random.default_rng(0))

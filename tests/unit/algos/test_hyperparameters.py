@@ -91,6 +91,7 @@ ACTIONS = [
     (CONTINUOUS, gym.MultiBinary(3), f"{FLOATS}, got MultiBinary"),
     (CONTINUOUS, gym.Box(0, 5, (2,), np.int64), f"{FLOATS}, got Box("),
     ((*ON_POLICY, "BC"), gym.Box(0, 9, (2,), np.int64), f"{ANY}, got Box("),
+    ((*OF_TEAMS, *BY_CRITICS, "HAPPO"), gym.Discrete(2), "an agent that is a team (see Config.teams), got"),
 ]
 SPACES: dict[str, Refused] = {
     f"{name} {method} {space}": (

@@ -20,7 +20,7 @@ ROWS = 5
 
 
 def plain(space, value):
-    """One value of a space as numbers."""
+    """Returns one value of a space as numbers."""
     if isinstance(space, gym.Dict):
         return np.concatenate([plain(one, value[key]) for key, one in space.spaces.items()])
     if isinstance(space, gym.Tuple):
@@ -33,7 +33,7 @@ def plain(space, value):
 
 
 def inputs_of(spaces, samples, masks=None):
-    """Samples [B][stack] of the observation space as a network's input, and its encoding."""
+    """Returns a network's encoding of samples [B][stack] of the observation space."""
     torso = DQN(hidden=(8,)).make_model(spaces).torso  # without layers of its own, it returns the encoding
     frames = [spaces.values(sample, masks) for row in samples for sample in row]
     lead = (len(samples), spaces.stack) if spaces.stack > 1 else (len(samples),)

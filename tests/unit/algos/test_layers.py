@@ -3,42 +3,21 @@
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from batches import SMALL, batch_of, box_spaces, continuous_spaces, made_obs
-from tiers import long_but
+from batches import SMALL, box_spaces, continuous_spaces
 from torch import nn
 from torch.nn import functional
 
 import marlcore as mc
 from marlcore.algos.compiled import with_engine
-from marlcore.algos.networks.stand_in import faster
 from marlcore.algos.networks.torso import StackedLinear
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")
 
 EACH = pytest.mark.parametrize("name", SMALL)
 ACTIVATIONS = ["tanh", "relu", "elu", "gelu", "silu"]
-CHANGES = [{"layer_norm": True}, *({"activation": name} for name in ACTIVATIONS), {"initialization": "xavier"}]
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
-
-
-@EACH
-@pytest.mark.parametrize("change", long_but(CHANGES[:1], CHANGES), ids=str)
-def test_changed_layers_act_faster_and_learn_the_same(name, change):
-    hyper, spaces = replace(SMALL[name][0], **change), SMALL[name][1]
-    model = hyper.make_model(spaces)
-    acting = getattr(model, "acting", model)
-    obs = made_obs(spaces, 6, np.random.default_rng(0))
-    arguments = (obs, None) if name in ("r2d2", "recurrentppo") else (obs,)
-    torch.testing.assert_close(faster(acting)(*arguments), acting(*arguments), **CLOSE)
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    trainer = hyper.make_trainer(model)
-    for seed in range(2):
-        assert torch.isfinite(trainer.update(batch_of(hyper, spaces, seed)).metrics["loss"])
-    moved = [not torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True)]
-    assert sum(moved) >= len(moved) - 2
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -61,22 +40,17 @@ def test_layers_of_values_are_those_of_the_options(activation, layer_norm):
     assert (with_engine(trainer, "auto")[0] is trainer) != plain
 
 
-@pytest.mark.parametrize("layer_norm", [True, False])
-def test_critics_are_two_networks(layer_norm):
-    hyper = mc.TD3(hidden=(8, 6), activation="silu", layer_norm=layer_norm)
-    critics = hyper.make_model(continuous_spaces()).critics
+def test_critics_are_two_networks():
+    critics = mc.TD3(hidden=(8, 6), activation="silu", layer_norm=True).make_model(continuous_spaces()).critics
     with torch.no_grad():
         for parameter in critics.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     obs, action = torch.randn(5, 3), torch.rand(5, 6)
     for i, values in enumerate(critics(obs, action)):
         x = torch.cat([obs, action], 1)
-        for block in critics.layers[:-1]:
-            linear, *norm = block if layer_norm else [block]
+        for linear, norm in critics.layers[:-1]:
             x = x @ linear.weight[i] + linear.bias[i]
-            for part in norm:
-                x = functional.layer_norm(x, x.shape[1:], part.weight[i, 0], part.bias[i, 0])
-            x = functional.silu(x)
+            x = functional.silu(functional.layer_norm(x, x.shape[1:], norm.weight[i, 0], norm.bias[i, 0]))
         last = critics.layers[-1]
         torch.testing.assert_close(values, (x @ last.weight[i] + last.bias[i]).squeeze(1), **CLOSE)
 
@@ -100,8 +74,11 @@ LAST = {name: count for count, names in KINDS.items() for name in names.split()}
 
 
 @EACH
-def test_orthogonal_weights_are_orthogonal(name):
+def test_orthogonal_weights_are_orthogonal_and_xaviers_uniform(name):
     hyper, spaces = SMALL[name]
+    for weight, bias in weights_of(replace(hyper, initialization="xavier").make_model(spaces)):
+        bound = math.sqrt(2) * math.sqrt(6 / sum(weight.shape))
+        assert weight.abs().max() <= bound and not bias.any()
     gains = []
     for weight, bias in weights_of(replace(hyper, initialization="orthogonal").make_model(spaces)):
         product = weight @ weight.t() if len(weight) <= weight.shape[1] else weight.t() @ weight
@@ -111,14 +88,6 @@ def test_orthogonal_weights_are_orthogonal(name):
         gains.append(gain)
     others = [gain for gain in gains if not math.isclose(gain, math.sqrt(2), rel_tol=1e-4)]
     assert len(others) == LAST[name] and all(min(abs(gain - 1), abs(gain - 0.01)) < 1e-4 for gain in others)
-
-
-@EACH
-def test_xavier_s_weights_are_uniform_within_their_bound(name):
-    hyper, spaces = SMALL[name]
-    for weight, bias in weights_of(replace(hyper, initialization="xavier").make_model(spaces)):
-        bound = math.sqrt(2) * math.sqrt(6 / sum(weight.shape))
-        assert weight.abs().max() <= bound and not bias.any()
 
 
 def test_the_defaults_are_those_of_the_papers():

@@ -1,7 +1,5 @@
 """The networks' values, losses, targets and priorities against plain NumPy, with and without masks."""
 
-from itertools import product
-
 import numpy as np
 import pytest
 import torch
@@ -36,47 +34,26 @@ def all_spaces(draw):
     return Spaces(WIDE, action, masked=masked, stack=draw(st.sampled_from([1, 3])))
 
 
-def choices(spaces):
-    """Each joint action as a tuple of its components, in the order of the network's outputs."""
-    space = spaces.action
-    sizes = getattr(space, "nvec", None)
-    if sizes is None:
-        sizes = [space.n] if isinstance(space, gym.Discrete) else [2] * int(np.prod(space.shape))
-    return list(product(*(range(size) for size in sizes))), [int(size) for size in sizes]
+def sizes_of(space):
+    """The numbers of choices of an action's components."""
+    if isinstance(space, gym.Discrete):
+        return np.array([space.n])
+    return getattr(space, "nvec", np.full(space.shape, 2)).ravel()
 
 
 def plain_allowed(spaces, obs):
-    """bool [B, joint actions], from the last frame's mask; a row that allows nothing counts as one that allows all."""
-    joint, sizes = choices(spaces)
+    """Returns bool [B, joint actions] by the last frame's mask, in the order of the network's outputs."""
+    sizes = sizes_of(spaces.action)
     if not spaces.masked:
-        return None
-    masks = obs[MASK].numpy() if spaces.stack == 1 else obs[MASK].numpy()[:, -1]
-    starts = np.cumsum([0, *sizes[:-1]])
-    return np.array([[all(mask[at + one] for at, one in zip(starts, a, strict=True)) for a in joint] for mask in masks])
-
-
-def plain_best(values, allowed):
-    """Each row's best allowed action, by comparing one after another; -1 if none is allowed."""
-    found = []
-    for row, line in enumerate(values):
-        among = [a for a in range(len(line)) if allowed is None or allowed[row][a]]
-        found.append(max(among, key=lambda a: line[a]) if among else -1)
-    return np.array(found)
-
-
-def taken_index(spaces, batch):
-    joint, _ = choices(spaces)
-    return np.array([joint.index(tuple(np.ravel(action).tolist())) for action in batch.action.numpy()])
+        return np.ones((ROWS, np.prod(sizes)), bool)
+    masks = obs[MASK].numpy().reshape(ROWS, -1, sizes.sum())[:, -1]
+    places = np.cumsum([0, *sizes[:-1]]) + list(np.ndindex(*sizes))
+    return masks[:, places].all(2)
 
 
 def plain_quantile_loss(predicted, target, taus, kappa):
-    loss = np.zeros(len(predicted))
-    for row in range(len(predicted)):
-        for i, tau in enumerate(taus[row]):
-            for sample in target[row]:
-                error = sample - predicted[row, i]
-                loss[row] += abs(tau - (error < 0)) * huber(error, kappa) / kappa / len(target[row])
-    return loss
+    error = target[:, None, :] - predicted[:, :, None]
+    return (abs(taus[:, :, None] - (error < 0)) * huber(error, kappa) / kappa).mean(2).sum(1)
 
 
 @torch.no_grad()
@@ -92,30 +69,24 @@ def next_fractions(trainer, *counts):
     return [torch.rand(ROWS, count, generator=generator) for count in counts]
 
 
-def ended_where_nothing_is_allowed(spaces, batch):
-    """The batch, its episodes terminated where the next observation's mask allows nothing."""
-    allowed = plain_allowed(spaces, batch.next_obs)
-    if allowed is not None:
-        batch.discount[torch.from_numpy(~allowed.any(1))] = 0
-    return batch
-
-
 @BOTH
 @settings(max_examples=30)
 @given(spaces=all_spaces(), double=st.booleans(), kappa=st.sampled_from([0.05, 0.5, 1.0]), seed=st.integers(0, 2**16))
 def test_the_loss_is_the_weighted_one_of_the_paper(algorithm, spaces, double, kappa, seed):
-    """DQN's Huber loss, whose |error| is the priority; IQN's quantile Huber loss; towards the best allowed action."""
+    """DQN has the Huber loss, and |error| as priority; IQN has the quantile Huber loss, which is also its priority."""
     torch.manual_seed(seed)
     of_iqn = {"n_tau": 3, "n_tau_prime": 5, "kappa": kappa} if algorithm is IQN else {}
     network, trainer = made_trainer(algorithm(double=double, hidden=(8, 8), **of_iqn), spaces)
-    batch = ended_where_nothing_is_allowed(spaces, made_batch(spaces, rows=ROWS, seed=seed))
+    batch = made_batch(spaces, rows=ROWS, seed=seed)
+    allowed = plain_allowed(spaces, batch.next_obs)
+    batch.discount[torch.from_numpy(~allowed.any(1))] = 0  # where an episode goes on, some action is allowed
     taus, next_taus = next_fractions(trainer, 3, 5) if algorithm is IQN else (None, None)
     now, after = values_of(network, batch.obs, taus), values_of(trainer.target, batch.next_obs, next_taus)
     chooser = values_of(network if double else trainer.target, batch.next_obs)[:, 0]
     rows = np.arange(ROWS)
-    action = plain_best(chooser, plain_allowed(spaces, batch.next_obs))
+    action = np.where(allowed, chooser, -np.inf).argmax(1)
     target = 0.1 * batch.reward.numpy()[:, None] + batch.discount.numpy()[:, None] * after[rows, :, action]
-    taken = now[rows, :, taken_index(spaces, batch)]
+    taken = now[rows, :, np.ravel_multi_index(batch.action.reshape(ROWS, -1).numpy().T, sizes_of(spaces.action))]
     if algorithm is IQN:
         losses = priority = plain_quantile_loss(taken, target, taus.numpy(), kappa)
     else:
@@ -131,24 +102,10 @@ def test_the_loss_is_the_weighted_one_of_the_paper(algorithm, spaces, double, ka
     np.testing.assert_allclose(update.priority.numpy(), priority, **rounding(15 + 8, 3 * most))
 
 
-@BOTH
-@pytest.mark.parametrize("double", [True, False])
-def test_a_terminal_mask_that_allows_nothing_is_harmless(algorithm, double):
-    """A terminal observation's mask that allows nothing gives the reward alone as the target, no NaN."""
-    spaces = Spaces(WIDE, gym.Discrete(3), masked=True)
-    _, trainer = made_trainer(algorithm(double=double), spaces)
-    batch = made_batch(spaces, discount=torch.zeros(6))
-    batch.next_obs[MASK][:] = False
-    targets = trainer.targets(batch)
-    torch.testing.assert_close(targets, (0.1 * batch.reward).view(6, *[1] * (targets.ndim - 1)).expand_as(targets))
-    update = trainer.update(batch)
-    assert all(torch.isfinite(one).all() for one in [*update.metrics.values(), update.priority])
-
-
 @pytest.mark.parametrize("kappa", [0.5, 1.0, 4.0])
 @BOTH
 def test_actors_first_priorities_have_the_unit_of_the_trainers(algorithm, kappa):
-    """Where quantiles do not depend on the fraction, the two are equal up to the fractions that the trainer draws."""
+    """If quantiles do not depend on the fraction, both are equal but for the fractions that the trainer draws."""
     hyper = IQN(n_tau=400, kappa=kappa) if algorithm is IQN else DQN()
     network, trainer = made_trainer(hyper, box_spaces())
     if algorithm is IQN:

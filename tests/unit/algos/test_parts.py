@@ -58,7 +58,7 @@ def test_digests_are_those_of_every_process():
 
 
 def test_a_published_table_is_found_and_trained_in_place():
-    """A loaded table of other states replaces these."""
+    """A loaded table with other states replaces the table's states."""
     table, local = StateTable(4), StateTable(4)
     with mc.ParameterStore.create(table) as store, store.publisher(table) as publisher:
         subscriber, optimizer = store.subscriber(local), torch.optim.SGD(table.parameters(), lr=1.0)
@@ -78,7 +78,7 @@ def test_a_published_table_is_found_and_trained_in_place():
 
 
 def test_bonuses_follow_counts():
-    """As a Counter has them; those beyond the maximum are counted together."""
+    """Counts are those of a Counter; states beyond the maximum are counted together."""
     bonus, seen = CountBonus(3, scale=2.0, offset=0.25), Counter()
     for state in [(1, 1), (1, 2), (1, 1), (2, 1), (1, 1)]:
         bonus.count([state, state])
@@ -91,7 +91,7 @@ def test_bonuses_follow_counts():
 
 
 def test_rnd_rewards_what_it_has_not_seen():
-    """Points of two quadrants. The control: without training, those of the other two are as new."""
+    """It trains on points of two quadrants. Control: untrained, it rewards the other two quadrants no more."""
     points = torch.randn(1024, 2)
     alike = points.prod(1) > 0
     seen, unseen, ratios = points[alike], points[~alike], []
@@ -110,7 +110,7 @@ def test_rnd_rewards_what_it_has_not_seen():
 
 
 def test_rnd_normalizes_as_plain_numpy_does():
-    """And a copy that loads its state continues with the same bonuses."""
+    """A copy that loads its state gives the same bonuses."""
     make = partial(torch.nn.Linear, 2, 4)
     bonus, twin = RNDBonus((2,), make), RNDBonus((2,), make)
     batches = [np.random.default_rng(n).normal(n, 2, (50, 2)) for n in range(3)]
@@ -131,7 +131,7 @@ def test_rnd_normalizes_as_plain_numpy_does():
 
 
 def parts_trainer():
-    """Two lines: the second begins in stage 1 and follows the first."""
+    """Returns two linear networks and a trainer; the second network begins in stage 1 and learns from the first."""
     first, second, target = (torch.nn.Linear(1, 1) for _ in range(3))
     adam, sgd = torch.optim.Adam(first.parameters()), torch.optim.SGD(second.parameters(), lr=0.5, momentum=0.9)
 
@@ -146,7 +146,7 @@ def parts_trainer():
 
 
 def test_parts_begin_by_stage_with_their_own_gradient_norms():
-    """The first one's step as torch makes it after clipping; the second one's loss sees the updated first one."""
+    """The first part steps as torch does after clipping; the second part's loss sees the first part updated."""
     (first, second), trainer = parts_trainer()
     batch = SimpleNamespace(x=torch.randn(8, 1), numbers={"stage": 0.0})
     twin, before = copy.deepcopy(first), copy.deepcopy(second.state_dict())

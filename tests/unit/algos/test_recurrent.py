@@ -1,4 +1,4 @@
-"""Recurrent layers against plain NumPy: steps and windows, burn-in, and what is an input."""
+"""Recurrent layers: steps and windows against torch's cells, burn-in, inputs, and rescaled values."""
 
 import numpy as np
 import pytest
@@ -16,35 +16,9 @@ from marlcore.spaces import Spaces
 pytestmark = pytest.mark.usefixtures("seeded_torch")
 
 ROWS, STEPS, INPUTS, UNITS = 4, 9, 5, 3
-# Each step sums over inputs, units and two biases, and takes three exponentials; no output or sum exceeds 10.
+# A step sums over inputs, units and two biases, and takes three exponentials; no output or sum exceeds 10.
 CLOSE = rounding(STEPS * (INPUTS + UNITS + 2 + 3 * 4), 10.0)
 BOTH = pytest.mark.parametrize("kind", ["lstm", "gru"])
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-def plain_step(layer, x, state):
-    """One step as Hochreiter and Schmidhuber (1997) and Cho et al. (2014) write it, in torch's order of the gates."""
-    w = {name: one.detach().double().numpy() for name, one in layer.layer.named_parameters()}
-    of_x = x @ w["weight_ih_l0"].T + w["bias_ih_l0"]
-    of_h = state["hidden"] @ w["weight_hh_l0"].T + w["bias_hh_l0"]
-    if "cell" not in state:
-        (rx, zx, nx), (rh, zh, nh) = np.split(of_x, 3, 1), np.split(of_h, 3, 1)
-        update = sigmoid(zx + zh)
-        return {"hidden": (1 - update) * np.tanh(nx + sigmoid(rx + rh) * nh) + update * state["hidden"]}
-    keep_in, forget, new, out = np.split(of_x + of_h, 4, 1)
-    cell = sigmoid(forget) * state["cell"] + sigmoid(keep_in) * np.tanh(new)
-    return {"hidden": sigmoid(out) * np.tanh(cell), "cell": cell}
-
-
-def plain_unroll(layer, x, state):
-    outputs = []
-    for step in range(x.shape[1]):
-        state = plain_step(layer, x[:, step], state)
-        outputs.append(state["hidden"])
-    return np.stack(outputs, 1), state
 
 
 def made(kind):
@@ -53,18 +27,19 @@ def made(kind):
 
 
 @BOTH
-def test_steps_and_windows_are_what_the_papers_write(kind):
+def test_steps_and_windows_are_those_of_torchs_cells(kind):
     layer, x, state = made(kind)
-    plain_state = {name: part.double().numpy() for name, part in state.items()}
-    expected, last = plain_unroll(layer, x.double().numpy(), plain_state)
     window, after = layer(x, state)
-    np.testing.assert_allclose(window.detach(), expected, **CLOSE)
+    weights, parts = list(layer.layer.parameters()), tuple(state.values())
     for step in range(STEPS):
+        if kind == "lstm":
+            parts = torch.lstm_cell(x[:, step], parts, *weights)
+        else:
+            parts = (torch.gru_cell(x[:, step], *parts, *weights),)
         output, state = layer(x[:, step], state)
-        np.testing.assert_allclose(output.detach(), expected[:, step], **CLOSE)
-    for name in layer.parts:
-        np.testing.assert_allclose(after[name].detach(), last[name], **CLOSE)
-        np.testing.assert_allclose(state[name].detach(), last[name], **CLOSE)
+        torch.testing.assert_close((window[:, step], output), (parts[0], parts[0]), **CLOSE)
+    for found in (state, after):
+        torch.testing.assert_close(found, dict(zip(layer.parts, parts, strict=True)), **CLOSE)
 
 
 @BOTH
@@ -72,8 +47,9 @@ def test_burn_in_passes_no_gradient_unless_its_state_is_known(kind):
     layer, x, state = made(kind)
     x.requires_grad_()
     known = torch.tensor([False, True, False, True])
-    burnt, _ = recurrent.Windows(None, torch.zeros(ROWS, STEPS - 1), 4, known).unroll(layer, x, state)
-    torch.testing.assert_close(burnt, layer(x, state)[0], **CLOSE)
+    for burn_in in (STEPS + 3, STEPS, 4):  # windows of up to its length are seen whole
+        burnt, _ = recurrent.Windows(None, torch.zeros(ROWS, STEPS - 1), burn_in, known).unroll(layer, x, state)
+        torch.testing.assert_close(burnt, layer(x, state)[0], **CLOSE)
     (gradient,) = torch.autograd.grad(burnt[:, 4:].sum(), x)
     reached = gradient.abs().sum(2) > 0
     assert reached[:, 4:].all()
@@ -82,7 +58,7 @@ def test_burn_in_passes_no_gradient_unless_its_state_is_known(kind):
 
 @BOTH
 def test_an_untrained_layer_keeps_its_state(kind):
-    """After 3 steps a third of a difference is left; with half of it lost at each step it were an eighth."""
+    """After 3 steps, over a third of a difference is left; a layer that halved it in each step would keep an eighth."""
     layer = Recurrent(kind, INPUTS, 200)
     x, name = torch.zeros(1, 3, INPUTS), layer.parts[-1]
     zero, one = torch.zeros(1, 200), torch.ones(1, 200)
@@ -90,16 +66,8 @@ def test_an_untrained_layer_keeps_its_state(kind):
     assert (ends[1] - ends[0]).mean().item() > 1 / 3
 
 
-def test_windows_shorter_than_the_burn_in_are_seen_whole():
-    layer, x, state = made("lstm")
-    known = torch.ones(ROWS, dtype=torch.bool)
-    for burn_in in (STEPS, STEPS + 3):
-        windows = recurrent.Windows(None, torch.zeros(ROWS, STEPS - 1), burn_in, known)
-        torch.testing.assert_close(windows.unroll(layer, x, state)[0], layer(x, state)[0], **CLOSE)
-
-
 def test_the_last_action_and_reward_are_inputs():
-    """Those of the state come first, those of the window follow."""
+    """The state has the action and reward before a window, the batch those within it."""
     spaces = Spaces(gym.Box(-1, 1, (2,), np.float32), gym.MultiDiscrete([2, 3], start=[5, -1]))
     torso = RecurrentTorso(R2D2(units=UNITS), spaces, ())
     obs, reward = torch.randn(2, 4, 2), torch.tensor([[3.0, -8.0, 0.5], [1.0, 2.0, 4.0]])

@@ -88,7 +88,7 @@ def test_the_next_observation_is_valued_in_the_state_after_the_action():
 
 @pytest.mark.parametrize("unroll", [4, 64])
 def test_minibatches_are_whole_windows_and_all_of_them(unroll):
-    """Also where a window is longer than a minibatch."""
+    """A window longer than a minibatch stays whole too."""
     spaces = Spaces(WIDE, gym.Discrete(4))
     hyper = replace(SMALL, unroll=unroll)
     batch, model = queue_batch(hyper, spaces, rows=200)
@@ -131,7 +131,7 @@ class Comparing(mc.RecurrentPPO):
 @MODES
 @pytest.mark.usefixtures("shared_fork_server")
 def test_the_trainer_recomputes_the_actors_probabilities(tmp_path, mode):
-    """With weights that hardly change: in each copy and window, through all ends of episodes."""
+    """Weights hardly change. Probabilities agree in each copy and window, across all ends of episodes."""
     algorithm = Comparing(hidden=(8,), units=6, unroll=5, batch_size=100, minibatch_size=50, learning_rate=1e-12)
     runs = Runs(total_steps=1_000, **ON_POLICY)
     result = runs.train(tmp_path, Wander, algorithm, mode=mode, actor={"envs": 5}, replay={"stack": 2})

@@ -43,17 +43,21 @@ CASES = {name: (replace(hyper, **FAST), spaces) for name, (hyper, spaces) in SMA
     "recurrentppo, gru": (replace(SMALL["recurrentppo"][0], cell="gru", **FAST), box_spaces()),
     "r2d2, gru": (replace(SMALL["r2d2"][0], cell="gru", **FAST), box_spaces()),
 }
-EACH = pytest.mark.parametrize("case", CASES)
 # HAPPO's learner calls each member's network by itself, without what holds them for actors.
 QUICK = ("dqn", "sac", "qmix", "dqn of images", "recurrentppo, gru")
 WHOLE = pytest.mark.parametrize("case", long_but(QUICK, [case for case in CASES if case != "happo"]))
+CASES |= {
+    f"{name}, other layers": (replace(hyper, layer_norm=True, activation="gelu", **FAST), spaces)
+    for name, (hyper, spaces) in SMALL.items()
+}
+EACH = pytest.mark.parametrize("case", CASES)
 ENCODED_BY_ACTORS = "acting.torso.actions"  # on-policy rows hold its output, through which no gradient passes
 OF_LEARNERS = ("acting.distribution", "distribution")  # actors call its methods `sample` and `mode`
 NOT_CALLED = (nn.ModuleList, BoxActions)  # their members are called, or their methods `encode` and `decode`
 
 
 class Counted(nn.Module):
-    """A part of a user: what it replaces, times a gain that is learned."""
+    """A user's part: it multiplies the output of the replaced part by a learned gain."""
 
     def __init__(self, replaced):
         super().__init__()
@@ -99,7 +103,7 @@ def learnt(case, trainer):
 @WHOLE
 @pytest.mark.parametrize("late", long_but([True], [False, True]), ids=["before the trainer is made", "after"])
 def test_a_replaced_part_is_called_and_learns(case, late):
-    """Each part at every level is replaced, alone, in a model that acted before, or acted and learnt."""
+    """Replaces each part of every level, one at a time, in a model that acted before, or acted and learned."""
     hyper, spaces = CASES[case]
     original = hyper.make_model(spaces)
     acted(case, original)
@@ -128,7 +132,7 @@ def test_a_replaced_part_is_called_and_learns(case, late):
 @WHOLE
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")  # for layers of the observation
 def test_hooks_of_every_part_are_called(case):
-    """In a model that was called before, and after an update without hooks."""
+    """The model was called and updated before it got hooks."""
     hyper, spaces = CASES[case]
     model = hyper.make_model(spaces)
     trainer = hyper.make_trainer(model)
@@ -197,22 +201,13 @@ def test_a_changed_class_is_used(monkeypatch):
     assert (faster(copy.deepcopy(model).acting)(obs) == model.acting(obs)).all()
 
 
-def test_a_parts_own_output_is_not_changed():
-    """An activation that changed its input in place would change the batch, or what a part needs for its gradient."""
-    model, obs = mc.PPO(hidden=(3, 3), activation="relu").make_model(box_spaces()), -torch.ones(4, 3)
-    model.acting.torso.dense.layers[0] = nn.Identity()
-    model.acting.torso.dense.layers[1] = nn.Sigmoid()
-    faster(model.acting)(obs).sum().backward()
-    assert torch.equal(obs, -torch.ones(4, 3))
-
-
 def hooked():
-    """Inside, every module is called."""
+    """Inside this context, every module is called, since all are hooked."""
     return nn.modules.module.register_module_forward_hook(lambda *_: None)
 
 
 def trained(change):
-    """The model's values after an update, with the change in a model that was called and trained before."""
+    """Returns a model's values after an update, a change and another update."""
     torch.manual_seed(0)
     hyper, spaces = CASES["dqn"]
     model = hyper.make_model(spaces)
@@ -258,7 +253,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_counts_at_once_in_acting_and_learning(change):
-    """In the model itself and in a copy, which acted before."""
+    """The change counts in the model itself, which acted before, and in a copy."""
     model, obs = mc.DQN(hidden=(8, 8)).make_model(box_spaces()), torch.randn(4, 3)
     assert faster(model) is not model
     before = faster(model)(obs)

@@ -31,7 +31,7 @@ def spaces_of(action=None, masked=False, joint=False):
 
 
 def batch_of(spaces, rows=24, dead=()):
-    """Random transitions, in which the members `dead` do not act; each choice that was made is allowed."""
+    """Returns random transitions, in which the members `dead` do not act; masks allow all actions taken."""
     batch = made_batch(spaces, rows)
     (name,) = (part.name for part in spaces.parts if part.keys[-1] == ALIVE)
     for obs in (batch.obs, batch.next_obs):
@@ -48,31 +48,11 @@ def batch_of(spaces, rows=24, dead=()):
     return batch
 
 
-@pytest.mark.parametrize("action", [None, BOX], ids=["discrete", "box"])
-@pytest.mark.parametrize("own", [{"shared": True}, {"shared": False}, {"rewards": "own"}], ids=str)
-def test_a_dead_member_changes_no_value_and_gets_no_gradient(action, own):
-    spaces = spaces_of(action)
-    model, trainer = made_trainer(mc.MATD3(**SMALL, **own), spaces)
-    batch = batch_of(spaces, dead=[1])
-    values = model.critics(batch.obs, model.acting.actions.encode(batch.action))
-    batch.action[:, 1] = 0
-    assert torch.equal(values, model.critics(batch.obs, model.acting.actions.encode(batch.action)))
-    _, of_members = trainer.policy_actions(batch)
-    assert of_members.shape == (COUNT, 24)
-    parameters = list(model.acting.parameters())
-    lost, kept = (
-        torch.autograd.grad(of_members[member].sum(), parameters, allow_unused=True, retain_graph=True)
-        for member in (1, 0)
-    )
-    assert not any(gradient is not None and gradient.any() for gradient in lost)
-    assert any(gradient is not None and gradient.any() for gradient in kept)
-
-
 @pytest.mark.parametrize("rewards", ["sum", "own"])
 @pytest.mark.parametrize("kind", [mc.MATD3, mc.MADDPG])
 @pytest.mark.parametrize("action", [None, BOX], ids=["discrete", "box"])
 def test_critics_learn_from_what_all_members_would_do(kind, action, rewards, monkeypatch):
-    """Against NumPy: critics of the team, or of each member's own reward; MATD3's are pairs, MADDPG has one.
+    """Compares critics with NumPy: those of the team and of own rewards, MATD3's pairs and MADDPG's single ones.
 
     Member 1 is dead, and member 2 dies in the first rows: then it has no later value of its own.
     """
@@ -116,7 +96,7 @@ def test_critics_learn_from_what_all_members_would_do(kind, action, rewards, mon
 
 @pytest.mark.parametrize("rewards", ["sum", "own"])
 def test_maddpg_resumes_with_the_first_critics_of_pairs(rewards):
-    """It has one critic for each value; those of earlier checkpoints were pairs, as MATD3's."""
+    """MADDPG has one critic for each value; its older checkpoints have pairs, as MATD3's have."""
     spaces, batch = spaces_of(), batch_of(spaces_of())
     batch.extras = {"member_rewards": torch.randn(24, COUNT)}
     pairs, saved = made_trainer(mc.MATD3(**SMALL, rewards=rewards, policy_delay=1), spaces)
@@ -131,7 +111,7 @@ def test_maddpg_resumes_with_the_first_critics_of_pairs(rewards):
 
 
 def of_critics(model, trainer):
-    """Their parameters, those of their targets, and the moments of these."""
+    """Returns the parameters and moments of the critics, and the parameters of their targets."""
     state = trainer.critics_optimizer.state_dict()["state"].values()
     moments = [part[name] for part in state for name in ("exp_avg", "exp_avg_sq")]
     return [*model.critics.parameters(), *trainer.target.critics.parameters(), *moments]
@@ -139,7 +119,7 @@ def of_critics(model, trainer):
 
 @pytest.mark.parametrize("rewards", ["sum", "own"])
 def test_each_members_gradient_is_of_its_own_action(rewards):
-    """The others' actions are those of the rows, so that one member's action changes one row of values."""
+    """The other members' actions are those of the batch, so a member's new action changes only its own values."""
     spaces = spaces_of(BOX)
     model, trainer = made_trainer(mc.MATD3(**SMALL, shared=False, rewards=rewards), spaces)
     batch = batch_of(spaces)
@@ -152,7 +132,7 @@ def test_each_members_gradient_is_of_its_own_action(rewards):
 
 
 def test_drawn_actions_are_one_hot_and_follow_the_policy():
-    """With the frequencies of the softmax, never what a mask forbids, and with gradients."""
+    """Frequencies are those of the softmax, a masked action is never drawn, and gradients pass."""
     spaces = spaces_of(masked=True)
     model, trainer = made_trainer(mc.MATD3(**SMALL), spaces)
     scores = torch.tensor([[0.0, 1.0, 2.0, -1e9] * COUNT]).repeat(20_000, 1).requires_grad_()
@@ -166,7 +146,7 @@ def test_drawn_actions_are_one_hot_and_follow_the_policy():
 
 @pytest.mark.parametrize("action", [None, BOX], ids=["discrete", "box"])
 def test_rows_have_the_probability_of_all_living_members(action):
-    """So the ratio of an unchanged policy is 1, whatever a dead member drew."""
+    """So the ratio of an unchanged policy is 1, whatever action a dead member has in its row."""
     spaces = spaces_of(action, masked=action is None, joint=True)
     hyper = HAPPO
     model, trainer = made_trainer(hyper, spaces)
@@ -181,7 +161,7 @@ def test_rows_have_the_probability_of_all_living_members(action):
 
 
 def test_later_members_advantages_carry_what_earlier_ones_changed(monkeypatch):
-    """Kuba et al. 2022, equation 10: times the ratios of the members before; dead ones owe nothing."""
+    """The ratios of earlier living members multiply the advantages (Kuba et al. 2022, equation 10)."""
     spaces = spaces_of(joint=True)
     _, trainer = made_trainer(HAPPO, spaces)
     batch = batch_of(spaces, dead=[1])
@@ -240,7 +220,7 @@ def test_a_team_of_one_learns_as_ppo_does():
 
 
 def made_coma(dead=()):
-    """A model, its trainer, a batch, and what was done in it, one-hot; choices are never random."""
+    """Returns a model whose choices are never random, its trainer, a batch, and the batch's actions, one-hot."""
     spaces = spaces_of(masked=True, joint=True)
     model, trainer = made_trainer(COMA, spaces)
     model.acting.drawn = lambda outputs, _: model.acting.actions.encode(model.acting.actions.decoded(outputs))
@@ -260,7 +240,7 @@ def test_values_of_a_members_actions_see_what_others_did_alone():
 
 
 def test_critics_learn_the_returns_of_td_lambda():
-    """Row by row from the last one; where a run of rows is cut, with the value of today's actions."""
+    """Computes returns backwards; where a run of rows is cut, the present policies' next actions give the value."""
     _, trainer, batch, action = made_coma()
     with torch.no_grad():
         taken = trainer.taken(trainer.target, batch.obs, action)
@@ -275,7 +255,7 @@ def test_critics_learn_the_returns_of_td_lambda():
 
 
 def test_policies_climb_what_their_actions_add():
-    """Foerster et al. 2018, equation 4: beside the mean value of the member's policy, of members that act."""
+    """An advantage is a value less the mean over the member's policy (Foerster et al. 2018, equation 4)."""
     model, trainer, batch, action = made_coma(dead=[1])
     values = model.critics(batch.obs, action).detach().numpy()
     outputs = model.acting(batch.obs).view(24, COUNT, MOST).detach().double().numpy()
@@ -287,10 +267,3 @@ def test_policies_climb_what_their_actions_add():
             did, p, q = int(batch.action[row, member]), probability[row, member], values[row, member]
             loss -= (q[did] - (p * q).sum()) * np.log(p[did]) / 48
     assert trainer._improve_policies(batch, action)["policy_loss"].item() == pytest.approx(loss, rel=1e-4, abs=1e-6)
-
-
-def test_agents_that_are_no_teams_are_refused_in_one_line():
-    expected = r"expected an agent that is a team \(see Config.teams\), got [^\n]+"
-    for hyper in (mc.HAPPO(), mc.MATD3(), mc.COMA()):
-        with pytest.raises(ValueError, match=rf"^{hyper.owner}: {expected}$"):
-            hyper.transition(Spaces(gym.Box(-1, 1, (2,), np.float32), gym.Discrete(2)))

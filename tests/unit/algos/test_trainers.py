@@ -3,15 +3,11 @@
 import copy
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from batches import SMALL, acted, batch_of, check_resumption, flattened, made_batch, made_trainer
-from gymnasium import spaces as gym
+from batches import SMALL, batch_of, check_resumption, flattened, made_trainer
 from rounding import rounding
 from torch.utils._pytree import tree_flatten, tree_unflatten
-
-from marlcore.spaces import Spaces
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")
 
@@ -29,7 +25,7 @@ OWN_METRICS = {
 
 
 def made(name, **options):
-    """An algorithm, its spaces, a model and a trainer whose target, if it has one, differs from the model."""
+    """Returns an algorithm, its spaces, a model and a trainer; a target network differs from the model."""
     hyper, spaces = replace(SMALL[name][0], **options), SMALL[name][1]
     return hyper, spaces, *made_trainer(hyper, spaces)
 
@@ -60,7 +56,7 @@ def test_an_update_returns_detached_scalars_and_priorities(name):
 
 @pytest.mark.parametrize("name", SMALL)
 def test_one_row_gives_finite_metrics_and_weights(name):
-    """As a batch; in a minibatch, those of 9 rows in minibatches of 8 end with one."""
+    """A batch may have one row, and so may a minibatch: the last one of 9 rows in minibatches of 8."""
     hyper, spaces, model, trainer = made(name)
     for rows in (1, 9, 1):
         update = trainer.update(batch_of(hyper, spaces, rows=rows))
@@ -74,7 +70,7 @@ TARGETED = pytest.mark.parametrize("name", [*VALUES, *CONTINUOUS])
 
 @OFF_POLICY
 def test_the_learning_rate_follows_its_schedule(name):
-    """As if each batch had the rate from the beginning; nothing but a schedule is published."""
+    """A scheduled rate gives the same step as a constant one. Only schedules are published."""
     hyper, spaces = SMALL[name]
     scheduled = replace(hyper, learning_rate="linear(0.01, 0, 100)")
     assert scheduled.schedules()["learning_rate"] == "linear(0.01, 0, 100)"
@@ -97,7 +93,7 @@ def test_the_learning_rate_follows_its_schedule(name):
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_state_with_a_tensor_of_another_shape_is_refused(name):
-    """Each of its tensors in turn, as a hostile checkpoint may have it: fused kernels would leave their memory."""
+    """Changes each tensor in turn, as a hostile checkpoint may: fused kernels would leave the tensors' memory."""
     *_, trainer = made(name)
     sound = trainer.state_dict()
     leaves, form = tree_flatten(sound)
@@ -111,7 +107,7 @@ def test_a_state_with_a_tensor_of_another_shape_is_refused(name):
 
 @OFF_POLICY
 def test_a_restored_trainer_keeps_its_own_learning_rate(name):
-    """With and without a schedule, whatever rate the saved optimizer had."""
+    """The rate that the saved optimizer had does not count, with and without a schedule."""
     hyper, spaces = SMALL[name]
     rates = 0.5, "linear(0.01, 0, 100)"
     saved = made(name, learning_rate=rates[0])[-1], made(name, learning_rate=rates[1])[-1]
@@ -131,7 +127,7 @@ RESUMED = [*((name, {}) for name in SMALL), *((name, COPIED) for name in VALUES)
 
 @pytest.mark.parametrize(("name", "options"), RESUMED)
 def test_training_resumed_from_a_state_dict_continues_bit_for_bit(name, options):
-    """After an odd number of updates, so that the turn of TD3's policy, or of a target's copy, is remembered."""
+    """Resumes after an odd number of updates: the state must tell when TD3's policy or a target's copy is due."""
     hyper, spaces, model, trainer = made(name, **options)
     batches = [batch_of(hyper, spaces, seed) for seed in range(5)]
     check_resumption(hyper, spaces, model, trainer, batches[:3], batches[3:])
@@ -139,7 +135,7 @@ def test_training_resumed_from_a_state_dict_continues_bit_for_bit(name, options)
 
 @TARGETED
 def test_a_soft_update_moves_the_target_by_tau_of_the_way(name):
-    """With a policy_delay of 3 TD3's target and policy move at every third update only, its critics at each."""
+    """With a policy_delay of 3, TD3's targets and policy move only at every third update, its critics at each."""
     hyper, spaces, model, trainer = made(name, tau=0.25, **({"policy_delay": 3} if name in OF_TD3 else {}))
     for number in range(1, 7):
         before, weights = tensors_of(trainer.target), copy.deepcopy(model.state_dict())
@@ -165,26 +161,19 @@ def test_a_hard_update_copies_the_network_at_intervals(name):
 @pytest.mark.parametrize("most", [1e-3, 1e9])
 @pytest.mark.parametrize("name", [*VALUES, *CONTINUOUS, "bc"])
 def test_a_step_uses_the_gradient_clipped_to_max_grad_norm(name, most):
-    """By Adam; the loss of a policy, which passes through the critics, leaves no gradient there."""
+    """The loss of a policy, which passes through the critics, leaves no gradient there."""
     hyper, spaces, model, trainer = made(name, max_grad_norm=most)
     learners = model.critics if name in CONTINUOUS else model
-    twin = copy.deepcopy(learners)
-    adam = torch.optim.Adam(twin.parameters(), lr=hyper.learning_rate)
     for seed in range(2):
         norm = trainer.update(batch_of(hyper, spaces, seed)).metrics["grad_norm"].item()
         applied = torch.cat([parameter.grad.flatten() for parameter in learners.parameters()]).norm().item()
         assert norm > 1e-3
         assert applied == pytest.approx(min(norm, most), rel=1e-3)
-        for theirs, ours in zip(twin.parameters(), learners.parameters(), strict=True):
-            theirs.grad = ours.grad.clone()
-        adam.step()
-        for theirs, ours in zip(twin.parameters(), learners.parameters(), strict=True):
-            torch.testing.assert_close(ours, theirs)
 
 
 @TARGETED
 def test_the_target_shares_no_memory_with_a_published_model(name):
-    """The published tensors are views of one flat tensor, and stay so; a target of a part has memory of its own."""
+    """The published tensors are and stay views of one flat tensor; a target has memory of its own."""
     hyper, spaces = SMALL[name]
     model = hyper.make_model(spaces)
     acting = getattr(model, "acting", model)
@@ -201,17 +190,3 @@ def test_the_target_shares_no_memory_with_a_published_model(name):
         trainer.update(batch_of(hyper, spaces, seed))
     held = [tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.dtype == torch.float32]
     assert set(held) == {flat.data_ptr()}
-
-
-@pytest.mark.parametrize("stack", [1, 3])
-@pytest.mark.parametrize("name", ["dqn", "iqn", "td3", "sac", "td3bc"])
-def test_nested_observations_and_images_are_learned_from(name, stack):
-    """A Dict of numbers and an image, with and without a stack."""
-    space = gym.Dict(camera=gym.Box(0, 255, (36, 36), np.uint8), place=gym.Discrete(4), speed=gym.Box(-1, 1, (2,)))
-    spaces = Spaces(space, gym.Box(-1, 1, (2,)) if name in CONTINUOUS else gym.Discrete(3), stack=stack)
-    model, trainer = made_trainer(SMALL[name][0], spaces)
-    for _ in range(2):
-        update = trainer.update(made_batch(spaces))
-        assert all(torch.isfinite(value).all() for value in [*update.metrics.values(), update.priority])
-    explore = {"epsilon": 0.3, "noise": 0.1}
-    assert len(acted(SMALL[name][0], model, made_batch(spaces, 5).obs, explore=explore).action) == 5

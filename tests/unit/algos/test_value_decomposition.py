@@ -6,7 +6,7 @@ import batches
 import numpy as np
 import pytest
 import torch
-from batches import GAMMA, SMALL, acted, batch_of, huber, made_batch, made_obs, made_trainer
+from batches import SMALL, acted, batch_of, huber, made_batch, made_obs, made_trainer
 from batches import team_spaces as spaces_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -41,7 +41,7 @@ def newest(part, spaces):
 
 
 def plain_values(acting, obs, row):
-    """The values of each member's actions, in an observation of the team: every member by a call of its own."""
+    """Returns the values of all members' actions in one observation of the team, by one call for each member."""
     found = []
     for group, network in zip(acting.team.groups, acting.networks, strict=True):
         for number, member in enumerate(range(group.rows.start, group.rows.stop)):
@@ -52,7 +52,7 @@ def plain_values(acting, obs, row):
 
 
 def plain_mixed(network, values, obs, row, alive=None):
-    """The team's value for its members', in NumPy."""
+    """Returns the team's value of its members' values, in NumPy."""
     spaces = network.team.spaces
     values = values * (newest(obs[ALIVE][row], spaces) if alive is None else alive)
     if not isinstance(network.mixer, Mixer):
@@ -76,21 +76,21 @@ def plain_mixed(network, values, obs, row, alive=None):
 
 
 def plain_best(values, obs, row, team):
-    """Each member's best action among its own choices that the mask allows."""
+    """Returns each member's best action among its own choices that the mask allows."""
     mask = np.ones(sum(team.choices), bool) if MASK not in obs else newest(obs[MASK][row], team.spaces)
     parts = np.split(mask, np.cumsum(team.choices)[:-1])
     return [max(np.flatnonzero(part), key=lambda a, own=own: own[a]) for part, own in zip(parts, values, strict=True)]
 
 
 def allow_some(obs, choices):
-    """Every member may do something, as environments ensure."""
+    """Changes masks so that every member has an allowed choice, as environments ensure."""
     if MASK in obs:
         first = np.cumsum([0, *choices[:-1]])
         obs[MASK][..., first] |= ~torch.stack([part.any(-1) for part in obs[MASK].split(choices, -1)], -1)
 
 
 def check_update(hyper, spaces, seed):
-    """One update's loss and priorities are those of a loop over the rows."""
+    """Asserts that an update's loss and priorities are those of a loop over the rows."""
     network, trainer = made_trainer(hyper, spaces)
     batch, team, number = made_batch(spaces, 6, seed), network.team, range(network.team.count)
     for obs in (batch.obs, batch.next_obs):
@@ -152,7 +152,7 @@ def test_the_mixed_value_grows_with_each_members(name, seed, member, more):
 
 
 def mixed_before_and_after(name, seed, members, more):
-    """A random mixer's values [5] of random members' ones, and with these members' higher by `more`."""
+    """Returns a random mixer's values [5] of random values, and those after some members' values grow by `more`."""
     torch.manual_seed(seed)
     spaces = spaces_of()
     _, trainer = made_trainer(made(name, initialization="xavier"), spaces)
@@ -165,7 +165,7 @@ def mixed_before_and_after(name, seed, members, more):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_by_a_softmax_it_grows_no_faster_than_a_sum(seed):
-    """Where all members' values grow alike; with absolute weights it may grow faster."""
+    """All members' values grow alike. With absolute weights the mixed value may grow faster."""
     for name in ("softmax", "qmix"):
         low, high = mixed_before_and_after(name, seed, [0, 1, 2], 7.0)
         assert ((high - low).max() <= 3 * 7.0 + 1e-3) == (name == "softmax")
@@ -187,25 +187,24 @@ def values_of(network, batch, held):
 def plain_errors(hyper, batch, held, network, target):
     """The errors [B, T] of the transitions that each window holds, one after another."""
     values, slow = (values_of(each, batch, held) for each in (network, target))
-    errors, number = np.zeros(held.shape), range(network.team.count)
-    for row, length in enumerate(held.sum(1)):
-        for step in range(length):
-            total, discount, end = 0.0, 1.0, min(step + hyper.n_step, length)
-            for at in range(step, end):
-                total += discount * hyper.reward_scale * float(batch.reward[row, at])
-                discount *= 0.0 if batch.terminated[row, at] else GAMMA
-            after, last = rows_at(batch.next_obs, row), end - 1
-            chosen = plain_best((values if hyper.double else slow)[row, end], after, last, network.team)
-            total += discount * plain_mixed(target, slow[row, end][number, chosen], after, last)
-            taken = values[row, step][number, batch.action[row, step]]
-            errors[row, step] = total - plain_mixed(network, taken, rows_at(batch.obs, row), step)
+    number = range(network.team.count)
+
+    def later(row, step):
+        after = rows_at(batch.next_obs, row)
+        chosen = plain_best((values if hyper.double else slow)[row, step], after, step - 1, network.team)
+        return plain_mixed(target, slow[row, step][number, chosen], after, step - 1)
+
+    errors = np.where(held, batches.plain_returns(hyper, batch, held, later), 0)
+    for row, step in np.argwhere(held):
+        taken = values[row, step][number, batch.action[row, step]]
+        errors[row, step] -= plain_mixed(network, taken, rows_at(batch.obs, row), step)
     return errors
 
 
 @pytest.mark.parametrize("shared", [True, False])
 @BOTH
 def test_windows_give_what_an_actor_computes_step_by_step(name, shared):
-    """Values, targets, loss and priorities; the burn-in counts for neither."""
+    """Loss and priorities of windows are those of values computed step by step; the burn-in does not count."""
     options = {"cell": "lstm", "double": name == "vdn"} if shared else {"cell": "gru", "double": name == "qmix"}
     hyper = made(name, shared=shared, eta=0.8, **options, **MEMORY)
     spaces = spaces_of(masked=shared, stack=1 + shared)
@@ -214,19 +213,12 @@ def test_windows_give_what_an_actor_computes_step_by_step(name, shared):
     for obs in (batch.obs, batch.next_obs):
         allow_some(obs, network.team.choices)
     batch.weight = torch.rand(4)
-    held, mask = batch.valid[..., -1].numpy(), batch.mask.numpy()
-    off = np.where(mask, plain_errors(hyper, batch, held, network, trainer.target), 0)
-
-    update = trainer.update(batch)
-
-    expected = (batch.weight.numpy()[:, None] * huber(off)).sum() / mask.sum()
-    assert update.metrics["loss"].item() == pytest.approx(expected, rel=1e-3, abs=1e-5)
-    priority = 0.8 * np.abs(off).max(1) + 0.2 * np.abs(off).sum(1) / mask.sum(1)
-    np.testing.assert_allclose(update.priority, priority, rtol=1e-3, atol=1e-4)
+    errors = plain_errors(hyper, batch, batch.valid[..., -1].numpy(), network, trainer.target)
+    batches.check_window_update(trainer.update(batch), batch, errors)
 
 
 def check_the_dead_are_ignored(name, cell):
-    """What a member that does not act observes and did changes neither the loss nor a gradient."""
+    """Observations and actions of a member that does not act change neither the loss nor a gradient."""
     hyper = made(name, cell=cell, **(MEMORY if cell else {}))
     spaces, gradients = spaces_of(), []
     for change in (0, 1):
@@ -272,7 +264,7 @@ def test_members_choose_among_their_allowed_actions(name, cell, epsilon):
 
 @BOTH
 def test_members_explore_each_for_itself(name):
-    """Uniformly among their own choices, without masks too."""
+    """Members explore uniformly among their own choices, also without masks."""
     hyper, spaces = made(name), spaces_of((3, 2, 4))
     obs = made_obs(spaces, 2000, np.random.default_rng(0))
     chosen = acted(hyper, hyper.make_model(spaces), obs, explore={"epsilon": 1.0}).action
