@@ -27,8 +27,7 @@ from ..replay import ReplayBuffer as Replay
 from ..replay import Sampler
 from ..spec import Field, rows_of
 from ..transitions import Batch, Writer
-from .ring_lane import spec_of
-from .saved import from_bytes, to_bytes
+from .replays import from_bytes, spec_of, to_bytes
 
 Key = str | tuple[str, ...]
 
