@@ -1,4 +1,4 @@
-"""The ring behind the buffers of cpprb and sorrel: an object with rows of named fields, which many processes can use.
+"""The ring behind the buffers of cpprb and sorrel: rows of named fields, which many processes can use.
 
 The rows lie in one shared lane. Clearing the ring raises its base: rows with tickets below the base no longer count.
 Positions count from the base, so a cleared ring fills from position 0 again.
@@ -24,7 +24,7 @@ from .ring_lane import BASE, NAP_S, ROUNDS, Ints, RingLane, RingWriter, Rows
 
 
 class Held(NamedTuple):
-    """The range of tickets that a ring held at one moment, [lo, hi); positions count from `base`."""
+    """The tickets that a ring held at one moment, [lo, hi); positions count from `base`."""
 
     lo: int
     hi: int
@@ -58,11 +58,15 @@ class Ring:
     """Rows of named fields in shared memory, for every process that has the object; one thread at a time may use it.
 
     Where /dev/shm has no room, the ring takes an unlinked file in the temporary directory, to which other processes
-    attach while the process that made it lives. If `shared`, any number of processes append, each under a lock, which
-    costs two system calls per append. Otherwise the first process to append is the only one that may, until it
-    releases or closes the ring or ends; its `columns` are then views of the fields, [capacity, *shape].
+    attach while the process that made it lives.
 
-    `margin` rows before the oldest position stay readable. With `path`, the ring is an ordinary file, which stays.
+    Args:
+        fields, capacity: of the rows.
+        shared: any number of processes append, each under a lock, which costs two system calls per append. Otherwise
+            only the first process that appends may do so, until it releases or closes the ring or ends; it reads the
+            fields in place, as `columns`, views [capacity + margin, *shape].
+        margin: rows before the oldest position that stay readable.
+        path: an ordinary file for the rows, which stays; None: shared memory.
     """
 
     _OWN: Mapping[str, Any] = {"_lane": None, "_writer": None, "columns": {}}  # each process makes these at first use
@@ -139,7 +143,7 @@ class Ring:
         return writer.append()
 
     def gather(self, tickets: Ints, *names: str) -> tuple[Rows, NDArray[np.bool_] | None]:
-        """Copies the named fields, or all, at tickets below hi; also returns whether each row was whole (None: all)."""
+        """Copies the named fields, or all, at tickets below hi; also returns which rows were whole (None: all)."""
         return self.lane.gather(tickets, names or self._names)
 
     def at(self, positions: Ints, *names: str) -> Rows:
@@ -165,8 +169,13 @@ class Ring:
     def whole(self, groups: int, draw: Callable[[int], Ints], *names: str) -> tuple[Rows, Ints]:
         """Draws and copies groups of rows; draws a group again if a writer overwrote one of its rows meanwhile.
 
-        draw(n) returns the tickets of n groups, [n, rows per group] or [n] for groups of one row, or an empty array
-        while nothing can be drawn. Returns the named fields, or all, [*tickets.shape, *shape], and the tickets.
+        Args:
+            groups: the number of groups.
+            draw: draw(n) returns the tickets of n groups, [n, rows of a group] or, for single rows, [n]; while it can
+                draw none, an empty array.
+            names: the fields to copy; all by default.
+
+        Returns: each field, [*tickets.shape, *shape], and the tickets.
         """
         rows: Rows = {}
         drawn, missing = np.zeros(0, np.int64), np.arange(groups)

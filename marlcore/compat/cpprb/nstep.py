@@ -18,12 +18,12 @@ _OPTIONS = ("size", "rew", "next", "gamma")
 class NStep:
     """Holds back an episode's last n - 1 steps until their returns are complete.
 
+    As in cpprb, a returned step is done if one of the first n - 1 of its n steps is done; the nth step does not count.
+
     Args:
         fields: the fields of a step by name, among them "done" of one element.
-        options: cpprb's: "size" is n; "rew" names the fields to sum, discounted by "gamma" (default 0.99) and only up
-            to a step that is done; "next" names the fields of which a step gets the value n - 1 steps later.
-
-    As in cpprb, a returned step is done if any of the first n - 1 of its n steps is done; the last one does not count.
+        options: a dict as in cpprb. "size" is n. "rew" names the fields to sum up to a step that is done, discounted by
+            "gamma" (default 0.99). "next" names the fields of which a step gets the value n - 1 steps later.
     """
 
     _waiting: Rows
@@ -41,7 +41,7 @@ class NStep:
         self.clear()
 
     def add(self, rows: Mapping[str, Any]) -> tuple[Rows, int]:
-        """Takes steps, each field [count, *shape]; returns the steps whose returns are complete, and their number."""
+        """Takes arrays [steps, *shape] by field; returns the steps whose returns are complete, and their number."""
         waiting = {
             name: np.concatenate([self._waiting[name], np.asarray(rows[name]).astype(field.numpy, copy=False)])
             for name, field in self._fields.items()
