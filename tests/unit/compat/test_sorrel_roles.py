@@ -20,11 +20,11 @@ from marlcore import ClosedError
 from marlcore.cli import top
 from marlcore.compat.sorrel import Buffer, run_experiment_mp
 from marlcore.compat.sorrel.actor import Actor, play
+from marlcore.compat.sorrel.experiment import Session
 from marlcore.compat.sorrel.learner import Learner
 from marlcore.compat.sorrel.messages import framed
 from marlcore.compat.sorrel.options import Options, chosen_options
 from marlcore.compat.sorrel.packing import move
-from marlcore.compat.sorrel.session import Session
 from marlcore.errors import TimedOut
 from marlcore.memory import interrupt_waits_with
 from marlcore.processes import Control, Interrupts
