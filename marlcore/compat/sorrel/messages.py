@@ -30,7 +30,7 @@ class Mailbox:
         self._came = bytearray()
 
     def messages(self) -> Iterator[Any]:
-        """Yields the complete messages that have come, in the order of sending; never waits."""
+        """Yields the complete messages that have arrived, in order; never waits."""
         with suppress_failed_calls(errno.EAGAIN):
             while True:
                 self._came += os.read(self._fds[0], _PIECE)
@@ -90,7 +90,7 @@ class Book:
         self._epochs[epoch][sender] = content
 
     def record(self, all_of_it: bool = False) -> None:
-        """Records complete epochs in order; with `all_of_it` also epochs without all losses, whose loss is NaN."""
+        """Records complete epochs in order. With `all_of_it`, epochs that lack a loss count too, with the loss NaN."""
         while self._actor in self._epochs[epoch := len(self.scores)]:
             if not all_of_it and len(self._epochs[epoch]) <= len(self._learners):
                 return

@@ -49,7 +49,7 @@ class Options:
     """How an experiment is spread over processes; docs/drop-ins.md says more of each option."""
 
     updates_per_epoch: Annotated[float | None, Number(above=0)] = 1.0  # for each agent, on average; None: run free
-    ahead: Annotated[int, Whole(0)] = 2  # epochs of the actor before the slowest learner; 0: in turn, and repeatable
+    ahead: Annotated[int, Whole(0)] = 2  # most epochs of an actor before the slowest learner; 0: in turn, repeatable
     actors: Count = 1  # processes that step the world
     copies: Count = 1  # of the world, in each actor
     sync_interval: Count | None = None  # turns between an actor's looks for newer weights; None: before each epoch
@@ -148,8 +148,8 @@ def check_learnable(env: Any, options: Options) -> None:
     base, loop = base_of(env, "Environment"), getattr(env, "run_experiment", None)
     own_loop = base is not None and getattr(loop, "__func__", loop) is not getattr(base, "run_experiment", None)
     if own_loop and not options.replace_loop:
-        raise ValueError(f"env: expected sorrel's own run_experiment, but {kind} overrides it: pass replace_loop=True "
-                         "to run sorrel's standard loop in its place, or call env.run_experiment")  # fmt: skip
+        remedy = "pass replace_loop=True to run sorrel's standard loop in its place, or call env.run_experiment"
+        raise ValueError(f"env: expected sorrel's own run_experiment, but {kind} overrides it: {remedy}")
     if not getattr(env, "agents", None):
         raise ValueError(f"env: expected agents, got {kind} with none")
     for i, agent in enumerate(env.agents):
