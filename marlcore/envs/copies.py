@@ -73,7 +73,7 @@ class Copies:
         return outcomes, turns
 
     def _advance(self, copy: int, env: _Turns | ParallelRounds) -> None:
-        """Plays until an agent acts or a second episode has ended; the next `observe` handles the second end."""
+        """Plays until an agent acts or a second episode ends; the next `observe` begins a new one after that end."""
         acting = False
         for ends in (True, False):
             while not acting and (results := env.round()):

@@ -24,9 +24,9 @@ NOT_NUMBERS = {"env_id"}  # EnvPool's entries that are no numbers
 class GymnasiumVector(Adapter):
     """A Gymnasium vector environment as a `VectorEnvironment` with one agent, "agent_0".
 
-    It sets the number of copies. Every autoreset mode works; in NEXT_STEP mode a copy has no turn in the step that
-    resets it. If the metadata name no mode, the first episode's end decides: final observations in its info mean
-    SAME_STEP. If infos may hold action masks, the constructor resets the environment once to find out.
+    The environment sets the number of copies. Every autoreset mode works; in NEXT_STEP mode a copy has no turn in the
+    step that resets it. If the metadata name no mode, the info at the first episode's end decides: final observations
+    in it mean SAME_STEP. If infos may hold action masks, the constructor resets the environment once to find out.
 
     Raises: ValueError: marlcore does not support a space. EnvironmentFailed: the environment raised.
     """
@@ -196,7 +196,7 @@ class GymnasiumVector(Adapter):
         except ValueError:
             if np.shape(values)[:1] == (self.copies,):
                 for copy in range(self.copies):
-                    _value(copy, part, values[copy])  # tells whose value it is
+                    _value(copy, part, values[copy])  # raises an error that names the copy
             raise
 
     def _masks(self, masks: Any) -> NDArray[np.bool_]:
@@ -272,7 +272,7 @@ def _value(copy: int, part: SpacePart, value: Any) -> NDArray[Any]:
 
 
 def _info_of(info: Any, copy: int, copies: int) -> dict[str, Any]:
-    """Returns a copy's info from an array of infos, or from a dict of arrays: "_name" marks copies with a "name"."""
+    """Returns a copy's info from an array of infos or a dict of arrays, where "_name" marks copies with a "name"."""
     if not isinstance(info, Mapping):
         return dict(info[copy] or {})
     of_copy: dict[str, Any] = {}

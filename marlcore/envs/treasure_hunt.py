@@ -215,7 +215,7 @@ class TreasureHunt:
         return state.look(state.index)[0], float(state.earned[state.index, 0]), False, state.is_over, {}
 
     def step(self, action: int | None) -> None:
-        """Move the agent whose turn it is; after the last turn, None removes the agent."""
+        """Move the agent that acts now; after its last turn, None removes the agent."""
         agent = check_action(self.agent, action, self.agent is not None and self._state.is_over)
         if action is not None:
             if not 0 <= action < 4:
