@@ -33,7 +33,6 @@ from ..spec import Field, TransitionSpec, as_field
 from .replays import ViewedReplay, from_bytes, to_bytes
 
 _NAME = "sb3"  # of the replays
-_EMPTY = "sample: expected at least one step, got an empty buffer"
 _STEP = "step"  # the extra that numbers a row's info
 _NO_HER = "expected no argument of hindsight: use marlcore.compat.stable_baselines3.HerReplayBuffer"
 _REFUSED = {
@@ -246,22 +245,22 @@ class ReplayBuffer(buffers.ReplayBuffer):
         Raises:
             NotEnoughData: nothing was added yet. ValueError: `env` scales rewards, which n-step returns sum unscaled.
         """
-        self._check_scales(env)
-        return self._samples(self._draw(batch_size), env)
+        return self._samples(self._draw(batch_size, self._ready(env)), env)
 
     def _get_samples(self, batch_inds: NDArray[Any], env: VecNormalize | None = None) -> Any:
         """Returns a batch of the steps at `batch_inds`, positions that a subclass chose, in random environments."""
-        self._check_scales(env)
-        if self._newest is None:
-            raise NotEnoughData(_EMPTY)
-        positions = np.asarray(batch_inds)
+        newest, positions = self._ready(env), np.asarray(batch_inds)
         envs = self._rng.integers(self.n_envs, size=len(positions))
         ahead = (positions[:, None] + np.arange(self.n_steps)) % self.buffer_size
-        return self._samples(self._transitions(ahead, envs, self._newest), env)
+        return self._samples(self._transitions(ahead, envs, newest), env)
 
-    def _check_scales(self, env: VecNormalize | None) -> None:
+    def _ready(self, env: VecNormalize | None) -> _Newest:
+        """Returns the newest step. Raises as `sample` does."""
         if env is not None and env.norm_reward and self.n_steps > 1:
             raise ValueError("env: expected one that leaves rewards alone, since n_steps > 1, got norm_reward=True")
+        if self._newest is None:
+            raise NotEnoughData("sample: expected at least one step, got an empty buffer")
+        return self._newest
 
     def _samples(self, drawn: Any, env: VecNormalize | None) -> Any:
         discounts = {"discounts": self._column(drawn.discount)} if self.n_steps > 1 else {}
@@ -364,22 +363,20 @@ class ReplayBuffer(buffers.ReplayBuffer):
             discount=np.where(terminated, 0, self.gamma**count).astype(np.float32),
         )
 
-    def _draw(self, batch_size: int) -> Any:
-        """Draws uniformly from all steps: from the lanes those with a successor, from `_newest` the others."""
-        if self._newest is None:
-            raise NotEnoughData(_EMPTY)
-        waiting = np.flatnonzero(~self._newest.ended)
+    def _draw(self, batch_size: int, newest: _Newest) -> Any:
+        """Draws uniformly from all steps: from the lanes those with a successor, from `newest` the others."""
+        waiting = np.flatnonzero(~newest.ended)
         count = self._rng.binomial(batch_size, min(1.0, len(waiting) / len(self.replay))) if len(waiting) else 0
         if count == batch_size:
-            return self._of_newest(waiting, batch_size, self._newest)
+            return self._of_newest(waiting, batch_size, newest)
         try:
             batch = self._sampler(batch_size).sample()
         except NotEnoughData:  # the lanes hold too few steps for n_step, or are too short
             if not len(waiting):
                 raise
-            return self._of_newest(waiting, batch_size, self._newest)
+            return self._of_newest(waiting, batch_size, newest)
         if count:
-            for name, rows in vars(self._of_newest(waiting, count, self._newest)).items():
+            for name, rows in vars(self._of_newest(waiting, count, newest)).items():
                 put_rows(getattr(batch, name), slice(count), rows)
         return batch
 
@@ -507,7 +504,7 @@ class HerReplayBuffer(DictReplayBuffer, _HerReplayBuffer):
         self.infos[self.pos] = infos
         return {_STEP: self.pos * self.n_envs + np.arange(self.n_envs)}
 
-    def _draw(self, batch_size: int) -> Any:
+    def _draw(self, batch_size: int, newest: _Newest) -> Any:
         return self._sampler(batch_size).sample()
 
     def _hindsight(self) -> Hindsight:
