@@ -198,7 +198,7 @@ def _archive(path: Path, graph: Graph, values: "_ByState") -> None:
 
 @dataclass(eq=False)
 class AttainmentCache:
-    """Replaces EMPO's `SlicedAttainmentCache`, by one slice of all states: says which successors achieve which goals.
+    """Says which successors achieve which goals, in place of EMPO's `SlicedAttainmentCache`; one slice has all states.
 
     `cache[state][profile]`, both by number, maps each goal to int8 [successors], in the order of the transitions.
     The cache reads and keeps the graph's arrays.
@@ -320,7 +320,7 @@ class _ByGoal(Mapping[Goal, Any]):
 
 @dataclass(eq=False)
 class _ByState(Mapping[Hashable, Any]):
-    """Maps a state to an agent to a goal to a value, or to a policy, which terminal states lack."""
+    """Maps state, agent and goal, one after another, to a value or a policy; terminal states have no policies."""
 
     states: list[Any]
     index: dict[Any, int]

@@ -92,7 +92,7 @@ class Ring:
         self.__setstate__({**self._OWN, "_lane": lane})
 
     def forked(self) -> None:
-        """In a forked child: the next use attaches anew."""
+        """Makes the next use in a forked child attach anew."""
         vars(self).update(self._OWN)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -220,7 +220,7 @@ class Ring:
 
 
 def whole_number(label: str, value: Any, least: int) -> int:
-    """Returns `value` as an int; a float may be whole. Raises ValueError: it is no integer, or less than `least`."""
+    """Returns an integer or a whole float as an int. Raises ValueError: it is neither, or less than `least`."""
     if type(value) is int and value >= least:
         return value
     with contextlib.suppress(TypeError, ValueError, OverflowError):

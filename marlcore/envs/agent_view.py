@@ -104,7 +104,7 @@ class AgentView:
         raise ValueError(f"{MASK}: expected {Field(expected, 'bool').describe()}, got {brief(value)}")
 
     def convert(self, action: NDArray[Any], rows: int) -> NDArray[Any]:
-        """Converts actions [rows, ...] from the form of rows to that of the space. Raises ValueError, TypeError."""
+        """Converts actions [rows, ...] from the form in a replay to that of the space. Raises ValueError, TypeError."""
         array = rows_of("action", self.spaces.action_field, action, rows)
         return self.spaces.shifted(array).astype(array.dtype)
 
@@ -205,7 +205,7 @@ def result_of(method: str, result: Any) -> Any:
 
 
 def check_action(agent: str | None, action: Any, ended: bool) -> str:
-    """Returns the agent that acts. Raises ValueError: none acts, or `action` is None before its end or not after."""
+    """Returns the acting agent. Raises ValueError: no agent acts, or `action` is wrong; it is None after an end."""
     if agent is None:
         raise ValueError(f"step: expected a reset, since the episode is over, got action {action!r}")
     if ended != (action is None):

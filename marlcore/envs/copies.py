@@ -160,7 +160,7 @@ def raise_in_copy(error: Exception, copy: int, agent: str = "") -> NoReturn:
 
 
 def masked_agents(env: Environment | ParallelRounds | _Turns) -> dict[str, bool]:
-    """Returns whether each agent's infos hold masks, by a reset; without an info of its own, if another agent's do."""
+    """Resets `env`; returns whether each agent's infos hold masks, or for an agent without info, any agent's do."""
     may = {agent: may_mask(env.observation_spaces[agent], env.action_spaces[agent]) for agent in env.agents}
     if not any(may.values()):
         return may

@@ -126,7 +126,7 @@ class GymnasiumVector(Adapter):
         return Turn(AGENT, copies, values, begins)
 
     def _learn_mode(self, info: Mapping[str, Any]) -> None:
-        """Infers an undeclared mode from an episode's last info. Raises EnvironmentFailed: two ends contradict."""
+        """Infers an undeclared mode from an episode's last info. Raises EnvironmentFailed: two infos disagree."""
         shown = "SameStep" if any(name in info for name in FINAL_OBS) else "NextStep"
         if not self._is_declared and self._mode not in (None, shown):
             expected = "autoreset_mode: expected it in the metadata, or final_obs at all ends of episodes or at none"
@@ -152,7 +152,7 @@ class GymnasiumVector(Adapter):
         return final_obs if len(self._acting) == self.copies else rows_at(final_obs, self._acting)
 
     def _final_values(self, info: Mapping[str, Any], copy: int, last: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a copy's final observation and mask by name; the info has a list of copies' values or arrays."""
+        """Returns a copy's final observation and mask by name, from the info's list of copies' values or its arrays."""
         name = next((name for name in FINAL_OBS if name in info), FINAL_OBS[0])
         finals = info.get(name)
         by_copy = isinstance(finals, list) or (isinstance(finals, np.ndarray) and finals.dtype.kind == "O")

@@ -126,7 +126,7 @@ class HuntState:
                 self._bring_back()
 
     def _bring_back(self) -> None:
-        """Puts collected entities back: draw i of a turn decides whether entity i returns, later ones choose cells."""
+        """Puts collected entities back. A turn's draw i decides whether entity i returns; later draws choose cells."""
         hunt, entity = np.nonzero(self._collected)  # by hunt, then by entity
         if len(hunt):
             back = self._draws.peek(hunt, entity) < self.rules.respawn

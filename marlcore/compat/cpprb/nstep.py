@@ -80,7 +80,7 @@ class NStep:
 
 
 def names_of(label: str, names: Any, fields: Mapping[str, Field]) -> tuple[str, ...]:
-    """Returns one name or several as a tuple, empty for None. Raises ValueError: a name is no field's."""
+    """Returns one name or several as a tuple, empty for None. Raises ValueError: no field has a name."""
     several: NDArray[Any] = np.ravel(np.asarray([] if names is None else names, object))
     unknown = [name for name in several if not isinstance(name, str) or name not in fields]
     if unknown:

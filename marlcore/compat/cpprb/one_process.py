@@ -99,7 +99,7 @@ class ReplayBuffer(RingBuffer):
         save(file, self.get_all_transitions(), self.is_Nstep())
 
     def load_transitions(self, file: File) -> None:
-        """Adds the transitions of a file of `save_transitions`, marlcore's or cpprb's: at most the last `size` of them.
+        """Adds the transitions of a file that marlcore or cpprb saved; of more than `size`, only the last `size`.
 
         Files from untrusted sources are safe: reading one executes nothing in it.
 

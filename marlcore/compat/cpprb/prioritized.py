@@ -64,7 +64,7 @@ class RingPriorities:
             self.greatest = max(self.greatest, float(priorities.max()))
 
     def draw(self, count: int) -> Ints:
-        """Draws tickets in proportion to the leaves, by NumPy's global generator: int64 [count]; [0] if all are 0."""
+        """Draws tickets in proportion to the leaves, int64 [count]; an empty array if every leaf is 0."""
         if not self._sums[-1] > 0:
             return np.zeros(0, np.int64)
         points = np.random.random_sample(count) * self._sums[-1]
@@ -192,7 +192,7 @@ class PrioritizedBuffer(RingBuffer):
     def get_max_priority(self) -> float:
         """Returns the greatest priority since the buffer was cleared, at least 1.
 
-        Another process than the learner's sees the greatest among the rows held and the learner's last update.
+        A process other than the learner takes the greatest of the rows held and of the learner's last update.
         """
         learner = self._caught_up()
         return max(learner.greatest, learner.unpacked_greatest(self._ring.lane.words.load(MARK)))

@@ -346,7 +346,7 @@ class Buffer(Ring):
 
 @dataclass(eq=False)
 class _ExtraData(Mapping[str, NDArray[Any]]):
-    """A buffer's extra fields, each copied on lookup alone, since sorrel's agents test for names at each step."""
+    """A buffer's extra fields. Only a lookup copies a field, since sorrel's agents test for names at each step."""
 
     _ring: Ring
     _names: Mapping[str, Any]

@@ -94,7 +94,7 @@ class Options:
 
 
 def chosen_options(env: Any, config: Any, options: Mapping[str, Any]) -> tuple[bool, Options]:
-    """Returns whether to use processes, and the options: the call's, otherwise the section `multiprocessing`'s."""
+    """Returns whether to use processes, and the options, set by the call or else by the section `multiprocessing`."""
     label, section = "config: multiprocessing", getattr(config, "multiprocessing", None)
     if not isinstance(section, Mapping | None):
         raise TypeError(f"{label}: expected a section, got {brief(section)}")
@@ -166,5 +166,5 @@ def check_learnable(env: Any, options: Options) -> None:
 
 
 def base_of(thing: Any, name: str) -> Any:
-    """Returns the first of an object's classes with this name, from `object` down; None without one."""
+    """Returns the most basic of an object's classes that have this name, or None."""
     return next((kind for kind in reversed(type(thing).__mro__) if kind.__name__ == name), None)
