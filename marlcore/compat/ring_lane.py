@@ -4,8 +4,6 @@ The fields are the extras of a replay whose other fields are unused. A batch sta
 from the caller's array straight to the lane, since a second copy would halve the rate of four writers.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -56,7 +54,7 @@ class RingLane(ViewedReplay):
         self._copies: dict[tuple[str, ...], _Copy] = {}
 
     @classmethod
-    def of(cls, fields: Mapping[str, Field], capacity: int, path: str | os.PathLike[str] | None = None) -> RingLane:
+    def of(cls, fields: Mapping[str, Field], capacity: int, path: str | os.PathLike[str] | None = None) -> "RingLane":
         spec = spec_of({f"f{i}": field for i, field in enumerate(fields.values())})
         rows = cls._lane_rows(spec, capacity, 1)
         return cls._create(spec, 1, rows, "ring", path, limiter=None, names=[*fields])
@@ -84,7 +82,7 @@ class RingLane(ViewedReplay):
         validate = self._mapped.native.validator(np.zeros(count, np.int64), tickets, ok)
         return ok.astype(np.bool_) if validate(count) else None
 
-    def writer(self, shared: bool) -> RingWriter:  # type: ignore[override]
+    def writer(self, shared: bool) -> "RingWriter":  # type: ignore[override]
         """Returns a writer, the only one unless `shared`. Raises LaneBusy: a living process has the right to write."""
         return self._opened(lambda lock: RingWriter(self, lock, shared), [0], PATIENCE_S, shared)
 

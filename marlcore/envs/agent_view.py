@@ -1,7 +1,5 @@
 """Code that adapters share: an agent's spaces and masks, checks of its values, results of an environment's methods."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -68,7 +66,7 @@ class AgentView:
     wrapped: bool = False  # the observation stands under "observation", beside the mask
 
     @classmethod
-    def of(cls, agent: str, observation: gym.Space, action: gym.Space, masked: bool = False) -> AgentView:
+    def of(cls, agent: str, observation: gym.Space, action: gym.Space, masked: bool = False) -> "AgentView":
         """Returns an agent's view; `masked`: infos hold masks. Raises ValueError: a space or mask is unsupported."""
         inside = has_mask(observation)
         wrapped = inside and observation.spaces.keys() == {MASK, ALONE}

@@ -1,7 +1,5 @@
 """Several single copies as a VectorEnvironment, which advances them one by one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NoReturn
@@ -72,7 +70,7 @@ class Copies:
             buffer.gather(outcomes, turns)
         return outcomes, turns
 
-    def _advance(self, copy: int, env: _Turns | ParallelRounds) -> None:
+    def _advance(self, copy: int, env: "_Turns | ParallelRounds") -> None:
         """Plays until an agent acts or a second episode ends; the next `observe` begins a new one after that end."""
         acting = False
         for ends in (True, False):
@@ -91,7 +89,7 @@ class Copies:
             if ends:
                 self._end(copy, env)
 
-    def _end(self, copy: int, env: _Turns | ParallelRounds) -> None:
+    def _end(self, copy: int, env: "_Turns | ParallelRounds") -> None:
         self._empty[copy] += 1
         if self._empty[copy] > EMPTY_EPISODES:
             raise RuntimeError(f"expected an agent that acts, got {EMPTY_EPISODES} episodes without one")

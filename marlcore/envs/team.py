@@ -1,7 +1,5 @@
 """Teams: agents that observe, act and earn as one, so that a row holds one step of all members."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +26,7 @@ class Teams:
     env_fn: Callable[[], Any]
     teams: Mapping[str, tuple[str, ...]]
 
-    def __call__(self) -> TeamEnvironment:
+    def __call__(self) -> "TeamEnvironment":
         return TeamEnvironment(self.env_fn(), self.teams)
 
 

@@ -1,7 +1,5 @@
 """A gridworld in which several agents collect gems and food and should avoid bones."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -199,7 +197,7 @@ class TreasureHunt:
         self.action_spaces: Mapping[str, Space] = dict.fromkeys(self.agents, self._state.action_space)
         self.agent: str | None = None
 
-    def vectorized(self, copies: int) -> TreasureHunts:
+    def vectorized(self, copies: int) -> "TreasureHunts":
         """Returns several copies with the same rules, computed together; see `marlcore.envs.vectorize`."""
         return TreasureHunts(self._rules, copies)
 
