@@ -8,7 +8,6 @@ Positions count from the base, so a cleared ring fills from position 0 again.
 """
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ from ..checks import check_whole
 from ..errors import LaneBusy, MarlcoreError
 from ..memory import invalidate_after_fork
 from ..spec import Field
-from .ring_lane import BASE, NAP_S, ROUNDS, Ints, RingLane, RingWriter, Rows
+from .ring_lane import BASE, NAP_S, ROUNDS, Ints, Path, RingLane, RingWriter, Rows
 
 
 class Held(NamedTuple):
@@ -75,13 +74,7 @@ class Ring:
     columns: Rows
 
     def __init__(
-        self,
-        fields: Mapping[str, Field],
-        capacity: int,
-        *,
-        shared: bool,
-        margin: int = 0,
-        path: str | os.PathLike[str] | None = None,
+        self, fields: Mapping[str, Field], capacity: int, *, shared: bool, margin: int = 0, path: Path | None = None
     ) -> None:
         self.fields = dict(fields)
         self.capacity = capacity

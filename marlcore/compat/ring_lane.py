@@ -28,6 +28,7 @@ NAP_S = 0.001
 PATIENCE_S = 10.0  # for a writer stopped inside an add; a killed one does not block
 
 Ints = NDArray[np.int64]
+Path = str | os.PathLike[str]
 Rows = dict[str, NDArray[Any]]
 
 
@@ -54,7 +55,7 @@ class RingLane(ViewedReplay):
         self._copies: dict[tuple[str, ...], _Copy] = {}
 
     @classmethod
-    def of(cls, fields: Mapping[str, Field], capacity: int, path: str | os.PathLike[str] | None = None) -> "RingLane":
+    def of(cls, fields: Mapping[str, Field], capacity: int, path: Path | None = None) -> "RingLane":
         spec = spec_of({f"f{i}": field for i, field in enumerate(fields.values())})
         rows = cls._lane_rows(spec, capacity, 1)
         return cls._create(spec, 1, rows, "ring", path, limiter=None, names=[*fields])

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ...errors import StaleHandle
 from ...spec import Field
 from ..ring import Ints, Ring, Rows
-from ..ring_lane import RingLane
+from ..ring_lane import Path, RingLane
 
 
 class CompressedRing(Ring):
@@ -33,7 +33,7 @@ class CompressedRing(Ring):
         capacity: int,
         stacked: Sequence[str],
         next_of: Sequence[str],
-        path: str | os.PathLike[str] | None,
+        path: Path | None,
     ) -> None:
         self._all = dict(fields)
         self._depths = {name: fields[name].shape[-1] for name in stacked}

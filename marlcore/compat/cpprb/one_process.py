@@ -10,6 +10,7 @@ from numpy.typing import DTypeLike
 
 from ...checks import check_type
 from ..ring import Rows, whole_number
+from ..ring_lane import Path
 from .base import EnvDict, RingBuffer, fields_of
 from .compressed import CompressedRing
 from .files import File, load, save
@@ -44,7 +45,7 @@ class ReplayBuffer(RingBuffer):
         stack_compress: Any = None,
         default_dtype: DTypeLike | None = None,
         Nstep: Mapping[str, Any] | None = None,  # noqa: N803
-        mmap_prefix: str | os.PathLike[str] | None = None,
+        mmap_prefix: Path | None = None,
         **kwargs: Any,
     ) -> None:
         if kwargs:
