@@ -164,10 +164,6 @@ class _LaneStorage(_Storage):
     def close(self) -> None:
         self._hold(None)
 
-    def _check_alone(self) -> None:
-        if self.replay is not None and self.replay._segment.is_locked(SEGMENT_LOCK):
-            raise MarlcoreError("empty, load: expected a buffer of one process, got one that others have too")
-
     def _empty(self) -> None:
         self.load_state_dict({})
 
@@ -178,7 +174,8 @@ class _LaneStorage(_Storage):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Replaces the rows by those of a state; if the state does not fit, the old rows stay."""
-        self._check_alone()
+        if self.replay is not None and self.replay._segment.is_locked(SEGMENT_LOCK):
+            raise MarlcoreError("empty, load: expected a buffer of one process, got one that others have too")
         if not state_dict:
             self.close()
             return

@@ -228,16 +228,14 @@ def as_reward(value: Any) -> float:
 
 def numbers(info: Mapping[str, Any]) -> dict[str, float]:
     """Returns an info's numbers; Gymnasium's statistics of an episode become episode_r, episode_l and episode_t."""
-    scalars = {name: value for name, value in info.items() if isinstance(name, str) and isinstance(value, SCALARS)}
-    named = {name: _as_float(value) for name, value in scalars.items()}
+    named: dict[str, float] = {}
+    for name, value in info.items():
+        if isinstance(name, str) and isinstance(value, SCALARS):
+            try:
+                named[name] = float(value)
+            except OverflowError:  # an integer beyond float64
+                named[name] = math.inf if value > 0 else -math.inf
     statistics = info.get("episode")
     if isinstance(statistics, Mapping):
         named |= {f"episode_{name}": value for name, value in numbers(statistics).items()}
     return named
-
-
-def _as_float(value: Any) -> float:
-    try:
-        return float(value)
-    except OverflowError:  # an integer beyond float64
-        return math.inf if value > 0 else -math.inf
