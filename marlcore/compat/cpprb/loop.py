@@ -47,7 +47,7 @@ def train(
         n_warmups: steps before the first update.
         after_step: after_step(obs, action, result of env.step, step, episode) returns the transition to add; by default
             its fields are obs, act, rew, next_obs and done, and done excludes truncation.
-        done_check: done_check(transition) returns whether the episode is over; by default, if it is done or truncated.
+        done_check: done_check(transition) returns whether the episode is over; by default, whether it is done or truncated.
         obs_update: obs_update(transition) returns the next observation; by default next_obs.
         rew_sum: rew_sum(return so far, transition) returns the episode's return; by default the sum.
         episode_callback: called with (episode, index of its last step, its return).
@@ -70,14 +70,15 @@ def train(
         if after_step is not None:
             transition = after_step(obs, action, outcome, step, episode)
         else:
-            transition = {"obs": obs, "act": action, **dict(zip(("next_obs", "rew", "done"), outcome, strict=False))}
+            next_obs, reward, done, *_ = outcome
+            transition = {"obs": obs, "act": action, "rew": reward, "next_obs": next_obs, "done": done}
         buffer.add(**transition)
         if not warming_up and buffer.get_stored_size():  # Nstep may hold back the first steps
             sample = buffer.sample(batch_size)
             errors = update_policy(sample, step, episode)
             if isinstance(buffer, PrioritizedBuffer):
-                indexes = sample["indexes"]
-                buffer.update_priorities(indexes, np.full(len(indexes), errors) if is_number(errors) else errors)
+                each = np.full(len(sample["indexes"]), errors) if is_number(errors) else errors
+                buffer.update_priorities(sample["indexes"], each)
         length += 1
         total = total + transition["rew"] if rew_sum is None else rew_sum(total, transition)
         if not (transition["done"] or truncated if done_check is None else done_check(transition)):

@@ -22,8 +22,7 @@ class NStep:
 
     Args:
         fields: the fields of a step by name, among them "done" of one element.
-        options: a dict as in cpprb. "size" is n. "rew" names the fields to sum up to a step that is done, discounted by
-            "gamma" (default 0.99). "next" names the fields of which a step gets the value n - 1 steps later.
+        options: see ReplayBuffer's Nstep.
     """
 
     _waiting: Rows
@@ -80,7 +79,7 @@ class NStep:
 
 
 def names_of(label: str, names: Any, fields: Mapping[str, Field]) -> tuple[str, ...]:
-    """Returns one name or several as a tuple, empty for None. Raises ValueError: no field has a name."""
+    """Returns one name or several as a tuple, empty for None. Raises ValueError: a name is not in `fields`."""
     several: NDArray[Any] = np.ravel(np.asarray([] if names is None else names, object))
     unknown = [name for name in several if not isinstance(name, str) or name not in fields]
     if unknown:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ...checks import check_type
 from ..ring import Rows, whole_number
 from ..ring_lane import Path
 from .base import EnvDict, RingBuffer, fields_of
@@ -27,7 +26,9 @@ class ReplayBuffer(RingBuffer):
             it once, as the value of x in the next row; with Nstep in each row.
         stack_compress: a name or names of fields whose last axis is a stack of frames, the newest last. The ring stores
             each frame once.
-        Nstep: see `NStep`, with the fields of env_dict.
+        Nstep: a dict as in cpprb. "size" is n. "rew" names the fields to sum up to a step that is done, discounted by
+            "gamma" (default 0.99). "next" names the fields of which a row gets the value n - 1 steps later. env_dict
+            must have a field "done".
         mmap_prefix: stores the rows in the ordinary file "<mmap_prefix>_<first field>.dat", which replaces an earlier
             buffer's file and stays after `close`. It is a segment of marlcore, not an array.
         kwargs: ignored with a warning.
@@ -51,20 +52,17 @@ class ReplayBuffer(RingBuffer):
         if kwargs:
             warnings.warn(f"{type(self).__name__}: ignores the arguments {', '.join(kwargs)}", stacklevel=2)
         fields = fields_of(env_dict or {}, default_dtype, self._own_fields)
-        nexts, stacks = (
-            names_of(label, names, fields)
-            for label, names in (("next_of", next_of), ("stack_compress", stack_compress))
-        )
+        nexts = names_of("next_of", next_of, fields)
+        stacks = names_of("stack_compress", stack_compress, fields)
         next_fields = {f"next_{name}": fields[name] for name in nexts}
         fields |= next_fields
         stored = {**fields, **self._own_fields}
         self._nstep = NStep(stored, Nstep) if Nstep else None
         if Nstep:  # the next value after n steps is not in the next row
             nexts, next_fields = (), {}
-        path = None
-        if mmap_prefix is not None:
-            check_type("mmap_prefix", mmap_prefix, (str, os.PathLike), expected="a path")
-            path = f"{os.fspath(mmap_prefix)}_{next(iter(stored), 'rows')}.dat"
+        if not isinstance(mmap_prefix, str | os.PathLike | None):
+            raise TypeError(f"mmap_prefix: expected a path, got {mmap_prefix!r}")
+        path = None if mmap_prefix is None else f"{os.fspath(mmap_prefix)}_{next(iter(stored), 'rows')}.dat"
         stacked = [name for name in stacks if name not in next_fields]
         super().__init__(CompressedRing(stored, whole_number("size", size, 1), stacked, nexts, path), fields)
         self._episode_len = 0
