@@ -47,7 +47,7 @@ def train(
         n_warmups: steps before the first update.
         after_step: after_step(obs, action, result of env.step, step, episode) returns the transition to add; by default
             its fields are obs, act, rew, next_obs and done, and done excludes truncation.
-        done_check: done_check(transition) returns whether the episode is over; by default, whether it is done or truncated.
+        done_check: done_check(transition) returns whether the episode is over: by default, if done or truncated.
         obs_update: obs_update(transition) returns the next observation; by default next_obs.
         rew_sum: rew_sum(return so far, transition) returns the episode's return; by default the sum.
         episode_callback: called with (episode, index of its last step, its return).
