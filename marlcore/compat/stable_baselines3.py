@@ -47,9 +47,17 @@ Obs = dict[str, NDArray[Any]]  # by the names of the spec's fields, each [rows, 
 class _Newest(NamedTuple):
     """The part of each environment's newest step that the lanes do not hold yet."""
 
-    next_obs: Obs
-    ended: NDArray[np.bool_]
+    next_obs_bytes: list[bytes]  # by field; bytes are faster to make and to compare than arrays
+    ended_bytes: bytes
     followed: bool = True  # whether the next rows may continue the episodes; after a load they begin new ones
+
+    @property
+    def ended(self) -> NDArray[np.bool_]:
+        return np.frombuffer(self.ended_bytes, np.bool_)
+
+    def next_obs(self, fields: Mapping[str, Field]) -> Obs:
+        named = zip(fields.items(), self.next_obs_bytes, strict=True)
+        return {name: np.frombuffer(raw, field.numpy).reshape(-1, *field.shape) for (name, field), raw in named}
 
 
 class ReplayBuffer(buffers.ReplayBuffer):
@@ -121,10 +129,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         for name, field in self._spec.obs_fields.items():
             key = f"[{self._keys[name]!r}]" if self._keys else ""
             fields |= {f"obs{key}": field, f"next_obs{key}": field}
-        self._checks = {
-            label: partial(_as_rows, label, Field((self.n_envs, *field.shape), field.dtype))
-            for label, field in fields.items()
-        }
+        self._checks = {label: _rows_check(label, field, self.n_envs) for label, field in fields.items()}
 
     def reset(self) -> None:
         """Deletes every transition."""
@@ -191,9 +196,9 @@ class ReplayBuffer(buffers.ReplayBuffer):
         """Returns read-only observations by position: of the steps or, with `later`, of the rows after the steps."""
         obs = {name: self._by_position(column, later) for name, column in self.replay.columns("obs").items()}
         if later and self._newest is not None:
-            waiting = ~self._newest.ended
+            waiting, next_obs = ~self._newest.ended, self._newest.next_obs(self._spec.obs_fields)
             for name, array in obs.items():
-                array[self.pos - 1, waiting] = self._newest.next_obs[name][waiting]
+                array[self.pos - 1, waiting] = next_obs[name][waiting]
         frozen = {self._keys.get(name, name): _frozen(array) for name, array in obs.items()}
         return frozen if self._keys else frozen[ALONE]
 
@@ -231,9 +236,10 @@ class ReplayBuffer(buffers.ReplayBuffer):
             raise ValueError(f"reward: expected finite numbers, got {reward}")
         if self._newest is not None:
             self._bridge_gaps(obs, self._newest)
-        ends = (*self._ends(ended, infos), _fields(next_obs)) if ended.any() else ()
+        ended_bytes = ended.tobytes()
+        ends = (*self._ends(ended, infos), _fields(next_obs)) if 1 in ended_bytes else ()
         self._tickets[self.pos] = self._writer.add(_fields(obs), action, reward, *ends, **self._extras(infos))
-        self._newest = _Newest({name: array.copy() for name, array in next_obs.items()}, ended.copy())
+        self._newest = _Newest([*map(np.ndarray.tobytes, next_obs.values())], ended_bytes)
         self.pos += 1
         if self.pos == self.buffer_size:
             self.full = True
@@ -307,10 +313,9 @@ class ReplayBuffer(buffers.ReplayBuffer):
         The method writes such a step again, as a truncated step with its next observation. The sampler never draws the
         first copy, since its lane continues with another episode.
         """
-        after = newest.next_obs
-        if newest.followed and all(array.tobytes() == after[name].tobytes() for name, array in obs.items()):
+        if newest.followed and [*map(np.ndarray.tobytes, obs.values())] == newest.next_obs_bytes:
             return
-        gaps = ~newest.ended
+        gaps, after = ~newest.ended, newest.next_obs(self._spec.obs_fields)
         for i in range(self.n_envs) if newest.followed else ():
             gaps[i] &= any(array[i].tobytes() != after[name][i].tobytes() for name, array in obs.items())
         lanes = gaps.nonzero()[0]
@@ -352,7 +357,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         columns = self.replay.columns("obs")
         next_obs = {name: column[envs, (last + 1) % capacity] for name, column in columns.items()}
         waiting = last + 1 >= hi[envs]  # where the next observation is not in the lanes yet
-        for name, array in newest.next_obs.items():
+        for name, array in newest.next_obs(self._spec.obs_fields).items():
             next_obs[name][waiting] = array[envs[waiting]]
         return SimpleNamespace(
             obs=_fields({name: column[envs, first % capacity] for name, column in columns.items()}),
@@ -530,14 +535,22 @@ def _field(shape: Any, space: spaces.Space[Any]) -> Field:
     return Field(shape, np.dtype(space.dtype).name)
 
 
-def _as_rows(label: str, field: Field, value: Any) -> NDArray[Any]:
-    """As `as_field`, but quicker for floats; the rows of a discrete space may lack its axis of length one."""
-    array: NDArray[Any] = np.asarray(value)
-    if array.shape != field.shape and array.size == math.prod(field.shape):
-        array = array.reshape(field.shape)
-    if array.shape == field.shape and array.dtype.kind == field.numpy.kind == "f":
-        return array.astype(field.numpy, copy=False)
-    return as_field(label, field, array)
+def _rows_check(label: str, field: Field, rows: int) -> Callable[[Any], NDArray[Any]]:
+    """Returns a function that converts to [rows, *shape] of the field's dtype; discrete scalars may lack their axis."""
+    dtype, whole = field.numpy, Field((rows, *field.shape), field.dtype)
+    shape, size = whole.shape, math.prod(whole.shape)
+
+    def check(value: Any) -> NDArray[Any]:
+        if value.__class__ is np.ndarray and value.shape == shape and value.dtype == dtype:
+            return value
+        array: NDArray[Any] = np.asarray(value)
+        if array.shape != shape and array.size == size:
+            array = array.reshape(shape)
+        if array.shape == shape and array.dtype.kind == dtype.kind == "f":  # as_field gives the same
+            return array.astype(dtype)
+        return as_field(label, whole, array)
+
+    return check
 
 
 def _frozen(array: NDArray[Any]) -> NDArray[Any]:
