@@ -158,7 +158,10 @@ def raise_in_copy(error: Exception, copy: int, agent: str = "") -> NoReturn:
 
 
 def masked_agents(env: Environment | ParallelRounds | _Turns) -> dict[str, bool]:
-    """Resets `env`; returns whether each agent's infos hold masks, or for an agent without info, any agent's do."""
+    """Returns by agent whether its infos hold masks; if any agent may be masked, resets the environment to find out.
+
+    An agent without an info after the reset counts as masked if another agent is.
+    """
     may = {agent: may_mask(env.observation_spaces[agent], env.action_spaces[agent]) for agent in env.agents}
     if not any(may.values()):
         return may
