@@ -203,7 +203,7 @@ def result_of(method: str, result: Any) -> Any:
 
 
 def check_action(agent: str | None, action: Any, ended: bool) -> str:
-    """Returns `agent`. Raises ValueError: no agent acts, or `action` is wrong: it must be None if the agent has ended."""
+    """Returns `agent`. Raises ValueError: no agent acts, or `action` is wrong; an agent that has ended needs None."""
     if agent is None:
         raise ValueError(f"step: expected a reset, since the episode is over, got action {action!r}")
     if ended != (action is None):
