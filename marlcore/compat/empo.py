@@ -5,7 +5,7 @@
 
 Differences from EMPO:
 
-- If not all action profiles are possible, an agent expects only possible ones; EMPO indexes lists by profile and fails.
+- Where some action profiles are impossible, an agent expects only the possible ones; EMPO raises an error there.
 - Results are the same for any number of workers. A worker's exception is raised, never swallowed.
 - `prior.values` and its parts are read-only mappings, which look up a value only on access.
 """
@@ -85,16 +85,16 @@ def compute_human_policy_prior(
             other humans act at random.
         gamma_h, rho_h: the discount of a duration of 1, or its rate -ln(gamma_h); at most one of them. With a discount,
             the durations are the world model's `transition_durations(state, actions, transitions)`, if it has them.
-        parallel, num_workers: `num_workers` processes if `parallel`, otherwise one.
+        parallel, num_workers: computes in `num_workers` processes if `parallel`, otherwise in one.
         level_fct: see `marlcore.planning.build_graph`.
         return_Vh: also return the values, by state, agent and goal.
         optimistic: expect the best of the robots instead of the worst.
-        use_float16: round the transitions' probabilities to float16 and, without a discount, sums too, as NumPy 2 does
-            in EMPO. Values are stored as float16 in any case, and policies as float64.
+        use_float16: round the transitions' probabilities to float16; without a discount, sums too, as NumPy 2 does in
+            EMPO. Values are stored as float16 in any case, and policies as float64.
         progress_callback: called with (states done, all states).
         return_attainment_cache: also return an `AttainmentCache`, or None without `use_attainment_cache`.
-        archive_dir: the directory, made if missing, of the file `vh_values.pkl` with the values by level, in the format
-            of EMPO's `load_archived_value_slices`. An earlier file is replaced; EMPO appends.
+        archive_dir: the directory, made if missing, for the file `vh_values.pkl` with the values by level. EMPO's
+            `load_archived_value_slices` reads it. It replaces an earlier file, where EMPO appends.
         min_free_memory_fraction: see `marlcore.planning.build_graph`; raises NotEnoughMemory, where EMPO pauses.
         memory_check_interval, memory_pause_duration, memory_profile: no effect; memory is checked four times a second
             while states are enumerated, and nothing pauses or is profiled.
@@ -198,7 +198,7 @@ def _archive(path: Path, graph: Graph, values: "_ByState") -> None:
 
 @dataclass(eq=False)
 class AttainmentCache:
-    """Replaces EMPO's `SlicedAttainmentCache`: tells whether successors achieve goals. Its one slice has all states.
+    """Says which successors achieve which goals, in place of EMPO's `SlicedAttainmentCache`; one slice has all states.
 
     `cache[state][profile]`, both by number, maps each goal to int8 [successors], in the order of the transitions.
     The cache reads and keeps the graph's arrays.
@@ -245,8 +245,8 @@ class TabularHumanPolicyPrior:
     """A callable prior: `prior(state, agent, goal)` is the probability of each action.
 
     Attributes:
-        values: policies by state, agent and goal; without terminal states.
-        world_model, human_agent_indices, possible_goal_generator: as given. Pickling leaves the world model out.
+        values: policies by state, agent and goal; terminal states have none.
+        world_model, human_agent_indices, possible_goal_generator: as given. A pickle does not contain the world model.
     """
 
     world_model: Any
@@ -279,26 +279,23 @@ class TabularHumanPolicyPrior:
 
     def profile_distribution(self, state: Any) -> list[tuple[float, list[int]]]:
         """Returns the humans' possible action profiles with their probabilities; humans act independently."""
-        return _joint([self(state, agent) for agent in self.human_agent_indices])
+        return self.profile_distribution_with_fixed_goal(state, None, None)
 
     def profile_distribution_with_fixed_goal(
-        self, state: Any, human_agent_index: int, possible_goal: Goal
+        self, state: Any, human_agent_index: int | None, possible_goal: Goal
     ) -> list[tuple[float, list[int]]]:
         """As `profile_distribution`, but one human pursues the given goal."""
-        goals = [possible_goal if agent == human_agent_index else None for agent in self.human_agent_indices]
-        return _joint([self(state, agent, goal) for agent, goal in zip(self.human_agent_indices, goals, strict=True)])
+        goals = {human_agent_index: possible_goal}
+        policies = [self(state, agent, goals.get(agent)) for agent in self.human_agent_indices]
+        profiles = product(*(range(len(policy)) for policy in policies))
+        every = ((float(np.prod([*map(np.take, policies, profile)])), [*profile]) for profile in profiles)
+        return [(p, profile) for p, profile in every if p > 0.0]
 
     def set_world_model(self, world_model: Any) -> None:
         self.world_model = world_model
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "world_model": None}
-
-
-def _joint(policies: list[NDArray[np.float64]]) -> list[tuple[float, list[int]]]:
-    profiles = product(*(range(len(policy)) for policy in policies))
-    every = ((float(np.prod([*map(np.take, policies, profile)])), [*profile]) for profile in profiles)
-    return [(p, profile) for p, profile in every if p > 0.0]
 
 
 @dataclass(eq=False)
@@ -312,9 +309,7 @@ class _ByGoal(Mapping[Goal, Any]):
         i = self.columns[goal]
         if not self.its.offers(self.state, i):
             raise KeyError(goal)
-        if self.wants_values:
-            return float(self.its.values[self.state, i])
-        return self.its.policy[self.state, i].copy()
+        return float(self.its.values[self.state, i]) if self.wants_values else self.its.policy[self.state, i].copy()
 
     def __iter__(self) -> Iterator[Goal]:
         return (self.its.goals[i] for i in self.its.on_offer(self.state))
@@ -325,7 +320,7 @@ class _ByGoal(Mapping[Goal, Any]):
 
 @dataclass(eq=False)
 class _ByState(Mapping[Hashable, Any]):
-    """Maps a state to an agent to a goal to a value, or to a policy, which terminal states lack."""
+    """Maps state, agent and goal, one after another, to a value or a policy; terminal states have no policies."""
 
     states: list[Any]
     index: dict[Any, int]

@@ -1,4 +1,4 @@
-"""The ring behind the buffers of cpprb and sorrel: an object with rows of named fields, which many processes can use.
+"""The ring behind the buffers of cpprb and sorrel: rows of named fields, which many processes can use.
 
 The rows lie in one shared lane. Clearing the ring raises its base: rows with tickets below the base no longer count.
 Positions count from the base, so a cleared ring fills from position 0 again.
@@ -8,7 +8,6 @@ Positions count from the base, so a cleared ring fills from position 0 again.
 """
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -20,11 +19,11 @@ from ..checks import check_whole
 from ..errors import LaneBusy, MarlcoreError
 from ..memory import invalidate_after_fork
 from ..spec import Field
-from .ring_lane import BASE, NAP_S, ROUNDS, Ints, RingLane, RingWriter, Rows
+from .ring_lane import BASE, NAP_S, ROUNDS, Ints, Path, RingLane, RingWriter, Rows
 
 
 class Held(NamedTuple):
-    """The range of tickets that a ring held at one moment, [lo, hi); positions count from `base`."""
+    """The tickets that a ring held at one moment, [lo, hi); positions count from `base`."""
 
     lo: int
     hi: int
@@ -58,11 +57,15 @@ class Ring:
     """Rows of named fields in shared memory, for every process that has the object; one thread at a time may use it.
 
     Where /dev/shm has no room, the ring takes an unlinked file in the temporary directory, to which other processes
-    attach while the process that made it lives. If `shared`, any number of processes append, each under a lock, which
-    costs two system calls per append. Otherwise the first process to append is the only one that may, until it
-    releases or closes the ring or ends; its `columns` are then views of the fields, [capacity, *shape].
+    attach while the process that made it lives.
 
-    `margin` rows before the oldest position stay readable. With `path`, the ring is an ordinary file, which stays.
+    Args:
+        fields, capacity: of the rows.
+        shared: any number of processes append, each under a lock, which costs two system calls per append. Otherwise
+            only the first process that appends may do so, until it releases or closes the ring or ends; it reads the
+            fields in place, as `columns`, views [capacity + margin, *shape].
+        margin: rows before the oldest position that stay readable.
+        path: an ordinary file for the rows, which stays; None: shared memory.
     """
 
     _OWN: Mapping[str, Any] = {"_lane": None, "_writer": None, "columns": {}}  # each process makes these at first use
@@ -71,13 +74,7 @@ class Ring:
     columns: Rows
 
     def __init__(
-        self,
-        fields: Mapping[str, Field],
-        capacity: int,
-        *,
-        shared: bool,
-        margin: int = 0,
-        path: str | os.PathLike[str] | None = None,
+        self, fields: Mapping[str, Field], capacity: int, *, shared: bool, margin: int = 0, path: Path | None = None
     ) -> None:
         self.fields = dict(fields)
         self.capacity = capacity
@@ -88,7 +85,7 @@ class Ring:
         self.__setstate__({**self._OWN, "_lane": lane})
 
     def forked(self) -> None:
-        """In a forked child: the next use attaches anew."""
+        """Makes the next use in a forked child attach anew."""
         vars(self).update(self._OWN)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -139,7 +136,7 @@ class Ring:
         return writer.append()
 
     def gather(self, tickets: Ints, *names: str) -> tuple[Rows, NDArray[np.bool_] | None]:
-        """Copies the named fields, or all, at tickets below hi; also returns whether each row was whole (None: all)."""
+        """Copies the named fields, or all, at tickets below hi; also returns which rows were whole (None: all)."""
         return self.lane.gather(tickets, names or self._names)
 
     def at(self, positions: Ints, *names: str) -> Rows:
@@ -165,8 +162,13 @@ class Ring:
     def whole(self, groups: int, draw: Callable[[int], Ints], *names: str) -> tuple[Rows, Ints]:
         """Draws and copies groups of rows; draws a group again if a writer overwrote one of its rows meanwhile.
 
-        draw(n) returns the tickets of n groups, [n, rows per group] or [n] for groups of one row, or an empty array
-        while nothing can be drawn. Returns the named fields, or all, [*tickets.shape, *shape], and the tickets.
+        Args:
+            groups: the number of groups.
+            draw: draw(n) returns the tickets of n groups, [n, rows of a group] or, for single rows, [n]; while it can
+                draw none, an empty array.
+            names: the fields to copy; all by default.
+
+        Returns: each field, [*tickets.shape, *shape], and the tickets.
         """
         rows: Rows = {}
         drawn, missing = np.zeros(0, np.int64), np.arange(groups)
@@ -211,7 +213,7 @@ class Ring:
 
 
 def whole_number(label: str, value: Any, least: int) -> int:
-    """Returns `value` as an int; a float may be whole. Raises ValueError: it is no integer, or less than `least`."""
+    """Returns an integer or a whole float as an int. Raises ValueError: it is neither, or less than `least`."""
     if type(value) is int and value >= least:
         return value
     with contextlib.suppress(TypeError, ValueError, OverflowError):

@@ -1,10 +1,8 @@
 """The lane of a ring: it appends and copies rows of named fields, and takes the addresses for its C calls once.
 
-The fields are the extras of a replay whose other fields are unused. A batch stages only small fields. Large fields are
-copied from the caller's array straight to the lane: a second copy halves the rate of four writers.
+The fields are the extras of a replay whose other fields are unused. A batch stages only small fields. Large fields go
+from the caller's array straight to the lane, since a second copy would halve the rate of four writers.
 """
-
-from __future__ import annotations
 
 import os
 import time
@@ -19,9 +17,9 @@ from ..errors import LaneBusy
 from ..kernels import columns
 from ..kernels.plan import COLUMN
 from ..memory import LINE, File, Segment, Words, slot_lock
-from ..spec import Field, TransitionSpec
+from ..spec import Field
 from ..transitions import Writer, address_of
-from .column_views import ViewedReplay
+from .replays import ViewedReplay, spec_of
 
 # Words beside the lane: the base, written by the holder of the words' lock; a word for the buffer's own use
 BASE, MARK = range(2)
@@ -30,21 +28,15 @@ NAP_S = 0.001
 PATIENCE_S = 10.0  # for a writer stopped inside an add; a killed one does not block
 
 Ints = NDArray[np.int64]
+Path = str | os.PathLike[str]
 Rows = dict[str, NDArray[Any]]
-
-_UNUSED = Field((), "uint8")
-
-
-def spec_of(fields: Mapping[str, Field]) -> TransitionSpec:
-    """Returns the spec of rows with these fields, where no row continues the row before it."""
-    return TransitionSpec(_UNUSED, _UNUSED, dict(fields), next_obs=True)
 
 
 class RingLane(ViewedReplay):
-    """One lane of rows, read by ticket, with a line of words beside it.
+    """One lane of rows that are read by ticket, with a line of words beside it.
 
-    `base` and `mark` read the words BASE and MARK as plain int64 in shared memory, ten times as fast as the C call
-    `load_base`; the values may be a moment old. `places` has each field's place by its name.
+    `base` and `mark` read the words BASE and MARK as plain int64 in shared memory. That is ten times as fast as the C
+    call `load_base`, but the values may be a moment old. `places` maps a field's name to its place in a row.
     """
 
     kind = "ring"
@@ -63,7 +55,7 @@ class RingLane(ViewedReplay):
         self._copies: dict[tuple[str, ...], _Copy] = {}
 
     @classmethod
-    def of(cls, fields: Mapping[str, Field], capacity: int, path: str | os.PathLike[str] | None = None) -> RingLane:
+    def of(cls, fields: Mapping[str, Field], capacity: int, path: Path | None = None) -> "RingLane":
         spec = spec_of({f"f{i}": field for i, field in enumerate(fields.values())})
         rows = cls._lane_rows(spec, capacity, 1)
         return cls._create(spec, 1, rows, "ring", path, limiter=None, names=[*fields])
@@ -85,14 +77,14 @@ class RingLane(ViewedReplay):
         return copy(tickets)
 
     def whole(self, tickets: Ints) -> NDArray[np.bool_] | None:
-        """Returns for each row whether copies made before this call are whole; None if all are."""
+        """Returns for each row whether its copy, made before this call, is whole: bool [n], or None if all are."""
         count = len(tickets)
         ok = np.zeros(count, np.uint8)
         validate = self._mapped.native.validator(np.zeros(count, np.int64), tickets, ok)
         return ok.astype(np.bool_) if validate(count) else None
 
-    def writer(self, shared: bool) -> RingWriter:  # type: ignore[override]
-        """Returns a writer, exclusive to this process unless `shared`. Raises LaneBusy: a living writer excludes it."""
+    def writer(self, shared: bool) -> "RingWriter":  # type: ignore[override]
+        """Returns a writer, the only one unless `shared`. Raises LaneBusy: a living process has the right to write."""
         return self._opened(lambda lock: RingWriter(self, lock, shared), [0], PATIENCE_S, shared)
 
     def lock_words(self) -> File:
@@ -136,7 +128,8 @@ class RingWriter(Writer):
 
     def __init__(self, lane: RingLane, claim: File, shared: bool) -> None:
         super().__init__(lane._mapped, 0, claim, shared, PATIENCE_S, None)
-        self.first, self.next = lane.edges()  # the oldest ticket held now; the next row's, if no other process appends
+        # The oldest ticket held now, and the ticket of the next row unless another process appends before.
+        self.first, self.next = lane.edges()
         self._places = lane.places
         self._append = partial(self._add_row, self._raw, 0)
         self.row, frames = self._views(self._records[:1])
@@ -144,7 +137,7 @@ class RingWriter(Writer):
         self._batch: _Batch | None = None
 
     def append(self) -> int:
-        """Appends `row`; returns its ticket. Raises TimeoutError: another writer is stopped inside an append."""
+        """Appends `row` and returns its ticket. Raises TimeoutError: another writer is stopped inside an append."""
         ticket: int = self._append()
         if ticket < 0:
             ticket = self._again(ticket, self._append, None, "add")
@@ -152,7 +145,7 @@ class RingWriter(Writer):
         return ticket
 
     def append_batch(self, rows: Mapping[str, Any], count: int) -> int:
-        """Appends rows, all or none, each field [count, *shape]; returns the first ticket."""
+        """Appends `count` rows, all or none, from arrays [count, *shape] by field; returns the first ticket."""
         batch = self._batch
         if batch is None or batch.rows != count:
             records = np.zeros((count, self._records.shape[1]), np.uint8)
@@ -173,15 +166,18 @@ class RingWriter(Writer):
         return ticket
 
     def _views(self, records: NDArray[np.uint8]) -> tuple[Rows, list[NDArray[Any]]]:
-        """Returns a staging array [count, *shape] for each field, in `records`, and a list of those of large fields."""
+        """Returns the staging arrays of all fields by name, each [count, *shape], and a list of the large fields'.
+
+        Small fields lie in `records`, uint8 [count, bytes of a record].
+        """
         frames = [place.field.zeros(len(records)) for place in self._view.layout.places if place.column]
-        views = {name: frames[place.column - 1] if place.column else place.views(records)
-                 for name, place in self._places.items()}  # fmt: skip
+        views = {name: place.views(records) for name, place in self._places.items() if not place.column}
+        views |= {name: frames[place.column - 1] for name, place in self._places.items() if place.column}
         return views, frames
 
 
 class _Batch(NamedTuple):
     rows: int
-    views: Rows  # the staging of each field
-    frames: list[NDArray[Any]]  # those of the large fields
+    views: Rows  # the staging arrays of all fields
+    frames: list[NDArray[Any]]  # the staging arrays of the large fields
     add: Callable[[list[NDArray[Any]]], int]

@@ -10,6 +10,7 @@ import math
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -29,12 +30,9 @@ from ..memory import TERMINATED, TRUNCATED
 from ..observations import ALONE, put_rows
 from ..replay import Hindsight, Sampler
 from ..spec import Field, TransitionSpec, as_field
-from ..transitions import Batch
-from .column_views import ViewedReplay
-from .saved import from_bytes, to_bytes
+from .replays import ViewedReplay, from_bytes, to_bytes
 
 _NAME = "sb3"  # of the replays
-_EMPTY = "sample: expected at least one step, got an empty buffer"
 _STEP = "step"  # the extra that numbers a row's info
 _NO_HER = "expected no argument of hindsight: use marlcore.compat.stable_baselines3.HerReplayBuffer"
 _REFUSED = {
@@ -42,7 +40,6 @@ _REFUSED = {
     "weights; draw from buffer.replay.sampler(..., prioritized=...) in a train() of your own",
     **dict.fromkeys(("env", "n_sampled_goal", "goal_selection_strategy", "copy_info_dict"), _NO_HER),
 }
-_OPENED = ("replay", "_writer", "_samplers", "_checks")  # set by _open
 
 Obs = dict[str, NDArray[Any]]  # by the names of the spec's fields, each [rows, *shape]
 
@@ -59,20 +56,8 @@ class _Newest(NamedTuple):
         return np.frombuffer(self.ended_bytes, np.bool_)
 
     def next_obs(self, fields: Mapping[str, Field]) -> Obs:
-        rows = len(self.ended_bytes)
-        return {
-            name: np.frombuffer(array, field.numpy).reshape(rows, *field.shape)
-            for (name, field), array in zip(fields.items(), self.next_obs_bytes, strict=True)
-        }
-
-
-class _Transitions(NamedTuple):
-    obs: Any
-    next_obs: Any
-    action: NDArray[Any]
-    reward: NDArray[np.float32]
-    terminated: NDArray[np.bool_]
-    discount: NDArray[np.float32]
+        named = zip(fields.items(), self.next_obs_bytes, strict=True)
+        return {name: np.frombuffer(raw, field.numpy).reshape(-1, *field.shape) for (name, field), raw in named}
 
 
 class ReplayBuffer(buffers.ReplayBuffer):
@@ -135,7 +120,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self._open(cast(ViewedReplay, ViewedReplay.create(self._spec, rows * self.n_envs, self.n_envs, name=_NAME)))
 
     def _open(self, replay: ViewedReplay, newest: _Newest | None = None) -> None:
-        """Makes this process's writer, samplers and checks for a replay; `newest` is the newest step in its lanes."""
+        """Makes the writer, samplers and checks for a replay; `newest` is the newest step in its lanes."""
         self.replay = replay
         self._writer = replay.vector_writer()
         self._samplers: dict[int, Sampler] = {}
@@ -157,7 +142,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self.replay.close()
 
     def size(self) -> int:
-        """Returns the steps held per environment, a mean if last observations of episodes take unequal room."""
+        """Returns the number of steps held per environment; the mean, if environments hold different numbers."""
         steps: int = min(self.buffer_size if self.full else self.pos, len(self.replay) // self.n_envs)
         return steps
 
@@ -165,14 +150,14 @@ class ReplayBuffer(buffers.ReplayBuffer):
     def observations(self) -> Any:
         """A read-only copy of the observations by position: [buffer_size, n_envs, *shape], or a dict of such arrays.
 
-        This array and the others have zeros at empty positions, and where last observations of episodes took a step's
-        room in a full buffer.
+        Here and in the other arrays, a position without a step holds zeros. In a full buffer these are the positions of
+        steps whose rows the last observations of episodes have taken.
         """
         return self._observations()
 
     @property
     def next_observations(self) -> Any:
-        """A read-only copy of the next observations, by position; where done, the episode's last observation."""
+        """A read-only copy of the next observations by position; at an episode's end, its last observation."""
         return self._observations(later=1)
 
     @property
@@ -187,17 +172,17 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     @property
     def dones(self) -> NDArray[np.float32]:
-        """A copy of the ends of episodes, truncations included, by position: float32 [buffer_size, n_envs].
+        """A copy of the ends of episodes by position: float32 [buffer_size, n_envs], 1 at a termination or truncation.
 
-        It is read-only, except with optimize_memory_usage: SB3's algorithms then write a truncation into this array.
-        The write has no effect; `add` detects the truncation by itself.
+        The copy is read-only, except with optimize_memory_usage: SB3's algorithms then write a truncation into it. The
+        write has no effect, since `add` detects the truncation by itself.
         """
         dones = self._flagged(TERMINATED | TRUNCATED)
         return dones if self.optimize_memory_usage else _frozen(dones)
 
     @property
     def timeouts(self) -> NDArray[np.float32]:
-        """A read-only copy of the truncations, by position: float32 [buffer_size, n_envs]."""
+        """A read-only copy of the truncations by position: float32 [buffer_size, n_envs]."""
         return _frozen(self._flagged(TRUNCATED))
 
     def _actions(self) -> NDArray[Any]:
@@ -208,7 +193,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return flagged.astype(np.float32)
 
     def _observations(self, later: int = 0) -> Any:
-        """Returns read-only observations by position: the steps', or with `later` those of the rows after them."""
+        """Returns read-only observations by position: of the steps or, with `later`, of the rows after the steps."""
         obs = {name: self._by_position(column, later) for name, column in self.replay.columns("obs").items()}
         if later and self._newest is not None:
             waiting, next_obs = ~self._newest.ended, self._newest.next_obs(self._spec.obs_fields)
@@ -252,9 +237,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         if self._newest is not None:
             self._bridge_gaps(obs, self._newest)
         ended_bytes = ended.tobytes()
-        ends: tuple[Any, ...] = ()
-        if 1 in ended_bytes:
-            ends = *self._ends(ended, infos), _fields(next_obs)
+        ends = (*self._ends(ended, infos), _fields(next_obs)) if 1 in ended_bytes else ()
         self._tickets[self.pos] = self._writer.add(_fields(obs), action, reward, *ends, **self._extras(infos))
         self._newest = _Newest([*map(np.ndarray.tobytes, next_obs.values())], ended_bytes)
         self.pos += 1
@@ -268,24 +251,24 @@ class ReplayBuffer(buffers.ReplayBuffer):
         Raises:
             NotEnoughData: nothing was added yet. ValueError: `env` scales rewards, which n-step returns sum unscaled.
         """
-        self._check_scales(env)
-        return self._samples(self._draw(batch_size), env)
+        return self._samples(self._draw(batch_size, self._ready(env)), env)
 
     def _get_samples(self, batch_inds: NDArray[Any], env: VecNormalize | None = None) -> Any:
-        """Returns the steps at `batch_inds`, positions of `observations` that a subclass chose, in random envs."""
-        self._check_scales(env)
-        if self._newest is None:
-            raise NotEnoughData(_EMPTY)
-        positions = np.asarray(batch_inds)
+        """Returns a batch of the steps at `batch_inds`, positions that a subclass chose, in random environments."""
+        newest, positions = self._ready(env), np.asarray(batch_inds)
         envs = self._rng.integers(self.n_envs, size=len(positions))
         ahead = (positions[:, None] + np.arange(self.n_steps)) % self.buffer_size
-        return self._samples(self._transitions(ahead, envs, self._newest), env)
+        return self._samples(self._transitions(ahead, envs, newest), env)
 
-    def _check_scales(self, env: VecNormalize | None) -> None:
+    def _ready(self, env: VecNormalize | None) -> _Newest:
+        """Returns the newest step. Raises as `sample` does."""
         if env is not None and env.norm_reward and self.n_steps > 1:
             raise ValueError("env: expected one that leaves rewards alone, since n_steps > 1, got norm_reward=True")
+        if self._newest is None:
+            raise NotEnoughData("sample: expected at least one step, got an empty buffer")
+        return self._newest
 
-    def _samples(self, drawn: _Transitions | Batch, env: VecNormalize | None) -> Any:
+    def _samples(self, drawn: Any, env: VecNormalize | None) -> Any:
         discounts = {"discounts": self._column(drawn.discount)} if self.n_steps > 1 else {}
         return self._samples_class(
             observations=self._tensors(drawn.obs, env),
@@ -298,8 +281,10 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns all state, with a save of the replay: a pickle contains the transitions and shares no memory."""
-        state = {name: value for name, value in self.__dict__.items() if name not in _OPENED}
-        return {**state, "_saved": to_bytes(self.replay)}
+        state = {**vars(self), "_saved": to_bytes(self.replay)}
+        for name in ("replay", "_writer", "_samplers", "_checks"):
+            del state[name]  # `_open` makes it anew
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         saved, newest = state.pop("_saved"), state.pop("_newest")
@@ -325,15 +310,14 @@ class ReplayBuffer(buffers.ReplayBuffer):
     def _bridge_gaps(self, obs: Obs, newest: _Newest) -> None:
         """Keeps the newest steps sampleable if `obs` does not follow them: learn() restarted, or the buffer was loaded.
 
-        It writes such a step again, as a truncated one with its next observation. The first copy is never drawn, since
-        its lane continues with another episode.
+        The method writes such a step again, as a truncated step with its next observation. The sampler never draws the
+        first copy, since its lane continues with another episode.
         """
         if newest.followed and [*map(np.ndarray.tobytes, obs.values())] == newest.next_obs_bytes:
             return
         gaps, after = ~newest.ended, newest.next_obs(self._spec.obs_fields)
-        if newest.followed:
-            gaps &= [any(array[i].tobytes() != after[name][i].tobytes() for name, array in obs.items())
-                     for i in range(self.n_envs)]  # fmt: skip
+        for i in range(self.n_envs) if newest.followed else ():
+            gaps[i] &= any(array[i].tobytes() != after[name][i].tobytes() for name, array in obs.items())
         lanes = gaps.nonzero()[0]
         if not len(lanes):
             return
@@ -347,8 +331,11 @@ class ReplayBuffer(buffers.ReplayBuffer):
             **{name: column[lanes, rows] for name, column in self.replay.columns("extra").items()},
         )  # fmt: skip
 
-    def _transitions(self, ahead: NDArray[np.int64], envs: NDArray[np.int64], newest: _Newest) -> _Transitions:
-        """Sums returns over the steps at positions `ahead` [B, n_steps], up to an episode's end or the newest step."""
+    def _transitions(self, ahead: NDArray[np.int64], envs: NDArray[np.int64], newest: _Newest) -> SimpleNamespace:
+        """Returns some fields of a Batch for the steps at positions `ahead`, int64 [B, steps], of `envs`, int64 [B].
+
+        A reward is the sum over a row's steps, up to the episode's end or the newest step.
+        """
         lo, hi = self.replay.windows()
         lanes = envs[:, None]
         tickets = self._tickets[ahead, lanes]
@@ -369,36 +356,33 @@ class ReplayBuffer(buffers.ReplayBuffer):
         terminated = (flags[envs, last % capacity] & TERMINATED) != 0
         columns = self.replay.columns("obs")
         next_obs = {name: column[envs, (last + 1) % capacity] for name, column in columns.items()}
-        waiting = last + 1 >= hi[envs]  # the newest steps' next observations are not in the lanes yet
+        waiting = last + 1 >= hi[envs]  # where the next observation is not in the lanes yet
         for name, array in newest.next_obs(self._spec.obs_fields).items():
             next_obs[name][waiting] = array[envs[waiting]]
-        return _Transitions(
-            _fields({name: column[envs, first % capacity] for name, column in columns.items()}),
-            _fields(next_obs),
-            self._actions()[envs, first % capacity],
-            (rewards[lanes, tickets % capacity] * weights).sum(axis=1).astype(np.float32),
-            terminated,
-            np.where(terminated, 0, self.gamma**count).astype(np.float32),
+        return SimpleNamespace(
+            obs=_fields({name: column[envs, first % capacity] for name, column in columns.items()}),
+            next_obs=_fields(next_obs),
+            action=self._actions()[envs, first % capacity],
+            reward=(rewards[lanes, tickets % capacity] * weights).sum(axis=1).astype(np.float32),
+            terminated=terminated,
+            discount=np.where(terminated, 0, self.gamma**count).astype(np.float32),
         )
 
-    def _draw(self, batch_size: int) -> _Transitions | Batch:
-        """Draws uniformly from all steps: the lanes hold those with a successor, `_newest` the others."""
-        if self._newest is None:
-            raise NotEnoughData(_EMPTY)
-        waiting = np.flatnonzero(~self._newest.ended)
+    def _draw(self, batch_size: int, newest: _Newest) -> Any:
+        """Draws uniformly from all steps: from the lanes those with a successor, from `newest` the others."""
+        waiting = np.flatnonzero(~newest.ended)
         count = self._rng.binomial(batch_size, min(1.0, len(waiting) / len(self.replay))) if len(waiting) else 0
         if count == batch_size:
-            return self._of_newest(waiting, batch_size, self._newest)
+            return self._of_newest(waiting, batch_size, newest)
         try:
             batch = self._sampler(batch_size).sample()
         except NotEnoughData:  # the lanes hold too few steps for n_step, or are too short
             if not len(waiting):
                 raise
-            return self._of_newest(waiting, batch_size, self._newest)
+            return self._of_newest(waiting, batch_size, newest)
         if count:
-            newest = self._of_newest(waiting, count, self._newest)
-            for name in _Transitions._fields:
-                put_rows(getattr(batch, name), slice(count), getattr(newest, name))
+            for name, rows in vars(self._of_newest(waiting, count, newest)).items():
+                put_rows(getattr(batch, name), slice(count), rows)
         return batch
 
     def _sampler(self, batch_size: int) -> Sampler:
@@ -409,7 +393,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
             )
         return self._samplers[batch_size]
 
-    def _of_newest(self, envs: NDArray[np.int64], count: int, newest: _Newest) -> _Transitions:
+    def _of_newest(self, envs: NDArray[np.int64], count: int, newest: _Newest) -> SimpleNamespace:
         ahead = np.full((count, 1), (self.pos - 1) % self.buffer_size)
         return self._transitions(ahead, self._rng.choice(envs, count), newest)
 
@@ -439,7 +423,11 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return _field(self.obs_shape, self.observation_space)
 
     def _checked(self, role: str, obs: Any) -> Obs:
-        return {ALONE: self._checks[role](obs)}
+        if not self._keys:
+            return {ALONE: self._checks[role](obs)}
+        if obs.keys() != self.obs_shape.keys():
+            raise names_error(role, self.obs_shape, obs)
+        return {name: self._checks[f"{role}[{key!r}]"](obs[key]) for name, key in self._keys.items()}
 
 
 class DictReplayBuffer(ReplayBuffer):
@@ -447,21 +435,18 @@ class DictReplayBuffer(ReplayBuffer):
 
     _samples_class = DictReplayBufferSamples
 
-    def _obs_fields(self) -> dict[str, Field]:
-        # Keys may be any text, but a Field's name is an identifier.
-        self._keys = {f"key_{i}": key for i, key in enumerate(self.observation_space.spaces)}
-        return {n: _field(self.obs_shape[key], self.observation_space[key]) for n, key in self._keys.items()}
+    _name = "key_{0}"  # keys may be any text, but a Field's name is an identifier
 
-    def _checked(self, role: str, obs: Any) -> Obs:
-        if obs.keys() != self.obs_shape.keys():
-            raise names_error(role, self.obs_shape, obs)
-        return {name: self._checks[f"{role}[{key!r}]"](obs[key]) for name, key in self._keys.items()}
+    def _obs_fields(self) -> dict[str, Field]:
+        self._keys = {self._name.format(i, key): key for i, key in enumerate(self.observation_space.spaces)}
+        return {name: _field(self.obs_shape[key], self.observation_space[key]) for name, key in self._keys.items()}
 
 
 class HerReplayBuffer(DictReplayBuffer, _HerReplayBuffer):
     """A `replay_buffer_class` for goals, like Stable-Baselines3's HerReplayBuffer; see `marlcore.Hindsight`.
 
-    It also draws steps of unfinished episodes, except the newest step, with goals from the steps so far.
+    Unlike SB3's buffer, this one also draws the steps of an unfinished episode, but for the newest step, with goals
+    from the steps so far.
 
     Args:
         observation_space: with the keys observation, achieved_goal and desired_goal; all keys are identifiers.
@@ -472,6 +457,8 @@ class HerReplayBuffer(DictReplayBuffer, _HerReplayBuffer):
         buffer_size, action_space, device, n_envs, optimize_memory_usage, handle_timeout_termination, seed: see
             ReplayBuffer.
     """
+
+    _name = "{1}"  # `Hindsight` knows the goals by their names
 
     def __init__(
         self,
@@ -516,17 +503,13 @@ class HerReplayBuffer(DictReplayBuffer, _HerReplayBuffer):
         Hindsight().check_goals(self._spec)
         super()._start()
 
-    def _obs_fields(self) -> dict[str, Field]:
-        self._keys = {key: key for key in self.observation_space.spaces}
-        return {key: _field(self.obs_shape[key], self.observation_space[key]) for key in self._keys}
-
     def _extras(self, infos: Any) -> dict[str, NDArray[Any]]:
         if not self.copy_info_dict:
             return {}
         self.infos[self.pos] = infos
         return {_STEP: self.pos * self.n_envs + np.arange(self.n_envs)}
 
-    def _draw(self, batch_size: int) -> Batch:
+    def _draw(self, batch_size: int, newest: _Newest) -> Any:
         return self._sampler(batch_size).sample()
 
     def _hindsight(self) -> Hindsight:

@@ -27,8 +27,7 @@ from ..replay import ReplayBuffer as Replay
 from ..replay import Sampler
 from ..spec import Field, rows_of
 from ..transitions import Batch, Writer
-from .ring_lane import spec_of
-from .saved import from_bytes, to_bytes
+from .replays import from_bytes, spec_of, to_bytes
 
 Key = str | tuple[str, ...]
 
@@ -41,13 +40,13 @@ class TensorDictReplayBuffer(_TensorDictReplayBuffer):
 
     Rows are TensorDicts with the same leaves, of NumPy's dtypes. Fork before the first prefetched sample: TorchRL's
     locks and threads do not survive a fork. `index` identifies a row for ever (ticket * lanes + lane), but it is not a
-    slot: rows can be drawn but not indexed. docs/drop-ins.md lists the differences.
+    slot: rows can be drawn, not indexed. docs/drop-ins.md lists the differences.
 
     Args:
         max_size: rows held in all lanes together.
         lanes: the largest number of processes that write at once.
-        example: one row, or rows with a leading axis as for `extend`; allocates the memory at once, which must be done
-            before the buffer is passed to other processes. By default, the first added row allocates it.
+        example: one row, or rows with a leading axis as for `extend`. With an example, the constructor allocates the
+            memory; otherwise the first added row does. The buffer needs its memory before it goes to other processes.
         options: TorchRL's, except storage, sampler and writer.
 
     Raises: see ReplayBuffer.create. LaneBusy: more processes add rows than there are lanes.
@@ -68,17 +67,18 @@ class TensorDictReplayBuffer(_TensorDictReplayBuffer):
         self._storage.close()
 
 
-class _LaneStorage(_Storage):  # the base's counters are unused; compilable ones take no semaphores
+class _LaneStorage(_Storage):
     def __init__(self, max_size: int, lanes: int) -> None:
-        super().__init__(max_size, compilable=True)
+        super().__init__(max_size, compilable=True)  # the base's unused counters then take no semaphores
         self.lanes = lanes
         self.keys: dict[str, Key] = {}  # the keys of the leaves by the names of their fields in the spec
         self._handle: SegmentHandle | None = None
-        self._open(None)
+        self.forked()
         invalidate_after_fork(self)
 
-    def _open(self, replay: Replay | None) -> None:
-        self._replay = replay
+    def forked(self) -> None:
+        """Forgets what belongs to this process; in a child, the next use attaches anew, with a lane of its own."""
+        self._replay: Replay | None = None
         self.drawn: tuple[torch.Tensor, Batch] | None = None
         self._writer: Writer | None = None
         self._samplers: dict[int, Sampler] = {}
@@ -87,11 +87,8 @@ class _LaneStorage(_Storage):  # the base's counters are unused; compilable ones
         if self._replay is not None:
             self._replay.close()
         self._handle = None if replay is None else replay.handle
-        self._open(replay)
-
-    def forked(self) -> None:
-        # In the child, the next use attaches anew, and writes to a lane of its own.
-        self._open(None)
+        self.forked()
+        self._replay = replay
 
     @property
     def replay(self) -> Replay | None:
@@ -119,26 +116,22 @@ class _LaneStorage(_Storage):  # the base's counters are unused; compilable ones
             name: rows_of(str(key), fields[name], leaves[key].detach().cpu().numpy(), len(rows))
             for name, key in self.keys.items()
         }
-        writer = self._own_lane()
+        if self._writer is None:
+            self._writer = self._first_free_lane(self.replay)
         step = self.replay.capacity // self.lanes
         tickets = [torch.zeros(0, dtype=torch.int64)]
         for start in range(0, len(rows), step):
             part = {name: array[start : start + step] for name, array in arrays.items()}
             unused = np.zeros(min(step, len(rows) - start), np.uint8)
-            first = writer.add_batch(unused, unused, unused.astype(np.float32), next_obs=unused, **part)
+            first = self._writer.add_batch(unused, unused, unused.astype(np.float32), next_obs=unused, **part)
             tickets.append(torch.arange(first, first + len(unused)))
-        return torch.cat(tickets) * self.lanes + writer.lane
+        return torch.cat(tickets) * self.lanes + self._writer.lane
 
-    def _own_lane(self) -> Writer:
-        """Returns the writer of this process's lane, which is the first lane without a living writer."""
-        if self._writer is None:
-            assert self.replay is not None
-            for lane in range(self.lanes):
-                with suppress(LaneBusy):
-                    self._writer = self.replay.writer(lane)
-                    return self._writer
-            raise LaneBusy(f"lanes: expected one for each process that adds rows, got {self.lanes}, all taken")
-        return self._writer
+    def _first_free_lane(self, replay: Replay) -> Writer:
+        for lane in range(self.lanes):
+            with suppress(LaneBusy):
+                return replay.writer(lane)
+        raise LaneBusy(f"lanes: expected one for each process that adds rows, got {self.lanes}, all taken")
 
     def draw(self, batch_size: int, generator: torch.Generator | None) -> torch.Tensor:
         """Draws a batch and returns its indices; the next `get` with these indices returns the batch."""
@@ -171,13 +164,8 @@ class _LaneStorage(_Storage):  # the base's counters are unused; compilable ones
     def close(self) -> None:
         self._hold(None)
 
-    def _check_alone(self) -> None:
-        if self.replay is not None and self.replay._segment.is_locked(SEGMENT_LOCK):
-            raise MarlcoreError("empty, load: expected a buffer of one process, got one that others have too")
-
     def _empty(self) -> None:
-        self._check_alone()
-        self.close()
+        self.load_state_dict({})
 
     def state_dict(self) -> dict[str, Any]:
         if self.replay is None:
@@ -186,17 +174,16 @@ class _LaneStorage(_Storage):  # the base's counters are unused; compilable ones
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Replaces the rows by those of a state; if the state does not fit, the old rows stay."""
-        self._check_alone()
+        if self.replay is not None and self.replay._segment.is_locked(SEGMENT_LOCK):
+            raise MarlcoreError("empty, load: expected a buffer of one process, got one that others have too")
         if not state_dict:
             self.close()
             return
         keys, replay = state_dict["keys"], from_bytes(state_dict["saved"].numpy().data, _NAME, Replay)
         with ClosedAfterError(replay):
             if (replay.capacity, replay.lanes) != (self.max_size // self.lanes * self.lanes, self.lanes):
-                raise ValueError(
-                    f"max_size, lanes: expected those of the saved buffer, {replay.capacity}, {replay.lanes}, "
-                    f"got {self.max_size}, {self.lanes}"
-                )
+                saved = f"the saved buffer, {replay.capacity}, {replay.lanes}"
+                raise ValueError(f"max_size, lanes: expected those of {saved}, got {self.max_size}, {self.lanes}")
             if keys.keys() != replay.spec.extras.keys():
                 raise names_error("keys", replay.spec.extras, keys)
         self._hold(replay)

@@ -22,9 +22,9 @@ TAG = "tag"  # in the info of an agent's first observation: the kind of the epis
 class AgentBuffer:
     """One agent's results and observations in `copies` copies of an environment.
 
-    In a round, call its other methods for copies in ascending order, then `gather`. A reward that comes before the
-    agent's first action of an episode, or after its end, is no action's result: it is set aside until the episode is
-    over for all.
+    In a round, call its other methods for copies in ascending order, then `gather`. A reward before the agent's first
+    action of an episode, or after its end, is no action's result: the buffer sets it aside until the episode is over
+    for all agents.
     """
 
     def __init__(self, view: AgentView, copies: int) -> None:
@@ -40,11 +40,11 @@ class AgentBuffer:
 
     def begin(self) -> None:
         copies = len(self._everywhere)
-        self._pending = [False] * copies  # an action whose outcome has not come
+        self._pending = [False] * copies  # whether an action still lacks its outcome
         self._begins = [True] * copies
         self._results: list[Row] = []  # results of actions
         self._aside: dict[int, tuple[float, dict[str, float]]] = {}  # by copy: rewards without action, numbers of info
-        self._over: list[Row] = []  # what was set aside in ended episodes
+        self._over: list[Row] = []  # rewards that were set aside in episodes that are over
         self._asked: list[int] = []
         self._tags: dict[int, Any] = {}
 
@@ -56,7 +56,7 @@ class AgentBuffer:
             self._over.append((copy, earned, False, False, of_info, None))
 
     def leave(self, copy: int, reward: Any) -> None:
-        """Sets aside an absent agent's reward. If it left before its episode ended, its action has no outcome."""
+        """Sets aside an absent agent's reward. An agent that left before its episode's end gets no outcome."""
         self._pending[copy] = False
         self._begins[copy] = True
         self._set_aside(copy, reward, {})

@@ -1,7 +1,5 @@
 """Code that adapters share: an agent's spaces and masks, checks of its values, results of an environment's methods."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -68,7 +66,7 @@ class AgentView:
     wrapped: bool = False  # the observation stands under "observation", beside the mask
 
     @classmethod
-    def of(cls, agent: str, observation: gym.Space, action: gym.Space, masked: bool = False) -> AgentView:
+    def of(cls, agent: str, observation: gym.Space, action: gym.Space, masked: bool = False) -> "AgentView":
         """Returns an agent's view; `masked`: infos hold masks. Raises ValueError: a space or mask is unsupported."""
         inside = has_mask(observation)
         wrapped = inside and observation.spaces.keys() == {MASK, ALONE}
@@ -104,7 +102,7 @@ class AgentView:
         raise ValueError(f"{MASK}: expected {Field(expected, 'bool').describe()}, got {brief(value)}")
 
     def convert(self, action: NDArray[Any], rows: int) -> NDArray[Any]:
-        """Converts actions [rows, ...] from the form of rows to that of the space. Raises ValueError, TypeError."""
+        """Converts actions [rows, ...] from the form in a replay to that of the space. Raises ValueError, TypeError."""
         array = rows_of("action", self.spaces.action_field, action, rows)
         return self.spaces.shifted(array).astype(array.dtype)
 
@@ -205,7 +203,7 @@ def result_of(method: str, result: Any) -> Any:
 
 
 def check_action(agent: str | None, action: Any, ended: bool) -> str:
-    """Returns the agent that acts. Raises ValueError: none acts, or `action` is None before its end or not after."""
+    """Returns `agent`. Raises ValueError: no agent acts, or `action` is wrong; an agent that has ended needs None."""
     if agent is None:
         raise ValueError(f"step: expected a reset, since the episode is over, got action {action!r}")
     if ended != (action is None):
@@ -230,16 +228,14 @@ def as_reward(value: Any) -> float:
 
 def numbers(info: Mapping[str, Any]) -> dict[str, float]:
     """Returns an info's numbers; Gymnasium's statistics of an episode become episode_r, episode_l and episode_t."""
-    scalars = {name: value for name, value in info.items() if isinstance(name, str) and isinstance(value, SCALARS)}
-    named = {name: _as_float(value) for name, value in scalars.items()}
+    named: dict[str, float] = {}
+    for name, value in info.items():
+        if isinstance(name, str) and isinstance(value, SCALARS):
+            try:
+                named[name] = float(value)
+            except OverflowError:  # an integer beyond float64
+                named[name] = math.inf if value > 0 else -math.inf
     statistics = info.get("episode")
     if isinstance(statistics, Mapping):
         named |= {f"episode_{name}": value for name, value in numbers(statistics).items()}
     return named
-
-
-def _as_float(value: Any) -> float:
-    try:
-        return float(value)
-    except OverflowError:  # an integer beyond float64
-        return math.inf if value > 0 else -math.inf

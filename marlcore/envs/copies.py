@@ -1,7 +1,5 @@
 """Several single copies as a VectorEnvironment, which advances them one by one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NoReturn
@@ -72,8 +70,8 @@ class Copies:
             buffer.gather(outcomes, turns)
         return outcomes, turns
 
-    def _advance(self, copy: int, env: _Turns | ParallelRounds) -> None:
-        """Plays until an agent acts or a second episode has ended; the next `observe` handles the second end."""
+    def _advance(self, copy: int, env: "_Turns | ParallelRounds") -> None:
+        """Plays until an agent acts or a second episode ends; the next `observe` begins a new one after that end."""
         acting = False
         for ends in (True, False):
             while not acting and (results := env.round()):
@@ -91,7 +89,7 @@ class Copies:
             if ends:
                 self._end(copy, env)
 
-    def _end(self, copy: int, env: _Turns | ParallelRounds) -> None:
+    def _end(self, copy: int, env: "_Turns | ParallelRounds") -> None:
         self._empty[copy] += 1
         if self._empty[copy] > EMPTY_EPISODES:
             raise RuntimeError(f"expected an agent that acts, got {EMPTY_EPISODES} episodes without one")
@@ -160,7 +158,10 @@ def raise_in_copy(error: Exception, copy: int, agent: str = "") -> NoReturn:
 
 
 def masked_agents(env: Environment | ParallelRounds | _Turns) -> dict[str, bool]:
-    """Returns whether each agent's infos hold masks, by a reset; without an info of its own, if another agent's do."""
+    """Returns by agent whether its infos hold masks; if any agent may be masked, resets the environment to find out.
+
+    An agent without an info after the reset counts as masked if another agent is.
+    """
     may = {agent: may_mask(env.observation_spaces[agent], env.action_spaces[agent]) for agent in env.agents}
     if not any(may.values()):
         return may

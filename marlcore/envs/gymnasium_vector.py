@@ -24,9 +24,9 @@ NOT_NUMBERS = {"env_id"}  # EnvPool's entries that are no numbers
 class GymnasiumVector(Adapter):
     """A Gymnasium vector environment as a `VectorEnvironment` with one agent, "agent_0".
 
-    It sets the number of copies. Every autoreset mode works; in NEXT_STEP mode a copy has no turn in the step that
-    resets it. If the metadata name no mode, the first episode's end decides: final observations in its info mean
-    SAME_STEP. If infos may hold action masks, the constructor resets the environment once to find out.
+    The environment sets the number of copies. Every autoreset mode works; in NEXT_STEP mode a copy has no turn in the
+    step that resets it. If the metadata name no mode, the info at the first episode's end decides: final observations
+    in it mean SAME_STEP. If infos may hold action masks, the constructor resets the environment once to find out.
 
     Raises: ValueError: marlcore does not support a space. EnvironmentFailed: the environment raised.
     """
@@ -126,7 +126,7 @@ class GymnasiumVector(Adapter):
         return Turn(AGENT, copies, values, begins)
 
     def _learn_mode(self, info: Mapping[str, Any]) -> None:
-        """Infers an undeclared mode from an episode's last info. Raises EnvironmentFailed: two ends contradict."""
+        """Infers an undeclared mode from an episode's last info. Raises EnvironmentFailed: two infos disagree."""
         shown = "SameStep" if any(name in info for name in FINAL_OBS) else "NextStep"
         if not self._is_declared and self._mode not in (None, shown):
             expected = "autoreset_mode: expected it in the metadata, or final_obs at all ends of episodes or at none"
@@ -152,7 +152,7 @@ class GymnasiumVector(Adapter):
         return final_obs if len(self._acting) == self.copies else rows_at(final_obs, self._acting)
 
     def _final_values(self, info: Mapping[str, Any], copy: int, last: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a copy's final observation and mask by name; the info has a list of copies' values or arrays."""
+        """Returns a copy's final observation and mask by name, from the info's list of copies' values or its arrays."""
         name = next((name for name in FINAL_OBS if name in info), FINAL_OBS[0])
         finals = info.get(name)
         by_copy = isinstance(finals, list) or (isinstance(finals, np.ndarray) and finals.dtype.kind == "O")
@@ -196,7 +196,7 @@ class GymnasiumVector(Adapter):
         except ValueError:
             if np.shape(values)[:1] == (self.copies,):
                 for copy in range(self.copies):
-                    _value(copy, part, values[copy])  # tells whose value it is
+                    _value(copy, part, values[copy])  # raises an error that names the copy
             raise
 
     def _masks(self, masks: Any) -> NDArray[np.bool_]:
@@ -272,7 +272,7 @@ def _value(copy: int, part: SpacePart, value: Any) -> NDArray[Any]:
 
 
 def _info_of(info: Any, copy: int, copies: int) -> dict[str, Any]:
-    """Returns a copy's info from an array of infos, or from a dict of arrays: "_name" marks copies with a "name"."""
+    """Returns a copy's info from an array of infos or a dict of arrays, where "_name" marks copies with a "name"."""
     if not isinstance(info, Mapping):
         return dict(info[copy] or {})
     of_copy: dict[str, Any] = {}

@@ -1,7 +1,5 @@
 """Adds all agents' observations to each agent's own, for critics that see more than any agent."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +23,7 @@ class JointObservations:
     env_fn: Callable[[], Any]
     agents: tuple[str, ...]
 
-    def __call__(self) -> JointEnvironment:
+    def __call__(self) -> "JointEnvironment":
         return JointEnvironment(self.env_fn(), self.agents)
 
 

@@ -17,7 +17,7 @@ def child_seeds(seed: int, copies: int) -> list[int]:
 
 
 class Draws:
-    """Draws a random sequence of SplitMix64 for each copy; it can compute any number without those before it.
+    """Draws a random sequence of SplitMix64 for each copy; any number can be computed without the earlier ones.
 
     Source: Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators", figure 16.
 
@@ -39,7 +39,7 @@ class Draws:
         return drawn
 
     def peek(self, copies: Any, ahead: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Returns the numbers that these copies will draw after `ahead` others; draws none."""
+        """Returns, without drawing, the number that each of these copies will draw after `ahead` others."""
         return _unit(self.keys[copies], self.counts[copies] + ahead.astype(np.uint64))
 
 

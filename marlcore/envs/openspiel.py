@@ -63,13 +63,13 @@ class OpenSpielGame:
         if seed is not None:
             self._generator = np.random.default_rng(seed)
         self.state = self.game.new_initial_state()
-        self._told = [0.0] * len(self.agents)  # the part of each player's return that it got as rewards
-        self._leaving = [*range(len(self.agents))]  # players whose last turn, after the end, is to come
+        self._paid = [0.0] * len(self.agents)  # the part of each player's return that it has had as rewards
+        self._leaving = [*range(len(self.agents))]  # players that have not yet had their last turn, after the end
         self._draw_chance()
 
     def last(self) -> tuple[dict[str, Any], float, bool, bool, Mapping[str, Any]]:
         player = self._player
-        reward = self.state.returns()[player] - self._told[player]
+        reward = self.state.returns()[player] - self._paid[player]
         return self.seen(self.state, player), reward, self.state.is_terminal(), False, {}
 
     def step(self, action: int | None) -> None:
@@ -77,7 +77,7 @@ class OpenSpielGame:
         if action is None:
             self._leaving.pop(0)
         else:
-            self._told[self._player] = self.state.returns()[self._player]
+            self._paid[self._player] = self.state.returns()[self._player]
             self.state.apply_action(int(action))
         self._draw_chance()
 

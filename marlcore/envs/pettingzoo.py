@@ -82,8 +82,11 @@ class ParallelRounds(Adapter):
         self._results = self._results_of(self._env.agents, observations, {}, {}, {})
 
     def round(self) -> Mapping[str, Result | Absent]:
-        """Steps if agents acted. Returns by agent, as `Environment.last`, first the results of agents whose episode
-        ended, then of agents that act next, then `Absent` rewards of others; empty when the episode is over."""
+        """Steps if agents acted; returns their results by name, in the form of `Environment.last`.
+
+        First come agents whose episode ended, then agents that act next, then others, with `Absent` rewards. The result
+        is empty when the episode is over.
+        """
         if self._actions:
             self._step()
         results, self._results = self._results, {}

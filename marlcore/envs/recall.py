@@ -1,7 +1,5 @@
 """A test of memory: the agent sees a cue once, and must name it after a delay."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,7 +58,7 @@ class Recall(gymnasium.Env):  # type: ignore[misc] # here, gymnasium is Any
         obs[-1] = self._step == self.delay
         return obs
 
-    def vectorized(self, copies: int) -> Recalls:
+    def vectorized(self, copies: int) -> "Recalls":
         """Returns several copies that are computed together."""
         return Recalls(self, copies)
 

@@ -1,7 +1,5 @@
 """Teams: agents that observe, act and earn as one, so that a row holds one step of all members."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +26,7 @@ class Teams:
     env_fn: Callable[[], Any]
     teams: Mapping[str, tuple[str, ...]]
 
-    def __call__(self) -> TeamEnvironment:
+    def __call__(self) -> "TeamEnvironment":
         return TeamEnvironment(self.env_fn(), self.teams)
 
 
@@ -36,10 +34,10 @@ class Team:
     """Some agents of an environment as one.
 
     Members with equal spaces form a group, whose observations are one array [members, ...]: the part "members" of the
-    team's observation, or "members_0", "members_1", ... if there are several groups. The part "alive" tells which
-    members act. It lists them in the order of the groups, and so does the action: a MultiDiscrete with a component for
-    each member, or a Box [members, components], which is flat if members' numbers of components differ. A member that
-    is not there observes zeros; its mask, where there are masks, allows only its first action.
+    team's observation, or "members_0", "members_1" and so on for several groups. The part "alive" says which members
+    act. Both "alive" and the action list the members in the order of the groups. The action is a MultiDiscrete with a
+    component for each member, or a Box [members, components], flat if members have unequal numbers of components. An
+    absent member observes zeros; its mask, if the team has masks, allows only its first action.
 
     Raises: ValueError: the members' actions are neither all Discrete nor all a Box of floats.
     """

@@ -1,7 +1,5 @@
 """A gridworld in which several agents collect gems and food and should avoid bones."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -126,7 +124,7 @@ class HuntState:
                 self._bring_back()
 
     def _bring_back(self) -> None:
-        """Puts collected entities back: draw i of a turn decides whether entity i returns, later ones choose cells."""
+        """Puts collected entities back. A turn's draw i decides whether entity i returns; later draws choose cells."""
         hunt, entity = np.nonzero(self._collected)  # by hunt, then by entity
         if len(hunt):
             back = self._draws.peek(hunt, entity) < self.rules.respawn
@@ -199,7 +197,7 @@ class TreasureHunt:
         self.action_spaces: Mapping[str, Space] = dict.fromkeys(self.agents, self._state.action_space)
         self.agent: str | None = None
 
-    def vectorized(self, copies: int) -> TreasureHunts:
+    def vectorized(self, copies: int) -> "TreasureHunts":
         """Returns several copies with the same rules, computed together; see `marlcore.envs.vectorize`."""
         return TreasureHunts(self._rules, copies)
 
@@ -215,7 +213,7 @@ class TreasureHunt:
         return state.look(state.index)[0], float(state.earned[state.index, 0]), False, state.is_over, {}
 
     def step(self, action: int | None) -> None:
-        """Move the agent whose turn it is; after the last turn, None removes the agent."""
+        """Move the agent that acts now; after its last turn, None removes the agent."""
         agent = check_action(self.agent, action, self.agent is not None and self._state.is_over)
         if action is not None:
             if not 0 <= action < 4:

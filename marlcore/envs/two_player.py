@@ -65,9 +65,7 @@ class TwoPlayer(Wrapper):
         self._steps = 0
         return self._by_player(obs), self._infos(info)
 
-    def step(
-        self, actions: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, Any]]:
+    def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
         both = [actions[agent] if self._table is None else self._table[int(actions[agent])] for agent in PLAYERS]
         obs, reward, terminated, truncated, info = result_of("step", self._env.step(np.concatenate(both)))
         self._steps += 1

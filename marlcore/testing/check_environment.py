@@ -1,7 +1,5 @@
 """Checks whether an environment keeps the interface that marlcore relies on."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
@@ -70,7 +68,7 @@ def _make(env_fn: Any, made: ExitStack) -> Any:
     return env
 
 
-def _player(env: Any) -> _Single | _Several:
+def _player(env: Any) -> "_Single | _Several":
     several = is_vector(env) or hasattr(env, "num_envs") or hasattr(env, "send")
     return _Several(vectorize(lambda: env, 1)) if several else _Single(adapt(env))
 

@@ -61,7 +61,7 @@ class Victim:
         return self.control.notes[name].load(RESTARTS) + 1
 
     def works(self, name: str, attempt: int) -> bool:
-        """Returns whether a later process of the worker than its `attempt`th has completed a round of work."""
+        """Returns whether a process after the worker's `attempt`th one has completed a round of work."""
         counters = self.control.workers[name]
         return counters.load(READY) > attempt and counters.load(BEATS) > 0
 
@@ -77,7 +77,7 @@ class Victim:
         return False
 
     def wait(self, done: Callable[[], bool], alone: bool = False) -> None:
-        """Waits until `done` is true; `alone` lets the parent end, and leaves it unreaped. Raises: Lost."""
+        """Waits until `done` is true. With `alone`, the parent may end, and is not reaped. Raises: Lost."""
         end = time.monotonic() + HUNG_S
         while not done():
             if not alone and self.parent.poll() is not None:

@@ -7,6 +7,7 @@ Methods, results, shapes, dtypes and, for a seed of NumPy, uniform draws equal t
 installed; docs/drop-ins.md lists the differences.
 """
 
+from .base import MPReplayBuffer
 from .loop import train
 from .one_process import PrioritizedReplayBuffer, ReplayBuffer, create_buffer
-from .several_processes import MPPrioritizedReplayBuffer, MPReplayBuffer
+from .prioritized import MPPrioritizedReplayBuffer

@@ -1,6 +1,7 @@
-"""The base of cpprb's buffers: it adds, draws and copies rows of named fields in a ring, by position."""
+"""cpprb's uniform buffer for several processes, and the base of all its buffers: a ring of rows, by position."""
 
 from collections.abc import Iterable, Mapping
+from multiprocessing import ProcessError, managers
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,6 +12,7 @@ from ...spec import Field
 from ..ring import Held, Ints, Ring, Rows, whole_number
 
 EnvDict: TypeAlias = Mapping[str, Mapping[str, Any]]  # by field: its shape and dtype
+_BACKENDS = ("sharedctypes", "SharedMemory")
 
 
 class RingBuffer:
@@ -27,7 +29,7 @@ class RingBuffer:
         """Adds one or more steps, all or none.
 
         Args:
-            kwargs: every field of env_dict, [steps, *shape], or [*shape] for one step; NumPy converts the dtypes.
+            kwargs: each field of env_dict as [steps, *shape], or [*shape] for one step; NumPy converts the dtypes.
 
         Returns: the first step's position in the ring; None if Nstep holds back every step.
 
@@ -131,7 +133,7 @@ class RingBuffer:
         return self._ring.position(self._ring.append(rows, steps))
 
     def _draw(self, count: int) -> Ints:
-        """Draws tickets to sample, [count]; returns none if every row is being overwritten."""
+        """Draws the tickets of rows to sample, int64 [count]; an empty array while every row is being overwritten."""
         window = self._ring.window()
         check_not_empty(window)
         if window.hi - window.lo == window.stored:
@@ -139,6 +141,41 @@ class RingBuffer:
         if window.hi == window.lo:
             return np.zeros(0, np.int64)
         return np.random.randint(window.lo, window.hi, count)
+
+
+class MPReplayBuffer(RingBuffer):
+    """A ring of transitions that any process may add to and sample from; pass the object itself to a process.
+
+    Args:
+        size: transitions held, at least 1.
+        env_dict: by field name, a dict with the field's "shape" (default 1) and "dtype" (default `default_dtype`).
+        default_dtype: NumPy dtype of fields without their own; float32 by default.
+        logger, ctx, backend: accepted for compatibility.
+
+    Raises: ValueError, TypeError: an argument is out of range. SharedMemoryFull: no room for the buffer.
+        multiprocessing.ProcessError: ctx is a manager that has shut down.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        env_dict: EnvDict | None = None,
+        *,
+        default_dtype: DTypeLike | None = None,
+        logger: Any = None,
+        ctx: Any = None,
+        backend: str = "sharedctypes",
+    ) -> None:
+        if backend not in _BACKENDS:
+            raise ValueError(f"backend: expected one of {_BACKENDS}, got {backend!r}")
+        if not env_dict:
+            raise ValueError(f"env_dict: expected a dict of at least one field, got {env_dict!r}")
+        known: Any = managers  # its type stubs lack the state
+        if isinstance(ctx, known.BaseManager) and ctx._state.value == known.State.SHUTDOWN:
+            raise ProcessError("ctx: expected a context or a manager, got a manager that has shut down")
+        fields = fields_of(env_dict, default_dtype, self._own_fields)
+        ring = Ring({**fields, **self._own_fields}, whole_number("size", size, 1), shared=True)
+        super().__init__(ring, fields)
 
 
 def check_not_empty(window: Held) -> None:

@@ -10,31 +10,30 @@ from numpy.typing import NDArray
 from ...errors import StaleHandle
 from ...spec import Field
 from ..ring import Ints, Ring, Rows
-from ..ring_lane import RingLane
+from ..ring_lane import Path, RingLane
 
 
 class CompressedRing(Ring):
-    """Rows of one process. A row holds only the newest frame of a stacked field, and no next values.
+    """A ring of one process, whose rows hold only the newest frame of a stacked field, and no next values.
 
-    `gather` takes the other frames from the rows before, and next values from the row after. `append` compares them
-    with its arguments, and keeps values that differ (at an episode's bounds) aside, by the row's ticket.
+    `gather` takes the other frames from the rows before, and next values from the row after. `append` compares these
+    with its arguments. Values that differ, as at an episode's bounds, are kept aside, by the row's ticket.
 
     Args:
         fields: the fields that `append` takes and `gather` returns, by name.
         capacity: rows.
         stacked: names of fields whose last axis is a stack of frames, the newest last.
         next_of: names x of fields for which "next_x" is the value of x in the row after.
-        path: an ordinary file for the rows; an earlier ring's file there is replaced.
+        path: an ordinary file for the rows, which replaces the file of an earlier ring; None: shared memory.
     """
 
     def __init__(
         self,
         fields: Mapping[str, Field],
         capacity: int,
-        *,
-        stacked: Sequence[str] = (),
-        next_of: Sequence[str] = (),
-        path: str | os.PathLike[str] | None = None,
+        stacked: Sequence[str],
+        next_of: Sequence[str],
+        path: Path | None,
     ) -> None:
         self._all = dict(fields)
         self._depths = {name: fields[name].shape[-1] for name in stacked}
@@ -72,7 +71,7 @@ class CompressedRing(Ring):
         for name in self._depths:
             apart = ~_equal_rows(self._value(name, added), values[name])
             self._overrides[name].put(added[apart], values[name][apart])
-        for label, name in self._next_of.items():  # the newest row's next value is kept until the next row is known
+        for label, name in self._next_of.items():  # the newest row's next value is kept until the next row is there
             overrides = self._overrides[label]
             last = overrides.get((first - 1) % self.capacity)
             if last is not None and (last == values[name][0]).all():
@@ -107,10 +106,10 @@ class CompressedRing(Ring):
 
 
 class _Overrides(dict[int, NDArray[Any]]):
-    """A field's values that the neighbouring rows do not hold, by place: the row's ticket mod capacity."""
+    """A field's values that the neighbouring rows do not hold, by their rows' places: ticket mod capacity."""
 
     def __init__(self, capacity: int) -> None:
-        self._has = np.zeros(capacity, np.bool_)  # a value, by place
+        self._has = np.zeros(capacity, np.bool_)  # by place: whether there is a value
 
     def clear(self) -> None:
         super().clear()

@@ -26,7 +26,7 @@ def save(file: File, values: Rows, summed: bool) -> None:
 
 
 def load(file: File) -> tuple[Rows, bool]:
-    """Reads each field of the transitions, [n, *shape], and whether their rewards are n-step returns."""
+    """Reads transitions; returns each field, [n, *shape], and whether the rewards are n-step returns."""
     try:
         named = isinstance(file, (str, os.PathLike))
         with open_regular(cast(str, file)) if named else nullcontext(file) as opened, ZipFile(opened) as archive:

@@ -41,13 +41,13 @@ def train(
         buffer: any buffer of this module. In a prioritized one, the result of `update_policy` sets the priorities.
         env: has Gymnasium's interface, or gym's, where `reset` returns only the observation and `step` four values.
         get_action: get_action(obs, step, episode, warming_up) returns the action.
-        update_policy: update_policy(sample, step, episode) returns absolute TD errors: [batch_size], or one for all.
+        update_policy: update_policy(sample, step, episode) returns absolute TD errors, [batch_size] or one for all.
         max_steps, max_episodes: the loop ends at the first limit reached; None for any number of episodes.
         batch_size: rows of a sample.
         n_warmups: steps before the first update.
         after_step: after_step(obs, action, result of env.step, step, episode) returns the transition to add; by default
             its fields are obs, act, rew, next_obs and done, and done excludes truncation.
-        done_check: done_check(transition) returns whether the episode is over; by default its done, or truncation.
+        done_check: done_check(transition) returns whether the episode is over: by default, if done or truncated.
         obs_update: obs_update(transition) returns the next observation; by default next_obs.
         rew_sum: rew_sum(return so far, transition) returns the episode's return; by default the sum.
         episode_callback: called with (episode, index of its last step, its return).

@@ -18,12 +18,11 @@ _OPTIONS = ("size", "rew", "next", "gamma")
 class NStep:
     """Holds back an episode's last n - 1 steps until their returns are complete.
 
+    As in cpprb, a returned step is done if one of the first n - 1 of its n steps is done; the nth step does not count.
+
     Args:
         fields: the fields of a step by name, among them "done" of one element.
-        options: cpprb's: "size" is n; "rew" names the fields to sum, discounted by "gamma" (default 0.99) and only up
-            to a step that is done; "next" names the fields of which a step gets the value n - 1 steps later.
-
-    As in cpprb, a returned step is done if any of the first n - 1 of its n steps is done; the last one does not count.
+        options: see ReplayBuffer's Nstep.
     """
 
     _waiting: Rows
@@ -41,7 +40,7 @@ class NStep:
         self.clear()
 
     def add(self, rows: Mapping[str, Any]) -> tuple[Rows, int]:
-        """Takes steps, each field [count, *shape]; returns the steps whose returns are complete, and their number."""
+        """Takes arrays [steps, *shape] by field; returns the steps whose returns are complete, and their number."""
         waiting = {
             name: np.concatenate([self._waiting[name], np.asarray(rows[name]).astype(field.numpy, copy=False)])
             for name, field in self._fields.items()
@@ -80,7 +79,7 @@ class NStep:
 
 
 def names_of(label: str, names: Any, fields: Mapping[str, Field]) -> tuple[str, ...]:
-    """Returns one name or several as a tuple, empty for None. Raises ValueError: a name is no field's."""
+    """Returns one name or several as a tuple, empty for None. Raises ValueError: a name is not in `fields`."""
     several: NDArray[Any] = np.ravel(np.asarray([] if names is None else names, object))
     unknown = [name for name in several if not isinstance(name, str) or name not in fields]
     if unknown:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..ring import Rows, whole_number
+from ..ring_lane import Path
 from .base import EnvDict, RingBuffer, fields_of
 from .compressed import CompressedRing
 from .files import File, load, save
@@ -21,13 +22,13 @@ class ReplayBuffer(RingBuffer):
 
     Args:
         size, env_dict, default_dtype: see MPReplayBuffer.
-        next_of: a name or names of fields. For each field x, `add` takes and `sample` returns "next_x", which is stored
-            once: as the value of x in the next row.
-        stack_compress: a name or names of fields whose last axis is a stack of frames, the newest last. Each frame is
-            stored once.
-        Nstep: a dict of cpprb: "size" is n; "rew" names the fields to sum, discounted by "gamma" (default 0.99); "next"
-            names the fields of which a row gets the value n - 1 steps later. env_dict must have a field "done".
-            The fields of next_of are then stored in each row.
+        next_of: a name or names of fields. For each field x, `add` takes and `sample` returns "next_x". The ring stores
+            it once, as the value of x in the next row; with Nstep in each row.
+        stack_compress: a name or names of fields whose last axis is a stack of frames, the newest last. The ring stores
+            each frame once.
+        Nstep: a dict as in cpprb. "size" is n. "rew" names the fields to sum up to a step that is done, discounted by
+            "gamma" (default 0.99). "next" names the fields of which a row gets the value n - 1 steps later. env_dict
+            must have a field "done".
         mmap_prefix: stores the rows in the ordinary file "<mmap_prefix>_<first field>.dat", which replaces an earlier
             buffer's file and stays after `close`. It is a segment of marlcore, not an array.
         kwargs: ignored with a warning.
@@ -45,7 +46,7 @@ class ReplayBuffer(RingBuffer):
         stack_compress: Any = None,
         default_dtype: DTypeLike | None = None,
         Nstep: Mapping[str, Any] | None = None,  # noqa: N803
-        mmap_prefix: str | os.PathLike[str] | None = None,
+        mmap_prefix: Path | None = None,
         **kwargs: Any,
     ) -> None:
         if kwargs:
@@ -54,20 +55,16 @@ class ReplayBuffer(RingBuffer):
         nexts = names_of("next_of", next_of, fields)
         stacks = names_of("stack_compress", stack_compress, fields)
         next_fields = {f"next_{name}": fields[name] for name in nexts}
-        fields.update(next_fields)
+        fields |= next_fields
         stored = {**fields, **self._own_fields}
-        self._nstep = NStep(stored, Nstep) if Nstep else None  # then the next value is not in the next row
+        self._nstep = NStep(stored, Nstep) if Nstep else None
+        if Nstep:  # the next value after n steps is not in the next row
+            nexts, next_fields = (), {}
         if not isinstance(mmap_prefix, str | os.PathLike | None):
             raise TypeError(f"mmap_prefix: expected a path, got {mmap_prefix!r}")
         path = None if mmap_prefix is None else f"{os.fspath(mmap_prefix)}_{next(iter(stored), 'rows')}.dat"
-        ring = CompressedRing(
-            stored,
-            whole_number("size", size, 1),
-            stacked=[name for name in stacks if Nstep or name not in next_fields],
-            next_of=() if Nstep else nexts,
-            path=path,
-        )
-        super().__init__(ring, fields)
+        stacked = [name for name in stacks if name not in next_fields]
+        super().__init__(CompressedRing(stored, whole_number("size", size, 1), stacked, nexts, path), fields)
         self._episode_len = 0
 
     def on_episode_end(self) -> None:
@@ -101,7 +98,7 @@ class ReplayBuffer(RingBuffer):
         save(file, self.get_all_transitions(), self.is_Nstep())
 
     def load_transitions(self, file: File) -> None:
-        """Adds the transitions of a file of `save_transitions`, marlcore's or cpprb's: at most the last `size` of them.
+        """Adds the transitions of a file that marlcore or cpprb saved; of more than `size`, only the last `size`.
 
         Files from untrusted sources are safe: reading one executes nothing in it.
 
@@ -127,9 +124,8 @@ class ReplayBuffer(RingBuffer):
         """Adds rows in pieces of at most the ring's size, since here `add` takes any number of steps."""
         first, size = self.get_next_index(), self._ring.capacity
         for start in range(0, steps, size):
-            end = min(start + size, steps)
-            piece = rows if steps <= size else {name: values[start:end] for name, values in rows.items()}
-            self._ring.append(piece, end - start)
+            piece = rows if steps <= size else {name: values[start : start + size] for name, values in rows.items()}
+            self._ring.append(piece, min(size, steps - start))
         self._episode_len += steps
         return first
 

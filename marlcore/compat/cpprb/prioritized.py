@@ -1,4 +1,4 @@
-"""The base of cpprb's prioritized buffers: the learner's process keeps the priorities and draws by cpprb's rules."""
+"""cpprb's prioritized buffers: the learner's process keeps the priorities, and draws by cpprb's rules."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,13 +13,13 @@ from ...replay import Prioritized
 from ...spec import Field
 from ..ring import Held, Ints, Rows, whole_number
 from ..ring_lane import MARK
-from .base import EnvDict, RingBuffer, check_not_empty
+from .base import EnvDict, MPReplayBuffer, RingBuffer, check_not_empty
 
 _POSITIVE = Number(0)
 
 
 class RingPriorities:
-    """The priorities of a ring's rows since the ring was cleared; `window` holds the rows that have priorities here."""
+    """The priorities of a ring's rows since the ring was cleared; `window` is the range of rows with a priority."""
 
     def __init__(self, window: Held, alpha: float, eps: float) -> None:
         self._alpha, self._eps = alpha, eps
@@ -27,7 +27,7 @@ class RingPriorities:
         self._sums = np.zeros(self._offsets[-1])  # the leaves by position, then sums of leaves; the last sums all
         self._minima = np.full(self._offsets[-1], np.inf)  # the same with minima of the leaves above 0
         self.window = Held(window.base, window.base, window.base, window.capacity)
-        self._sampled = window.base  # rows from this ticket on came after the last sample
+        self._sampled = window.base  # rows from this ticket on were added after the last sample
         self._lapped = np.zeros(0, np.int64)  # positions whose drawn row was overwritten before the sample ended
         self.greatest = 1.0
 
@@ -41,7 +41,7 @@ class RingPriorities:
         self.greatest = float(greatest[-1])
 
     def mark_sampled(self, tickets: Ints) -> Ints:
-        """Notes which rows a sample drew, for `update`, and returns the positions of those rows."""
+        """Notes for `update` which rows a sample drew, and returns the positions of these rows."""
         self._sampled = self.window.hi
         positions = self.window.positions(tickets)
         gone = tickets < self.window.hi - self.window.stored
@@ -64,7 +64,7 @@ class RingPriorities:
             self.greatest = max(self.greatest, float(priorities.max()))
 
     def draw(self, count: int) -> Ints:
-        """Draws tickets in proportion to the leaves, by NumPy's global generator; returns none if their sum is 0."""
+        """Draws tickets in proportion to the leaves, int64 [count]; an empty array if every leaf is 0."""
         if not self._sums[-1] > 0:
             return np.zeros(0, np.int64)
         points = np.random.random_sample(count) * self._sums[-1]
@@ -192,7 +192,7 @@ class PrioritizedBuffer(RingBuffer):
     def get_max_priority(self) -> float:
         """Returns the greatest priority since the buffer was cleared, at least 1.
 
-        Another process than the learner's sees the greatest among the rows held and the learner's last update.
+        A process other than the learner takes the greatest of the rows held and of the learner's last update.
         """
         learner = self._caught_up()
         return max(learner.greatest, learner.unpacked_greatest(self._ring.lane.words.load(MARK)))
@@ -201,7 +201,7 @@ class PrioritizedBuffer(RingBuffer):
         learner = self._caught_up()
         check_not_empty(learner.window)
         tickets = learner.draw(count)
-        # Rows that were whole when their priorities were read
+        # The ring still holds rows of the learner's window, so their priorities sum to 0.
         if len(tickets) < count and self._ring.window().lo < learner.window.hi:
             raise ValueError("sample: expected a transition with a priority + eps above 0, got none")
         return tickets
@@ -228,3 +228,19 @@ class PrioritizedBuffer(RingBuffer):
             learner.append(window.positions(pending), rows["priorities"], whole)
         learner.window = window
         return learner
+
+
+class MPPrioritizedReplayBuffer(PrioritizedBuffer, MPReplayBuffer):
+    """An MPReplayBuffer sampled in proportion to (priority + eps) ** alpha (Schaul et al. 2016, section 3.3).
+
+    The process that samples, the learner, keeps the priorities: before each sample or update, it reads the priorities
+    that `add` stored with new rows.
+
+    Args:
+        size, env_dict: see MPReplayBuffer.
+        alpha: exponent of the priorities, at least 0.
+        eps: added to each priority, at least 0.
+        kwargs: further arguments of MPReplayBuffer.
+
+    Raises: see MPReplayBuffer.
+    """

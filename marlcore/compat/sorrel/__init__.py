@@ -6,4 +6,5 @@ processes: actors step the world, and a learner for each model calls the model's
 """
 
 from .buffer import Buffer
-from .experiment import Experiment, run_experiment_mp
+from .experiment import run_experiment_mp
+from .messages import Experiment

@@ -54,17 +54,12 @@ class Actor(Role):
     def __init__(self, name: str, env: bytes, spec: ExperimentSpec, attempt: int) -> None:
         super().__init__(name, spec, attempt)
         number = int(name.removeprefix(ACTOR.format("")))
-        copies = range(spec.options.copies)
-        self._rings = {
-            (i, copy): model.rings[number * len(copies) + copy]
-            for i, model in enumerate(spec.models)
-            for copy in (copies if model.rings else ())
-        }
+        self._first_ring = number * spec.options.copies
         world = unpack(env, self._named(0))
         if device := spec.options.of("device", name):
             for model in spec.models:
                 move(world.agents[model.agents[0]].model, device)
-        self._worlds = [world, *(self._copy(world, i) for i in copies[1:])]
+        self._worlds = [world, *(self._copy(world, i) for i in range(1, spec.options.copies))]
         self._epochs = spec.epochs_of(number)
         self._turns = 0  # in each world
         self._subscribers = []
@@ -82,7 +77,8 @@ class Actor(Role):
 
     def _named(self, copy: int) -> dict[str, Buffer]:
         """Returns the memories of a copy's models, by their names in a packed environment."""
-        return {MEMORY.format(i): ring for (i, its_copy), ring in self._rings.items() if its_copy == copy}
+        rings = {MEMORY.format(i): model.rings for i, model in enumerate(self.spec.models) if model.rings}
+        return {name: of_model[self._first_ring + copy] for name, of_model in rings.items()}
 
     def _memory_of(self, model: ModelSpec, copy: int = 0) -> Any:
         return self._worlds[copy].agents[model.agents[0]].model.memory
@@ -92,8 +88,7 @@ class Actor(Role):
         models = [env.agents[each.agents[0]].model for each in self.spec.models]
         shared = chain.from_iterable(map(tensors_of, models))
         tensors = {f"tensor-{i}": tensor for i, tensor in enumerate(shared)}
-        memories = {MEMORY.format(i): models[i].memory for i, its_copy in self._rings if its_copy == 0}
-        return unpack(pack(env, memories | tensors), self._named(copy) | tensors)
+        return unpack(pack(env, self._named(0) | tensors), self._named(copy) | tensors)
 
     def step(self) -> bool:
         """Waits for the learners, then plays an epoch in each copy; returns False once every epoch has ended."""
@@ -129,7 +124,7 @@ class Actor(Role):
             late[0].wait(newer_than=late[0].version, timeout=math.inf)
 
     def _play(self, epochs: range) -> None:
-        """Plays each epoch in its own world, with one turn in each world after the other; then sends the results."""
+        """Plays each epoch in a world of its own, one turn in each world after another; then sends the results."""
         spec, ended, agents = self.spec, {}, len(self._worlds[0].agents)
         playing = {
             epoch: play(world, epoch, spec, animate=spec.options.animate and world is self._worlds[0])

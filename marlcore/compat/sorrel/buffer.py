@@ -1,7 +1,5 @@
 """A replay in shared memory with the interface of sorrel's Buffer; docs/drop-ins.md lists the differences."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -280,7 +278,7 @@ class Buffer(Ring):
         np.savez_compressed(Path(output_file), n_frames=self.n_frames, idx=self.idx, **named)
 
     @classmethod
-    def load(cls, input_file: str | Path) -> Buffer:
+    def load(cls, input_file: str | Path) -> "Buffer":
         """Creates a full buffer with the rows of a file that `save` or sorrel wrote, each at its position.
 
         Raises: ValueError: the file is of another kind. OSError: it cannot be read.
@@ -346,7 +344,7 @@ class Buffer(Ring):
 
 @dataclass(eq=False)
 class _ExtraData(Mapping[str, NDArray[Any]]):
-    """A buffer's extra fields, each copied on lookup alone, since sorrel's agents test for names at each step."""
+    """A buffer's extra fields. Only a lookup copies a field, since sorrel's agents test for names at each step."""
 
     _ring: Ring
     _names: Mapping[str, Any]

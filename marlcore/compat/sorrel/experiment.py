@@ -1,32 +1,50 @@
-"""sorrel's experiments in processes: `run_experiment_mp`."""
+"""sorrel's experiments in processes: `run_experiment_mp`, and the parent's side of one, a Session."""
 
+import errno
+import logging
+import math
+import os
+import sys
+import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ...processes import Interrupts
-from .messages import Book
-from .options import Options, check_config, check_environment, check_learnable, chosen_options
-from .role import seed_all
-from .session import Session, configured
+from ...checks import brief
+from ...errors import TimedOut, WorkerFailed, is_from_handler, suppress_failed_calls
+from ...processes import (
+    PRELOAD,
+    RESTARTS,
+    UPDATES,
+    Child,
+    Children,
+    Control,
+    Interrupts,
+    RestartPolicy,
+    Supervisor,
+    Telemetry,
+    setup_worker,
+)
+from ...weights import ParameterStore
+from .actor import Actor
+from .learner import EXTRAS, Learner
+from .memory import give_back, is_rollout, rings_for, rollout_of, take_rollout
+from .messages import Book, Experiment, Mailbox
+from .options import Options, base_of, check_config, check_environment, check_learnable, chosen_options
+from .packing import networks, pack, restore, tensors_of
+from .role import ACTOR, LEARNER, MEMORY, MODEL, ExperimentSpec, ModelSpec, ended_epochs, seed_all
 
+POLL_S = 0.05
+GRACE_S = 30.0  # for learners that are told to stop: one update, and a save of the model
+_OF_SORREL = ("sorrel.environment", "sorrel.models.", "sorrel.threadsafe.")
 
-@dataclass(frozen=True)
-class Experiment:
-    """The counts, times, scores and losses of an experiment."""
-
-    epochs: int  # played to their end
-    steps: int  # of all agents together
-    updates: int  # calls of `train_step`, of all agents together
-    restarts: int  # of processes that died
-    seconds: float  # from the call to its end
-    start_s: float  # the part of `seconds` before the first turn, in which processes start
-    scores: list[float]  # the world's total reward in each epoch
-    losses: list[float]  # in each epoch, the sum over all agents
+log = logging.getLogger(__name__)
 
 
 def run_experiment_mp(env: Any, config: Any = None, *, logger: Any = None, **options: Any) -> Experiment:
@@ -71,8 +89,7 @@ def run_experiment_mp(env: Any, config: Any = None, *, logger: Any = None, **opt
         logger = ConsoleLogger(config.experiment.epochs)
     if not enabled:
         return _run_sequentially(env, config, chosen, logger, began)
-    interrupts = Interrupts()
-    with interrupts, ExitStack() as stack:
+    with Interrupts() as interrupts, ExitStack() as stack:
         session = Session(stack, env, config, chosen, interrupts, logger)
         try:
             session.work()
@@ -80,7 +97,7 @@ def run_experiment_mp(env: Any, config: Any = None, *, logger: Any = None, **opt
             session.hand_back()
         counts = session.counts()
     interrupts.deliver()
-    return _outcome(session.book, began, session.began, **counts)
+    return session.book.experiment(began, session.began, **counts)
 
 
 def _run_sequentially(env: Any, config: Any, options: Options, logger: Any, began: float) -> Experiment:
@@ -89,10 +106,196 @@ def _run_sequentially(env: Any, config: Any, options: Options, logger: Any, bega
     with configured(env, config):
         env.run_experiment(animate=options.animate, logging=True, logger=book, output_dir=options.output_dir)
     epochs, agents = len(book.scores), len(env.agents)
-    counts = {"epochs": epochs, "steps": book.turns * agents, "updates": epochs * agents, "restarts": 0}
-    return _outcome(book, began, began, **counts)
+    return book.experiment(began, began, epochs=epochs, steps=book.turns * agents, updates=epochs * agents, restarts=0)
 
 
-def _outcome(book: Book, began: float, first_turn: float, **counts: int) -> Experiment:
-    seconds = time.monotonic() - began
-    return Experiment(**counts, seconds=seconds, start_s=first_turn - began, scores=book.scores, losses=book.losses)
+class Session:
+    """The parent's side of an experiment; closing the stack removes everything."""
+
+    def __init__(
+        self, stack: ExitStack, env: Any, config: Any, options: Options, interrupts: Interrupts, logger: Any
+    ) -> None:
+        self._interrupts = interrupts
+        by_model = defaultdict(list)
+        for i, agent in enumerate(env.agents):
+            by_model[id(agent.model)].append(i)
+        self._models = [env.agents[numbers[0]].model for numbers in by_model.values()]
+        learners = [LEARNER.format(i) for i in range(len(by_model))]
+        self._actors = [ACTOR.format(i) for i in range(options.actors)]
+        names = [*self._actors, *learners]
+        options.check_processes(names)
+        epochs, base = config.experiment.epochs + 1, base_of(logger, "Logger")
+        self.book = Book(logger, "actors", learners)
+        self.began = 0.0  # time.monotonic() when the first turn was seen
+        telemetry = stack.enter_context(Telemetry.create(names))
+        about: dict[str, Any] = {
+            "run_dir": str(options.output_dir),
+            "pid": os.getpid(),
+            "total_steps": epochs * config.experiment.max_turns * len(env.agents),
+            "actors": self._actors,
+            "learners": dict.fromkeys(learners, ""),
+            "policies": {},  # each model has its own learner, whose counters are enough
+            "telemetry": asdict(telemetry.handle),
+        }
+        self._mail = {name: stack.enter_context(closing(Mailbox())) for name in names}
+        self._control = stack.enter_context(Control.create(names, **about))
+        ended = (ParameterStore.create(ended_epochs(), "snapshot", name=f"epochs.{i}") for i in range(options.actors))
+        self._spec = ExperimentSpec(
+            options=options,
+            epochs=epochs,
+            models=tuple(self._spec_of_model(stack, i, agents, options) for i, agents in enumerate(by_model.values())),
+            control=self._control,
+            telemetry=telemetry,
+            ended=tuple(map(stack.enter_context, ended)),
+            mail={name: box.path for name, box in self._mail.items()},
+            # The base class records no turns.
+            wants_turns=logger is not None and type(logger).record_step is not getattr(base, "record_step", None),
+        )
+        for_actors, *for_learners = _packed_for_each(env, config, self._models)
+        self._envs = dict.fromkeys(self._actors, for_actors) | dict(zip(learners, for_learners, strict=True))
+
+    def _spec_of_model(self, stack: ExitStack, index: int, agents: list[int], options: Options) -> ModelSpec:
+        model = self._models[index]
+        rings = rings_for(model.memory, options.actors * options.copies)
+        # At so many epochs' ends an on-policy memory may wait for its learner.
+        epochs = options.actors * math.ceil(options.copies + options.ahead / options.actors)
+        rollouts = [
+            stack.enter_context(ParameterStore.create(rollout_of(model.memory), "snapshot", name=f"rollout.{i}"))
+            for i in range(epochs if is_rollout(model.memory) else 0)
+        ]
+        for ring in rings:
+            if ring is not model.memory:
+                stack.callback(ring.close)
+        mode = options.of("publish_mode", LEARNER.format(index))
+        weights = ParameterStore.create(networks(model), mode, EXTRAS, name=f"weights.{index}")
+        stack.enter_context(weights)
+        # Files without a name, which the kernel removes however these processes end.
+        files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(2)]  # noqa: SIM115
+        saves = tuple(f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in files)
+        return ModelSpec(tuple(agents), tuple(rings), tuple(rollouts), weights, saves)
+
+    def work(self) -> None:
+        """Runs the processes until all epochs are done or a signal comes. Raises WorkerFailed: one failed for good."""
+        options = self._spec.options
+        policy = RestartPolicy(max_restarts=options.max_restarts)
+        with ExitStack() as stack:
+            # sorrel's own modules that this process has imported, without its examples
+            of_sorrel = [name for name in sys.modules if name.startswith(_OF_SORREL)]
+            preload, fork = (*PRELOAD, __package__, *of_sorrel), None if options.forks else False
+            children = stack.enter_context(closing(Children(preload, self._interrupts, fork=fork)))
+            timeouts = {name: options.of("timeout", name) for name in self._mail}
+            supervisor = Supervisor(children, self._control, partial(self._start, children), timeouts, policy)
+            stack.callback(self._control.stop)
+            try:
+                with suppress_failed_calls(errno.EINTR):  # a signal came while a process was started
+                    children.server.begin()
+                    for worker in supervisor.workers.values():
+                        worker.start()
+                    while supervisor.unfinished and self._interrupts.signum is None:
+                        self._watch(supervisor)
+                        self.began = self.began or (time.monotonic() if self._control.steps else 0.0)
+            finally:
+                self._wind_up(supervisor)
+        self.book.record(all_of_it=self._interrupts.signum is None)
+
+    def _start(self, children: Children, name: str, attempt: int) -> Child:
+        self._read_mail()
+        self._mail[name].drop_rest()
+        folder = self._spec.options.log_dir
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        prepare = partial(setup_worker, folder and folder / f"{name}.log")
+        return children.start_worker(name, partial(run_role, name, self._envs[name], self._spec, attempt), prepare)
+
+    def _watch(self, supervisor: Supervisor) -> None:
+        supervisor.watch(POLL_S)
+        self._read_mail()
+
+    def _read_mail(self) -> None:
+        for name, box in self._mail.items():
+            for message in box.messages():
+                self.book.take("actors" if name in self._actors else name, *message)
+        self.book.record()
+
+    def _wind_up(self, supervisor: Supervisor) -> None:
+        """Tells running workers to stop, and gives them 30 s, or until a second signal, to save their models."""
+        self._control.stop()
+        supervisor.stand_down()
+        deadline = time.monotonic() + GRACE_S
+        while supervisor.running and time.monotonic() < deadline and not self._interrupts.again:
+            try:
+                self._watch(supervisor)
+            except WorkerFailed as error:
+                log.warning("%s", error)
+        for worker in supervisor.running:
+            log.warning("%s did not end when it was told to stop, and is killed", worker.name)
+        self._read_mail()
+
+    def hand_back(self) -> None:
+        """Gives the caller's models their trained state, and their memories the rows; both stay the same objects.
+
+        If a part cannot be handed back, a one-line warning says so, and everything else is handed back. The first
+        exception of a signal handler is raised at the end.
+        """
+        failures: list[Exception] = []
+
+        def attempt(restoring: Callable[[], object], what: str, without: str) -> None:
+            try:
+                restoring()
+            except TimedOut:
+                log.warning("%s: the published weights are torn, and stay as they were", what)
+            except Exception as error:  # the caller's classes may raise anything
+                log.warning("%s: %s (%s)", what, without, brief(error))
+                failures.append(error)
+
+        labels, epochs = [f"agents[{spec.agents[0]}].model" for spec in self._spec.models], self.counts()["epochs"]
+        for label, spec, model in zip(labels, self._spec.models, self._models, strict=True):
+            if spec.weights.version:  # otherwise its learner never published
+                restoring = partial(restore, model, model.memory, spec.weights, spec.saves)
+                attempt(restoring, label, "only its weights and epsilon are handed back")
+                for tensor in tensors_of(model):  # each gets its own memory again, not a part of a subscriber's row
+                    tensor.data = tensor.data.clone()
+        for label, spec, model in zip(labels, self._spec.models, self._models, strict=True):
+            giving = partial(give_back, spec.rings) if spec.rings else partial(take_rollout, spec.rollout(epochs - 1))
+            attempt(partial(giving, model.memory), f"{label}.memory", "its rows are lost")
+        for failure in filter(is_from_handler, failures):
+            raise failure
+
+    def counts(self) -> dict[str, int]:
+        """Returns the numbers of epochs, agent-steps, updates and restarts."""
+        control = self._control
+        return {
+            "epochs": sum(ended.version for ended in self._spec.ended),
+            "steps": control.steps,
+            "updates": sum(counters.load(UPDATES) for counters in control.workers.values()),
+            "restarts": sum(words.load(RESTARTS) for words in control.notes.values()),
+        }
+
+
+def run_role(name: str, env: bytes, spec: ExperimentSpec, attempt: int) -> None:
+    """Runs an actor or a learner in its own process."""
+    kind: type[Actor] | type[Learner] = Actor if name.startswith(ACTOR.format("")) else Learner
+    if kind is Learner:
+        os.nice(spec.options.niceness)
+    with closing(kind(name, env, spec, attempt)) as role:
+        role.work()
+
+
+def _packed_for_each(env: Any, config: Any, models: list[Any]) -> list[bytes]:
+    """Packs the environment with this configuration: for the actors, then for each learner without the other models."""
+    memories = {MEMORY.format(i): model.memory for i, model in enumerate(models) if not is_rollout(model.memory)}
+    named = {MODEL.format(i): model for i, model in enumerate(models)}
+    with configured(env, config):
+        others = [{name: other for name, other in named.items() if other is not model} for model in models]
+        return [pack(env, memories), *(pack(env, memories | apart) for apart in others)]
+
+
+@contextmanager
+def configured(env: Any, config: Any) -> Iterator[None]:
+    """Gives the environment this configuration, and no logger, within the block."""
+    replaced = {name: vars(env).get(name) for name in ("config", "_active_logger")}
+    vars(env).update(config=config, _active_logger=None)
+    try:
+        yield
+    finally:
+        vars(env).update(replaced)

@@ -41,7 +41,7 @@ def take_rollout(store: ParameterStore, memory: Any) -> None:
 
 
 def rings_for(memory: Any, copies: int) -> list[Buffer]:
-    """Makes a ring for each copy of the world, the first with the memory's rows; a Buffer itself serves one copy."""
+    """Makes a ring for each copy of the world, and fills the first from the memory; a Buffer serves one copy itself."""
     if is_rollout(memory):
         return []
     if isinstance(memory, Buffer) and copies == 1:
@@ -56,7 +56,7 @@ def rings_for(memory: Any, copies: int) -> list[Buffer]:
 
 
 def give_back(rings: Sequence[Buffer], memory: Any) -> None:
-    """Writes the rings' rows, copy after copy, into the caller's buffer; if there are too many, the last ones."""
+    """Writes the rings' rows, copy after copy, into the caller's buffer, which keeps the last rows that fit."""
     if memory is rings[0]:
         return
     if len(rings) == 1 and rings[0].capacity == memory.capacity:

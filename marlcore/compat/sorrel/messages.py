@@ -5,8 +5,10 @@ import math
 import os
 import pickle
 import struct
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
@@ -28,7 +30,7 @@ class Mailbox:
         self._came = bytearray()
 
     def messages(self) -> Iterator[Any]:
-        """Yields the complete messages that have come, in the order of sending; never waits."""
+        """Yields the complete messages that have arrived, in order; never waits."""
         with suppress_failed_calls(errno.EAGAIN):
             while True:
                 self._came += os.read(self._fds[0], _PIECE)
@@ -55,6 +57,20 @@ def framed(epoch: int, content: Any) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
+@dataclass(frozen=True)
+class Experiment:
+    """The counts, times, scores and losses of an experiment."""
+
+    epochs: int  # played to their end
+    steps: int  # of all agents together
+    updates: int  # calls of `train_step`, of all agents together
+    restarts: int  # of processes that died
+    seconds: float  # from the call to its end
+    start_s: float  # the part of `seconds` before the first turn, in which processes start
+    scores: list[float]  # the world's total reward in each epoch
+    losses: list[float]  # in each epoch, the sum over all agents
+
+
 class Book:
     """Keeps the records of an experiment, and passes them to sorrel's Logger, if there is one."""
 
@@ -74,7 +90,7 @@ class Book:
         self._epochs[epoch][sender] = content
 
     def record(self, all_of_it: bool = False) -> None:
-        """Records complete epochs in order; with `all_of_it` also epochs without all losses, whose loss is NaN."""
+        """Records complete epochs in order. With `all_of_it`, epochs that lack a loss count too, with the loss NaN."""
         while self._actor in self._epochs[epoch := len(self.scores)]:
             if not all_of_it and len(self._epochs[epoch]) <= len(self._learners):
                 return
@@ -95,6 +111,11 @@ class Book:
         self.losses.append(as_number(loss))
         if self._logger is not None:
             self._logger.record_epoch(epoch, loss, score, *rest, **values)
+
+    def experiment(self, began: float, first_turn: float, **counts: int) -> Experiment:
+        """Returns the result of an experiment that ends now; `began` and `first_turn` are from time.monotonic()."""
+        seconds, start_s = time.monotonic() - began, first_turn - began
+        return Experiment(**counts, seconds=seconds, start_s=start_s, scores=self.scores, losses=self.losses)
 
 
 def as_number(loss: Any) -> float:

@@ -49,7 +49,7 @@ class Options:
     """How an experiment is spread over processes; docs/drop-ins.md says more of each option."""
 
     updates_per_epoch: Annotated[float | None, Number(above=0)] = 1.0  # for each agent, on average; None: run free
-    ahead: Annotated[int, Whole(0)] = 2  # epochs of the actor before the slowest learner; 0: in turn, and repeatable
+    ahead: Annotated[int, Whole(0)] = 2  # most epochs of an actor before the slowest learner; 0: in turn, repeatable
     actors: Count = 1  # processes that step the world
     copies: Count = 1  # of the world, in each actor
     sync_interval: Count | None = None  # turns between an actor's looks for newer weights; None: before each epoch
@@ -94,7 +94,7 @@ class Options:
 
 
 def chosen_options(env: Any, config: Any, options: Mapping[str, Any]) -> tuple[bool, Options]:
-    """Returns whether to use processes, and the options: the call's, otherwise the section `multiprocessing`'s."""
+    """Returns whether to use processes, and the options, set by the call or else by the section `multiprocessing`."""
     label, section = "config: multiprocessing", getattr(config, "multiprocessing", None)
     if not isinstance(section, Mapping | None):
         raise TypeError(f"{label}: expected a section, got {brief(section)}")
@@ -148,8 +148,8 @@ def check_learnable(env: Any, options: Options) -> None:
     base, loop = base_of(env, "Environment"), getattr(env, "run_experiment", None)
     own_loop = base is not None and getattr(loop, "__func__", loop) is not getattr(base, "run_experiment", None)
     if own_loop and not options.replace_loop:
-        raise ValueError(f"env: expected sorrel's own run_experiment, but {kind} overrides it: pass replace_loop=True "
-                         "to run sorrel's standard loop in its place, or call env.run_experiment")  # fmt: skip
+        remedy = "pass replace_loop=True to run sorrel's standard loop in its place, or call env.run_experiment"
+        raise ValueError(f"env: expected sorrel's own run_experiment, but {kind} overrides it: {remedy}")
     if not getattr(env, "agents", None):
         raise ValueError(f"env: expected agents, got {kind} with none")
     for i, agent in enumerate(env.agents):
@@ -166,5 +166,5 @@ def check_learnable(env: Any, options: Options) -> None:
 
 
 def base_of(thing: Any, name: str) -> Any:
-    """Returns the first of an object's classes with this name, from `object` down; None without one."""
+    """Returns the most basic of an object's classes that have this name, or None."""
     return next((kind for kind in reversed(type(thing).__mro__) if kind.__name__ == name), None)

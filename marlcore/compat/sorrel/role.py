@@ -23,7 +23,7 @@ class ModelSpec(NamedTuple):
 
     agents: tuple[int, ...]
     rings: tuple[Buffer, ...]  # the model's memories, one for each copy of the world, the first actor's first
-    rollouts: tuple[ParameterStore, ...]  # on-policy instead: the memory at the end of an epoch, epoch mod number
+    rollouts: tuple[ParameterStore, ...]  # on-policy, instead of rings: at epoch mod number, the memory at its end
     weights: ParameterStore
     saves: tuple[str, ...]  # paths of two files, to which the whole model is saved alternately
 

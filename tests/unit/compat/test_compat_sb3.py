@@ -1,4 +1,4 @@
-"""Stable-Baselines3's replay buffer over lanes: the same transitions as its own, also while DQN learns."""
+"""Stable-Baselines3's buffers over lanes: the same transitions as its own, for goals too, also while DQN learns."""
 
 import io
 import pickle
@@ -21,9 +21,10 @@ with warnings.catch_warnings():
     import stable_baselines3 as sb3
     from stable_baselines3.common import buffers
     from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+    from stable_baselines3.her.goal_selection_strategy import GoalSelectionStrategy
 
 from marlcore import ClosedError, NotEnoughData
-from marlcore.compat.stable_baselines3 import DictReplayBuffer, ReplayBuffer
+from marlcore.compat.stable_baselines3 import DictReplayBuffer, HerReplayBuffer, ReplayBuffer
 
 BOX = spaces.Box(-1e6, 1e6, (3,), np.float32)
 ACTIONS = {
@@ -95,11 +96,14 @@ def drawn(buffer, count=4000, **options):
     return keys_of(buffer.sample(count, **options))
 
 
+def many(buffer, batches=60, **options):
+    """The different transitions of many batches."""
+    return {key for _ in range(batches) for key in drawn(buffer, 500, **options)}
+
+
 def everything(theirs):
     """Every transition that Stable-Baselines3's own buffer holds."""
-    found = set()
-    for _ in range(40):
-        found.update(drawn(theirs, 500))
+    found = many(theirs)
     assert len(found) == theirs.size() * theirs.n_envs
     return found
 
@@ -148,16 +152,6 @@ def test_samples_have_the_shapes_dtypes_and_class_of_its_own():
             many = (one.values(), other.values()) if isinstance(one, dict) else ([one], [other])
             for a, b in zip(*many, strict=True):
                 assert a is b is None or (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
-
-
-def test_a_full_buffer_draws_the_newest_steps_and_nothing_older():
-    steps = list(stream(150))
-    theirs, ours = pair(80, steps=steps)
-    held, found = everything(theirs), set(drawn(ours))
-    assert found < held  # the rows of its episodes' last observations are missing from it, and no others
-    assert len(found) == 2 * ours.size() or abs(len(found) - 2 * ours.size()) <= 2
-    ends = sum(int(step[4].sum()) for step in steps[-40:])
-    assert len(held) - ends <= len(found)
 
 
 def as_numbers(steps, *buffers):
@@ -238,10 +232,7 @@ def test_sampling_normalizes_as_its_own_buffer_does():
         env.step(np.zeros((2, 1), np.float32))
     where = (env.observation_space, env.action_space)
     theirs, ours = pair(400, *where, steps=stream(60, *where))
-    found = set()
-    for _ in range(40):
-        found.update(drawn(theirs, 500, env=env))
-    assert set(drawn(ours, env=env)) == found
+    assert set(drawn(ours, env=env)) == many(theirs, env=env)
     n_step = ReplayBuffer(400, *where, "cpu", 2, n_steps=3)
     check_refused(lambda: n_step.sample(4, env=env), ValueError, "env: expected one that leaves rewards alone")
     env.close()
@@ -272,6 +263,72 @@ def new(cls=ReplayBuffer, space=BOX, **options):
     return cls(400, space, ACTIONS["discrete"], "cpu", 2, **options)
 
 
+BITS = 6
+GOAL = spaces.MultiBinary(BITS)
+GOALS = spaces.Dict({"observation": GOAL, "achieved_goal": GOAL, "desired_goal": GOAL})
+FLIPS = spaces.Discrete(BITS)
+KEYS = ("observation", "achieved_goal", "desired_goal")
+
+
+class Flip(gymnasium.Env):
+    """Flips bits for as many steps as there are bits: 0 where they match the goal, otherwise -1; less a price."""
+
+    observation_space, action_space = GOALS, FLIPS
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._bits, self._goal = self.np_random.integers(0, 2, (2, BITS), np.int8)
+        self._steps = 0
+        return self._obs(), {}
+
+    def step(self, action):
+        self._bits[action] ^= 1
+        self._steps += 1
+        info = {"price": self._steps / 8}
+        reward = float(self.compute_reward(self._bits[None], self._goal[None], [info])[0])
+        return self._obs(), reward, False, self._steps == BITS, info
+
+    def compute_reward(self, achieved, desired, infos):
+        price = np.array([info.get("price", 0.0) for info in infos], np.float32)
+        return (achieved == desired).all(1) - np.float32(1) - price
+
+    def _obs(self):
+        return {"observation": self._bits.copy(), "achieved_goal": self._bits.copy(), "desired_goal": self._goal.copy()}
+
+
+def flips():
+    made = DummyVecEnv([Flip] * 2)
+    made.seed(0)
+    return made
+
+
+def whole_episodes(*made, steps=4 * BITS):
+    """The buffers, with the same steps of whole episodes."""
+    env, rng = flips(), np.random.default_rng(0)
+    obs = env.reset()
+    for _ in range(steps):
+        action = rng.integers(BITS, size=2)
+        after, reward, done, infos = env.step(action)
+        final = {key: after[key].copy() for key in KEYS}
+        for i in np.flatnonzero(done):
+            for key in KEYS:
+                final[key][i] = infos[i]["terminal_observation"][key]
+        for buffer in made:
+            buffer.add({key: obs[key].copy() for key in KEYS}, final, action, reward, done, infos)
+        obs = {key: after[key].copy() for key in KEYS}
+    return made
+
+
+def goals(**options):
+    np.random.seed(0)
+    arguments = (200, GOALS, FLIPS, flips(), "cpu", 2)
+    return whole_episodes(sb3.HerReplayBuffer(*arguments, **options), HerReplayBuffer(*arguments, seed=0, **options))
+
+
+def new_her(space=None, **options):
+    return HerReplayBuffer(200, space or GOALS, FLIPS, flips(), "cpu", 2, **options)
+
+
 REFUSED = [
     *each_bad(new, "an integer of at least 1", n_steps=[0]),
     *each_bad(new, "a number from 0 to 1", gamma=[3, None]),
@@ -280,6 +337,12 @@ REFUSED = [
         "hindsight: use marlcore.compat.stable_baselines3.HerReplayBuffer"),
     (lambda: new(prioritized=True), TypeError, "prioritized: not supported, since"),
     (lambda: new(frames=4), TypeError, "frames: expected no such argument"),
+    *each_bad(new_her, "an integer of at least 1", n_sampled_goal=[0]),
+    *each_bad(new_her, "future, final or episode", goal_selection_strategy=["last"]),
+    (lambda: new_her(spaces.Dict({"observation": GOAL})), ValueError,
+        "hindsight: expected achieved_goal and desired_goal of one shape and dtype in obs, got"),
+    (lambda: type("Mixed", (sb3.HerReplayBuffer, DictReplayBuffer), {}), TypeError,
+        "Mixed: expected a subclass of marlcore.compat.stable_baselines3.HerReplayBuffer"),
     (lambda: new().sample(4), NotEnoughData, "at least one step"),
     (lambda: new()._get_samples(np.array([0])), NotEnoughData, "empty buffer"),
     (lambda: [(buffer := new()).close(), buffer.add(*next(stream(1)))], ClosedError, "closed"),
@@ -294,6 +357,7 @@ def test_reset_deletes_and_a_pickle_continues():
     assert set(drawn(copy)) == everything(theirs)
     ours.reset()
     assert (ours.pos, ours.full, ours.size()) == (0, False, 0)
+    assert repr(ours) == f"<ReplayBuffer buffer_size=200 n_envs=2 in {ours.replay!r}>"
     feed(steps[30:], theirs, copy, ours)
     assert set(drawn(copy)) == everything(theirs)
     fresh, _ = pair(steps=steps[30:])
@@ -341,12 +405,16 @@ def test_arrays_and_steps_at_positions_are_those_of_its_own(space):
         ours._get_samples(np.array([3, 35]))
 
 
-def test_arrays_of_a_full_buffer_hold_the_newest_steps():
-    theirs, ours = pair(80, steps=stream(150))
-    copy = pickle.loads(pickle.dumps(ours))
-    expected, got, again = arrays(theirs), arrays(ours), arrays(copy)
+def test_a_full_buffer_holds_the_newest_steps_and_nothing_older():
+    """The last observations of episodes take the other rows."""
+    steps = list(stream(150))
+    theirs, ours = pair(80, steps=steps)
+    found = set(drawn(ours))
+    assert found < (all_of_theirs := everything(theirs)) and abs(len(found) - 2 * ours.size()) <= 2
+    assert len(all_of_theirs) - len(found) <= sum(int(step[4].sum()) for step in steps[-40:])
+    expected, got, again = map(arrays, (theirs, ours, pickle.loads(pickle.dumps(ours))))
     held = got["observations", ""].any(axis=2)
-    assert 2 * ours.size() - 2 <= held.sum() < 80  # the last observations of episodes take the other rows
+    assert held.sum() == len(found)
     for name, array in got.items():
         np.testing.assert_array_equal(array[held], expected[name][held])
         np.testing.assert_array_equal(again[name], array)
@@ -370,31 +438,47 @@ def test_subclasses_get_n_step_returns():
         ours._get_samples(lost)
 
 
-def test_its_repr_names_the_memory():
-    buffer = ReplayBuffer(10, spaces.Box(-1, 1, (2,)), spaces.Discrete(2), n_envs=2)
-    assert repr(buffer) == f"<ReplayBuffer buffer_size=5 n_envs=2 in {buffer.replay!r}>"
+@pytest.mark.parametrize(
+    ("strategy", "infos"), [("future", True), ("FINAL", False), (GoalSelectionStrategy.EPISODE, False)]
+)
+def test_the_same_relabelled_transitions_are_drawn(strategy, infos):
+    theirs, ours = goals(goal_selection_strategy=strategy, copy_info_dict=infos, n_sampled_goal=3)
+    assert ours.goal_selection_strategy == theirs.goal_selection_strategy
+    assert many(ours) == many(theirs)
+    mean, other = (float(buffer.sample(30_000).rewards.mean()) for buffer in (theirs, ours))
+    assert abs(other - mean) < 5 * 2 * 0.5 / 30_000**0.5  # rewards differ by less than 2
 
 
-def dqn(**options):
-    env = DummyVecEnv([lambda: gymnasium.make("CartPole-v1", max_episode_steps=20)] * 2)
+def test_a_pickle_needs_its_env_again():
+    _, ours = goals(copy_info_dict=True)
+    before = many(ours)
+    again = pickle.loads(pickle.dumps(ours))
+    check_refused(lambda: again.sample(8), ValueError, "env: expected a VecEnv, got None; call set_env")
+    again.set_env(flips())
+    assert many(again) == before
+
+
+def dqn(kind, **options):
+    env = flips() if kind else DummyVecEnv([lambda: gymnasium.make("CartPole-v1", max_episode_steps=20)] * 2)
     env.seed(0)
     return sb3.DQN(
-        "MlpPolicy", env, replay_buffer_class=ReplayBuffer, seed=0, buffer_size=2000, learning_starts=20,
-        batch_size=8, train_freq=8, policy_kwargs={"net_arch": [8]}, device="cpu", **options,
+        "MultiInputPolicy" if kind else "MlpPolicy", env, replay_buffer_class=HerReplayBuffer if kind else ReplayBuffer,
+        seed=0, buffer_size=2000, learning_starts=20, batch_size=8, train_freq=8, policy_kwargs={"net_arch": [8]},
+        device="cpu", **options,
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("once", [False, True])
-def test_a_model_saves_and_loads_it_and_goes_on_learning(once):
-    model = dqn(optimize_memory_usage=once).learn(96)
+@pytest.mark.parametrize(("kind", "once"), [("", False), ("", True), ("goals", False)])
+def test_a_model_saves_and_loads_it_and_goes_on_learning(kind, once):
+    model = dqn(kind, optimize_memory_usage=once).learn(96)
     file = io.BytesIO()
     model.save_replay_buffer(file)
-    before = set(drawn(model.replay_buffer))
+    before = many(model.replay_buffer)
     file.seek(0)
-    again = dqn(optimize_memory_usage=once)
+    again = dqn(kind, optimize_memory_usage=once)
     again.load_replay_buffer(file)
-    assert set(drawn(again.replay_buffer)) == before
+    assert kind or many(again.replay_buffer) == before
     with pytest.warns(UserWarning, match="last trajectory .* will be truncated") if once else nullcontext():
         again.learn(96)
     assert again.replay_buffer.size() == 96  # of two environments
-    assert before <= set(drawn(again.replay_buffer))
+    assert kind or before <= many(again.replay_buffer)

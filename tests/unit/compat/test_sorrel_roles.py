@@ -20,11 +20,11 @@ from marlcore import ClosedError
 from marlcore.cli import top
 from marlcore.compat.sorrel import Buffer, run_experiment_mp
 from marlcore.compat.sorrel.actor import Actor, play
+from marlcore.compat.sorrel.experiment import Session
 from marlcore.compat.sorrel.learner import Learner
 from marlcore.compat.sorrel.messages import framed
 from marlcore.compat.sorrel.options import Options, chosen_options
 from marlcore.compat.sorrel.packing import move
-from marlcore.compat.sorrel.session import Session
 from marlcore.errors import TimedOut
 from marlcore.memory import interrupt_waits_with
 from marlcore.processes import Control, Interrupts
@@ -646,10 +646,6 @@ def test_a_model_moves_with_its_optimizer(monkeypatch: pytest.MonkeyPatch) -> No
     assert all(state["exp_avg"].is_meta for state in model.optimizer.state.values())
 
 
-class Rollouts(double.Buffer):
-    pass
-
-
 def with_model(**attributes: Any) -> Any:
     env = double.make()
     env.agents[1].model = SimpleNamespace(**attributes)
@@ -663,7 +659,7 @@ REFUSED: list[Refused] = [
         "agents[1].model: expected a model with train_step, got SimpleNamespace without one"),
     (lambda: run(with_model(train_step=int)), TypeError,
         "agents[1].model: expected a model with a memory, got SimpleNamespace without one"),
-    (lambda: run(with_model(train_step=int, memory=Rollouts(4, (7,)))), TypeError,
+    (lambda: run(with_model(train_step=int, memory=type("Rollouts", (double.Buffer,), {})(4, (7,)))), TypeError,
         "agents[1].model.memory: expected sorrel's Buffer, RolloutBuffer or marlcore.compat.sorrel.Buffer, got Rollo"),
     (lambda: run(double.make(agents=0)), ValueError, "env: expected agents, got Environment with none"),
     (lambda: run(double.make(max_turns=None)), "config: expected experiment.max_turns, got a configuration without it"),

@@ -75,9 +75,7 @@ def test_the_actions_come_in_one_vector():
     ("methods", "second"), [({}, -0.25), ({"get_reward_agent_two": lambda info: 10.0 * float(info["second"])}, 20.0)]
 )
 def test_the_second_players_reward_is_its_own_or_the_opposite(methods, second):
-    env = TwoPlayer(Table(**methods))
-    env.reset()
-    assert env.step(BOTH)[1] == {"player_1": 0.25, "player_2": second}
+    assert stepped(**methods)[1] == {"player_1": 0.25, "player_2": second}
 
 
 @pytest.mark.parametrize("winner", [1, -1])

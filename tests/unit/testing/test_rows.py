@@ -1,7 +1,5 @@
 """Rows that say by themselves whether they are whole, in Python and in C."""
 
-from __future__ import annotations
-
 import ctypes
 from pathlib import Path
 

@@ -1,21 +1,31 @@
-"""A replay with one writer, which reads the columns in place, since it knows which rows change."""
+"""The replays behind other libraries' buffers: columns that are read in place, and saves as bytes."""
 
-from typing import Any
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..memory import Segment
 from ..replay import ReplayBuffer
+from ..spec import Field, TransitionSpec
 from ..transitions import HEAD_BYTES, Place
+
+R = TypeVar("R", bound=ReplayBuffer)
 
 _HEAD = np.dtype([("ordinal", "u4"), ("place", "u4"), ("policy_version", "u4"), ("reward", "f4")])  # csrc/api.h
 _FLAGS_SHIFT = 24
+_UNUSED = Field((), "uint8")
 assert _HEAD.itemsize == HEAD_BYTES
 
 
 class ViewedReplay(ReplayBuffer):
-    """A replay with read-only views of its columns, [lanes, rows, *shape]; ticket t is at row t mod rows."""
+    """A replay with read-only views of its columns, [lanes, rows, *shape]; ticket t is at row t mod rows.
+
+    Only its one writer should read a view, since the writer knows which rows change meanwhile.
+    """
 
     def _understand(self, segment: Segment) -> None:
         super()._understand(segment)
@@ -51,3 +61,25 @@ class ViewedReplay(ReplayBuffer):
         view = np.ndarray((self.lanes, rows, *shape), dtype, self._segment.body, offset, strides)
         view.flags.writeable = False
         return view
+
+
+def spec_of(fields: Mapping[str, Field]) -> TransitionSpec:
+    """Returns the spec of rows with these fields, where no row continues the row before it."""
+    return TransitionSpec(_UNUSED, _UNUSED, dict(fields), next_obs=True)
+
+
+def to_bytes(replay: ReplayBuffer) -> bytes:
+    """Returns the content of a `ReplayBuffer.save` file. Raises SharedMemoryFull: the temporary directory is full."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "replay"
+        replay.save(path)
+        return path.read_bytes()
+
+
+def from_bytes(saved: bytes | memoryview, name: str, cls: type[R]) -> R:
+    """Creates a replay of class `cls` from the bytes of `to_bytes`."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "replay"
+        path.touch(mode=0o600)  # `attach` refuses files that others can read
+        path.write_bytes(saved)
+        return cast(R, cls.load(path, name=name))
