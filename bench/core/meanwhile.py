@@ -1,7 +1,6 @@
-"""What another process costs that adds meanwhile: to a sampler of its rows, and to the saving of a replay.
+"""Adding to a replay while it is sampled or saved: a writer's rate beside its rate alone, and its longest add.
 
-A writer's rate while it is sampled is compared with its rate alone. marlcore saves while the writer goes on; a pickle
-of a locked ring's arrays holds the ring's lock.
+marlcore saves while the writer goes on; a pickle of a locked ring's arrays holds the ring's lock.
 """
 
 import os
@@ -148,10 +147,10 @@ def _serve_longest(shared: Any, pipe: Connection) -> None:
 
 
 def measure_saves(library: str, rows: int, rounds: int) -> dict[str, float]:
-    """A library's medians with a replay of so many frames, in a file of the directory for temporary ones.
+    """A library's medians with a replay of so many frames, in a temporary file.
 
-    The call of marlcore waits for the disk; loads are from the page cache. The longest add in the other process is
-    taken during the save, and for as long while nothing is saved.
+    marlcore's call waits for the disk; loads are from the page cache. The longest add in the other process is taken
+    during the save, and for as long while nothing is saved.
     """
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -175,7 +174,8 @@ def measure_saves(library: str, rows: int, rounds: int) -> dict[str, float]:
             path.unlink(missing_ok=True)
             os.sync()  # nobody's save waits for what another one left to be written
             saving, save_s = longest_add(partial(save, path))
-            on_disk_s = save_s + timeit(partial(_sync, path), number=1)
+            with path.open("rb") as file:
+                on_disk_s = save_s + timeit(partial(os.fsync, file.fileno()), number=1)
             alone, _ = longest_add(partial(time.sleep, save_s))
             checked_load()  # a virtual machine may have to ask its host for the memory
             figures = {"save_s": save_s, "on_disk_s": on_disk_s, "load_s": timeit(checked_load, number=1)}
@@ -183,8 +183,3 @@ def measure_saves(library: str, rows: int, rounds: int) -> dict[str, float]:
 
         _, *taken = [once() for _ in range(1 + rounds)]  # the first one warms up
     return {name: median(each[name] for each in taken) for name in taken[0]}
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from ..figures import FOLDER, file_name, load, picture
+from ..figures import FOLDER, cell, file_name, load, markdown, picture, records, rounded
 from ..machine import add_output, describe_machine, processor, publish
-from ..pages.tables import cell, markdown, records, rounded
 from . import adding, queues, sampling, weights
 from .meanwhile import GIGABYTE_ROWS, SAMPLED, SAVED, measure_rates, measure_saves
 from .work import FULL, Row, time_row

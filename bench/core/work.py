@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
+from timeit import repeat, timeit
 from typing import Any
 
 import numpy as np
@@ -38,28 +39,19 @@ class Work:
     check: Callable[[Any], None]  # asserts that what `run` returned, and left behind, is right
     prepare: Callable[[], Any] | None = None  # before each run, not timed
 
-    def once(self) -> Any:
-        if self.prepare:
-            self.prepare()
-        return self.run()
-
-    def warm_up(self, runs: int) -> None:
+    def warm_up(self, runs: int) -> Any:
+        """Runs so many times; returns the last result."""
+        result = None
         for _ in range(runs):
-            self.once()
+            if self.prepare:
+                self.prepare()
+            result = self.run()
+        return result
 
     def seconds(self, runs: int, clock: Clock = time.thread_time) -> float:
-        spent, run = 0.0, self.run
-        if not self.prepare:
-            began = clock()
-            for _ in range(runs):
-                run()
-            return (clock() - began) / runs
-        for _ in range(runs):
-            self.prepare()
-            began = clock()
-            run()
-            spent += clock() - began
-        return spent / runs
+        if self.prepare:
+            return sum(repeat(self.run, self.prepare, clock, runs, 1)) / runs
+        return timeit(self.run, timer=clock, number=runs) / runs
 
 
 @dataclass(frozen=True)
@@ -70,9 +62,7 @@ class Budget:
     limit: float
 
     def __str__(self) -> str:
-        if self.limit < 1:
-            return f"{self.peer} / {1 / self.limit:g}"
-        return f"{self.peer} x {self.limit:g}"
+        return f"{self.peer} / {1 / self.limit:g}" if self.limit < 1 else f"{self.peer} x {self.limit:g}"
 
 
 Open = Callable[..., Work | AbstractContextManager[Work]]  # the latter where something must be closed
@@ -103,8 +93,7 @@ def time_row(row: Row, scale: Scale, rounds: int, round_s: float) -> dict[str, l
         works = {name: stack.enter_context(row.open(name, scale)) for name in row.libraries}
         runs = {}
         for name, work in works.items():
-            work.warm_up(scale.warm_runs)
-            work.check(work.once())
+            work.check(work.warm_up(scale.warm_runs + 1))
             runs[name] = max(1, int(round_s / work.seconds(8, row.clock)))
         gc.collect()
         gc.disable()

@@ -1,7 +1,7 @@
 """On a CUDA device: `python -m bench gpu`. Weights and batches beside plain copies of their bytes, and whole runs.
 
-Copies are timed by the clock, until the device has finished; all sides take turns in one process. A run is watched for
-a few seconds after its first updates; how busy the device is, the driver tells. `--store` keeps the figures of a card.
+Copies are timed by the clock, until the device has finished. A run is watched for a few seconds after its first
+updates; the driver says how busy the device is. `--store` keeps the figures of a card.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from marlcore.envs import TreasureHunt
 from ..core import sampling
 from ..core.report import measure, microseconds
 from ..core.transitions import BATCH, FRAME, STACK, check_sample, fields_of
-from ..core.weights import MakeModel, by_locks, by_marlcore, finished, large
+from ..core.weights import by_locks, by_marlcore, finished, large
 from ..core.work import Open, Row, Scale, Work
 from ..figures import file_name
 from ..machine import add_output, publish
@@ -59,10 +59,6 @@ def _copy(size: int, to_device: bool) -> Work:
     return Work(lambda: finished(lambda: to.copy_(source, non_blocking=True)), check)
 
 
-def _copied_weights(_: Scale, make_model: MakeModel, pulling: bool) -> Work:
-    return _copy(sum(tensor.nbytes for tensor in make_model().state_dict().values()), pulling)
-
-
 def _check_batch(fields: tuple[Any, ...]) -> None:
     check_sample(FRAME)(tuple(np.asarray(torch.as_tensor(field).cpu()) for field in fields))
 
@@ -87,10 +83,10 @@ def _drawn_and_moved(scale: Scale) -> Iterator[Work]:
         yield Work(lambda: finished(lambda: tuple(map(move, fields_of(sampler.sample())))), _check_batch)
 
 
-WEIGHTS = {
+WEIGHTS: dict[str, Open] = {
     "marlcore": partial(by_marlcore, device=DEVICE),
     "locks": partial(by_locks, device=DEVICE),
-    "PCIe": _copied_weights,
+    "PCIe": lambda _, make, pulling: _copy(sum(each.nbytes for each in make().state_dict().values()), pulling),
 }
 BATCHES: dict[str, Open] = {
     "marlcore": _prefetched,
@@ -109,10 +105,9 @@ ROWS = (
 
 
 def watch(env: Any, algorithm: Any, config: mc.Config) -> dict[str, float]:
-    """A run without a set ratio, for `WATCHED_S` seconds from a second after its learners' first updates on.
+    """A run without a set ratio: for `WATCHED_S` seconds, which begin a second after its learners' first updates.
 
-    The updates are those of all learners. The device is busy while it runs a kernel, and its memory is what all
-    processes hold on it, contexts included.
+    The updates are those of all learners, and the memory is all processes' on the device, contexts included.
     """
     pynvml.nvmlInit()
     card = pynvml.nvmlDeviceGetHandleByIndex(0)
@@ -182,12 +177,10 @@ def main(options: argparse.Namespace) -> None:
     pynvml.nvmlInit()
     card = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
     results = run_fresh(_measure_calls)  # this process forks workers, and must not open the device
-    watched: dict[str, dict[str, dict[str, float]]] = {}
-    for title, by_name in runs().items():
-        watched[title] = {}
-        for name, watch_run in by_name.items():
-            watched[title][name] = watch_run()
-            sys.stderr.write(f"{title}: {name}: {watched[title][name]}\n")
+    watched: dict[str, dict[str, dict[str, float]]] = {title: {} for title in runs()}
+    for title, name, watch_run in ((title, *each) for title, of_table in runs().items() for each in of_table.items()):
+        watched[title][name] = watch_run()
+        sys.stderr.write(f"{title}: {name}: {watched[title][name]}\n")
     figures = {"microseconds": microseconds(results), "runs": watched}
     publish(options, gpu_tables(figures), file_name("gpu", card), device=f"{card}; ", **figures)
 

@@ -1,8 +1,7 @@
 """How costs grow: `python -m bench growth`.
 
-Calls with lanes and with rows, 4 x float32 each, in CPU time; runs with copies of the environment and with agents,
-whose actors act alone: their rates are steps in a second of the actor's CPU time, and the start is the CPU time of all
-processes until the first step, which other programs change little.
+Calls with lanes and with rows, in CPU time; runs whose actors act alone, with copies of the environment and with
+agents: steps in a second of the actor's CPU time, and the CPU time of all processes until the first step.
 `--store` renews the figures and the picture of docs/. `--agents` measures runs of up to 1,000 agents instead.
 """
 

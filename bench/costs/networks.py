@@ -16,8 +16,8 @@ from statistics import median
 import torch
 
 from .. import ROOT
+from ..figures import markdown
 from ..machine import add_output, publish
-from ..pages.tables import markdown
 from ..processes import in_turns
 
 WORK = Path(__file__).with_name("networks_work.py")

@@ -19,8 +19,8 @@ from rich.console import Console
 
 from marlcore.planning import backward_induction, build_graph
 
+from ..figures import records
 from ..machine import add_output, publish
-from ..pages.tables import records
 from ..processes import run_fresh
 
 SIZES = (100, 1_000, 10_000, 100_000, 1_000_000)

@@ -1,13 +1,12 @@
 """Asynchronous DQN in two common designs: `multiprocessing.Queue`, or shared arrays behind an `mp.Lock` each.
 
-An actor process steps one treasure hunt and acts by a copy of each agent's model in shared memory. A learner process an
-agent trains the shared model in place.
+An actor process steps a treasure hunt. A learner process an agent trains a model in shared memory, which actors copy.
 """
 
 import copy
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property, partial
 from queue import Empty
 from typing import Any
@@ -19,8 +18,7 @@ from torch import nn
 
 from marlcore.envs import TreasureHunt
 
-from .plain_dqn import PlainDQN, Ring, columns, mlp
-from .setting import Setting, Trained
+from .plain_dqn import PlainDQN, Ring, Setting, Trained, columns, mlp
 
 SYNC = 50  # rounds between copies of the shared models
 NAP_S = 0.001  # of a side that waits for the other
@@ -121,11 +119,7 @@ def _learn(side: Pickles | SharedArrays, model: nn.Module, ready: Any, done: Any
 
 
 def _act(
-    env: TreasureHunt,
-    models: Mapping[str, nn.Module],
-    setting: Setting,
-    steps: int,
-    stores: Mapping[str, Callable[..., None]],
+    env: TreasureHunt, models: Mapping[str, nn.Module], setting: Setting, steps: int, stores: Mapping[str, Any]
 ) -> float:
     """Steps the environment, and acts with copies of the models; steps a second after the warm-up of each agent."""
     torch.set_num_threads(1)

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 class LockedRing:
     """Transitions in shared memory; every add and every sample holds the lock. Pass it to a spawned process.
 
-    The draws are with replacement: drawing without would shuffle all indices of the ring for every batch, and
-    hide what the copies cost.
+    Draws are with replacement: those without would shuffle all indices of the ring for every batch.
     """
 
     def __init__(self, capacity: int, shape: tuple[int, ...], dtype: str) -> None:
@@ -28,9 +27,7 @@ class LockedRing:
             name: context.RawArray("B", capacity * math.prod(shape) * np.dtype(dtype).itemsize)
             for name, (shape, dtype) in self._fields.items()
         }
-        self.lock = context.Lock()
-        self.index = context.Value("q", 0)
-        self.size = context.Value("q", 0)
+        self.lock, self.index, self.size = context.Lock(), context.Value("q", 0), context.Value("q", 0)
         self._map()
 
     def _map(self) -> None:

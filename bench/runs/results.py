@@ -1,8 +1,7 @@
 """`python -m bench results`: what training learns, by task and seed, beside random play, with a picture of the curves.
 
-Each run is in a process of its own; its return is the mean over the episodes of its last tenth, all agents together.
-With `--evaluate`, the last weights then play 100 greedy episodes. `--store` keeps the figures for docs/results.md.
-`--load N` keeps N other processes busy meanwhile: with `updates_per_step` held, the returns must be the same.
+A run's return is the mean over the episodes of its last tenth, all agents together. `--store` keeps the figures for
+docs/results.md. `--load N` keeps N other processes busy: with `updates_per_step` held, returns must be the same.
 """
 
 import argparse

@@ -19,11 +19,11 @@ import torch
 from marlcore import EvaluationConfig, LearnerConfig, MetricsConfig
 from marlcore.envs import TreasureHunt
 
+from ..figures import markdown
 from ..machine import add_output, publish, say
-from ..pages.tables import markdown
 from ..peers import designs, plain_dqn, sb3
 from ..peers.install import SAMPLE_FACTORY, appo_rate
-from ..peers.setting import Setting, Trained
+from ..peers.plain_dqn import Setting, Trained
 from ..processes import in_turns, run_fresh
 from .training import act_alone, act_apart, train, train_on_policy
 

@@ -19,9 +19,8 @@ import marlcore as mc
 from marlcore.config import preset_names
 
 from .. import ROOT
-from ..figures import picture
+from ..figures import markdown, picture
 from ..pages.pages import filled
-from ..pages.tables import markdown
 
 DOCS = ROOT / "docs"
 PANELS = 5  # in a row of the picture

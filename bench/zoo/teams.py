@@ -1,9 +1,7 @@
 """`python -m bench teams`: BenchMARL on MPE, at as many steps of the environment as the zoo's presets, for docs/zoo.md.
 
-Each run is in the environment that `python -m bench install benchmarl` makes. It is stored in
-docs/zoo/benchmarl.json, with the time that the preset's run took after it; a seed that runs again replaces its own.
-`--changes` are of BenchMARL's experiment, such as '{"lr": 0.0005}'. `python -m bench zoo --page` then renews the table
-and the picture.
+Each run, and the time of the preset's run after it, is stored in docs/zoo/benchmarl.json; a seed that runs again
+replaces its own. `--changes` are of BenchMARL's experiment, such as '{"lr": 0.0005}'.
 """
 
 import argparse

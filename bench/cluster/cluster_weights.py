@@ -16,8 +16,8 @@ from torch import nn
 from marlcore import ParameterStore
 from marlcore.cluster import Mirror, PorterActor, WeightsLink
 
+from ..figures import records
 from ..machine import add_output, publish
-from ..pages.tables import records
 
 NODES = 3
 MOST = 1.2  # of memcpy's time, which a publication may take

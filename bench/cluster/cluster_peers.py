@@ -1,12 +1,13 @@
 """marlcore beside RLlib's APPO, IMPALA and PPO on two local Ray nodes: `python -m bench cluster_peers`.
 
-Every side trains on CartPole with as many actors and copies, an actor on each node, one torch thread, niceness 0, the
-same two networks for policy and critic, and one pass over batches of the same size. The sides take turns, each on a new
-cluster. CPU-seconds are those of all processes of a side, Ray's own too; those of the start are given apart.
+Every side trains on CartPole with as many actors and copies, the same two networks, one torch thread and one pass over
+batches of the same size. The sides take turns, each on a new cluster. CPU-seconds are those of all processes of a side,
+Ray's own included; those of the start are given apart.
 """
 
 import argparse
 import multiprocessing
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,16 +17,17 @@ from statistics import median
 from typing import Any
 
 import gymnasium
+import psutil
 import torch
 from ray_nodes import RayNodes
 
 import marlcore as mc
 
+from ..figures import records
 from ..machine import add_output, publish, say
-from ..pages.tables import records
 from ..peers import rllib
 from ..peers.rllib import NODES, Tell, Work
-from ..processes import TreeTime, in_turns
+from ..processes import cpu_of_descendants, in_turns
 from ..runs.training import endless
 
 ROUNDS, SECONDS, WARM_S = 3, 30.0, 10.0  # a measurement begins so long after the first update
@@ -65,17 +67,14 @@ def train_ours(work: Work, address: str, tell: Tell) -> None:
         learner=mc.LearnerConfig(gamma=work.gamma, device="cpu"),
         cluster=mc.ClusterConfig(address, nodes=1, actors_per_node=work.actors - 1, lease_seconds=16.0),
     )
-    env = vectors(work) if work.vectorized else mc.NamedEnvironment("gymnasium:CartPole-v1")
+    vectors = partial(gymnasium.make_vec, "CartPole-v1", work.copies, vectorization_mode="vector_entry_point")
+    env = vectors if work.vectorized else mc.NamedEnvironment("gymnasium:CartPole-v1")
     with endless(env, ppo, config) as run:
         while (status := run.status()).running:
             trained = sum(status.updates.values()) * work.minibatch
             if not tell(status.steps, trained, sum(status.returns.values())):
                 break
             time.sleep(1.0)
-
-
-def vectors(work: Work) -> Callable[[], Any]:
-    return partial(gymnasium.make_vec, "CartPole-v1", work.copies, vectorization_mode="vector_entry_point")
 
 
 def take_part(train: Callable[[str, Tell], None], pipe: Connection) -> None:
@@ -94,14 +93,14 @@ def measure(train: Callable[[str, Tell], None], warm_s: float, seconds: float) -
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=take_part, args=(train, theirs))
-    spent, marks, began = TreeTime(multiprocessing.current_process().pid or 0), list[Mark](), 0.0
+    spent, marks, began = dict[psutil.Process, float](), list[Mark](), 0.0  # CPU time, also of processes that ended
     process.start()
     theirs.close()
     while len(marks) < 2:
+        spent |= cpu_of_descendants(os.getpid())
         if not ours.poll(LOOK_S):
-            spent.look()
             continue
-        mark = Mark(time.monotonic(), spent.look(), *ours.recv())  # raises EOFError if the side failed
+        mark = Mark(time.monotonic(), sum(spent.values()), *ours.recv())  # raises EOFError if the side failed
         began = began or (mark.time if mark.trained else 0.0)
         wait = seconds if marks else warm_s
         if began and mark.time - (marks[0].time if marks else began) >= wait:
