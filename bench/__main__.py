@@ -23,11 +23,8 @@ def main(arguments: list[str]) -> int:
     first.add_argument("program", choices=PROGRAMS)
     name = first.parse_args(arguments[:1]).program
     program = import_module(f"bench.{PROGRAMS[name]}.{name}")
-    parser = argparse.ArgumentParser(
-        prog=f"python -m bench {name}",
-        description=program.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(f"python -m bench {name}", description=program.__doc__, formatter_class=form)
     if hasattr(program, "add_options"):
         program.add_options(parser)
     options, others = parser.parse_known_args(arguments[1:])

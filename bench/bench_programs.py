@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import await_ends, start_python
 
 from marlcore.testing import check_env
 
@@ -51,22 +50,6 @@ def test_all_sides_plan_alike() -> None:
     assert plain["graph_bytes"] > 400 * 16 and plain["policy_bytes"] > 400 * 2 * 8 * 5
 
 
-WAITS = """
-from bench.processes import run_fresh
-run_fresh(exec, "import os, signal; print(os.getpid(), flush=True); signal.pause()")
-"""
-
-
-@pytest.mark.long
-def test_a_killed_programs_fresh_process_dies_too() -> None:
-    """Nothing else would end it: it waits for a signal, and later for a call from the program."""
-    with start_python(WAITS, beside=__file__) as program:
-        assert program.stdout is not None
-        worker = os.pidfd_open(int(program.stdout.readline()))
-        program.kill()
-        await_ends([worker])  # never, if it outlives the program
-
-
 @pytest.mark.long
 def test_memory_is_that_of_a_process_of_its_own() -> None:
     small = processes.run_fresh(planning.plan_alone, 1_000, 2)
@@ -99,8 +82,7 @@ SIDES = {
 @pytest.mark.long
 @pytest.mark.parametrize("name", SIDES)
 def test_each_side_makes_the_updates_that_its_steps_call_for(name: str) -> None:
-    """Each side checks its updates itself."""
-    sides = throughput.ROWS[name].sides
+    _, sides, _ = throughput.ROWS[name]
     rates = throughput.measure({side: sides[side] for side in SIDES[name]}, rounds=1, scale=0.001)
     assert all(rate > 0 for (rate,) in rates.values())
 
@@ -129,8 +111,7 @@ def test_every_node_gets_the_last_weights() -> None:
 
 
 def test_rates_are_those_between_two_moments() -> None:
-    first, last = cluster_peers.Mark(10.0, 7.0, 100, 50, 9.0), cluster_peers.Mark(14.0, 9.0, 500, 450, 30.0)
-    figures = cluster_peers.between(first, last)
+    figures = cluster_peers.between((10.0, 7.0, 100, 50, 9.0), (14.0, 9.0, 500, 450, 30.0))
     assert [*figures.values()] == [100.0, 100.0, 200.0, 200.0, 0.5, 7.0, 30.0]
 
 

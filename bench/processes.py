@@ -27,11 +27,8 @@ def run_fresh(function: Callable[..., Result], *args: Any) -> Result:
 
 def in_turns(sides: Mapping[str, Callable[[], Result]], rounds: int) -> dict[str, list[Result]]:
     """What each side returns in each round. The sides take turns, so that other load of the machine affects all."""
-    taken: dict[str, list[Result]] = {name: [] for name in sides}
-    for _ in range(rounds):
-        for name, side in sides.items():
-            taken[name].append(side())
-    return taken
+    taken = [{name: side() for name, side in sides.items()} for _ in range(rounds)]
+    return {name: [each[name] for each in taken] for name in sides}
 
 
 def cpu_of_descendants(root: int) -> dict[psutil.Process, float]:

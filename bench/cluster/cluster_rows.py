@@ -158,8 +158,7 @@ def measure_all() -> tuple[list[dict[str, Any]], list[float]]:
     return figures, delays
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    add_output(parser, idle=True)
+add_options = partial(add_output, idle=True)
 
 
 def main(options: argparse.Namespace) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from marlcore import TrajectoryQueue
 
 from .transitions import FRAME, SCALARS_NBYTES, VECTOR, Fields, spec_of
-from .work import Budget, Row, Scale, Work, memcpy, shared_bytes
+from .work import Row, Scale, Work, memcpy, shared_bytes
 
 STEPS = 128  # of an episode, and of a batch
 READS = 16
@@ -145,11 +145,11 @@ AT_ONCE = {
     "mp.Queue 128": partial(_mp_queue, steps=_trajectories),
     "memcpy": _memcpy,
 }
-ONE, MANY = Budget("mp.Queue", 1 / 5), Budget("mp.Queue 128", 1)
+ONE, MANY = {"mp.Queue": 1 / 5, "mp.Queue 128": 1}, {"mp.Queue 128": 1}
 TOTAL = READS * STEPS
 ROWS = (
-    Row(f"pass on {TOTAL} steps, 4 x float32", EACH, (ONE, MANY), (VECTOR,), time.perf_counter),
-    Row(f"pass on {TOTAL}, 128 at once, 4 x float32", AT_ONCE, (MANY,), (VECTOR,), time.perf_counter),
-    Row(f"pass on {TOTAL} steps, 84 x 84", EACH, (ONE, MANY), (FRAME,), time.perf_counter),
-    Row(f"pass on {TOTAL}, 128 at once, 84 x 84", AT_ONCE, (MANY,), (FRAME,), time.perf_counter),
+    Row(f"pass on {TOTAL} steps, 4 x float32", EACH, ONE, (VECTOR,), time.perf_counter),
+    Row(f"pass on {TOTAL}, 128 at once, 4 x float32", AT_ONCE, MANY, (VECTOR,), time.perf_counter),
+    Row(f"pass on {TOTAL} steps, 84 x 84", EACH, ONE, (FRAME,), time.perf_counter),
+    Row(f"pass on {TOTAL}, 128 at once, 84 x 84", AT_ONCE, MANY, (FRAME,), time.perf_counter),
 )

@@ -35,7 +35,7 @@ from .transitions import (
     rows_of,
     spec_of,
 )
-from .work import Budget, Row, Scale, Work, memcpy, shared_bytes
+from .work import Row, Scale, Work, memcpy, shared_bytes
 
 # A row of 4 floats as marlcore stores it: from its flags on, its version, reward, action and obs; the next row's obs
 STORED_NBYTES, STORED = 40, ((7, 33), (64, 16))
@@ -185,24 +185,13 @@ CPPRB = {
     "cpprb": partial(_of_interface, kind="MPPrioritizedReplayBuffer"),
     "cpprb single": partial(_of_interface, kind="PrioritizedReplayBuffer"),
 }
+UNIFORM = installed({**PLAIN, "cpprb": _cpprb, "torchrl": _torchrl})
+PRIORITIZED = installed({**PLAIN, "marlcore": _marlcore_prioritized, "locks": _locks_prioritized, **CPPRB})
+ALIKE = installed({"marlcore": partial(_of_interface, kind=MPPrioritizedReplayBuffer), **CPPRB})
+OF_PRIORITIZED = {"floor": 8, "cpprb": 1 / 60, "cpprb single": 1 / 7}
 ROWS = (
-    Row(
-        "sample 256 of 10^6, 4 x float32",
-        installed({**PLAIN, "cpprb": _cpprb, "torchrl": _torchrl}),
-        (Budget("floor", 2.5), Budget("cpprb", 1 / 4)),
-        (VECTOR,),
-    ),
-    Row("sample 256, 4 frames of 84 x 84", PLAIN, (Budget("floor", 1.1),), (FRAME,)),
-    Row(
-        "prioritized sample + update, 256 of 10^6",
-        installed({**PLAIN, "marlcore": _marlcore_prioritized, "locks": _locks_prioritized, **CPPRB}),
-        (Budget("floor", 8), Budget("cpprb", 1 / 60), Budget("cpprb single", 1 / 7)),
-        (VECTOR,),
-    ),
-    Row(
-        "the same through cpprb's interface",
-        installed({"marlcore": partial(_of_interface, kind=MPPrioritizedReplayBuffer), **CPPRB}),
-        (Budget("cpprb", 1 / 30), Budget("cpprb single", 1)),
-        (VECTOR,),
-    ),
+    Row("sample 256 of 10^6, 4 x float32", UNIFORM, {"floor": 2.5, "cpprb": 1 / 4}, (VECTOR,)),
+    Row("sample 256, 4 frames of 84 x 84", PLAIN, {"floor": 1.1}, (FRAME,)),
+    Row("prioritized sample + update, 256 of 10^6", PRIORITIZED, OF_PRIORITIZED, (VECTOR,)),
+    Row("the same through cpprb's interface", ALIKE, {"cpprb": 1 / 30, "cpprb single": 1}, (VECTOR,)),
 )

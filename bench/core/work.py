@@ -5,7 +5,7 @@ import mmap
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
 from timeit import repeat, timeit
@@ -54,33 +54,18 @@ class Work:
         return timeit(self.run, timer=clock, number=runs) / runs
 
 
-@dataclass(frozen=True)
-class Budget:
-    """marlcore's time may be at most `limit` times the peer's."""
-
-    peer: str
-    limit: float
-
-    def __str__(self) -> str:
-        return f"{self.peer} / {1 / self.limit:g}" if self.limit < 1 else f"{self.peer} x {self.limit:g}"
-
-
 Open = Callable[..., Work | AbstractContextManager[Work]]  # the latter where something must be closed
 
 
 @dataclass(frozen=True)
 class Row:
-    """One kind of work, and how each library does it: library(scale, *sizes).
-
-    Its time is the thread's CPU time, which is that of the clock on an idle machine, and changes little on a busy one;
-    where it waits for another process, it is the clock's.
-    """
+    """One kind of work, and how each library does it: library(scale, *sizes)."""
 
     name: str
     libraries: Mapping[str, Open]
-    budgets: tuple[Budget, ...] = ()
+    budgets: Mapping[str, float] = field(default_factory=dict)  # by peer: marlcore's time is at most so many times its
     sizes: tuple[Any, ...] = ()
-    clock: Clock = time.thread_time
+    clock: Clock = time.thread_time  # CPU time; for work that waits for another process, time itself
 
     def open(self, library: str, scale: Scale) -> AbstractContextManager[Work]:
         opened = self.libraries[library](scale, *self.sizes)
@@ -129,10 +114,7 @@ def benchmark_row(benchmark: Any, row: Row, library: str, scale: Scale) -> None:
     """Runs one library's part of a row under pytest-benchmark."""
     benchmark.group = row.name
     with row.open(library, scale) as work:
-
-        def prepare() -> None:  # what it returned would be taken for arguments of run
-            work.prepare()
-
         work.warm_up(scale.warm_runs)
-        timed = partial(benchmark.pedantic, setup=prepare, rounds=500) if work.prepare else benchmark
+        options = {"setup": lambda: work.prepare() and None, "rounds": 500}  # what it returned would be run's arguments
+        timed = partial(benchmark.pedantic, **options) if work.prepare else benchmark
         work.check(timed(work.run))

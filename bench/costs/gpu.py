@@ -18,6 +18,7 @@ import numpy as np
 import pynvml
 import torch
 from processes import until
+from torch import nn
 
 import marlcore as mc
 from marlcore.envs import TreasureHunt
@@ -40,11 +41,6 @@ LEARNER = mc.LearnerConfig(device=DEVICE, batch_size=256, prefetch=2, warmup=2_0
 VECTORS = replace(LEARNER, batch_size=1024, warmup=5_000)
 PROCESSES = (1, 2, 4, 8, 16)
 LEARNERS = (1, 4, 8)
-
-
-def huge() -> torch.nn.Module:
-    """Three layers of 2048: 50.4 MB."""
-    return torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(3)))
 
 
 def _copy(size: int, to_device: bool) -> Work:
@@ -96,19 +92,16 @@ BATCHES: dict[str, Open] = {
 }
 ROWS = (
     *(
-        Row(f"{verb} {size} MB", WEIGHTS, (), (model, verb == "pull"), time.perf_counter)
+        Row(f"{verb} {size} MB", WEIGHTS, {}, (model, verb == "pull"), time.perf_counter)
         for verb in ("publish", "pull")
-        for size, model in (("6.8", large), ("50", huge))
+        for size, model in (("6.8", large), ("50", lambda: nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(3)))))
     ),
     Row("batch of 256, 4 frames of 84 x 84", BATCHES, clock=time.perf_counter),
 )
 
 
 def watch(env: Any, algorithm: Any, config: mc.Config) -> dict[str, float]:
-    """A run without a set ratio: for `WATCHED_S` seconds, which begin a second after its learners' first updates.
-
-    The updates are those of all learners, and the memory is all processes' on the device, contexts included.
-    """
+    """A run without a set ratio, from a second after its learners' first updates on; the memory is all processes'."""
     pynvml.nvmlInit()
     card = pynvml.nvmlDeviceGetHandleByIndex(0)
     before = pynvml.nvmlDeviceGetMemoryInfo(card).used

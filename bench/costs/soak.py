@@ -43,8 +43,6 @@ Counts = Callable[[], Counter[str]]
 
 @dataclass(frozen=True)
 class Process:
-    """One process of a sample."""
-
     pid: int
     rss_mb: float
     anonymous_mb: float  # of it, without pages of files: the kernel takes those back, which hides growth
@@ -67,10 +65,7 @@ def settled(samples: list[Sample]) -> list[Sample]:
 
 
 def growth(samples: list[Sample]) -> dict[str, list[float]]:
-    """[resident MB, anonymous MB, descriptors] by process that lived from the end of the warm-up to the end.
-
-    The growth is from the first to the last tenth of a process's settled samples, each by its median.
-    """
+    """By process that lived after the warm-up: [resident MB, anonymous MB, descriptors], last tenth less first."""
     grown, samples = {}, settled(samples)
     part = max(1, len(samples) // 10)
     for name, process in samples[0].processes.items():
@@ -100,7 +95,7 @@ def by_minute(samples: list[Sample]) -> list[Sample]:
     for sample in samples:
         if sample.seconds >= chosen[-1].seconds + 60.0 - EVERY_S / 2:
             chosen.append(sample)
-    return chosen if len(chosen) > 1 else [samples[0], samples[-1]]
+    return chosen if chosen[1:] else [samples[0], samples[-1]]
 
 
 def look(root: int) -> dict[str, Process]:
@@ -194,11 +189,9 @@ def core() -> Iterator[Counts]:
         mc.ParameterStore.create(model) as store,
         mc.Workers(grace=60.0) as workers,
     ):
-        for lane in range(2):
-            workers.start(adder, replay, lane)
-        workers.start(sampler, replay)
-        workers.start(publisher, store, model)
-        workers.start(subscriber, store, model)
+        calls = (adder, replay, 0), (adder, replay, 1), (sampler, replay), (publisher, store, model)
+        for call, *arguments in (*calls, (subscriber, store, model)):
+            workers.start(call, *arguments)
         newest: dict[tuple[str, str], int] = {}
 
         def counts() -> Counter[str]:

@@ -20,11 +20,8 @@ from ..figures import FOLDER, four_digits, load, markdown, origin, origins, pict
 from ..machine import say
 
 DOCS = FOLDER.parent
-PAGES = [
-    DOCS / f"{name}.md"
-    for name in ("cluster", "drop-ins", "gallery", "performance", "planning", "reliability", "results")
-]
-PAGES += [*sorted((DOCS / "algorithms").glob("*.md")), DOCS / "guides" / "gpus.md"]
+NAMES = "cluster", "drop-ins", "gallery", "performance", "planning", "reliability", "results", "guides/gpus"
+PAGES = [*(DOCS / f"{name}.md" for name in NAMES), *sorted((DOCS / "algorithms").glob("*.md"))]
 SIDES = {  # of `python -m bench gpu`
     "marlcore": "marlcore, us",
     "locks": "`load_state_dict` under a lock, us",
@@ -202,13 +199,9 @@ def creep_table(figures: Mapping[str, Any]) -> str:
     return markdown(["process", "resident MB", "anonymous MB", "descriptors"], rows)
 
 
-RENDERERS: dict[str, Callable[[str], str]] = {
-    **{
-        each.__name__: each for each in (table, results, gallery, long, long_origins, ratios, growth, gpu, instructions)
-    },
-    "soak_rates": partial(soak, rates_table),
-    "soak_growth": partial(soak, creep_table),
-}
+BY_NAME = table, results, gallery, long, long_origins, ratios, growth, gpu, instructions
+SOAKS = {"soak_rates": partial(soak, rates_table), "soak_growth": partial(soak, creep_table)}
+RENDERERS: dict[str, Callable[[str], str]] = {each.__name__: each for each in BY_NAME} | SOAKS
 
 
 def filled(text: str, renderers: Mapping[str, Callable[[str], str]] = RENDERERS) -> str:

@@ -21,9 +21,8 @@ from .. import ROOT
 from ..machine import say
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-WITH_MARLCORE = {
-    **os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-}  # fmt: skip
+PATHS = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
+WITH_MARLCORE = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS)}
 
 
 @dataclass(frozen=True)

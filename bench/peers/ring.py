@@ -1,7 +1,4 @@
-"""A replay ring behind one lock: shared arrays, and two `mp.Value`s that say where the next row goes.
-
-Beside it, as learners keep them, priorities in a tree of sums in Python, two children a node.
-"""
+"""A replay ring in shared arrays, behind one lock; and priorities in a tree of sums in Python, two children a node."""
 
 import math
 import random
@@ -13,10 +10,7 @@ from numpy.typing import NDArray
 
 
 class LockedRing:
-    """Transitions in shared memory; every add and every sample holds the lock. Pass it to a spawned process.
-
-    Draws are with replacement: those without would shuffle all indices of the ring for every batch.
-    """
+    """Transitions in shared memory; every add and every sample holds the lock. Draws are with replacement."""
 
     def __init__(self, capacity: int, shape: tuple[int, ...], dtype: str) -> None:
         context = get_context("spawn")

@@ -99,7 +99,11 @@ def main(options: argparse.Namespace) -> None:
             if options.plots is not None:
                 options.plots.mkdir(parents=True, exist_ok=True)
                 file = re.sub(r"\W+", "-", task).strip("-").lower()
-                _draw(task, curves, options.beside, beside, options.plots / f"{file}.png")
+                if options.beside is not None:  # each side's agents are one curve
+                    pairs = zip(curves, beside, strict=True)
+                    named = [((task, mine), (options.beside, theirs)) for mine, theirs in pairs]
+                    curves = [[replace(one, agent=name) for name, run in sides for one in run] for sides in named]
+                plot_runs(curves, options.plots / f"{file}.png", f"{task}, {len(curves)} seeds")
 
 
 def _report(task: str, options: argparse.Namespace) -> list[list[Metric]]:
@@ -123,13 +127,3 @@ def _report(task: str, options: argparse.Namespace) -> list[list[Metric]]:
     if options.store:
         write(STORED, {**load(STORED.stem), name: record})
     return list(metrics)
-
-
-def _draw(task: str, curves: list[list[Metric]], beside: str | None, others: list[list[Metric]], path: Path) -> None:
-    """A picture of a task's runs; with others beside them, each side's agents are one curve."""
-    if beside is not None:
-        curves = [
-            [replace(one, agent=task) for one in mine] + [replace(one, agent=beside) for one in theirs]
-            for mine, theirs in zip(curves, others, strict=True)
-        ]
-    plot_runs(curves, path, f"{task}, {len(curves)} seeds")

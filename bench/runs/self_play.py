@@ -1,9 +1,8 @@
 """`python -m bench self_play`: the last policy of a run of self-play against the first of its pool, in 200 games.
 
-Half of the games are played from each side, greedily. Games without chance, all of which would be the same, begin with
-a few random moves. In "exploring" games both sides explore as in training: the first member acts at random, the last
-policy in one move of twenty. Tic-tac-toe is also played against a perfect player, from the empty board.
-`--speed` compares async with serial mode, at updates in which serial mode spends half of its time.
+Half of the games are played from each side, greedily, those without chance after a few random moves. In "exploring"
+games both sides explore as in training: the first member acts at random, the last policy in one move of twenty.
+Tic-tac-toe is also played against a perfect player. `--speed` compares async with serial mode at balanced updates.
 """
 
 import argparse
@@ -53,15 +52,12 @@ def after(board: Board, move: int) -> Board:
     return tuple(-(mark or cell == move) for cell, mark in enumerate(board))
 
 
-def best_moves(board: Board) -> list[int]:
-    values = {move: -value_of(after(board, move)) for move in range(9) if not board[move]}
-    return [move for move, value in values.items() if value == max(values.values())]
-
-
 def perfect(obs: Any, rng: np.random.Generator = np.random.default_rng(0)) -> int:  # noqa: B008
     """Plays PettingZoo's tic-tac-toe without a mistake: draws among the moves of the highest value, by minimax."""
     mine, others = (obs["observation"][..., plane].ravel().astype(int) for plane in (0, 1))
-    return int(rng.choice(best_moves(tuple((mine - others).tolist()))))
+    board = tuple((mine - others).tolist())
+    values = {move: -value_of(after(board, move)) for move in range(9) if not board[move]}
+    return int(rng.choice([move for move, value in values.items() if value == max(values.values())]))
 
 
 @dataclass(frozen=True)
@@ -155,13 +151,6 @@ def speed(name: str, mode: Any) -> float:
     return (len(times) - first - 1) / (times[-1] - times[first])
 
 
-def compare(name: str) -> str:
-    sides = {mode: partial(speed, name, mode) for mode in ("serial", "async")}
-    serial, overlapped = map(median, in_turns(sides, SPEED_ROUNDS).values())
-    rates = f"serial {serial:,.1f} episodes/s, async {overlapped:,.1f} episodes/s, ratio {overlapped / serial:.2f}"
-    return f"{name}, {TASKS[name].balanced:g} updates/step: {rates}"
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", action="append", choices=list(TASKS), help="of these alone")
     parser.add_argument("--seeds", default="0,1,2", help="with commas between")
@@ -173,7 +162,10 @@ def main(options: argparse.Namespace) -> None:
     say(f"{os.cpu_count()} cores, load {options.load_before:.1f} before")
     for name in options.task or TASKS:
         if options.speed:
-            say(compare(name))
+            sides = {mode: partial(speed, name, mode) for mode in ("serial", "async")}
+            serial, overlapped = map(median, in_turns(sides, SPEED_ROUNDS).values())
+            ratio = f"async {overlapped:,.1f} episodes/s, ratio {overlapped / serial:.2f}"
+            say(f"{name}, {TASKS[name].balanced:g} updates/step: serial {serial:,.1f} episodes/s, {ratio}")
         else:
             seeds = map(int, options.seeds.split(","))
             say(records([learn(name, seed, options.settings) for seed in seeds]))

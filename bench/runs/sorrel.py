@@ -38,8 +38,8 @@ def rate(run: dict[str, Any], whole: bool = False) -> float:
 
 def times(runs: dict[str, list[dict[str, Any]]], whole: bool) -> float:
     """The median rate in processes, by that of sorrel's own loop."""
-    rates = {side: median(rate(run, whole) for run in of_side) for side, of_side in runs.items()}
-    return rates[PROCESSES] / rates[OWN]
+    own, processes = (median(rate(run, whole) for run in runs[side]) for side in (OWN, PROCESSES))
+    return processes / own
 
 
 def row(side: str, seed: int, result: dict[str, Any]) -> dict[str, Any]:

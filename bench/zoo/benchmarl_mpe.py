@@ -1,8 +1,7 @@
 """One run of BenchMARL on a task of MPE; a program for BenchMARL's environment: TASK ALGORITHM STEPS SEED CHANGES.
 
-The settings are BenchMARL's own, with these changes of its experiment (JSON), but for networks, episodes and discrete
-actions as the presets have them. It prints one line of JSON: steps, an agent's mean return in the greedy episodes after
-them, and seconds without these.
+The settings are BenchMARL's own, with these changes (JSON), but for networks, episodes and discrete actions, which are
+the presets'. It prints a line of JSON: steps, an agent's mean return in greedy episodes after them, and seconds.
 """
 
 import json
@@ -36,8 +35,7 @@ class Returns(Callback):  # type: ignore[misc]
 class TimedExperiment(Experiment):  # type: ignore[misc]
     """Evaluates after its steps alone, and counts what that takes."""
 
-    evaluating = 0.0
-    evaluating_cpu = 0.0
+    evaluating = evaluating_cpu = 0.0
 
     def _evaluation_loop(self) -> None:
         if self.total_frames < self.config.max_n_frames:
