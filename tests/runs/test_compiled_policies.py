@@ -1,7 +1,6 @@
 """Runs whose policies act without torch, by a network of plain NumPy in place of DQN's."""
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,10 +31,6 @@ class Compiled(mc.DQN):
     def compiled(self, spaces: mc.Spaces, settings: mc.LearnerConfig) -> CompiledPolicy:
         assert settings.batch_size == 16
         return NumpyDQN()
-
-
-def cartpole() -> Any:
-    return gymnasium.make("CartPole-v1")
 
 
 def answers(folder: Path, algorithm: Any, env: Any = Asked, **changes: Any) -> list[str]:
@@ -75,21 +70,18 @@ def made_model() -> torch.nn.Module:
     return SMALL.make_model(mc.Spaces(gymnasium.spaces.Box(-1, 1, (4,)), gymnasium.spaces.Discrete(2)))
 
 
-@pytest.mark.parametrize("env_fn", [cartpole, HUNT], ids=["alone", "self-play"])
+@pytest.mark.parametrize(("env_fn", "changes"), [("gymnasium:CartPole-v1", {}), (HUNT, {"self_play": SELF_PLAY})])
 def test_a_compiled_policys_run_is_the_one_of_torch(
-    env_fn: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    env_fn: Any, changes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Actors, evaluations, opponents, and loaded policies take the same actions, as the same seed draws them."""
-    changes: dict[str, Any] = {} if env_fn is cartpole else {"self_play": SELF_PLAY}
 
     def made(algorithm: mc.DQN) -> list[Any]:
         folder = tmp_path / type(algorithm).__name__
         run_dir = runs.train(folder, env_fn, algorithm, **changes).run_dir
         played = [mc.evaluate(run_dir, episodes=4, which=which, explore=True) for which in ("last", "best")]
-        return [
-            history(run_dir),
-            [{agent: list(returns) for agent, returns in each.returns.items()} for each in played],
-        ]
+        returns = [{agent: [*each] for agent, each in outcome.returns.items()} for outcome in played]
+        return [history(run_dir), returns]
 
     by_torch = made(SMALL)
     monkeypatch.setattr(TorchNetwork, "act", None)

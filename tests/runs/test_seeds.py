@@ -79,13 +79,14 @@ def test_serial_seeds_work_in_the_main_thread(
     And a warning of all runs is logged once.
     """
     monkeypatch.setattr("marlcore.meta.seeds.plot_runs", lambda *_: None)
-    before = signal.getsignal(signal.SIGUSR2)
-    set_handler = partial(signal.signal, signal.SIGUSR2, signal.SIG_IGN)
+    set_handler = partial(signal.signal, signal.SIGUSR2)
+    env_fn = partial(Corridor, 1, partial(set_handler, signal.SIG_IGN))
     config = runs.configured(tmp_path, mode="serial", total_steps=100, learner={"warmup": 9_000})
+    before = signal.getsignal(signal.SIGUSR2)
     try:
-        results = mc.train_seeds(partial(Corridor, 1, set_handler), "dqn", config, [0, 1], progress=False)
+        results = mc.train_seeds(env_fn, "dqn", config, [0, 1], progress=False)
     finally:
-        signal.signal(signal.SIGUSR2, before)
+        set_handler(before)
     assert [result.steps for result in results] == [100, 100]
     assert caplog.text.count("it will learn nothing in them") == 1
 
@@ -136,7 +137,6 @@ def test_a_shared_table_has_a_row_for_each_agent_of_each_run(monkeypatch: pytest
     now += 8.0
     parts[1].tick(150, 200, 0.0)
     line = shown.getvalue().splitlines()[-1]
-    assert (
-        "step 200/400 (50.0%)  15 env steps/s  2.5 episodes/s" in line and "marlcore: seed 7: hello" in shown.getvalue()
-    )
+    assert "step 200/400 (50.0%)  15 env steps/s  2.5 episodes/s" in line
+    assert "marlcore: seed 7: hello" in shown.getvalue()
     assert "seed 4 agent_0: return (last 100) 1.50" in line and "seed 7 agent_0: return (last 100) 2.50" in line

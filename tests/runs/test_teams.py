@@ -62,12 +62,10 @@ def test_a_function_of_an_agents_name_is_saved_as_names(tmp_path: Path) -> None:
     def by_number(agent: str) -> str:
         return "even" if int(agent[-1]) % 2 == 0 else "odd"
 
-    result = runs.train(tmp_path, FOUR, mc.VDN(hidden=(8,)), teams=by_number, total_steps=200)
-    assert result.updates.keys() == {"even", "odd"}
-    runs.train(tmp_path, FOUR, mc.VDN(hidden=(8,)), teams=by_number, total_steps=300, resume=True)
-    check_refused(
-        lambda: runs.train(tmp_path, FOUR, mc.VDN(hidden=(8,)), total_steps=500, resume=True), ValueError, "teams"
-    )
+    train = partial(runs.train, tmp_path, FOUR, mc.VDN(hidden=(8,)))
+    assert train(teams=by_number, total_steps=200).updates.keys() == {"even", "odd"}
+    train(teams=by_number, total_steps=300, resume=True)
+    check_refused(partial(train, total_steps=500, resume=True), ValueError, "teams")
 
 
 def test_an_algorithm_of_agents_trains_a_team_as_one(tmp_path: Path) -> None:
@@ -75,9 +73,8 @@ def test_an_algorithm_of_agents_trains_a_team_as_one(tmp_path: Path) -> None:
     algorithm = mc.PPO(hidden=(8,), batch_size=64, minibatch_size=32, epochs=1)
     changes: Any = {"actor": mc.ActorConfig(envs=2), "learner": mc.LearnerConfig(device="cpu")}
     result = runs.train(tmp_path, FOUR, algorithm, teams=dict.fromkeys(Crowd(4).possible_agents, "all"), **changes)
-    assert result.updates.keys() == {"all"} and mc.load_policy(result.run_dir, "all").act(
-        {"members": np.zeros((4, 1), np.float32), "alive": np.ones(4, np.int8)}
-    ).shape == (4,)
+    obs = {"members": np.zeros((4, 1), np.float32), "alive": np.ones(4, np.int8)}
+    assert result.updates.keys() == {"all"} and mc.load_policy(result.run_dir, "all").act(obs).shape == (4,)
 
 
 def audit(update: Any, batch: Any) -> mc.Update:
