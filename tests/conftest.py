@@ -10,7 +10,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from multiprocessing import resource_tracker, spawn
 from pathlib import Path
 from types import SimpleNamespace
@@ -292,10 +292,8 @@ class Program:
         if self.running:
             self.kill()
         for stream in (self._process.stdin, self._process.stdout):
-            try:
+            with suppress(BrokenPipeError):  # it was killed with a line unread
                 stream.close()
-            except BrokenPipeError:
-                continue  # it was killed with a line unread
 
 
 @contextmanager

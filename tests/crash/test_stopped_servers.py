@@ -10,11 +10,10 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from itertools import chain
 from pathlib import Path
 
 import pytest
-from processes import await_ends, children, generations, segments_of, sweep, until
+from processes import await_ends, children, family, segments_of, sweep, until
 
 pytestmark = pytest.mark.long
 RUN = """
@@ -55,7 +54,7 @@ def kill_a_parent(directory: Path) -> None:
         assert len(segments) >= 4
         others = [os.pidfd_open(pid) for pid in children(parent.pid) if pid != server]
         forked = set(map(int, os.listdir(forks)))
-        below = {server, *chain(*generations(server))}
+        below = {server, *family(server)}
         assert forked < below
         ended = [os.pidfd_open(pid) for pid in below - forked]
     finally:

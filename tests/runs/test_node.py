@@ -3,20 +3,19 @@
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
-from dataclasses import replace
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
 import pytest
-from processes import generations, until
+from processes import family, until
+from whole_runs import policy_of
 
 import marlcore as mc
 from marlcore.cluster import Bookings, DirectLink, Ingest, Leases, Porter
 from marlcore.cluster.nodes import actors, program, uplink
-from marlcore.config import AssignedPolicy, crews, source_of
-from marlcore.envs import vectorize
+from marlcore.config import crews
 from marlcore.errors import Fenced
 from marlcore.loops import build_model
 from marlcore.run import RunSpec, transition_spec
@@ -42,10 +41,7 @@ class Scene:
 
     def __init__(self, stack: ExitStack, env_fn: Any = ENV, **changes: Any) -> None:
         self.config, self.env_fn = (config := mc.Config(**{**SETTINGS, **changes})), env_fn
-        with closing(vectorize(env_fn, 1)) as env:
-            ((agent, spaces),) = env.spaces.items()
-        policy = AssignedPolicy(agent, (agent,), spaces, mc.DQN())
-        self.policy = policy = replace(policy, source=source_of(policy, config))
+        self.policy = policy = policy_of("agent_0", mc.DQN(), env_fn, config)
         crew = crews(config)[1]
         begins, lanes = crew.block_begins(1, 2), crew.count * 2
         self.replay = stack.enter_context(mc.ReplayBuffer.create(transition_spec(policy, config), 8000, config.lanes))
@@ -148,11 +144,11 @@ def test_a_failing_environment_is_named(stack: ExitStack) -> None:
 def test_a_dead_program_is_reported_and_takes_its_actors_along(stack: ExitStack) -> None:
     node = Scene(stack).node(10**6)
     until(lambda: node.beat(actors.ActorOrders(10**6, 0)).steps > 0)
-    family = [pid for generation in generations(node._program._process.pid) for pid in generation]
+    led_to = family(node._program._process.pid)
     os.kill(node._program._process.pid, signal.SIGKILL)
     failed = until(lambda: node.beat(actors.ActorOrders(10**6, 0)).failed)
     assert (failed.worker, failed.reason) == ("supervisor", "death")
-    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in family))
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in led_to))
 
 
 def test_a_program_that_does_not_start_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:

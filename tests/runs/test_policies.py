@@ -96,10 +96,8 @@ def test_policies_differ_in_algorithm_and_settings(tmp_path: Path, mode: str) ->
 @pytest.mark.parametrize("policies", [None, ONE], ids=["own", "shared"])
 def test_async_makes_the_updates_of_serial(tmp_path: Path, policies: Any) -> None:
     config = replace(runs.config, total_steps=9_000, policies=policies)
-    made = {}
-    for mode in ("serial", "async"):
-        result = runs.train(tmp_path / mode, HUNT3, total_steps=9_000, policies=policies, mode=mode)
-        made[mode] = result.updates
+    train = partial(runs.train, env_fn=HUNT3, total_steps=9_000, policies=policies)
+    made = {mode: train(tmp_path / mode, mode=mode).updates for mode in ("serial", "async")}
     expected = due(config, 3, 3 if policies else 1)
     for policy, serial in made["serial"].items():
         assert made["async"][policy] == pytest.approx(serial, rel=0.01)

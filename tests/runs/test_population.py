@@ -17,7 +17,7 @@ import pytest
 import torch
 import victims
 from crowd import Corridor, interrupt
-from processes import await_group, generations, start_python, until
+from processes import await_group, children, family, start_python, until
 from refused import check_refused, refusals
 from whole_runs import LONG, Runs, checkpoint, config_of, metrics_of, steps_of
 
@@ -364,7 +364,7 @@ def test_a_population_outlives_kills_and_ctrl_c(tmp_path: Path) -> None:
     program = begin()
     until(lambda: steps() > 0, lambda: program.poll() is None)
     # none live between two intervals
-    for worker in until(lambda: [*itertools.chain(*generations(program.pid)[1:])], lambda: program.poll() is None):
+    for worker in until(lambda: {*family(program.pid)} - {*children(program.pid)}, lambda: program.poll() is None):
         with suppress(ProcessLookupError):
             os.kill(worker, signal.SIGKILL)
     reached = steps()
