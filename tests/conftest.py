@@ -183,13 +183,11 @@ def _left() -> dict[str, set[str]]:
     """Segments in /dev/shm that nobody holds, child processes and open descriptors of this process."""
     descriptors = set()
     for fd in os.listdir("/proc/self/fd"):
-        try:
+        with suppress(FileNotFoundError):  # the descriptor that listed the directory
             target = os.readlink(f"/proc/self/fd/{fd}")
-        except FileNotFoundError:
-            continue  # the descriptor that listed the directory
-        # matplotlib keeps each font that it drew with open for good, and Ray the log of each connection
-        if "/mpl-data/fonts/" not in target and "/ray/session_" not in target:
-            descriptors.add(f"{fd} -> {target}")
+            # matplotlib keeps each font that it drew with open for good, and Ray the log of each connection
+            if "/mpl-data/fonts/" not in target and "/ray/session_" not in target:
+                descriptors.add(f"{fd} -> {target}")
     return {
         "segment": {name for name in os.listdir("/dev/shm") if name.startswith("marlcore-") and _orphaned(name)},
         "process": set(map(str, children(os.getpid()))),

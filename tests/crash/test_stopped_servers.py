@@ -37,10 +37,6 @@ RUN = """
 """
 
 
-def is_server(pid: int) -> bool:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"marlcore fork server")
-
-
 def kill_a_parent(directory: Path) -> None:
     """Returns when every process and segment is gone; otherwise it waits until pytest's faulthandler_timeout."""
     forks = directory / "forks"
@@ -48,7 +44,8 @@ def kill_a_parent(directory: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(RUN), directory / "run", forks])
     try:
         until(lambda: os.listdir(forks), lambda: parent.poll() is None)
-        [server] = filter(is_server, children(parent.pid))
+        title = b"marlcore fork server"
+        [server] = (pid for pid in children(parent.pid) if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(title))
         os.kill(server, signal.SIGSTOP)
         segments = segments_of(parent.pid)
         assert len(segments) >= 4

@@ -32,10 +32,6 @@ class Failing(gymnasium.Wrapper):  # type: ignore[misc]
         raise OSError("no screen here")
 
 
-def failing() -> Failing:
-    return Failing(gymnasium.make("CartPole-v1"))
-
-
 class Scene:
     """The learner's end of a run of one policy, in this process."""
 
@@ -134,7 +130,7 @@ def test_without_fences_a_nodes_late_rows_are_taken(stack: ExitStack, monkeypatc
 @pytest.mark.long
 def test_a_failing_environment_is_named(stack: ExitStack) -> None:
     """What the controller does then: test_a_failure_on_a_node_ends_the_run."""
-    node = Scene(stack, failing).node(10**6)
+    node = Scene(stack, lambda: Failing(gymnasium.make("CartPole-v1"))).node(10**6)
     failed = until(lambda: node.beat(actors.ActorOrders(10**6, 0)).failed)
     assert failed.worker in ("actor-1", "actor-2") and failed.reason == "environment"
     assert "no screen here" in failed.traceback

@@ -44,11 +44,8 @@ def unplotted(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def scored_by_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """A member's score is its learning rate."""
-    monkeypatch.setattr("marlcore.meta.population._score", lambda run_dir, *_: rate_of(run_dir))
-
-
-def rate_of(run_dir: Path) -> float:
-    return float(config_of(run_dir)["hyperparameters"]["learning_rate"])
+    rate_of = lambda run_dir, *_: float(config_of(run_dir)["hyperparameters"]["learning_rate"])  # noqa: E731
+    monkeypatch.setattr("marlcore.meta.population._score", rate_of)
 
 
 def population(**changes: Any) -> mc.PopulationConfig:
