@@ -79,14 +79,13 @@ def test_serial_seeds_work_in_the_main_thread(
     And a warning of all runs is logged once.
     """
     monkeypatch.setattr("marlcore.meta.seeds.plot_runs", lambda *_: None)
-    set_handler = partial(signal.signal, signal.SIGUSR2)
-    env_fn = partial(Corridor, 1, partial(set_handler, signal.SIG_IGN))
-    config = runs.configured(tmp_path, mode="serial", total_steps=100, learner={"warmup": 9_000})
     before = signal.getsignal(signal.SIGUSR2)
+    set_handler = partial(signal.signal, signal.SIGUSR2, signal.SIG_IGN)
+    config = runs.configured(tmp_path, mode="serial", total_steps=100, learner={"warmup": 9_000})
     try:
-        results = mc.train_seeds(env_fn, "dqn", config, [0, 1], progress=False)
+        results = mc.train_seeds(partial(Corridor, 1, set_handler), "dqn", config, [0, 1], progress=False)
     finally:
-        set_handler(before)
+        signal.signal(signal.SIGUSR2, before)
     assert [result.steps for result in results] == [100, 100]
     assert caplog.text.count("it will learn nothing in them") == 1
 

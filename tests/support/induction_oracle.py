@@ -1,6 +1,7 @@
 """Backward induction in plain Python over lists, straight from the formulas: the oracle of tests and benchmarks.
 
-It shares no code with the package. Sums run in the order of the outcomes, of what is believed, and of the actions.
+It shares no code with the package. Sums run in the order of the outcomes, of the beliefs, and of the actions.
+Python's `sum` is not used: since 3.12 it compensates for rounding.
 """
 
 from itertools import product
@@ -20,7 +21,7 @@ class Induction:
         believed: believed(state, agent, action) -> [(probability, profile)]; by default all other agents but the robots
             act at random.
         discount: discount(state, profile, [(probability, successor)]) -> a factor for each outcome.
-        store: what storing a value does to it, such as rounding to float16.
+        store: rounds a value as its storage does, such as to float16.
         half: sums are those of NumPy's float16.
     """
 
@@ -59,7 +60,7 @@ class Induction:
         return policy, self.store(added(policy[action] * q[action] for action in possible))
 
     def _q(self, i, agent, action, achieved, values):
-        """The action's Q; None where none of the believed profiles is possible."""
+        """Returns the action's Q; None if no believed profile is possible."""
         total, mass, missing = 0.0, 0.0, False
         for p, profile in self.believed(self.states[i], agent, action):
             expectations = []
@@ -91,7 +92,7 @@ class Induction:
 
 
 def added(terms):
-    """Their sum, in their order. Python's `sum` compensates for rounding since 3.12."""
+    """Their sum, in their order."""
     total = 0.0
     for term in terms:
         total += term
