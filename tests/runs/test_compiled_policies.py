@@ -1,6 +1,7 @@
 """Runs whose policies act without torch, by a network of plain NumPy in place of DQN's."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -72,7 +73,7 @@ def made_model() -> torch.nn.Module:
 
 @pytest.mark.parametrize(("env_fn", "changes"), [("gymnasium:CartPole-v1", {}), (HUNT, {"self_play": SELF_PLAY})])
 def test_a_compiled_policys_run_is_the_one_of_torch(
-    env_fn: Any, changes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    env_fn: str | Callable[[], Any], changes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Actors, evaluations, opponents, and loaded policies take the same actions, as the same seed draws them."""
 
