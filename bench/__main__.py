@@ -1,7 +1,8 @@
 """The programs that measure: `python -m bench NAME`, each with its options.
 
-A program is a module with `main(options)`, which may return an exit code, and with `add_options(parser)` if it has any.
-One that takes `--anyway` refuses a busy machine without it; one with a default of `rest` gets all other options there.
+A program is a file of a room with `main(options)`, which may return an exit code, and with `add_options(parser)` if it
+has options. A program with the option `--anyway` refuses a busy machine without it. A program whose parser sets `rest`
+gets the unknown options there.
 """
 
 import argparse
@@ -9,44 +10,21 @@ import os
 import shlex
 import sys
 from importlib import import_module
+from pathlib import Path
 
 from .machine import busy
 
-PROGRAMS = {
-    "report": "core.report",
-    "networks": "costs.networks",
-    "growth": "costs.growth",
-    "instructions": "costs.instructions",
-    "soak": "costs.soak",
-    "planning": "costs.planning",
-    "gpu": "costs.gpu",
-    "throughput": "runs.throughput",
-    "results": "runs.results",
-    "self_play": "runs.self_play",
-    "sorrel": "runs.sorrel",
-    "gallery": "runs.gallery",
-    "zoo": "zoo.zoo",
-    "defaults": "zoo.defaults",
-    "teams": "zoo.teams",
-    "cluster_rows": "cluster.rows",
-    "cluster_weights": "cluster.weights",
-    "cluster_peers": "cluster.beside_rllib",
-    "pages": "pages.pages",
-    "long_form": "pages.long_form",
-    "install": "peers.install",
-}
+FILES = sorted(Path(__file__).parent.glob("*/*.py"))
+PROGRAMS = {file.stem: file.parent.name for file in FILES if "\ndef main(options:" in file.read_text()}
 
 
 def main(arguments: list[str]) -> int:
     first = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     first.add_argument("program", choices=PROGRAMS)
     name = first.parse_args(arguments[:1]).program
-    program = import_module(f"bench.{PROGRAMS[name]}")
-    parser = argparse.ArgumentParser(
-        prog=f"python -m bench {name}",
-        description=program.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    program = import_module(f"bench.{PROGRAMS[name]}.{name}")
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(f"python -m bench {name}", description=program.__doc__, formatter_class=form)
     if hasattr(program, "add_options"):
         program.add_options(parser)
     options, others = parser.parse_known_args(arguments[1:])

@@ -6,15 +6,15 @@ import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
-from processes import await_ends, start_python
 
 from marlcore.testing import check_env
 
 from . import machine, processes
 from .__main__ import main
-from .cluster import beside_rllib, weights
+from .cluster import cluster_peers, cluster_weights
 from .costs import planning
 from .runs import results, tasks, throughput
 
@@ -32,9 +32,7 @@ def test_a_room_is_small_and_imports_only_lower_ones() -> None:
 
 
 @pytest.mark.parametrize("program", ["report", "planning", "throughput"])
-def test_a_busy_machine_is_refused_and_the_load_is_named(
-    program: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_busy_machine_is_refused_and_the_load_is_named(program: str, monkeypatch: Any, capsys: Any) -> None:
     """Half a core of load is not busy."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     monkeypatch.setattr(os, "getloadavg", lambda: (1.0, 9.0, 9.0))
@@ -50,22 +48,6 @@ def test_all_sides_plan_alike() -> None:
     plain, *others = planning.measure(400, 0.0, [1, 2], rounds=1)
     assert [side["workers"] for side in (plain, *others)] == ["plain", "1", "2"] and plain["build_s_times"] == 1
     assert plain["graph_bytes"] > 400 * 16 and plain["policy_bytes"] > 400 * 2 * 8 * 5
-
-
-WAITS = """
-from bench.processes import run_fresh
-run_fresh(exec, "import os, signal; print(os.getpid(), flush=True); signal.pause()")
-"""
-
-
-@pytest.mark.long
-def test_a_killed_programs_fresh_process_dies_too() -> None:
-    """Nothing else would end it: it waits for a signal, and later for a call from the program."""
-    with start_python(WAITS, beside=__file__) as program:
-        assert program.stdout is not None
-        worker = os.pidfd_open(int(program.stdout.readline()))
-        program.kill()
-        await_ends([worker])  # never, if it outlives the program
 
 
 @pytest.mark.long
@@ -100,8 +82,7 @@ SIDES = {
 @pytest.mark.long
 @pytest.mark.parametrize("name", SIDES)
 def test_each_side_makes_the_updates_that_its_steps_call_for(name: str) -> None:
-    """Each side checks its updates itself."""
-    sides = throughput.ROWS[name].sides
+    _, sides, _ = throughput.ROWS[name]
     rates = throughput.measure({side: sides[side] for side in SIDES[name]}, rounds=1, scale=0.001)
     assert all(rate > 0 for (rate,) in rates.values())
 
@@ -112,15 +93,12 @@ def test_a_goal_is_judged_by_the_ratio_of_each_round() -> None:
     assert throughput.judged(rates, "ours", 7) == "ours: 6 steps/s, at least 7: missed"
 
 
-def test_returns_are_kept_for_the_pages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_returns_are_kept_for_the_pages(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setattr(results, "train", lambda task, seed, *_: ({"return": 0.5 + seed, "seconds": 2.0}, []))
     monkeypatch.setattr(results, "play_randomly", lambda env: 0.25)
     monkeypatch.setattr(results, "run_fresh", lambda function, *args: function(*args))
     monkeypatch.setattr(results, "STORED", tmp_path / "results.json")
-    arguments = ["--task", "CartPole-v1", "--seeds", "0,1,2", "--mode", "serial", "--store"]
-    main(["results", *arguments])
+    main(["results", "--task", "CartPole-v1", "--seeds", "0,1,2", "--mode", "serial", "--store"])
     assert "| CartPole-v1, serial | dqn | 300,000 | 0.25 | 0.5; 1.5; 2.5 | 1.5 | 2 |" in capsys.readouterr().out
     stored = json.loads((tmp_path / "results.json").read_text())
     assert stored["CartPole-v1, serial"]["returns"] == [0.5, 1.5, 2.5] and "recall, ppo" in stored
@@ -128,25 +106,17 @@ def test_returns_are_kept_for_the_pages(
 
 @pytest.mark.long
 def test_every_node_gets_the_last_weights() -> None:
-    figures = weights.measure(1, nbytes=100_000, rounds=20, pause_s=0.0)
+    figures = cluster_weights.measure(1, nbytes=100_000, rounds=20, pause_s=0.0)
     assert 1 <= figures["fetched"] <= figures["copied"] + 1 <= 22 and figures["p99_s"] > 0
 
 
-def test_the_cpu_time_of_a_tree_includes_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = iter([{"a": 1.0, "b": 0.5}, {"b": 2.0}, {"c": 0.25}])
-    monkeypatch.setattr(processes, "cpu_of_descendants", lambda root: next(looks))
-    spent = processes.TreeTime(os.getpid())
-    assert [spent.look() for _ in range(3)] == [1.5, 3.0, 3.25]
-
-
 def test_rates_are_those_between_two_moments() -> None:
-    first, last = beside_rllib.Mark(10.0, 7.0, 100, 50, 9.0), beside_rllib.Mark(14.0, 9.0, 500, 450, 30.0)
-    figures = beside_rllib.between(first, last)
+    figures = cluster_peers.between((10.0, 7.0, 100, 50, 9.0), (14.0, 9.0, 500, 450, 30.0))
     assert [*figures.values()] == [100.0, 100.0, 200.0, 200.0, 0.5, 7.0, 30.0]
 
 
 @pytest.mark.long
 def test_our_side_trains_what_it_samples() -> None:
-    work = beside_rllib.Work(512, 512, hidden=16, copies=4)
-    figures = beside_rllib.measure(partial(beside_rllib.train_ours, work), 0.0, 3.0)
+    work = cluster_peers.Work(512, 512, hidden=16, copies=4)
+    figures = cluster_peers.measure(partial(cluster_peers.train_ours, work), 0.0, 3.0)
     assert min(figures.values()) > 0

@@ -1,4 +1,4 @@
-"""Processes from outside: their CPU time and memory, those that have ended, and calls in fresh interpreters."""
+"""Processes seen from outside: their CPU time and their titles; and calls in fresh interpreters."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -26,12 +26,9 @@ def run_fresh(function: Callable[..., Result], *args: Any) -> Result:
 
 
 def in_turns(sides: Mapping[str, Callable[[], Result]], rounds: int) -> dict[str, list[Result]]:
-    """What each side returns in each round, in which they take turns: what else the machine does then affects all."""
-    taken: dict[str, list[Result]] = {name: [] for name in sides}
-    for _ in range(rounds):
-        for name, side in sides.items():
-            taken[name].append(side())
-    return taken
+    """What each side returns in each round. The sides take turns, so that other load of the machine affects all."""
+    taken = [{name: side() for name, side in sides.items()} for _ in range(rounds)]
+    return {name: [each[name] for each in taken] for name in sides}
 
 
 def cpu_of_descendants(root: int) -> dict[psutil.Process, float]:
@@ -49,19 +46,3 @@ def title(process: psutil.Process) -> str:
     with suppress(psutil.NoSuchProcess):
         return process.name()
     return ""
-
-
-class TreeTime:
-    """The CPU time of all descendants of a process that were alive at a `look`.
-
-    Look often: the time that a process takes between the last look and its end is not seen.
-    """
-
-    def __init__(self, root: int) -> None:
-        self._root = root
-        self._seen: dict[psutil.Process, float] = {}
-
-    def look(self) -> float:
-        """CPU-seconds until now."""
-        self._seen |= cpu_of_descendants(self._root)
-        return sum(self._seen.values())

@@ -10,7 +10,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from multiprocessing import resource_tracker, spawn
 from pathlib import Path
 from types import SimpleNamespace
@@ -183,13 +183,11 @@ def _left() -> dict[str, set[str]]:
     """Segments in /dev/shm that nobody holds, child processes and open descriptors of this process."""
     descriptors = set()
     for fd in os.listdir("/proc/self/fd"):
-        try:
+        with suppress(FileNotFoundError):  # the descriptor that listed the directory
             target = os.readlink(f"/proc/self/fd/{fd}")
-        except FileNotFoundError:
-            continue  # the descriptor that listed the directory
-        # matplotlib keeps each font that it drew with open for good, and Ray the log of each connection
-        if "/mpl-data/fonts/" not in target and "/ray/session_" not in target:
-            descriptors.add(f"{fd} -> {target}")
+            # matplotlib keeps each font that it drew with open for good, and Ray the log of each connection
+            if "/mpl-data/fonts/" not in target and "/ray/session_" not in target:
+                descriptors.add(f"{fd} -> {target}")
     return {
         "segment": {name for name in os.listdir("/dev/shm") if name.startswith("marlcore-") and _orphaned(name)},
         "process": set(map(str, children(os.getpid()))),
@@ -292,10 +290,8 @@ class Program:
         if self.running:
             self.kill()
         for stream in (self._process.stdin, self._process.stdout):
-            try:
+            with suppress(BrokenPipeError):  # it was killed with a line unread
                 stream.close()
-            except BrokenPipeError:
-                continue  # it was killed with a line unread
 
 
 @contextmanager

@@ -1,7 +1,4 @@
-"""The replay's rows that add: one transition, 64 to a lane, and one to each of 64 lanes; the rings were filled once.
-
-So their memory is mapped, as it is in a run's steady state. A row's sizes are an observation, and the rows of a call.
-"""
+"""The replay's rows that add: one, 64 to a lane, and one to each of 64 lanes, in rings that were filled once before."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +13,7 @@ from marlcore import ReplayBuffer
 from ..peers import cpprb
 from ..peers.ring import LockedRing
 from .transitions import FRAME, SCALARS_NBYTES, VECTOR, Fields, fields_of, installed, rows_of, spec_of
-from .work import Budget, Row, Scale, Work, memcpy, shared_bytes
+from .work import Row, Scale, Work, memcpy, shared_bytes
 
 MANY = 64
 NONE_DONE = np.zeros(MANY, np.bool_)
@@ -102,21 +99,12 @@ def _cpprb(scale: Scale, obs: NDArray[Any], count: int) -> Work:
 
 PLAIN = {"marlcore": _marlcore, "locks": _locks, "memcpy": _memcpy}
 BESIDE_CPPRB = installed({**PLAIN, "cpprb": _cpprb})
-LANES = {
-    "marlcore": _lanes,
-    "memcpy": _memcpy,
-    "64 writers": partial(_lanes, vector=False),
-    "add_batch": _marlcore,
-}
+LANES = {"marlcore": _lanes, "memcpy": _memcpy, "64 writers": partial(_lanes, vector=False), "add_batch": _marlcore}
+LANE_BUDGETS = {"64 writers": 1 / 6, "add_batch": 2.5}
 ROWS = (
-    Row("add, 4 x float32", BESIDE_CPPRB, (Budget("locks", 1 / 2.5), Budget("cpprb", 1 / 45)), (VECTOR, 1)),
+    Row("add, 4 x float32", BESIDE_CPPRB, {"locks": 1 / 2.5, "cpprb": 1 / 45}, (VECTOR, 1)),
     Row("add, 84 x 84 uint8", PLAIN, sizes=(FRAME, 1)),
-    Row("add_batch of 64, 4 x float32", BESIDE_CPPRB, (Budget("cpprb", 1 / 6),), (VECTOR, MANY)),
-    Row(
-        "vector add: 64 rows to 64 lanes, 4 x float32",
-        LANES,
-        (Budget("64 writers", 1 / 6), Budget("add_batch", 2.5)),
-        (VECTOR, MANY),
-    ),
+    Row("add_batch of 64, 4 x float32", BESIDE_CPPRB, {"cpprb": 1 / 6}, (VECTOR, MANY)),
+    Row("vector add: 64 rows to 64 lanes, 4 x float32", LANES, LANE_BUDGETS, (VECTOR, MANY)),
     Row("vector add: 64 rows to 64 lanes, 84 x 84 uint8", LANES, sizes=(FRAME, MANY)),
 )

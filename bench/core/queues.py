@@ -1,7 +1,7 @@
 """Transitions from one writing process to one reader, in order: by marlcore and by multiprocessing.Queue.
 
-The writer writes flat out; what is timed is the reader, from full pipes on, so that the slower side decides. Episodes
-have 128 steps, and so have the reader's batches; step t's action is t, its obs that of the same place in any episode.
+The writer writes flat out. The reader is timed, from full pipes on, so that the slower side decides. Episodes and
+batches have 128 steps; step t's action is t, its obs that of the same place in any episode.
 """
 
 import time
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from marlcore import TrajectoryQueue
 
 from .transitions import FRAME, SCALARS_NBYTES, VECTOR, Fields, spec_of
-from .work import Budget, Row, Scale, Work, memcpy, shared_bytes
+from .work import Row, Scale, Work, memcpy, shared_bytes
 
 STEPS = 128  # of an episode, and of a batch
 READS = 16
@@ -67,12 +67,10 @@ def _write(queue: Any, obs: NDArray[Any], steps: Steps, method: str) -> None:
             add(*step)
 
 
-def _get_each(queue: Any) -> Fields:
-    return tuple(map(np.array, zip(*(queue.get() for _ in range(STEPS)), strict=True)))
-
-
-def _get_trajectory(queue: Any) -> Fields:
-    return tuple(map(np.copy, queue.get()))
+def _get(queue: Any, each: bool) -> Fields:
+    """A trajectory: put at once, or step by step."""
+    steps = zip(*(queue.get() for _ in range(STEPS)), strict=True) if each else queue.get()
+    return tuple(map(np.array, steps))
 
 
 @contextmanager
@@ -110,20 +108,23 @@ def _reading(
 
 @contextmanager
 def _marlcore(scale: Scale, obs: NDArray[Any], steps: Steps, method: str) -> Iterator[Work]:
-    with TrajectoryQueue.create(spec_of(obs), _reads(scale) * STEPS) as queue, queue.reader(STEPS) as reader:
+    def read() -> Fields:
+        batch = reader.read(timeout=600.0)
+        return batch.obs, batch.action, batch.reward, batch.terminated, batch.next_obs
 
-        def read() -> Fields:
-            batch = reader.read(timeout=600.0)
-            return batch.obs, batch.action, batch.reward, batch.terminated, batch.next_obs
-
-        with _reading(obs, scale, steps, method, queue, read) as work:
-            yield work
+    with (
+        TrajectoryQueue.create(spec_of(obs), _reads(scale) * STEPS) as queue,
+        queue.reader(STEPS) as reader,
+        _reading(obs, scale, steps, method, queue, read) as work,
+    ):
+        yield work
 
 
 @contextmanager
-def _mp_queue(scale: Scale, obs: NDArray[Any], steps: Steps, get: Callable[[Any], Fields]) -> Iterator[Work]:
-    queue = get_context("spawn").Queue(_reads(scale) * (STEPS if steps is _steps else 1))
-    with _reading(obs, scale, steps, "put", queue, partial(get, queue)) as work:
+def _mp_queue(scale: Scale, obs: NDArray[Any], steps: Steps) -> Iterator[Work]:
+    each = steps is _steps
+    queue = get_context("spawn").Queue(_reads(scale) * (STEPS if each else 1))
+    with _reading(obs, scale, steps, "put", queue, partial(_get, queue, each)) as work:
         yield work
     queue.close()
 
@@ -135,20 +136,20 @@ def _memcpy(scale: Scale, obs: NDArray[Any]) -> Work:
 
 EACH = {
     "marlcore": partial(_marlcore, steps=_steps, method="add"),
-    "mp.Queue": partial(_mp_queue, steps=_steps, get=_get_each),
-    "mp.Queue 128": partial(_mp_queue, steps=_collected, get=_get_trajectory),
+    "mp.Queue": partial(_mp_queue, steps=_steps),
+    "mp.Queue 128": partial(_mp_queue, steps=_collected),
     "memcpy": _memcpy,
 }
 AT_ONCE = {
     "marlcore": partial(_marlcore, steps=_trajectories, method="add_batch"),
-    "mp.Queue 128": partial(_mp_queue, steps=_trajectories, get=_get_trajectory),
+    "mp.Queue 128": partial(_mp_queue, steps=_trajectories),
     "memcpy": _memcpy,
 }
-ONE, MANY = Budget("mp.Queue", 1 / 5), Budget("mp.Queue 128", 1)
+ONE, MANY = {"mp.Queue": 1 / 5, "mp.Queue 128": 1}, {"mp.Queue 128": 1}
 TOTAL = READS * STEPS
 ROWS = (
-    Row(f"pass on {TOTAL} steps, 4 x float32", EACH, (ONE, MANY), (VECTOR,), time.perf_counter),
-    Row(f"pass on {TOTAL}, 128 at once, 4 x float32", AT_ONCE, (MANY,), (VECTOR,), time.perf_counter),
-    Row(f"pass on {TOTAL} steps, 84 x 84", EACH, (ONE, MANY), (FRAME,), time.perf_counter),
-    Row(f"pass on {TOTAL}, 128 at once, 84 x 84", AT_ONCE, (MANY,), (FRAME,), time.perf_counter),
+    Row(f"pass on {TOTAL} steps, 4 x float32", EACH, ONE, (VECTOR,), time.perf_counter),
+    Row(f"pass on {TOTAL}, 128 at once, 4 x float32", AT_ONCE, MANY, (VECTOR,), time.perf_counter),
+    Row(f"pass on {TOTAL} steps, 84 x 84", EACH, ONE, (FRAME,), time.perf_counter),
+    Row(f"pass on {TOTAL}, 128 at once, 84 x 84", AT_ONCE, MANY, (FRAME,), time.perf_counter),
 )

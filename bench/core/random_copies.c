@@ -1,6 +1,5 @@
-/* The floor of a random draw: what a batch holds, copied from where it lies in random rows by the plainest
- * loop that asks for each row a while before it copies it. PIECES is what is copied from a row, or from
- * behind it: {offset, size}, ... */
+/* The floor of a random draw: the plainest loop that asks for each row a while before it copies a batch's
+ * part of it. PIECES is what is copied from a row, or from behind it: {offset, size}, ... */
 #include <stdint.h>
 #include <string.h>
 
@@ -23,13 +22,11 @@ static inline void ask(const uint8_t *row) {
 
 /* Copies the pieces of each of n rows of a ring, which begin at `places`. */
 void random_copies(uint8_t *to, const uint8_t *ring, const int64_t *places, uint64_t n) {
-    for (uint64_t i = 0; i < AHEAD && i < n; i++)
-        ask(ring + places[i]);
-    for (uint64_t i = 0; i < n; i++) {
-        if (i + AHEAD < n)
-            ask(ring + places[i + AHEAD]);
-        for (uint64_t k = 0; k < COUNT; k++) {
-            memcpy(to, ring + places[i] + pieces[k].offset, pieces[k].size);
+    for (uint64_t i = 0; i < n + AHEAD; i++) {
+        if (i < n)
+            ask(ring + places[i]);
+        for (uint64_t k = 0; i >= AHEAD && k < COUNT; k++) {
+            memcpy(to, ring + places[i - AHEAD] + pieces[k].offset, pieces[k].size);
             to += pieces[k].size;
         }
     }

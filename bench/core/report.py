@@ -1,7 +1,6 @@
 """All rows of the benchmark, the libraries taking turns: `python -m bench report`.
 
-`--store` keeps the figures as those of this machine, and `--compare` puts a run beside them: by ratios, each of times
-of the same round, since a busy machine changes both.
+`--compare` puts a run beside the stored one by ratios of times of the same round, since a busy machine changes both.
 """
 
 import argparse
@@ -15,9 +14,8 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from ..figures import FOLDER, file_name, load, picture
+from ..figures import FOLDER, cell, file_name, load, markdown, picture, records, rounded
 from ..machine import add_output, describe_machine, processor, publish
-from ..pages.tables import cell, markdown, records, rounded
 from . import adding, queues, sampling, weights
 from .meanwhile import GIGABYTE_ROWS, SAMPLED, SAVED, measure_rates, measure_saves
 from .work import FULL, Row, time_row
@@ -47,7 +45,11 @@ def measure(row: Row, count: int = ROUNDS, round_s: float = ROUND_S) -> Result:
         for name, seconds in rounds.items()
         if name != "marlcore"
     }
-    reached = {str(b): ours <= b.limit * times[b.peer] for b in row.budgets if b.peer in times}
+    reached = {
+        f"{peer} / {1 / most:g}" if most < 1 else f"{peer} x {most:g}": ours <= most * times[peer]
+        for peer, most in row.budgets.items()
+        if peer in times
+    }
     return Result(row.name, times, ratios, reached)
 
 
@@ -60,9 +62,8 @@ def comparison(results: list[Result], stored: dict[str, dict[str, list[float]]])
                 rows.append([result.row, peer, None, None, rounded(now), None, "not stored"])
                 continue
             low, middle, high = stored[result.row][peer]
-            mark = "" if low <= now <= high else "outside"
-            spread = f"{rounded(low)} to {rounded(high)}"
-            rows.append([result.row, peer, rounded(middle), spread, rounded(now), f"{now / middle:.2f}", mark])
+            change = f"{rounded(low)} to {rounded(high)}", rounded(now), f"{now / middle:.2f}"
+            rows.append([result.row, peer, rounded(middle), *change, "" if low <= now <= high else "outside"])
     columns = "ratios to marlcore's time", "peer", "stored", "their 5 to 95 %", "now", "now / stored", ""
     return markdown(columns, rows)
 

@@ -1,15 +1,18 @@
 """The replay's rows that sample: uniformly, and in proportion to priorities, which each batch is given anew.
 
-The locked ring's tree of sums is Python in the learner's process; so is marlcore's, in Numba. cpprb has one buffer for
-several processes and one for a single process, where no lock and no shared memory slows it down.
+The locked ring's tree of sums is in Python, in the learner's process. cpprb has a buffer for several processes, and one
+without lock and shared memory for a single process.
 """
 
+import logging
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 import marlcore as mc
@@ -32,7 +35,7 @@ from .transitions import (
     rows_of,
     spec_of,
 )
-from .work import Budget, Row, Scale, Work, memcpy, shared_bytes
+from .work import Row, Scale, Work, memcpy, shared_bytes
 
 # A row of 4 floats as marlcore stores it: from its flags on, its version, reward, action and obs; the next row's obs
 STORED_NBYTES, STORED = 40, ((7, 33), (64, 16))
@@ -103,12 +106,26 @@ def _cpprb(scale: Scale, obs: NDArray[Any]) -> Work:
 
 
 def _torchrl(scale: Scale, obs: NDArray[Any]) -> Work:
-    from ..peers import torchrl
+    """TorchRL's replay buffer for several processes, which is given transitions in the form of TorchRL's collectors."""
+    logging.getLogger("torchrl").setLevel(logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore"
+        )  # its C++ extension, with its prioritized sampler, does not load beside torch 2.13
+        from tensordict import TensorDict
+        from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
-    buffer = torchrl.make_buffer(scale.vectors, BATCH)
-    fill(obs, scale.vectors, partial(torchrl.extend, buffer))
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(scale.vectors), batch_size=BATCH, shared=True)
+
+    def extend(obs: Any, action: Any, reward: Any, done: Any) -> None:
+        after = {"observation": obs + 1, "reward": reward, "done": done}
+        rows = {"observation": obs, "action": action, "next": {k: torch.from_numpy(v) for k, v in after.items()}}
+        buffer.extend(TensorDict({k: v if k == "next" else torch.from_numpy(v) for k, v in rows.items()}, [len(obs)]))
+
+    fill(obs, scale.vectors, extend)
+    keys = "observation", "action", ("next", "reward"), ("next", "observation"), ("next", "done")
     check = check_sample(obs)
-    return Work(buffer.sample, lambda batch: check(torchrl.fields(batch)))
+    return Work(buffer.sample, lambda batch: check(tuple(batch[key].numpy() for key in keys)))
 
 
 def _prioritized(sample: Callable[[], Drawn], update: Callable[[NDArray[Any], NDArray[Any]], object]) -> Work:
@@ -168,24 +185,13 @@ CPPRB = {
     "cpprb": partial(_of_interface, kind="MPPrioritizedReplayBuffer"),
     "cpprb single": partial(_of_interface, kind="PrioritizedReplayBuffer"),
 }
+UNIFORM = installed({**PLAIN, "cpprb": _cpprb, "torchrl": _torchrl})
+PRIORITIZED = installed({**PLAIN, "marlcore": _marlcore_prioritized, "locks": _locks_prioritized, **CPPRB})
+ALIKE = installed({"marlcore": partial(_of_interface, kind=MPPrioritizedReplayBuffer), **CPPRB})
+OF_PRIORITIZED = {"floor": 8, "cpprb": 1 / 60, "cpprb single": 1 / 7}
 ROWS = (
-    Row(
-        "sample 256 of 10^6, 4 x float32",
-        installed({**PLAIN, "cpprb": _cpprb, "torchrl": _torchrl}),
-        (Budget("floor", 2.5), Budget("cpprb", 1 / 4)),
-        (VECTOR,),
-    ),
-    Row("sample 256, 4 frames of 84 x 84", PLAIN, (Budget("floor", 1.1),), (FRAME,)),
-    Row(
-        "prioritized sample + update, 256 of 10^6",
-        installed({**PLAIN, "marlcore": _marlcore_prioritized, "locks": _locks_prioritized, **CPPRB}),
-        (Budget("floor", 8), Budget("cpprb", 1 / 60), Budget("cpprb single", 1 / 7)),
-        (VECTOR,),
-    ),
-    Row(
-        "the same through cpprb's interface",
-        installed({"marlcore": partial(_of_interface, kind=MPPrioritizedReplayBuffer), **CPPRB}),
-        (Budget("cpprb", 1 / 30), Budget("cpprb single", 1)),
-        (VECTOR,),
-    ),
+    Row("sample 256 of 10^6, 4 x float32", UNIFORM, {"floor": 2.5, "cpprb": 1 / 4}, (VECTOR,)),
+    Row("sample 256, 4 frames of 84 x 84", PLAIN, {"floor": 1.1}, (FRAME,)),
+    Row("prioritized sample + update, 256 of 10^6", PRIORITIZED, OF_PRIORITIZED, (VECTOR,)),
+    Row("the same through cpprb's interface", ALIKE, {"cpprb": 1 / 30, "cpprb single": 1}, (VECTOR,)),
 )

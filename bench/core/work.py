@@ -5,9 +5,10 @@ import mmap
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
+from timeit import repeat, timeit
 from typing import Any
 
 import numpy as np
@@ -38,41 +39,19 @@ class Work:
     check: Callable[[Any], None]  # asserts that what `run` returned, and left behind, is right
     prepare: Callable[[], Any] | None = None  # before each run, not timed
 
-    def once(self) -> Any:
-        if self.prepare:
-            self.prepare()
-        return self.run()
-
-    def warm_up(self, runs: int) -> None:
+    def warm_up(self, runs: int) -> Any:
+        """Runs so many times; returns the last result."""
+        result = None
         for _ in range(runs):
-            self.once()
+            if self.prepare:
+                self.prepare()
+            result = self.run()
+        return result
 
     def seconds(self, runs: int, clock: Clock = time.thread_time) -> float:
-        spent, run = 0.0, self.run
-        if not self.prepare:
-            began = clock()
-            for _ in range(runs):
-                run()
-            return (clock() - began) / runs
-        for _ in range(runs):
-            self.prepare()
-            began = clock()
-            run()
-            spent += clock() - began
-        return spent / runs
-
-
-@dataclass(frozen=True)
-class Budget:
-    """marlcore's time may be at most `limit` times the peer's."""
-
-    peer: str
-    limit: float
-
-    def __str__(self) -> str:
-        if self.limit < 1:
-            return f"{self.peer} / {1 / self.limit:g}"
-        return f"{self.peer} x {self.limit:g}"
+        if self.prepare:
+            return sum(repeat(self.run, self.prepare, clock, runs, 1)) / runs
+        return timeit(self.run, timer=clock, number=runs) / runs
 
 
 Open = Callable[..., Work | AbstractContextManager[Work]]  # the latter where something must be closed
@@ -80,17 +59,13 @@ Open = Callable[..., Work | AbstractContextManager[Work]]  # the latter where so
 
 @dataclass(frozen=True)
 class Row:
-    """One kind of work, and how each library does it: library(scale, *sizes).
-
-    Its time is the thread's CPU time, which is that of the clock on an idle machine, and changes little on a busy one;
-    where it waits for another process, it is the clock's.
-    """
+    """One kind of work, and how each library does it: library(scale, *sizes)."""
 
     name: str
     libraries: Mapping[str, Open]
-    budgets: tuple[Budget, ...] = ()
+    budgets: Mapping[str, float] = field(default_factory=dict)  # by peer: marlcore's time is at most so many times its
     sizes: tuple[Any, ...] = ()
-    clock: Clock = time.thread_time
+    clock: Clock = time.thread_time  # CPU time; for work that waits for another process, time itself
 
     def open(self, library: str, scale: Scale) -> AbstractContextManager[Work]:
         opened = self.libraries[library](scale, *self.sizes)
@@ -103,8 +78,7 @@ def time_row(row: Row, scale: Scale, rounds: int, round_s: float) -> dict[str, l
         works = {name: stack.enter_context(row.open(name, scale)) for name in row.libraries}
         runs = {}
         for name, work in works.items():
-            work.warm_up(scale.warm_runs)
-            work.check(work.once())
+            work.check(work.warm_up(scale.warm_runs + 1))
             runs[name] = max(1, int(round_s / work.seconds(8, row.clock)))
         gc.collect()
         gc.disable()
@@ -140,10 +114,7 @@ def benchmark_row(benchmark: Any, row: Row, library: str, scale: Scale) -> None:
     """Runs one library's part of a row under pytest-benchmark."""
     benchmark.group = row.name
     with row.open(library, scale) as work:
-
-        def prepare() -> None:  # what it returned would be taken for arguments of run
-            work.prepare()
-
         work.warm_up(scale.warm_runs)
-        timed = partial(benchmark.pedantic, setup=prepare, rounds=500) if work.prepare else benchmark
+        options = {"setup": lambda: work.prepare() and None, "rounds": 500}  # what it returned would be run's arguments
+        timed = partial(benchmark.pedantic, **options) if work.prepare else benchmark
         work.check(timed(work.run))

@@ -9,13 +9,8 @@ from ..figures import load
 from . import instructions
 
 BEGINNING = "void mc_copy_in(uint8_t *row, const void *source, uint64_t size) {\n    const uint8_t *from = source;\n"
-A_PASS = """
-    uint64_t sum = 0;
-    for (uint64_t i = 0; i < size; i++)
-        sum += from[i];
-    if (sum == UINT64_MAX)
-        return;
-"""
+A_PASS = "    uint64_t sum = 0;\n    for (uint64_t i = 0; i < size; i++)\n        sum += from[i];\n"
+A_PASS += "    if (sum == UINT64_MAX)\n        return;\n"
 LONGER_COPY = mutants.Mutant("a_pass_before_each_copy", (("copy.c", BEGINNING, BEGINNING + A_PASS),), ())
 
 
@@ -25,8 +20,7 @@ def stored_counts(part: str) -> instructions.Counts:
     compiler = instructions.compilers()[part]
     if compiler not in load("instructions"):
         pytest.skip(f"NOT COMPARED: no counts are stored for {compiler}")
-    counts: instructions.Counts = load("instructions")[compiler]["counts"]
-    return counts
+    return dict(load("instructions")[compiler]["counts"])
 
 
 @pytest.mark.long

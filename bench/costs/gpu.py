@@ -1,7 +1,7 @@
 """On a CUDA device: `python -m bench gpu`. Weights and batches beside plain copies of their bytes, and whole runs.
 
-Copies are timed by the clock, until the device has finished; all sides take turns in one process. A run is watched for
-a few seconds after its first updates; how busy the device is, the driver tells. `--store` keeps the figures of a card.
+Copies are timed by the clock, until the device has finished. A run is watched for a few seconds after its first
+updates; the driver says how busy the device is. `--store` keeps the figures of a card.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import numpy as np
 import pynvml
 import torch
 from processes import until
+from torch import nn
 
 import marlcore as mc
 from marlcore.envs import TreasureHunt
@@ -25,7 +26,7 @@ from marlcore.envs import TreasureHunt
 from ..core import sampling
 from ..core.report import measure, microseconds
 from ..core.transitions import BATCH, FRAME, STACK, check_sample, fields_of
-from ..core.weights import MakeModel, by_locks, by_marlcore, finished, large
+from ..core.weights import by_locks, by_marlcore, finished, large
 from ..core.work import Open, Row, Scale, Work
 from ..figures import file_name
 from ..machine import add_output, publish
@@ -42,11 +43,6 @@ PROCESSES = (1, 2, 4, 8, 16)
 LEARNERS = (1, 4, 8)
 
 
-def huge() -> torch.nn.Module:
-    """Three layers of 2048: 50.4 MB."""
-    return torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(3)))
-
-
 def _copy(size: int, to_device: bool) -> Work:
     """The bytes over PCIe in one piece, from pinned memory or to it: the bound that nothing can beat."""
     host = torch.zeros(size, dtype=torch.uint8, pin_memory=True)
@@ -57,10 +53,6 @@ def _copy(size: int, to_device: bool) -> Work:
         assert torch.equal(device.cpu(), host)
 
     return Work(lambda: finished(lambda: to.copy_(source, non_blocking=True)), check)
-
-
-def _copied_weights(_: Scale, make_model: MakeModel, pulling: bool) -> Work:
-    return _copy(sum(tensor.nbytes for tensor in make_model().state_dict().values()), pulling)
 
 
 def _check_batch(fields: tuple[Any, ...]) -> None:
@@ -87,10 +79,10 @@ def _drawn_and_moved(scale: Scale) -> Iterator[Work]:
         yield Work(lambda: finished(lambda: tuple(map(move, fields_of(sampler.sample())))), _check_batch)
 
 
-WEIGHTS = {
+WEIGHTS: dict[str, Open] = {
     "marlcore": partial(by_marlcore, device=DEVICE),
     "locks": partial(by_locks, device=DEVICE),
-    "PCIe": _copied_weights,
+    "PCIe": lambda _, make, pulling: _copy(sum(each.nbytes for each in make().state_dict().values()), pulling),
 }
 BATCHES: dict[str, Open] = {
     "marlcore": _prefetched,
@@ -100,20 +92,16 @@ BATCHES: dict[str, Open] = {
 }
 ROWS = (
     *(
-        Row(f"{verb} {size} MB", WEIGHTS, (), (model, verb == "pull"), time.perf_counter)
+        Row(f"{verb} {size} MB", WEIGHTS, {}, (model, verb == "pull"), time.perf_counter)
         for verb in ("publish", "pull")
-        for size, model in (("6.8", large), ("50", huge))
+        for size, model in (("6.8", large), ("50", lambda: nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(3)))))
     ),
     Row("batch of 256, 4 frames of 84 x 84", BATCHES, clock=time.perf_counter),
 )
 
 
 def watch(env: Any, algorithm: Any, config: mc.Config) -> dict[str, float]:
-    """A run without a set ratio, for `WATCHED_S` seconds from a second after its learners' first updates on.
-
-    The updates are those of all learners. The device is busy while it runs a kernel, and its memory is what all
-    processes hold on it, contexts included.
-    """
+    """A run without a set ratio, from a second after its learners' first updates on; the memory is all processes'."""
     pynvml.nvmlInit()
     card = pynvml.nvmlDeviceGetHandleByIndex(0)
     before = pynvml.nvmlDeviceGetMemoryInfo(card).used
@@ -182,12 +170,10 @@ def main(options: argparse.Namespace) -> None:
     pynvml.nvmlInit()
     card = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
     results = run_fresh(_measure_calls)  # this process forks workers, and must not open the device
-    watched: dict[str, dict[str, dict[str, float]]] = {}
-    for title, by_name in runs().items():
-        watched[title] = {}
-        for name, watch_run in by_name.items():
-            watched[title][name] = watch_run()
-            sys.stderr.write(f"{title}: {name}: {watched[title][name]}\n")
+    watched: dict[str, dict[str, dict[str, float]]] = {title: {} for title in runs()}
+    for title, name, watch_run in ((title, *each) for title, of_table in runs().items() for each in of_table.items()):
+        watched[title][name] = watch_run()
+        sys.stderr.write(f"{title}: {name}: {watched[title][name]}\n")
     figures = {"microseconds": microseconds(results), "runs": watched}
     publish(options, gpu_tables(figures), file_name("gpu", card), device=f"{card}; ", **figures)
 

@@ -1,8 +1,7 @@
 """How costs grow: `python -m bench growth`.
 
-Calls with lanes and with rows, 4 x float32 each, in CPU time; runs with copies of the environment and with agents,
-whose actors act alone: their rates are steps in a second of the actor's CPU time, and the start is the CPU time of all
-processes until the first step, which other programs change little.
+Calls with lanes and with rows, in CPU time; runs whose actors act alone, with copies of the environment and with
+agents: steps in a second of the actor's CPU time, and the CPU time of all processes until the first step.
 `--store` renews the figures and the picture of docs/. `--agents` measures runs of up to 1,000 agents instead.
 """
 
@@ -116,11 +115,7 @@ def measure(shapes: dict[str, Shape], rounds: int, round_s: float) -> dict[str, 
 def measure_run(
     copies: int, agents: int, policies: int = 0, learners: int | None = None, updates_per_step: float | None = None
 ) -> dict[str, float]:
-    """By default, each agent has a policy of its own, each policy a learner process, and nothing is learnt.
-
-    A step is one action of one agent. Of memory, a page that several processes share counts once; the descriptors are
-    those of the process that has most.
-    """
+    """By default each agent has a policy and a learner of its own, and nothing is learnt; shared pages count once."""
     side = max(11, round(4 * agents**0.5))
     # More than the actor writes while it is measured
     rows = (300_000 + 60_000 * copies) // (policies or agents) // copies * copies
@@ -190,9 +185,9 @@ def draw(path: Path, figures: Mapping[str, Any]) -> None:
         rates.plot([*copies[1]], [size["steps_per_cpu_s"] for size in copies[1].values()], "o-", color="#0b6e4f")
         rates.set(xlabel=copies[0], ylabel="steps in a second of the actor's CPU time", ylim=(0, None))
         sizes = agents[1].values()
-        hundredths = [size["start_cpu_s"] * 100 for size in sizes]
         memory.plot([*agents[1]], [size["memory_mb"] for size in sizes], "o-", label="memory of all processes, MB")
-        memory.plot([*agents[1]], hundredths, "o-", label="CPU time of the start, hundredths of a second")
+        label = "CPU time of the start, hundredths of a second"
+        memory.plot([*agents[1]], [size["start_cpu_s"] * 100 for size in sizes], "o-", label=label)
         memory.set(xlabel=agents[0], ylim=(0, None))
         for panel in (*calls, memory):
             panel.legend(frameon=False, fontsize=8)

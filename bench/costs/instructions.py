@@ -1,9 +1,8 @@
 """Instructions of the hot calls beside stored counts, which no other program changes: `python -m bench instructions`.
 
-A traced process makes each call once, instruction by instruction. What is counted is marlcore's own: the C core, built
-here by the flags it ships with, and the sampling kernels, compiled for a generic processor, so that the counts are the
-same on any. Python, NumPy and the C library are not counted. Counts belong to a compiler's version; those of one
-without stored counts are reported, and compared with nothing. `--store` renews the stored counts.
+A traced process makes each call once. Only marlcore's own instructions are counted: the C core, built by the flags it
+ships with, and the sampling kernels, compiled for a generic processor. Counts belong to a compiler's version: without
+stored ones they are reported, and compared with nothing. `--store` renews the stored counts.
 """
 
 import argparse
@@ -25,9 +24,8 @@ import marlcore as mc
 
 from .. import ROOT
 from ..core.transitions import VECTOR, spec_of
-from ..figures import FOLDER, load, today, write
+from ..figures import FOLDER, load, markdown, today, write
 from ..machine import say
-from ..pages.tables import markdown
 
 CORE = ROOT / "csrc"
 FLAGS = ["-std=c11", "-O3", "-fvisibility=hidden", "-ffp-contract=fast", "-fno-math-errno"]  # of csrc/ffi_build.py
@@ -74,11 +72,8 @@ def count_core(core: Path = CORE) -> Counts:
 
 def count_kernels() -> Counts:
     """Those of the sampling kernels, by the call that runs them."""
-    return _count(
-        [sys.executable, "-c", "from bench.costs.instructions import make_calls; make_calls()"],
-        os.environ | GENERIC,
-        "",
-    )
+    program = "from bench.costs.instructions import make_calls; make_calls()"
+    return _count([sys.executable, "-c", program], os.environ | GENERIC, "")
 
 
 def compilers() -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Updates and acting by small networks, compiled, by torch and in plain torch: `python -m bench networks`.
 
-`--beside FOLDER` adds another tree of marlcore, built in place, such as an older commit's. The sides take turns, each
-in a process of its own; times are CPU time, medians over the rounds.
+`--beside FOLDER` adds another tree of marlcore, built in place. The sides take turns, each in a process of its own;
+times are CPU time, medians over the rounds.
 """
 
 import argparse
@@ -16,8 +16,8 @@ from statistics import median
 import torch
 
 from .. import ROOT
+from ..figures import markdown
 from ..machine import add_output, publish
-from ..pages.tables import markdown
 from ..processes import in_turns
 
 WORK = Path(__file__).with_name("networks_work.py")
@@ -33,8 +33,7 @@ def times_of(engine: str, tree: Path) -> dict[str, float]:
     """The seconds of each row, from a fresh process that imports this tree."""
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     done = subprocess.run([sys.executable, WORK, engine], env=environment, check=True, stdout=subprocess.PIPE)
-    times: dict[str, float] = json.loads(done.stdout)
-    return times
+    return dict(json.loads(done.stdout))
 
 
 def product_rate() -> float:

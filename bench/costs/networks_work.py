@@ -8,6 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from types import SimpleNamespace
 from typing import Any
@@ -169,56 +170,53 @@ def plain_ppo(obs: int, actions: int, units: int, batch: Any) -> Callable[[], An
     return update
 
 
-def plain_actor_critic(is_sac: bool) -> Callable[..., Callable[[], Any]]:
-    def make(obs: int, actions: int, units: int, batch: Any) -> Callable[[], Any]:
-        actor = mlp(obs, units, 2 * actions if is_sac else actions)
-        critics = nn.ModuleList(mlp(obs + actions, units, 1) for _ in range(2))
-        target, slow = copy.deepcopy(critics), copy.deepcopy(actor)
-        of_actor = torch.optim.Adam(actor.parameters(), lr=1e-3)
-        of_critics = torch.optim.Adam(critics.parameters(), lr=1e-3)
-        log_alpha = torch.zeros(1, requires_grad=True)
-        of_alpha = torch.optim.Adam([log_alpha], lr=1e-3)
-        updates = 0
+def plain_actor_critic(obs: int, actions: int, units: int, batch: Any, is_sac: bool) -> Callable[[], Any]:
+    actor = mlp(obs, units, 2 * actions if is_sac else actions)
+    critics = nn.ModuleList(mlp(obs + actions, units, 1) for _ in range(2))
+    target, slow = copy.deepcopy(critics), copy.deepcopy(actor)
+    of_actor = torch.optim.Adam(actor.parameters(), lr=1e-3)
+    of_critics = torch.optim.Adam(critics.parameters(), lr=1e-3)
+    log_alpha = torch.zeros(1, requires_grad=True)
+    of_alpha = torch.optim.Adam([log_alpha], lr=1e-3)
+    updates = 0
 
-        def act(network: nn.Module, seen: torch.Tensor, noise: float) -> tuple[torch.Tensor, torch.Tensor]:
-            if not is_sac:
-                action = network(seen).tanh()
-                drawn = (noise * torch.randn_like(action)).clamp(-0.5, 0.5) if noise else 0.0
-                return (action + drawn).clamp(-1, 1), torch.zeros(1)
-            mean, log_std = network(seen).chunk(2, 1)
-            normal = torch.distributions.Normal(mean, log_std.clamp(-5, 2).exp())
-            x = normal.rsample()
-            action = x.tanh()
-            return action, (normal.log_prob(x) - torch.log(1 - action.square() + 1e-6)).sum(1)
+    def act(network: nn.Module, seen: torch.Tensor, noise: float) -> tuple[torch.Tensor, torch.Tensor]:
+        if not is_sac:
+            action = network(seen).tanh()
+            drawn = (noise * torch.randn_like(action)).clamp(-0.5, 0.5) if noise else 0.0
+            return (action + drawn).clamp(-1, 1), torch.zeros(1)
+        mean, log_std = network(seen).chunk(2, 1)
+        normal = torch.distributions.Normal(mean, log_std.clamp(-5, 2).exp())
+        x = normal.rsample()
+        action = x.tanh()
+        return action, (normal.log_prob(x) - torch.log(1 - action.square() + 1e-6)).sum(1)
 
-        def values(networks: Any, seen: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
-            x = torch.cat([seen, action], 1)
-            return torch.stack([network(x).squeeze(1) for network in networks])
+    def values(networks: Any, seen: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        x = torch.cat([seen, action], 1)
+        return torch.stack([network(x).squeeze(1) for network in networks])
 
-        def update() -> None:
-            nonlocal updates
-            alpha = log_alpha.exp().item()
-            with torch.no_grad():
-                action, log_prob = act(actor if is_sac else slow, batch.next_obs, 0.2)
-                future = values(target, batch.next_obs, action).amin(0) - alpha * log_prob
-                goal = batch.reward + batch.discount * future
-            step(of_critics, (values(critics, batch.obs, batch.action) - goal).square().mean(1).sum(), critics, 10.0)
-            updates += 1
-            if is_sac or updates % 2 == 0:
-                action, log_prob = act(actor, batch.obs, 0.0)
-                value = values(critics if is_sac else critics[:1], batch.obs, action).amin(0)
-                step(of_actor, (alpha * log_prob - value).mean(), actor, 10.0)
-                move(target, critics, 0.005)
-            if is_sac:
-                of_alpha.zero_grad()
-                (-log_alpha.exp() * (log_prob.detach() - actions)).mean().backward()
-                of_alpha.step()
-            elif updates % 2 == 0:
-                move(slow, actor, 0.005)
+    def update() -> None:
+        nonlocal updates
+        alpha = log_alpha.exp().item()
+        with torch.no_grad():
+            action, log_prob = act(actor if is_sac else slow, batch.next_obs, 0.2)
+            future = values(target, batch.next_obs, action).amin(0) - alpha * log_prob
+            goal = batch.reward + batch.discount * future
+        step(of_critics, (values(critics, batch.obs, batch.action) - goal).square().mean(1).sum(), critics, 10.0)
+        updates += 1
+        if is_sac or updates % 2 == 0:
+            action, log_prob = act(actor, batch.obs, 0.0)
+            value = values(critics if is_sac else critics[:1], batch.obs, action).amin(0)
+            step(of_actor, (alpha * log_prob - value).mean(), actor, 10.0)
+            move(target, critics, 0.005)
+        if is_sac:
+            of_alpha.zero_grad()
+            (-log_alpha.exp() * (log_prob.detach() - actions)).mean().backward()
+            of_alpha.step()
+        elif updates % 2 == 0:
+            move(slow, actor, 0.005)
 
-        return update
-
-    return make
+    return update
 
 
 def plain_act(obs: int, actions: int, units: int, batch: Any) -> Callable[[], Any]:
@@ -227,8 +225,8 @@ def plain_act(obs: int, actions: int, units: int, batch: Any) -> Callable[[], An
 
 
 PLAIN = {
-    "DQN": plain_dqn, "PPO": plain_ppo, "SAC": plain_actor_critic(True), "TD3": plain_actor_critic(False),
-    "act,": plain_act,
+    "DQN": plain_dqn, "PPO": plain_ppo, "SAC": partial(plain_actor_critic, is_sac=True),
+    "TD3": partial(plain_actor_critic, is_sac=False), "act,": plain_act,
 }  # fmt: skip
 
 

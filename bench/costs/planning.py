@@ -8,6 +8,7 @@ import resource
 from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from statistics import median
 from time import perf_counter
 from types import SimpleNamespace
@@ -19,8 +20,8 @@ from rich.console import Console
 
 from marlcore.planning import backward_induction, build_graph
 
+from ..figures import records
 from ..machine import add_output, publish
-from ..pages.tables import records
 from ..processes import run_fresh
 
 SIZES = (100, 1_000, 10_000, 100_000, 1_000_000)
@@ -55,10 +56,9 @@ class Mesh:
         level, place = state
         if level == LEVELS:
             return None
-        if self._cost:
-            until = perf_counter() + self._cost
-            while perf_counter() < until:
-                pass
+        until = perf_counter() + self._cost
+        while self._cost and perf_counter() < until:
+            pass
         to = place * 16 + 4 * profile[0] + profile[1]
         return [(0.75, (level + 1, to % self._width)), (0.25, (level + 1, (to + 1) % self._width))]
 
@@ -67,12 +67,9 @@ GOALS: Any = {0: [lambda state: state[1] % 97 == 5, lambda state: state[1] % 89 
 
 
 def measure(states: int, cost: float, workers: Sequence[int], rounds: int) -> list[dict[str, Any]]:
-    """Builds a graph and plans on it, the sides by turns; asserts that all results are equal.
-
-    A record a side: median seconds, rates, how many times plain Python's, and the bytes of both results.
-    """
+    """Builds a graph and plans on it, the sides by turns; asserts that all results are equal. A record a side."""
     model, results = Mesh(states, cost), set()
-    times: dict[str, list[tuple[float, float]]] = {}
+    times: dict[str, list[tuple[float, float]]] = {}  # by side, of both parts
     if states <= MOST_PLAIN:
         began = perf_counter()
         lists, agents = graph_lists(model), len(model.agents)
@@ -117,8 +114,7 @@ def plan_alone(states: int, goals: int) -> dict[str, float]:
             }  # fmt: skip
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    add_output(parser, idle=True)
+add_options = partial(add_output, idle=True)
 
 
 def main(options: argparse.Namespace) -> None:

@@ -1,8 +1,7 @@
 """Memory, descriptors and rates of long work, minute by minute, and whether any of them creeps: `python -m bench soak`.
 
-A process's resident memory and its descriptors may not grow: from its first minutes after the warm-up to its last
-ones, at most MOST_MB_AN_HOUR and no descriptor. Ctrl-C ends the soak early, and reports what was seen until then.
-The work is the core's calls, each in a process of its own; or a training run, one of whose actors is killed.
+The work is the core's calls, each in a process of its own; or a training run, one of whose actors is killed. After the
+warm-up, a process may gain at most MOST_MB_AN_HOUR and no descriptor. Ctrl-C ends the soak, which then reports.
 """
 
 import argparse
@@ -26,8 +25,7 @@ from marlcore.processes import WorkerContext
 from ..core.transitions import BATCH, VECTOR, spec_of
 from ..figures import FOLDER
 from ..machine import add_output, publish
-from ..pages.pages import creep_table, rates_table
-from ..pages.soak_figures import draw
+from ..pages.pages import MEASURES, creep_table, draw_soak, rates_table
 from ..processes import cpu_of_descendants, title
 from ..runs.training import endless
 
@@ -40,15 +38,11 @@ EPISODE = 100
 REPORT_S = 1.0
 KILL_S = 120.0
 
-MEASURES = "rss_mb", "anonymous_mb", "descriptors"
-
 Counts = Callable[[], Counter[str]]
 
 
 @dataclass(frozen=True)
 class Process:
-    """One process of a sample."""
-
     pid: int
     rss_mb: float
     anonymous_mb: float  # of it, without pages of files: the kernel takes those back, which hides growth
@@ -71,10 +65,7 @@ def settled(samples: list[Sample]) -> list[Sample]:
 
 
 def growth(samples: list[Sample]) -> dict[str, list[float]]:
-    """[resident MB, anonymous MB, descriptors] by process that lived from the end of the warm-up to the end.
-
-    From the first tenth of a process's settled samples to the last one, medians of each.
-    """
+    """By process that lived after the warm-up: [resident MB, anonymous MB, descriptors], last tenth less first."""
     grown, samples = {}, settled(samples)
     part = max(1, len(samples) // 10)
     for name, process in samples[0].processes.items():
@@ -89,10 +80,10 @@ def creeping(samples: list[Sample]) -> list[str]:
     """A line for each process whose memory or descriptors grew by more than they may."""
     hours = (samples[-1].seconds - settled(samples)[0].seconds) / 3600
     most_mb, lines = max(LEAST_MB, MOST_MB_AN_HOUR * hours), []
-    for name, (resident, anonymous, more) in growth(samples).items():
-        for memory, grown in (("resident", resident), ("anonymous", anonymous)):
+    for name, (*memory, more) in growth(samples).items():
+        for kind, grown in zip(("resident", "anonymous"), memory, strict=True):
             if grown > most_mb:
-                lines.append(f"{name}: expected at most {most_mb:.1f} MB more {memory} memory, got {grown:.1f}")
+                lines.append(f"{name}: expected at most {most_mb:.1f} MB more {kind} memory, got {grown:.1f}")
         if more > 0:
             lines.append(f"{name}: expected no further descriptor, got {more:g}")
     return lines
@@ -104,7 +95,7 @@ def by_minute(samples: list[Sample]) -> list[Sample]:
     for sample in samples:
         if sample.seconds >= chosen[-1].seconds + 60.0 - EVERY_S / 2:
             chosen.append(sample)
-    return chosen if len(chosen) > 1 else [samples[0], samples[-1]]
+    return chosen if chosen[1:] else [samples[0], samples[-1]]
 
 
 def look(root: int) -> dict[str, Process]:
@@ -170,9 +161,8 @@ def adder(context: WorkerContext, replay: mc.ReplayBuffer, lane: int) -> None:
     with replay.writer(lane) as writer:
 
         def add_episode() -> None:
-            for _ in range(EPISODE - 1):
-                writer.add(VECTOR, 1, 0.5)
-            writer.add(VECTOR, 1, 0.5, True)
+            for step in range(EPISODE):
+                writer.add(VECTOR, 1, 0.5, step == EPISODE - 1)
 
         _repeat(context, "adds", EPISODE, add_episode)
 
@@ -199,20 +189,15 @@ def core() -> Iterator[Counts]:
         mc.ParameterStore.create(model) as store,
         mc.Workers(grace=60.0) as workers,
     ):
-        for lane in range(2):
-            workers.start(adder, replay, lane)
-        workers.start(sampler, replay)
-        workers.start(publisher, store, model)
-        workers.start(subscriber, store, model)
-        newest: dict[tuple[str, str], float] = {}
+        calls = (adder, replay, 0), (adder, replay, 1), (sampler, replay), (publisher, store, model)
+        for call, *arguments in (*calls, (subscriber, store, model)):
+            workers.start(call, *arguments)
+        newest: dict[tuple[str, str], int] = {}
 
         def counts() -> Counter[str]:
             workers.check()
-            newest.update({(report.agent, report.name): report.value for report in workers.reports()})
-            total: Counter[str] = Counter()
-            for (_, name), value in newest.items():
-                total[name] += int(value)
-            return total
+            newest.update({(report.agent, report.name): int(report.value) for report in workers.reports()})
+            return sum((Counter({name: value}) for (_, name), value in newest.items()), Counter())
 
         yield counts
 
@@ -262,7 +247,7 @@ def main(options: argparse.Namespace) -> int:
     figures, stored = figures_of(samples), f"soak-{options.program}"
     publish(options, f"{rates_table(figures)}\n{creep_table(figures)}", stored, **figures)
     if options.store:
-        draw(FOLDER.parent / f"{stored}.png", figures)
+        draw_soak(FOLDER.parent / f"{stored}.png", figures)
     lines = creeping(samples)
     sys.stderr.writelines(f"{line}\n" for line in lines)
     return 1 if lines else 0

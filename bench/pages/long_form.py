@@ -1,9 +1,4 @@
-"""What the long form of a test found, for docs/reliability.md: runs a command and keeps what it prints.
-
-    python -m bench long_form NAME COMMAND...
-
-NAME is that of the page's cell, such as "kills core". Nothing is kept of a command that fails.
-"""
+"""What a test's long form prints, kept for a cell of docs/reliability.md: `python -m bench long_form NAME COMMAND`."""
 
 import argparse
 import subprocess

@@ -9,20 +9,19 @@ import argparse
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import pairwise
+from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ..figures import FOLDER, four_digits, load
+import numpy as np
+
+from ..figures import FOLDER, four_digits, load, markdown, origin, origins, picture, rounded
 from ..machine import say
-from .soak_figures import cpu_rates, rates, spread
-from .tables import markdown, origin, origins, rounded
 
 DOCS = FOLDER.parent
-PAGES = [
-    DOCS / f"{name}.md"
-    for name in ("cluster", "drop-ins", "gallery", "performance", "planning", "reliability", "results")
-]
-PAGES += [*sorted((DOCS / "algorithms").glob("*.md")), DOCS / "guides" / "gpus.md"]
+NAMES = "cluster", "drop-ins", "gallery", "performance", "planning", "reliability", "results", "guides/gpus"
+PAGES = [*(DOCS / f"{name}.md" for name in NAMES), *sorted((DOCS / "algorithms").glob("*.md"))]
 SIDES = {  # of `python -m bench gpu`
     "marlcore": "marlcore, us",
     "locks": "`load_state_dict` under a lock, us",
@@ -31,6 +30,8 @@ SIDES = {  # of `python -m bench gpu`
     "PCIe": "copy of the bytes from or to pinned memory, us",
 }
 REGION = re.compile(r"(<!-- figures: (\w+) ?([\w ]*) -->)(\n?).*?(<!-- end -->)", re.DOTALL)
+MEASURES = "rss_mb", "anonymous_mb", "descriptors"  # of a soak's processes
+CALLERS = {"adds": "adder", "samples": "sampler", "publishes": "publisher", "pulls": "subscriber"}  # workers' titles
 
 
 def table(name: str) -> str:
@@ -144,28 +145,63 @@ def soak(part: Callable[[Mapping[str, Any]], str], name: str) -> str:
     return part(stored) + "\n" + origin({**stored, "load": between})
 
 
+def rates(figures: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Calls a second in each minute, by name."""
+    return {name: _changes(counts, figures["seconds"]) for name, counts in figures["counts"].items()}
+
+
+def cpu_rates(figures: Mapping[str, Any]) -> dict[str, list[float]]:
+    """The core's calls in a second of their processes' CPU time, which other programs change less."""
+    found = {}
+    for name in (name for name in CALLERS if name in figures["counts"]):
+        callers = [cpu_s for process, cpu_s in figures["cpu_s"].items() if process.startswith(f"{CALLERS[name]}-")]
+        spent = [sum(cpu_s or 0.0 for cpu_s in each) for each in zip(*callers, strict=True)]
+        found[name] = _changes(figures["counts"][name], spent)
+    return found
+
+
+def _changes(counts: list[int], spent: list[float]) -> list[float]:
+    steps = zip(pairwise(counts), pairwise(spent), strict=True)
+    return [(after - before) / (end - begin) for (before, after), (begin, end) in steps]
+
+
 def rates_table(figures: Mapping[str, Any]) -> str:
-    rows = [[f"{call}/s", *map(rounded, spread(values))] for call, values in rates(figures).items()]
-    rows += [[f"{call} in a CPU second", *map(rounded, spread(by_cpu))] for call, by_cpu in cpu_rates(figures).items()]
+    found = {f"{call}/s": values for call, values in rates(figures).items()}
+    found |= {f"{call} in a CPU second": values for call, values in cpu_rates(figures).items()}
+    rows = ([call, *map(rounded, np.percentile(values, [5, 50, 95]).tolist())] for call, values in found.items())
     return markdown(["by minute", "5th percentile", "median", "95th percentile"], rows)
+
+
+def draw_soak(path: Path, figures: Mapping[str, Any]) -> None:
+    """Memory, descriptors, rates and load over the minutes."""
+    minutes = [seconds / 60 for seconds in figures["seconds"]]
+    with picture(path, 5, figsize=(9, 13)) as (_, panels):
+        for axes, measure in zip(panels, MEASURES, strict=False):
+            for name, values in figures[measure].items():
+                axes.plot(minutes, [float("nan") if value is None else value for value in values], label=name)
+        for name, values in rates(figures).items():
+            if middle := median(values):
+                panels[3].plot(minutes[1:], [value / middle for value in values], label=f"{name}, {middle:,.3g}/s")
+        panels[4].plot(minutes, figures["load"], color="#555555", label="load of the machine")
+        labels = "resident MB", "anonymous MB", "descriptors", "rate / its median", "load"
+        for axes, label in zip(panels, labels, strict=True):
+            axes.set(ylabel=label, xlim=(0, minutes[-1]), ylim=(0, None))
+            axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
+        panels[4].set_xlabel("minutes")
 
 
 def creep_table(figures: Mapping[str, Any]) -> str:
     """What the processes had at the end, and by how much it grew after the warm-up."""
     rows = []
     for process, growth in figures["growth"].items():
-        held = [figures[measure][process][-1] for measure in ("rss_mb", "anonymous_mb", "descriptors")]
+        held = [figures[measure][process][-1] for measure in MEASURES]
         rows.append([process, *(f"{rounded(end):g} ({grown:+.3g})" for end, grown in zip(held, growth, strict=True))])
     return markdown(["process", "resident MB", "anonymous MB", "descriptors"], rows)
 
 
-RENDERERS: dict[str, Callable[[str], str]] = {
-    **{
-        each.__name__: each for each in (table, results, gallery, long, long_origins, ratios, growth, gpu, instructions)
-    },
-    "soak_rates": partial(soak, rates_table),
-    "soak_growth": partial(soak, creep_table),
-}
+BY_NAME = table, results, gallery, long, long_origins, ratios, growth, gpu, instructions
+SOAKS = {"soak_rates": partial(soak, rates_table), "soak_growth": partial(soak, creep_table)}
+RENDERERS: dict[str, Callable[[str], str]] = {each.__name__: each for each in BY_NAME} | SOAKS
 
 
 def filled(text: str, renderers: Mapping[str, Callable[[str], str]] = RENDERERS) -> str:
@@ -178,7 +214,7 @@ def filled(text: str, renderers: Mapping[str, Callable[[str], str]] = RENDERERS)
     return REGION.sub(fill, text)
 
 
-def main(_: argparse.Namespace) -> None:
+def main(options: argparse.Namespace) -> None:
     for page in PAGES:
         if (renewed := filled(page.read_text())) != page.read_text():
             page.write_text(renewed)

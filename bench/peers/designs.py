@@ -1,15 +1,13 @@
 """Asynchronous DQN in two common designs: `multiprocessing.Queue`, or shared arrays behind an `mp.Lock` each.
 
-An actor process steps one treasure hunt and acts by a copy of each agent's model in shared memory. A learner process an
-agent trains the shared model in place.
+An actor process steps a treasure hunt. A learner process an agent trains a model in shared memory, which actors copy.
 """
 
 import copy
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property, partial
-from queue import Empty
 from typing import Any
 
 import numpy as np
@@ -19,8 +17,7 @@ from torch import nn
 
 from marlcore.envs import TreasureHunt
 
-from .plain_dqn import PlainDQN, Ring, columns, mlp
-from .setting import Setting, Trained
+from .plain_dqn import PlainDQN, Ring, Setting, Trained, columns, mlp
 
 SYNC = 50  # rounds between copies of the shared models
 NAP_S = 0.001  # of a side that waits for the other
@@ -37,15 +34,13 @@ class Pickles:
     def add(self, *transition: Any) -> None:
         self.queue.put(transition)
 
-    def learn(self, dqn: PlainDQN, done: Any) -> None:
+    def finish(self) -> None:
+        self.queue.put(None)
+
+    def learn(self, dqn: PlainDQN) -> None:
         ring, generator = Ring(columns(self.setting.capacity, self.shape)), np.random.default_rng(0)
-        while True:
-            try:
-                ring.add(*self.queue.get(timeout=0.05))
-            except Empty:
-                if done.is_set():
-                    break
-                continue
+        while transition := self.queue.get():
+            ring.add(*transition)
             while dqn.updates < (ring.added - self.setting.warmup) * self.setting.updates_per_step:
                 dqn.update(ring.sample(generator, self.setting.batch))
         self.updates.value = dqn.updates
@@ -57,9 +52,8 @@ class SharedArrays:
     def __init__(self, context: Any, setting: Setting, shape: tuple[int, ...]) -> None:
         self.setting = setting
         self.arrays = [torch.from_numpy(array).share_memory_() for array in columns(setting.capacity, shape)]
-        self.lock = context.Lock()
-        self.added = context.Value("q", 0)
-        self.updates = context.Value("q", 0)
+        self.lock, self.done = context.Lock(), context.Event()
+        self.added, self.updates = context.Value("q", 0), context.Value("q", 0)
 
     @cached_property
     def ring(self) -> Ring:
@@ -75,7 +69,10 @@ class SharedArrays:
             ring.add(*transition)
             self.added.value += 1
 
-    def learn(self, dqn: PlainDQN, done: Any) -> None:
+    def finish(self) -> None:
+        self.done.set()
+
+    def learn(self, dqn: PlainDQN) -> None:
         ring, setting, generator = self.ring, self.setting, np.random.default_rng(0)
         while True:
             if dqn.updates < (self.added.value - setting.warmup) * setting.updates_per_step:
@@ -84,7 +81,7 @@ class SharedArrays:
                     batch = ring.sample(generator, setting.batch)
                 dqn.update(batch)
                 self.updates.value = dqn.updates
-            elif done.is_set():
+            elif self.done.is_set():
                 return
             else:
                 time.sleep(NAP_S)
@@ -98,14 +95,14 @@ def _train(design: type[Pickles] | type[SharedArrays], setting: Setting, steps: 
         for agent in env.agents
     }
     sides = {agent: design(context, setting, spaces[agent].shape) for agent in env.agents}
-    done, ready = context.Event(), context.Barrier(1 + len(env.agents))
-    learners = [context.Process(target=_learn, args=(sides[agent], models[agent], ready, done)) for agent in env.agents]
+    ready = context.Barrier(1 + len(env.agents))
+    learners = [context.Process(target=_learn, args=(sides[agent], models[agent], ready)) for agent in env.agents]
     for process in learners:
         process.start()
     ready.wait()
     rate = _act(env, models, setting, steps, {agent: side.add for agent, side in sides.items()})
-    done.set()
-    for process in learners:
+    for side, process in zip(sides.values(), learners, strict=True):
+        side.finish()
         process.join()
     return Trained(rate, steps, sum(side.updates.value for side in sides.values()))
 
@@ -113,19 +110,15 @@ def _train(design: type[Pickles] | type[SharedArrays], setting: Setting, steps: 
 train_by_pickles, train_by_locks = partial(_train, Pickles), partial(_train, SharedArrays)
 
 
-def _learn(side: Pickles | SharedArrays, model: nn.Module, ready: Any, done: Any) -> None:
+def _learn(side: Pickles | SharedArrays, model: nn.Module, ready: Any) -> None:
     torch.set_num_threads(1)
     dqn = PlainDQN(side.setting, 0, 0, model)
     ready.wait()
-    side.learn(dqn, done)
+    side.learn(dqn)
 
 
 def _act(
-    env: TreasureHunt,
-    models: Mapping[str, nn.Module],
-    setting: Setting,
-    steps: int,
-    stores: Mapping[str, Callable[..., None]],
+    env: TreasureHunt, models: Mapping[str, nn.Module], setting: Setting, steps: int, stores: Mapping[str, Any]
 ) -> float:
     """Steps the environment, and acts with copies of the models; steps a second after the warm-up of each agent."""
     torch.set_num_threads(1)

@@ -1,7 +1,7 @@
 """Peers in environments of their own: `python -m bench install benchmarl`, `sample-factory` or `sorrel`.
 
-BenchMARL and Sample Factory need older packages. sorrel 1.6.0 needs Python 3.12 and 6 GB; beside it are the packages of
-marlcore[train], and marlcore itself is found by PYTHONPATH, so that this checkout is what runs.
+BenchMARL and Sample Factory need older packages. sorrel 1.6.0 needs Python 3.12, 6 GB and the packages of
+marlcore[train]; it finds this checkout's marlcore by PYTHONPATH.
 """
 
 import argparse
@@ -21,9 +21,8 @@ from .. import ROOT
 from ..machine import say
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-WITH_MARLCORE = {
-    **os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-}  # fmt: skip
+PATHS = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
+WITH_MARLCORE = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS)}
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,12 @@
-"""DQN as one plain loop, in the manner of CleanRL's dqn.py (Huang et al. 2022, JMLR 23, paper 274).
+"""The settings that all sides of a comparison get; and DQN as one plain loop, in the manner of CleanRL's dqn.py.
 
-It steps one CartPole, stores the transition in NumPy arrays without checks, and updates every few steps.
+(Huang et al. 2022, JMLR 23, paper 274.) The loop steps one CartPole, stores the transition without checks, and updates.
 """
 
 import time
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
@@ -15,7 +16,40 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from .setting import Setting, Trained
+COPIES = 16  # of the environment
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The settings of DQN or PPO that all libraries get: two hidden layers, one-step returns, Adam."""
+
+    updates_per_step: float = 0.25
+    batch: int = 64
+    epochs: int = 1  # PPO's passes over a batch
+    minibatch: int | None = None  # of PPO; None: the batch
+    hidden: int = 64
+    learning_rate: float = 2.5e-4
+    gamma: float = 0.99
+    warmup: int = 1000
+    capacity: int = 100_000
+    target_updates: int = 500  # between copies of the network to the target
+    epsilon: float = 0.05  # constant
+    tolerance: int = 32  # updates that a learner may be behind `updates_per_step`
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run: its steps a second after the warm-up, the steps and the updates of all agents."""
+
+    rate: float
+    steps: int
+    updates: int
+
+    def checked_rate(self, setting: Setting, agents: int = 1) -> float:
+        """Raises AssertionError: the run did not make the updates that its steps call for."""
+        due = (self.steps - agents * setting.warmup) * setting.updates_per_step
+        assert abs(self.updates - due) <= 0.02 * due + 2 * agents * setting.tolerance, (self, due)
+        return self.rate
 
 
 class PlainDQN:

@@ -1,7 +1,4 @@
-"""A replay ring behind one lock: shared arrays, and two `mp.Value`s that say where the next row goes.
-
-Beside it, as learners keep them, priorities in a tree of sums in Python, two children a node.
-"""
+"""A replay ring in shared arrays, behind one lock; and priorities in a tree of sums in Python, two children a node."""
 
 import math
 import random
@@ -13,11 +10,7 @@ from numpy.typing import NDArray
 
 
 class LockedRing:
-    """Transitions in shared memory; every add and every sample holds the lock. Pass it to a spawned process.
-
-    The draws are with replacement: drawing without would shuffle all indices of the ring for every batch, and
-    hide what the copies cost.
-    """
+    """Transitions in shared memory; every add and every sample holds the lock. Draws are with replacement."""
 
     def __init__(self, capacity: int, shape: tuple[int, ...], dtype: str) -> None:
         context = get_context("spawn")
@@ -28,9 +21,7 @@ class LockedRing:
             name: context.RawArray("B", capacity * math.prod(shape) * np.dtype(dtype).itemsize)
             for name, (shape, dtype) in self._fields.items()
         }
-        self.lock = context.Lock()
-        self.index = context.Value("q", 0)
-        self.size = context.Value("q", 0)
+        self.lock, self.index, self.size = context.Lock(), context.Value("q", 0), context.Value("q", 0)
         self._map()
 
     def _map(self) -> None:

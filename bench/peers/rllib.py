@@ -40,13 +40,12 @@ def train(algorithm: str, work: Work, address: str, tell: Tell) -> None:
 
     torch.set_num_threads(1)
     ray.init(address=address, log_to_driver=False, logging_level="error")
-    trainer = configured(algorithm, work).build_algo()
-    while True:
+    trainer, goes_on = configured(algorithm, work).build_algo(), True
+    while goes_on:
         result = trainer.train()
         sampled = result["env_runners"].get("num_env_steps_sampled_lifetime", 0)
         trained = result.get("learners", {}).get("default_policy", {}).get("num_module_steps_trained_lifetime", 0)
-        if not tell(int(sampled), int(trained), float(result["env_runners"].get("episode_return_mean", 0.0))):
-            break
+        goes_on = tell(int(sampled), int(trained), float(result["env_runners"].get("episode_return_mean", 0.0)))
     trainer.stop()
     ray.shutdown()
 

@@ -1,7 +1,4 @@
-"""Sample Factory's APPO on CartPole: a program for the environment that `python -m bench install sample-factory` makes.
-
-Two hidden layers of 64 units, one pass over the data, one worker with 16 copies. It prints its frames a second.
-"""
+"""Sample Factory's APPO on CartPole: a program for the environment that `python -m bench install` makes."""
 
 import tempfile
 from typing import Any

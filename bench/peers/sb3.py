@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from .setting import COPIES, Setting, Trained
+from .plain_dqn import COPIES, Setting, Trained
 
 
 def train_dqn(setting: Setting, steps: int) -> Trained:

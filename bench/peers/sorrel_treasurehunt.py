@@ -82,10 +82,8 @@ if __name__ == "__main__":
     before = sum(os.times()[:4])
     torch.set_num_threads(1)
     environment = make(setting["agents"], setting["epochs"], setting["turns"], setting["seed"], setting["world"])
-    if setting["side"] == "sequential":
-        result = sequential(environment)
-    else:
-        result = in_processes(environment, setting["seed"], setting["options"])
+    own = setting["side"] == "sequential"
+    result = sequential(environment) if own else in_processes(environment, setting["seed"], setting["options"])
     result["scores"] = [float(score) for score in result["scores"]]
     result["cpu_s"] = sum(os.times()[:4]) - before  # of all processes, with the start of those of run_experiment_mp
     print(json.dumps(result))

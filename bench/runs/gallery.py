@@ -1,7 +1,7 @@
 """Curves of the gallery: `python -m bench gallery dqn_async` runs an example for each seed, and draws its returns.
 
-An example with a curve has `Args`, with a `seed`, and `main(args)`, which returns each episode's step and return.
-Further options are the example's. `--store` keeps the figures for docs/gallery.md.
+Such an example has `Args`, with a `seed`, and `main(args)`, which returns each episode's step and return. Further
+options are the example's.
 """
 
 import argparse

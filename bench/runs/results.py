@@ -1,8 +1,7 @@
 """`python -m bench results`: what training learns, by task and seed, beside random play, with a picture of the curves.
 
-Each run is in a process of its own; its return is the mean over the episodes of its last tenth, all agents together.
-With `--evaluate`, the last weights then play 100 greedy episodes. `--store` keeps the figures for docs/results.md.
-`--load N` keeps N other processes busy meanwhile: with `updates_per_step` held, the returns must be the same.
+A run's return is the mean over the episodes of its last tenth, all agents together. `--store` keeps the figures for
+docs/results.md. `--load N` keeps N other processes busy: with `updates_per_step` held, returns must be the same.
 """
 
 import argparse
@@ -100,7 +99,11 @@ def main(options: argparse.Namespace) -> None:
             if options.plots is not None:
                 options.plots.mkdir(parents=True, exist_ok=True)
                 file = re.sub(r"\W+", "-", task).strip("-").lower()
-                _draw(task, curves, options.beside, beside, options.plots / f"{file}.png")
+                if options.beside is not None:  # each side's agents are one curve
+                    pairs = zip(curves, beside, strict=True)
+                    named = [((task, mine), (options.beside, theirs)) for mine, theirs in pairs]
+                    curves = [[replace(one, agent=name) for name, run in sides for one in run] for sides in named]
+                plot_runs(curves, options.plots / f"{file}.png", f"{task}, {len(curves)} seeds")
 
 
 def _report(task: str, options: argparse.Namespace) -> list[list[Metric]]:
@@ -124,13 +127,3 @@ def _report(task: str, options: argparse.Namespace) -> list[list[Metric]]:
     if options.store:
         write(STORED, {**load(STORED.stem), name: record})
     return list(metrics)
-
-
-def _draw(task: str, curves: list[list[Metric]], beside: str | None, others: list[list[Metric]], path: Path) -> None:
-    """A picture of a task's runs; with others beside them, each side's agents are one curve."""
-    if beside is not None:
-        curves = [
-            [replace(one, agent=task) for one in mine] + [replace(one, agent=beside) for one in theirs]
-            for mine, theirs in zip(curves, others, strict=True)
-        ]
-    plot_runs(curves, path, f"{task}, {len(curves)} seeds")

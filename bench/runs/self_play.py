@@ -1,10 +1,8 @@
 """`python -m bench self_play`: the last policy of a run of self-play against the first of its pool, in 200 games.
 
-Half of the games are played from each side, greedily. Games without chance begin with a few random moves, since they
-would all be the same. In "exploring" games both sides explore as they did when they were trained: the first member,
-which was admitted untrained, acts at random, and the last policy in one move of twenty. In tic-tac-toe, 200 more games
-are played greedily against a perfect player, from the empty board. `--speed` compares the
-episodes/s of async with serial mode at equal updates, as many that serial mode spends half of its time in them.
+Half of the games are played from each side, greedily, those without chance after a few random moves. In "exploring"
+games both sides explore as in training: the first member acts at random, the last policy in one move of twenty.
+Tic-tac-toe is also played against a perfect player. `--speed` compares async with serial mode at balanced updates.
 """
 
 import argparse
@@ -12,12 +10,13 @@ import os
 import tempfile
 import time
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+from pettingzoo.utils import BaseWrapper
 from puck import chaser, idle, two_player_puck
 
 import marlcore as mc
@@ -26,15 +25,39 @@ from marlcore.config import read_settings
 from marlcore.declared import changed
 from marlcore.envs import NamedEnvironment
 
+from ..figures import records
 from ..machine import say
-from ..pages.tables import records
 from ..processes import in_turns
-from .perfect import Perfect
 from .training import play_both_sides, run
 
 GAMES = 200
 SPEED_STEPS, SPEED_ROUNDS = 20_000, 3
 DQN = mc.DQN(learning_rate=1e-3, reward_scale=1.0)
+
+
+LINES = [(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)]  # of cells
+Board = tuple[int, ...]  # 1 where the player who moves has a mark, -1 where the other one has, 0 elsewhere
+
+
+@cache
+def value_of(board: Board) -> int:
+    """For the player who moves: 1 if it wins, 0 for a draw, -1 if it loses."""
+    if any(all(board[cell] == -1 for cell in line) for line in LINES):
+        return -1
+    return max((-value_of(after(board, move)) for move in range(9) if not board[move]), default=0)
+
+
+def after(board: Board, move: int) -> Board:
+    """The board as the other player sees it."""
+    return tuple(-(mark or cell == move) for cell, mark in enumerate(board))
+
+
+def perfect(obs: Any, rng: np.random.Generator = np.random.default_rng(0)) -> int:  # noqa: B008
+    """Plays PettingZoo's tic-tac-toe without a mistake: draws among the moves of the highest value, by minimax."""
+    mine, others = (obs["observation"][..., plane].ravel().astype(int) for plane in (0, 1))
+    board = tuple((mine - others).tolist())
+    values = {move: -value_of(after(board, move)) for move in range(9) if not board[move]}
+    return int(rng.choice([move for move, value in values.items() if value == max(values.values())]))
 
 
 @dataclass(frozen=True)
@@ -51,41 +74,35 @@ class Game:
 
 TASKS = {
     "puck": Game(two_player_puck, 150_000, {idle: 0.1, chaser: 0.1}, n_step=3, balanced=0.16),
-    "tictactoe_v3": Game(NamedEnvironment("pettingzoo:classic.tictactoe_v3"), 200_000, {}, opening=2, perfect=Perfect),
+    "tictactoe_v3": Game(NamedEnvironment("pettingzoo:classic.tictactoe_v3"), 200_000, {}, opening=2, perfect=perfect),
     "connect_four_v3": Game(NamedEnvironment("pettingzoo:classic.connect_four_v3"), 500_000, {}, opening=4),
 }
 
 
-class Opening:
+class Opening(BaseWrapper):  # type: ignore[misc]
     """A PettingZoo AEC environment of masked actions whose first moves are random."""
 
     def __init__(self, env: Any, moves: int) -> None:
-        self._env = env
-        self._moves = moves
-        self._rng = np.random.default_rng(0)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._env, name)
+        super().__init__(env)
+        self._moves, self._rng = moves, np.random.default_rng(0)
 
     def reset(self, seed: int | None = None, options: Any = None) -> None:
-        if seed is not None:
-            self._rng = np.random.default_rng(seed)
-        self._env.reset(seed=seed)
+        self._rng = self._rng if seed is None else np.random.default_rng(seed)
+        super().reset(seed=seed)
         for _ in range(self._moves):
-            mask = self._env.observe(self._env.agent_selection)["action_mask"]
-            self._env.step(int(self._rng.choice(np.flatnonzero(mask))))
+            mask = self.observe(self.agent_selection)["action_mask"]
+            self.step(int(self._rng.choice(np.flatnonzero(mask))))
 
 
 def opened(game: Game) -> Any:
     return (lambda: Opening(game.make(), game.opening)) if game.opening else game.make
 
 
-def config_of(game: Game, seed: int, mode: Any = "async", run_dir: str | None = None) -> mc.Config:
+def config_of(game: Game, seed: int, mode: Any = "async") -> mc.Config:
     return mc.Config(
         total_steps=game.steps,
         seed=seed,
         mode=mode,
-        run_dir=run_dir,
         updates_per_step=game.updates_per_step,
         actor=mc.ActorConfig(envs=8, sync_interval=10),
         learner=mc.LearnerConfig(n_step=game.n_step, warmup=1000, device="cpu"),
@@ -99,13 +116,12 @@ def learn(name: str, seed: int, file: str | None) -> dict[str, Any]:
     game = TASKS[name]
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
-        run_dir = str(Path(folder) / "run")
-        algorithm, config = DQN, config_of(game, seed, run_dir=run_dir)
+        algorithm, config = DQN, config_of(game, seed)
         if file is not None:
             settings = read_settings(file)
             algorithm = changed(algos.make(settings.algo), settings.algorithm)
-            config = replace(settings.config, seed=seed, mode="async", run_dir=run_dir)
-        result = mc.train(game.make, algorithm, config, progress=False)
+            config = replace(settings.config, seed=seed, mode="async")
+        result = mc.train(game.make, algorithm, replace(config, run_dir=str(Path(folder) / "run")), progress=False)
         seconds = time.monotonic() - began
         first = mc.load_policy(result.run_dir, "main", "opponent-1")
         scores = {
@@ -135,13 +151,6 @@ def speed(name: str, mode: Any) -> float:
     return (len(times) - first - 1) / (times[-1] - times[first])
 
 
-def compare(name: str) -> str:
-    sides = {mode: partial(speed, name, mode) for mode in ("serial", "async")}
-    serial, overlapped = map(median, in_turns(sides, SPEED_ROUNDS).values())
-    rates = f"serial {serial:,.1f} episodes/s, async {overlapped:,.1f} episodes/s, ratio {overlapped / serial:.2f}"
-    return f"{name}, {TASKS[name].balanced:g} updates/step: {rates}"
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", action="append", choices=list(TASKS), help="of these alone")
     parser.add_argument("--seeds", default="0,1,2", help="with commas between")
@@ -153,7 +162,10 @@ def main(options: argparse.Namespace) -> None:
     say(f"{os.cpu_count()} cores, load {options.load_before:.1f} before")
     for name in options.task or TASKS:
         if options.speed:
-            say(compare(name))
+            sides = {mode: partial(speed, name, mode) for mode in ("serial", "async")}
+            serial, overlapped = map(median, in_turns(sides, SPEED_ROUNDS).values())
+            ratio = f"async {overlapped:,.1f} episodes/s, ratio {overlapped / serial:.2f}"
+            say(f"{name}, {TASKS[name].balanced:g} updates/step: serial {serial:,.1f} episodes/s, {ratio}")
         else:
             seeds = map(int, options.seeds.split(","))
             say(records([learn(name, seed, options.settings) for seed in seeds]))

@@ -1,9 +1,8 @@
 """`python -m bench sorrel`: sorrel's examples, by sorrel's own loop and by run_experiment_mp, at equal updates.
 
-For each seed both sides run one after the other, each in a process of its own, in the environment that
-`python -m bench install sorrel` makes. The rate is agent-steps by the seconds from the first turn, seen to 50 ms,
-to the end of the call: it leaves out the seconds before it, which the last column has. The last line states the ratio
-of the medians without and with them.
+For each seed both sides run one after the other, in the environment that `python -m bench install sorrel` makes. The
+rate is agent-steps by the seconds from the first turn, seen to 50 ms, to the end of the call. The last column has the
+seconds before it, and the last line the ratio of the medians without and with them.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 from .. import ROOT
+from ..figures import records
 from ..machine import say
-from ..pages.tables import records
 from ..peers.install import SORREL, WITH_MARLCORE
 
 AGENTS = 5
@@ -39,8 +38,8 @@ def rate(run: dict[str, Any], whole: bool = False) -> float:
 
 def times(runs: dict[str, list[dict[str, Any]]], whole: bool) -> float:
     """The median rate in processes, by that of sorrel's own loop."""
-    rates = {side: median(rate(run, whole) for run in of_side) for side, of_side in runs.items()}
-    return rates[PROCESSES] / rates[OWN]
+    own, processes = (median(rate(run, whole) for run in runs[side]) for side in (OWN, PROCESSES))
+    return processes / own
 
 
 def row(side: str, seed: int, result: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +69,5 @@ def main(options: argparse.Namespace) -> None:
             runs[side].append(run(side, seed, options))
         say(records([row(side, seed, of_side[-1]) for side, of_side in runs.items()]))
     bare, whole = (times(runs, whole) for whole in (False, True))
-    say(
-        f"in processes: {bare:.2f} times sorrel's own loop, {whole:.2f} times with the start of processes; "
-        f"load {os.getloadavg()[0]:.1f} after"
-    )
+    load = f"load {os.getloadavg()[0]:.1f} after"
+    say(f"in processes: {bare:.2f} times sorrel's own loop, {whole:.2f} times with the start of processes; {load}")

@@ -10,7 +10,7 @@ import numpy as np
 import marlcore as mc
 
 from ..peers import plain_dqn
-from ..peers.setting import Setting
+from ..peers.plain_dqn import Setting
 
 CELLS = 10  # of the corridor
 FIELD, PIXELS = 12, 3  # cells of Catch, and pixels of a cell
@@ -49,10 +49,7 @@ class Corridor(gymnasium.Env[Any, Any]):
 
 
 class Catch(gymnasium.Env[Any, Any]):
-    """A ball falls through 12 x 12 cells, seen as 36 x 36 grey pixels, and is deflected at random: 11 steps an episode.
-
-    A paddle at the bottom moves left, right or stays. Catching the ball pays 1, missing it -1.
-    """
+    """A ball falls through 12 x 12 cells and is deflected at random; the paddle below earns 1 for a catch, else -1."""
 
     observation_space = gymnasium.spaces.Box(0, 255, (FIELD * PIXELS, FIELD * PIXELS), np.uint8)
     action_space = gymnasium.spaces.Discrete(3)
@@ -85,10 +82,10 @@ def _plain_loop(seed: int, steps: int, tell: Callable[[int, float], object]) -> 
 
 
 SPREAD = mc.preset("simple-spread-ppo")
-# Memory: the same settings with it and without.
 R2D2, RECURRENT_PPO = mc.preset("recall-r2d2"), mc.preset("recall-recurrentppo")
 WIDE = mc.DQN(hidden=(128, 128))  # instead of 128 x 64 units
-SHARED = ("batch_size", "minibatch_size", "learning_rate", "entropy_coefficient")
+OF_BOTH = ("batch_size", "minibatch_size", "learning_rate", "entropy_coefficient")
+PPO = mc.PPO(**{name: getattr(RECURRENT_PPO.algorithm, name) for name in OF_BOTH})
 
 CATCH = mc.Config(
     total_steps=20_000,
@@ -119,8 +116,6 @@ TASKS = {
     "recall, r2d2": Task(*R2D2),
     "recall, dqn": Task("recall", "dqn", R2D2.config),
     "recall, recurrent ppo": Task(*RECURRENT_PPO),
-    "recall, ppo": Task(
-        "recall", mc.PPO(**{name: getattr(RECURRENT_PPO.algorithm, name) for name in SHARED}), RECURRENT_PPO.config
-    ),
+    "recall, ppo": Task("recall", PPO, RECURRENT_PPO.config),
 }
 """By name. A task of `marlcore train` alone has no other settings than its command line gives."""

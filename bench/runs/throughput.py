@@ -19,11 +19,11 @@ import torch
 from marlcore import EvaluationConfig, LearnerConfig, MetricsConfig
 from marlcore.envs import TreasureHunt
 
+from ..figures import markdown
 from ..machine import add_output, publish, say
-from ..pages.tables import markdown
 from ..peers import designs, plain_dqn, sb3
 from ..peers.install import SAMPLE_FACTORY, appo_rate
-from ..peers.setting import Setting, Trained
+from ..peers.plain_dqn import Setting, Trained
 from ..processes import in_turns, run_fresh
 from .training import act_alone, act_apart, train, train_on_policy
 
@@ -52,22 +52,14 @@ class Side:
 
 def judged(rates: Mapping[str, list[float]], side: str, least: float, peer: str = "") -> str:
     """The rate of `side` must be at least `least` times that of `peer`, or at least `least` steps/s without one."""
-    if peer:
-        rate = median(map(truediv, rates[side], rates[peer]))
-        line = f"{side} / {peer}: {rate:.2f}, at least {least:g}"
-    else:
-        rate = median(rates[side])
-        line = f"{side}: {rate:,.0f} steps/s, at least {least:,.0f}"
+    rate = median(map(truediv, rates[side], rates[peer])) if peer else median(rates[side])
+    line = f"{side} / {peer}: {rate:.2f}, at least {least:g}"
+    line = line if peer else f"{side}: {rate:,.0f} steps/s, at least {least:,.0f}"
     return f"{line}: {'reached' if rate >= least else 'missed'}"
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """One kind of work, how each side does it, and the arguments of `judged`."""
-
-    name: str
-    sides: Mapping[str, Side]
-    goals: tuple[tuple[str, float] | tuple[str, float, str], ...]
+Comparison = tuple[str, Mapping[str, Side], tuple[tuple[str, float] | tuple[str, float, str], ...]]
+"""One kind of work by its name, how each side does it, and the arguments of `judged`."""
 
 
 def ours(steps: int, setting: Setting, env: object = CARTPOLE, agents: int = 1, mode: str = "async") -> float:
@@ -110,8 +102,8 @@ def balanced(steps: int) -> Setting:
 TWO_RUNS = partial(act_apart, env=HUNT, envs=16, runs=2, agents=3)
 LEARNING = LearnerConfig(warmup=1000, device="cpu")
 HANGING = MetricsConfig(sinks=("csv", "tensorboard", "bench.runs.training:HangingSink"))
-ROWS = {
-    "dqn": Comparison(
+ROWS: dict[str, Comparison] = {
+    "dqn": (
         "CartPole, DQN, 0.25 updates a step",
         {
             "marlcore": Side(partial(ours, setting=DQN), 60_000),
@@ -121,7 +113,7 @@ ROWS = {
         },
         (("marlcore", 8, "plain loop"), ("marlcore", 12, "Stable-Baselines3")),
     ),
-    "acting": Comparison(
+    "acting": (
         "treasure_hunt, 3 agents that act alone",
         {
             "4 copies": acting(120_000, 4),
@@ -138,7 +130,7 @@ ROWS = {
             ("2 x 64 copies", 1.9, "64 copies"),
         ),
     ),
-    "beside": Comparison(
+    "beside": (
         "treasure_hunt, 16 copies, beside others",
         {
             "alone": acting(300_000, 16),
@@ -147,7 +139,7 @@ ROWS = {
         },
         (("a hanging sink", 0.99, "alone"), ("an evaluator", 0.95, "alone")),
     ),
-    "learners": Comparison(
+    "learners": (
         "treasure_hunt, 4 copies, by agents",
         {
             "1 alone": by_agents(1),
@@ -157,12 +149,12 @@ ROWS = {
         },
         (("1 while learners train", 0.9, "1 alone"),),
     ),
-    "vectorized": Comparison(
+    "vectorized": (
         "vectorized CartPole, acting alone",
         {f"{n} copies": Side(partial(act_alone, env=partial(CARTPOLES, n), envs=n), 1_000_000) for n in (64, 256)},
         (("64 copies", 200_000),),
     ),
-    "modes": Comparison(
+    "modes": (
         "CartPole, as many updates that actor and learner take equal time",
         {
             "async": Side(lambda steps: ours(steps, balanced(steps)), 60_000),
@@ -170,7 +162,7 @@ ROWS = {
         },
         (("async", 1.7, "serial"),),
     ),
-    "designs": Comparison(
+    "designs": (
         "treasure_hunt, 3 learners, 0.1 updates a step",
         {
             "marlcore": Side(partial(ours, setting=SEEDS, env=HUNT, agents=3), 120_000, 16 * EPISODES),
@@ -179,7 +171,7 @@ ROWS = {
         },
         (("marlcore", 5, "pickles in mp.Queue"), ("marlcore", 5, "shared arrays with mp.Lock")),
     ),
-    "on_policy": Comparison(
+    "on_policy": (
         "CartPole, PPO, one step on each 512 transitions",
         {
             "marlcore": Side(ours_on_policy, 400_000),
@@ -191,7 +183,7 @@ ROWS = {
         },
         (("marlcore", 6, "Stable-Baselines3"), ("marlcore", 3, "Sample Factory 2.1.1")),
     ),
-    "passes": Comparison(
+    "passes": (
         "CartPole, PPO, ten passes over each 2,048 transitions in minibatches of 64",
         {
             "marlcore": Side(partial(ours_on_policy, setting=PASSES), 204_800, 8192),
@@ -220,11 +212,11 @@ def main(options: argparse.Namespace) -> None:
     figures: dict[str, dict[str, list[float]]] = {}
     missing = {"Sample Factory 2.1.1"} if SAMPLE_FACTORY.missing else set[str]()
     say("".join(f"skipped: {name}; {SAMPLE_FACTORY.missing}" for name in missing))
-    for row in (ROWS[name] for name in options.row or ROWS):
+    for name, row_sides, goals in (ROWS[name] for name in options.row or ROWS):
         before = os.getloadavg()[0]
-        sides = {name: side for name, side in row.sides.items() if name not in missing}
-        figures[row.name] = rates = measure(sides, options.rounds, options.scale)
-        title = f"{row.name} (load {before:.1f} before, {os.getloadavg()[0]:.1f} after)"
+        sides = {side: how for side, how in row_sides.items() if side not in missing}
+        figures[name] = rates = measure(sides, options.rounds, options.scale)
+        title = f"{name} (load {before:.1f} before, {os.getloadavg()[0]:.1f} after)"
         say("\n" + markdown([title, "steps/s"], ([side, round(median(of_side))] for side, of_side in rates.items())))
-        say("\n".join(judged(rates, *goal) for goal in row.goals if missing.isdisjoint(goal)))
+        say("\n".join(judged(rates, *goal) for goal in goals if missing.isdisjoint(goal)))
     publish(options, "", steps_per_s=figures)

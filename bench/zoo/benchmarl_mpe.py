@@ -1,9 +1,7 @@
 """One run of BenchMARL on a task of MPE; a program for BenchMARL's environment: TASK ALGORITHM STEPS SEED CHANGES.
 
-The settings are BenchMARL's own, with these changes of its experiment (JSON), but for networks of 64 x 64 units,
-episodes of 25 steps and, where an algorithm has them, discrete actions, as the presets have them. It prints one line of
-JSON: the steps that it took, the mean return of an agent in the greedy episodes after them, and seconds without these
-episodes.
+The settings are BenchMARL's own, with these changes (JSON), but for networks, episodes and discrete actions, which are
+the presets'. It prints a line of JSON: steps, an agent's mean return in greedy episodes after them, and seconds.
 """
 
 import json
@@ -37,8 +35,7 @@ class Returns(Callback):  # type: ignore[misc]
 class TimedExperiment(Experiment):  # type: ignore[misc]
     """Evaluates after its steps alone, and counts what that takes."""
 
-    evaluating = 0.0
-    evaluating_cpu = 0.0
+    evaluating = evaluating_cpu = 0.0
 
     def _evaluation_loop(self) -> None:
         if self.total_frames < self.config.max_n_frames:
@@ -61,27 +58,16 @@ def main(task: str, algorithm: str, steps: int, seed: int, changes: dict[str, An
     game.config["max_cycles"] = 25
     if task == "simple_tag":
         game.config["num_good"] = 1
-    model = MlpConfig.get_from_yaml()
-    model.num_cells = [64, 64]
-    config = ExperimentConfig.get_from_yaml()
-    config.prefer_continuous_actions = False
+    model, config = MlpConfig.get_from_yaml(), ExperimentConfig.get_from_yaml()
+    model.num_cells, config.prefer_continuous_actions = [64, 64], False
     for name, value in changes.items():
         setattr(config, name, value)
     batch = config.collected_frames_per_batch(chosen.on_policy())
     config.max_n_frames = config.evaluation_interval = -(-steps // batch) * batch
-    config.evaluation_episodes = EPISODES
-    config.loggers, config.render = [], False
-    returns = Returns()
+    config.evaluation_episodes, config.loggers, config.render = EPISODES, [], False
+    returns, parts = Returns(), {"task": game, "algorithm_config": chosen, "model_config": model}
     with tempfile.TemporaryDirectory() as config.save_folder:
-        experiment = TimedExperiment(
-            task=game,
-            algorithm_config=chosen,
-            model_config=model,
-            critic_model_config=model,
-            seed=seed,
-            config=config,
-            callbacks=[returns],
-        )
+        experiment = TimedExperiment(**parts, critic_model_config=model, seed=seed, config=config, callbacks=[returns])
         experiment.run()
     seconds = time.monotonic() - began - experiment.evaluating
     found = {"steps": experiment.total_frames, "last": returns.last, "seconds": round(seconds)}

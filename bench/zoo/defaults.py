@@ -1,7 +1,6 @@
 """`python -m bench defaults --only dqn`: an algorithm's default settings beside others, on presets of the zoo.
 
-Each run has a preset's settings but for those of its algorithm, which are the defaults with some of them changed. Its
-score is 0 for random play's return and 1 for what RL Zoo reports, or, where it reports none, the zoo's own row.
+A run's score is 0 for random play's return and 1 for what RL Zoo reports, or, where it reports none, the zoo's own row.
 `docs/zoo/defaults.json` keeps the scores; `python -m bench zoo --page` writes their table.
 """
 

@@ -19,9 +19,8 @@ import marlcore as mc
 from marlcore.config import preset_names
 
 from .. import ROOT
-from ..figures import picture
+from ..figures import markdown, picture
 from ..pages.pages import filled
-from ..pages.tables import markdown
 
 DOCS = ROOT / "docs"
 PANELS = 5  # in a row of the picture
@@ -90,14 +89,11 @@ def row_of(preset: str, record: Mapping[str, Any] | None) -> list[str]:
     mean, low, high = interquartile_mean(last)
     interval = "" if math.isnan(low) else f" [{low:.4g}, {high:.4g}]"
     best = [run["best"] for run in runs if "best" in run]
-    solved = ""
-    if threshold is not None:
-        reached = sum(score >= threshold for score in last)
-        solved = f"{'yes' if mean >= threshold else 'no'}, {reached} of {len(last)}"
+    reached = sum(score >= threshold for score in last) if threshold is not None else 0
+    solved = "" if threshold is None else f"{'yes' if mean >= threshold else 'no'}, {reached} of {len(last)}"
     seconds = [f"{median(run[name] for run in runs):.0f}" for name in ("seconds", "cpu")]
-    shown_best = f"{interquartile_mean(best)[0]:.4g}" if best else ""
     chance = f"{record['random']:.4g}" if "random" in record else "0.5"
-    scores = [chance, f"{mean:.4g}{interval}", shown_best]
+    scores = [chance, f"{mean:.4g}{interval}", f"{interquartile_mean(best)[0]:.4g}" if best else ""]
     return [*names, str(len(runs)), *scores, required, solved, beside, *seconds]
 
 

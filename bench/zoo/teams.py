@@ -1,9 +1,7 @@
 """`python -m bench teams`: BenchMARL on MPE, at as many steps of the environment as the zoo's presets, for docs/zoo.md.
 
-Each run is in the environment that `python -m bench install benchmarl` makes. It is stored in
-docs/zoo/benchmarl.json, with the time that the preset's run took after it; a seed that runs again replaces its own.
-`--changes` are of BenchMARL's experiment, such as '{"lr": 0.0005}'. `python -m bench zoo --page` then renews the table
-and the picture.
+Each run, and the time of the preset's run after it, is stored in docs/zoo/benchmarl.json; a seed that runs again
+replaces its own. `--changes` are of BenchMARL's experiment, such as '{"lr": 0.0005}'.
 """
 
 import argparse
@@ -11,7 +9,6 @@ import json
 import os
 import sys
 from itertools import product
-from typing import Any
 
 from .. import ROOT
 from ..figures import write
@@ -22,14 +19,6 @@ from .zoo import BENCHMARL as FIGURES
 from .zoo import read_figures, train_fresh
 
 PROGRAM = ROOT / "bench" / "zoo" / "benchmarl_mpe.py"
-
-
-def run(task: str, algorithm: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """One run, and what the preset's run took after it."""
-    load = os.getloadavg()[0]
-    found = BENCHMARL.run("-I", PROGRAM, task.replace("-", "_"), algorithm, TEAM_STEPS, seed, options.changes)
-    ours = train_fresh(f"{task}-{OF_BENCHMARL[algorithm]}", seed)
-    return {**found, "load": round(load, 1), "beside": {name: ours[name] for name in ("seconds", "cpu", "load")}}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +32,10 @@ def main(options: argparse.Namespace) -> None:
     if BENCHMARL.missing:
         sys.exit(f"BenchMARL is not installed: {BENCHMARL.missing}")
     for task, algorithm, seed in product(options.tasks, options.algorithms, options.seeds):
-        found = run(task, algorithm, seed, options)
+        load = os.getloadavg()[0]
+        found = BENCHMARL.run("-I", PROGRAM, task.replace("-", "_"), algorithm, TEAM_STEPS, seed, options.changes)
+        ours = train_fresh(f"{task}-{OF_BENCHMARL[algorithm]}", seed)
+        found |= {"load": round(load, 1), "beside": {name: ours[name] for name in ("seconds", "cpu", "load")}}
         say(f"{task} {algorithm} {seed} {json.dumps(found)}")
         name = f"{task} {algorithm}" + (f" {options.changes}" if options.changes != "{}" else "")
         figures = read_figures(FIGURES)

@@ -1,8 +1,7 @@
 """`python -m bench zoo --only PRESET`: trains presets, and stores what they learned in docs/zoo/figures.json.
 
-Each run is in a process of its own. Afterwards its last and its best weights play 100 greedy episodes. Runs that are
-stored stay, and a seed that is trained again replaces its own; a preset whose settings have changed loses its earlier
-ones. `--page` writes docs/zoo.md and its picture from the stored figures, without training.
+After a run, its last and its best weights play 100 greedy episodes. A seed that is trained again replaces its stored
+run; a preset whose settings have changed loses its earlier runs. `--page` writes docs/zoo.md without training.
 """
 
 import argparse
@@ -41,14 +40,9 @@ BINS = 30  # of a stored curve
 FRAMES = 18_000  # of an Atari episode, as Mnih et al. 2015 evaluate: a greedy policy may wait for ever to serve
 
 
-class RandomPlayer:
+def play_any(obs: Any, rng: np.random.Generator = np.random.default_rng(0)) -> int:  # noqa: B008
     """Plays any allowed action."""
-
-    def __init__(self) -> None:
-        self._rng = np.random.default_rng(0)
-
-    def act(self, obs: Any) -> int:
-        return int(self._rng.choice(np.flatnonzero(obs["action_mask"])))
+    return int(rng.choice(np.flatnonzero(obs["action_mask"])))
 
 
 def read_figures(path: Path) -> dict[str, Any]:
@@ -79,7 +73,7 @@ def train(preset: str, seed: int, run_dir: Path, changes: Mapping[str, Any] | No
     mc.train(env, algorithm, replace(config, seed=seed, run_dir=str(run_dir)), progress=False)
     seconds, cpu = time.monotonic() - began, cpu_seconds() - used
     if config.self_play.pool:  # against random play; a draw counts half
-        scores = {"last": float((1 + np.sign(play_both_sides(run_dir, RandomPlayer, EPISODES))).mean() / 2)}
+        scores = {"last": float((1 + np.sign(play_both_sides(run_dir, play_any, EPISODES))).mean() / 2)}
     else:
         kept = ["last", "best"] if config.evaluation.evaluates else ["last"]
         capped = mc.NamedEnvironment(env, {"max_num_frames_per_episode": FRAMES}) if env.startswith("atari:") else None

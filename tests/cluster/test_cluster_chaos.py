@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from processes import generations, until
+from processes import family, until
 from ray_nodes import RayNodes
 from whole_clusters import BEGINNING, called, left_on, title_of
 
@@ -132,8 +132,7 @@ def candidates(what: str, nodes: RayNodes, run: Driver) -> list[int]:
     if what == "raylet":
         return nodes.raylets[1:]  # without the driver's node no run goes on
     if what == "learner":
-        family = [pid for generation in generations(run.pid) for pid in generation]
-        return [pid for pid in family if TITLES[what] in title_of(pid)]
+        return [pid for pid in family(run.pid) if TITLES[what] in title_of(pid)]
     return called(nodes, TITLES[what])
 
 

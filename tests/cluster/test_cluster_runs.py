@@ -6,7 +6,7 @@ import signal
 
 import pytest
 from metric_names import unexplained
-from processes import generations, until
+from processes import family, until
 from whole_clusters import NOTHING, Drive, left_on
 from whole_runs import LONG, values_of
 
@@ -64,8 +64,8 @@ def test_a_run_that_a_signal_ends_leaves_nothing_on_any_node(drive: Drive) -> No
     """SIGTERM, whose handler Ray replaces."""
     driver = drive(WORKS)
     assert driver.line() == "working"
-    family = [pid for generation in generations(driver.pid) for pid in generation]
+    led_to = family(driver.pid)
     os.kill(driver.pid, signal.SIGTERM)
-    until(lambda: not driver.running and not any(os.path.exists(f"/proc/{pid}") for pid in family))
+    until(lambda: not driver.running and not any(os.path.exists(f"/proc/{pid}") for pid in led_to))
     until(lambda: left_on(drive.nodes)["processes"] == [])
     assert left_on(drive.nodes) == NOTHING

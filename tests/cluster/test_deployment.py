@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from processes import until
-from ray_nodes import MARK, marked
+from ray_nodes import MARK, end, marked
 
 PAGE = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
 CLUSTER, KUBERAY = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL))
@@ -90,15 +89,6 @@ def machine() -> Iterator[dict[str, str]]:
             yield {**os.environ, **job, "PATH": path, "RAY_TMPDIR": name, MARK: name}
         finally:
             until(lambda: not end(marked(f"{MARK}={name}".encode())))
-
-
-def end(pids: list[int]) -> list[int]:
-    for pid in pids:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-    return pids
 
 
 def small(script: str) -> str:

@@ -5,26 +5,23 @@ import re
 import signal
 import time
 from collections import Counter
-from contextlib import ExitStack, closing
-from dataclasses import replace
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from arena import SIDES, Arena, Marking, episodes_of
+from arena import Arena, Marking, episodes_of
 from arena_games import check_opponents, check_parts, check_table, marks, played, table
 from processes import until
 from refused import check_refused
 from whole_clusters import NOTHING, Drive, called, left_on, result_of
-from whole_runs import LONG, checkpoint, opponents_of, steps_of, values_of
+from whole_runs import LONG, checkpoint, opponents_of, policy_of, steps_of, values_of
 
 import marlcore as mc
 from marlcore.cluster import Bookings, DirectLink, Ingest, Porter
 from marlcore.cluster.nodes import actors
-from marlcore.config import AssignedPolicy, source_of
-from marlcore.envs import vectorize
 from marlcore.loops import build_model
 from marlcore.processes import BEATS
 from marlcore.run import RunSpec, transition_spec
@@ -172,9 +169,7 @@ def test_a_node_awaits_the_opponents_that_its_weights_name(tmp_path: Path) -> No
     cluster = mc.ClusterConfig("auto", flush_seconds=0.05)
     settings = mc.SelfPlayConfig(pool=2, latest=0.0)
     config = mc.Config(2_000, updates_per_step=None, actor=mc.ActorConfig(envs=2), self_play=settings, cluster=cluster)
-    with closing(vectorize(make, 1)) as env:
-        policy = AssignedPolicy("main", SIDES, env.spaces["left"], Marking())
-    policy = replace(policy, source=source_of(policy, config))
+    policy = policy_of("main", Marking(), make, config)
     with ExitStack() as stack:
         replay = stack.enter_context(mc.ReplayBuffer.create(transition_spec(policy, config), 8_000, 2 * config.lanes))
         bookings = stack.enter_context(Bookings.create(replay.lanes))

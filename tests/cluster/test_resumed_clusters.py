@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
-from processes import generations, sweep, until
+from processes import family, sweep, until
 from ray_nodes import RayNodes
 from refused import check_refused
 from whole_clusters import NOTHING, Drive, called, left_on, result_of
@@ -46,9 +46,9 @@ def killed_run(drive: Drive, saves: str = "") -> dict[str, Any]:
         lambda: steps_of(run_dir) > 1000 and (run_dir / "checkpoints" / "agent_0.pt").exists(), lambda: driver.running
     )
     until(lambda: checkpoint(run_dir)["updates"] > 50, lambda: driver.running)
-    family = [pid for generation in generations(driver.pid) for pid in generation]
+    led_to = family(driver.pid)
     driver.kill()
-    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in family))
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in led_to))
     return checkpoint(run_dir)
 
 

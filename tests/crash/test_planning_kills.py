@@ -3,17 +3,17 @@
 More kills: python tests/long.py planning_kills 1000
 """
 
+import contextlib
 import os
 import random
 import signal
 import threading
 import time
-from itertools import chain
 from typing import Any
 
 import pytest
-from processes import await_ends, children, generations, until
-from world_models import Slippery, World
+from processes import await_ends, children, family, until
+from world_models import Slippery, Slow, World
 
 from marlcore import WorkerFailed
 from marlcore.planning import build_graph
@@ -27,43 +27,33 @@ def planners(before: frozenset[int] = frozenset()) -> set[int]:
     return {pid for server in children(os.getpid()) for pid in children(server)} - before
 
 
-class Killer(threading.Thread):
-    def __init__(self, rng: random.Random, longest_s: float) -> None:
-        super().__init__()
-        self._before = frozenset(planners())
-        self._pause, self._rng = rng.uniform(0.0, longest_s), rng
-        self.over = threading.Event()
-        self.killed = 0
-
-    def run(self) -> None:
-        while not (workers := planners(self._before)):
-            if self.over.wait(0.001):
-                return
-        self.over.wait(self._pause)
-        try:
-            os.kill(self._rng.choice(sorted(workers)), signal.SIGKILL)
-            self.killed = 1
-        except ProcessLookupError:
-            pass  # it has ended
-
-
 def kill_workers(kills: int, seed: int = 0, fork: bool = False) -> int:
     """Builds a graph again and again, until so many builds have lost a worker; returns the number of builds."""
     rng = random.Random(seed)
     with build_graph(MODEL, workers=1) as graph:
         alone = bytes(graph._segment.body)
     builds = killed = 0
+
+    def kill_one(before: frozenset[int], pause_s: float, over: threading.Event) -> None:
+        nonlocal killed
+        while not (workers := planners(before)):
+            if over.wait(0.001):
+                return
+        over.wait(pause_s)
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.kill(rng.choice(sorted(workers)), signal.SIGKILL)
+            killed += 1
+
     while killed < kills:
-        builds += 1
-        killer = Killer(rng, 0.15)
+        builds, over = builds + 1, threading.Event()
+        killer = threading.Thread(target=kill_one, args=(frozenset(planners()), rng.uniform(0.0, 0.15), over))
         killer.start()
         try:
             with build_graph(MODEL, workers=3, batch=5, fork=fork) as graph:
                 assert bytes(graph._segment.body) == alone
         finally:
-            killer.over.set()
+            over.set()
             killer.join()
-        killed += killer.killed
     return builds
 
 
@@ -94,14 +84,6 @@ def test_deaths_seen_between_states_are_an_error() -> None:
     assert caught.value.reason == "death"
 
 
-class Slow(Slippery):
-    """Its graph takes so long that each worker still has states to expand when it is seen."""
-
-    def transition_probabilities(self, state: Any, profile: Any) -> Any:
-        time.sleep(0.0005)
-        return super().transition_probabilities(state, profile)
-
-
 def test_a_stopped_worker_is_waited_for_until_it_dies() -> None:
     before = frozenset(planners())
 
@@ -119,14 +101,8 @@ def test_a_stopped_worker_is_waited_for_until_it_dies() -> None:
 
 
 PROGRAM = """
-    import sys, time
-    from world_models import Slippery
+    from world_models import Slow
     from marlcore.planning import build_graph
-
-    class Slow(Slippery):
-        def transition_probabilities(self, state, profile):
-            time.sleep(0.002)
-            return super().transition_probabilities(state, profile)
 
     print("begins", flush=True)
     build_graph(Slow(2, 40, 40), workers=3)
@@ -141,7 +117,7 @@ def test_a_signal_ends_everything(program: Any, signum: int, seconds: float) -> 
     building = program(PROGRAM)
     assert building.line() == "begins"
     time.sleep(seconds)
-    pidfds = [os.pidfd_open(pid) for pid in chain(*generations(building.pid))]
+    pidfds = [os.pidfd_open(pid) for pid in family(building.pid)]
     os.kill(building.pid, signum)
     assert building.line() == ""
     await_ends(pidfds)

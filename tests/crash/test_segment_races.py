@@ -47,12 +47,8 @@ def content(seed: int, words: int) -> np.ndarray:
 
 class Worker:
     def __init__(self, directory: Path, counts: np.ndarray, seed: int) -> None:
-        self.directory = directory
-        self.counts = counts
-        self.random = random.Random(seed)
-        self.created: list[Segment] = []
-        self.attached: list[Segment] = []
-        self.known: list[Path] = []
+        self.directory, self.counts, self.random = directory, counts, random.Random(seed)
+        self.created, self.attached, self.known = list[Segment](), list[Segment](), list[Path]()
 
     def live(self, parent: int) -> None:
         acts = [self.create, self.attach, self.attach, self.sweep, self.let_go]
@@ -68,11 +64,11 @@ class Worker:
 
     def create(self) -> None:
         body = content(self.random.getrandbits(63), PAGE_WORDS * self.random.randint(1, 4))
-        segment = Segment.create(
-            "race", {"words": len(body)}, body.nbytes, fill=lambda put: put(0, body.view(np.uint8))
+        described = {"words": len(body)}
+        self.created.append(
+            Segment.create("race", described, body.nbytes, fill=lambda put: put(0, body.view(np.uint8)))
         )
         self.count("created")
-        self.created.append(segment)
 
     def attach(self) -> None:
         """To what is there, or was a while ago, or what this process holds anyway."""
@@ -174,9 +170,7 @@ class Race:
     """Workers at a directory that stands for /dev/shm; those that are killed have a successor."""
 
     def __init__(self, directory: Path, broken: Callable[[], None] | None) -> None:
-        self.directory = directory
-        self.broken = broken
-        self.random = random.Random()
+        self.directory, self.broken, self.random = directory, broken, random.Random()
         self.counts = shared_numbers(WORKERS, len(COUNTS))
         self.faults, self._report = os.pipe()
         self.pids = [self._start(slot) for slot in range(WORKERS)]
@@ -233,11 +227,10 @@ def race_alone(attempts: int, broken: Callable[[], None] | None = None) -> int:
     """Reports a race; 1 when somebody was at fault or something is left. It forks: not beside threads."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="segment-races-", dir="/dev/shm") as folder:
-        directory = Path(folder)
-        race = Race(directory, broken)
+        race = Race(Path(folder), broken)
         race.run(attempts)
-        orphans = survey_segments(directory, remove=True)
-        left = list(directory.iterdir())
+        orphans = survey_segments(race.directory, remove=True)
+        left = os.listdir(folder)
     faults = race.told()
     counts = dict(zip(COUNTS, race.counts.sum(0).tolist(), strict=True))
     ends = {"orphans": len(orphans), "left": len(left), "faults": faults.count("Traceback")}

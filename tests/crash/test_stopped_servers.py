@@ -10,11 +10,10 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from itertools import chain
 from pathlib import Path
 
 import pytest
-from processes import await_ends, children, generations, segments_of, sweep, until
+from processes import await_ends, children, family, segments_of, sweep, until
 
 pytestmark = pytest.mark.long
 RUN = """
@@ -38,10 +37,6 @@ RUN = """
 """
 
 
-def is_server(pid: int) -> bool:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"marlcore fork server")
-
-
 def kill_a_parent(directory: Path) -> None:
     """Returns when every process and segment is gone; otherwise it waits until pytest's faulthandler_timeout."""
     forks = directory / "forks"
@@ -49,13 +44,14 @@ def kill_a_parent(directory: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(RUN), directory / "run", forks])
     try:
         until(lambda: os.listdir(forks), lambda: parent.poll() is None)
-        [server] = filter(is_server, children(parent.pid))
+        title = b"marlcore fork server"
+        [server] = (pid for pid in children(parent.pid) if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(title))
         os.kill(server, signal.SIGSTOP)
         segments = segments_of(parent.pid)
         assert len(segments) >= 4
         others = [os.pidfd_open(pid) for pid in children(parent.pid) if pid != server]
         forked = set(map(int, os.listdir(forks)))
-        below = {server, *chain(*generations(server))}
+        below = {server, *family(server)}
         assert forked < below
         ended = [os.pidfd_open(pid) for pid in below - forked]
     finally:

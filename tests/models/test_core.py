@@ -21,18 +21,13 @@ THREADS = [*OPAQUE, "-DMC_OPAQUE_BYTES=UINT64_MAX"]  # rows race on purpose: wor
 MEMCHECK = ["valgrind", "-q", "--error-exitcode=99", "--leak-check=full"]
 
 BUILDS = {
-    "optimized": (["-O2"], []),
-    "sanitized": (SANITIZERS, []),
-    "threads": (THREADS, []),
+    "optimized": (["-O2"], []), "sanitized": (SANITIZERS, []), "threads": (THREADS, []),
     "valgrind": (["-O1", "-g"], MEMCHECK),
-}
+}  # fmt: skip
 """Flags of the compiler, and what runs the program."""
 
 
-PROGRAMS = [
-    *product(["test_core", "test_transitions"], BUILDS),
-    *product(["test_dense"], ["optimized", "sanitized"]),
-]
+PROGRAMS = [*product(["test_core", "test_transitions"], BUILDS), *product(["test_dense"], ["optimized", "sanitized"])]
 
 
 @pytest.mark.long

@@ -1,6 +1,7 @@
 """The pages of the algorithms: one each, and a table that is true. test_page_programs.py runs their examples."""
 
 import re
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,15 +34,8 @@ ACTIONS: dict[str, gymnasium.Space[Any]] = {
 EVERYTHING = mc.ReplaySource(3, Prioritized(), hindsight=Hindsight(compute_reward=np.where))
 # Smaller than by default, so that a few hundred steps are enough.
 ON_POLICY = {"batch_size": 128, "minibatch_size": 128, "epochs": 1}
-WINDOWS = {"units": 8, "length": 8, "burn_in": 2, "period": 4}
-SMALL: dict[str, Any] = {
-    "coma": ON_POLICY,
-    "happo": ON_POLICY,
-    "mappo": ON_POLICY,
-    "ppo": ON_POLICY,
-    "recurrentppo": ON_POLICY,
-    "r2d2": WINDOWS,
-}
+SMALL: dict[str, Any] = dict.fromkeys(("coma", "happo", "mappo", "ppo", "recurrentppo"), ON_POLICY)
+SMALL["r2d2"] = {"units": 8, "length": 8, "burn_in": 2, "period": 4}
 
 
 def page_of(name: str) -> str:
@@ -72,30 +66,29 @@ def spaces_for(algorithm: Any, action: gymnasium.Space[Any], masked: bool = Fals
 
 
 def takes(algorithm: Any, action: gymnasium.Space[Any], masked: bool = False) -> bool:
-    try:
-        algorithm.transition(spaces_for(algorithm, action, masked))
-    except ValueError:
-        return False
-    return True
+    with suppress(ValueError):
+        return bool(algorithm.transition(spaces_for(algorithm, action, masked)))
+    return False
 
 
 def facts(algorithm: Any) -> dict[str, str]:
     """The rows of the overview that follow from the code without a run."""
-    spaces = [space for space in ACTIONS.values() if takes(algorithm, space)]
-    state = algorithm.transition(spaces_for(algorithm, spaces[0])).extras.keys() & {"previous_reward"}
+    found = {name: takes(algorithm, space) for name, space in ACTIONS.items()}
+    space = next(space for name, space in ACTIONS.items() if found[name])
     source = algorithm.source(EVERYTHING)
     replay = isinstance(source, mc.ReplaySource)
     rewards = replay and not getattr(algorithm, "imitates", False)
-    found = {name: takes(algorithm, space) for name, space in ACTIONS.items()}
     choices = [ACTIONS[name] for name in ("Discrete", "MultiDiscrete") if found[name]]
-    found["masks"] = bool(choices) and all(takes(algorithm, action, masked=True) for action in choices)
-    found["memory"] = bool(state)
-    found["priorities"] = replay and source.prioritized is not None
-    found["n-step"] = rewards
-    found["sequences"] = replay and source.sequence is not None
-    goals = rewards and source.sequence is None and source.hindsight is not None
-    found["hindsight"] = goals and not algorithm.wants_team  # whose observations have no goals
-    found["recorded data"] = replay
+    found |= {
+        "masks": bool(choices) and all(takes(algorithm, action, masked=True) for action in choices),
+        "memory": "previous_reward" in algorithm.transition(spaces_for(algorithm, space)).extras,
+        "priorities": replay and source.prioritized is not None,
+        "n-step": rewards,
+        "sequences": (windows := replay and source.sequence is not None),
+        # A team's observations have no goals
+        "hindsight": rewards and not windows and source.hindsight is not None and not algorithm.wants_team,
+        "recorded data": replay,
+    }
     words = {name: "yes" if value else "-" for name, value in found.items()}
     if rewards and source.n_step != 3:
         words["n-step"] = "own"

@@ -51,12 +51,12 @@ def test_a_serial_run_repeats_itself_exactly_under_a_seed(tmp_path: Path, kind: 
         outside = torch.get_rng_state()
         run_dir = runs.train(tmp_path / str(i), env_fn, algorithm, seed=seed, **changes).run_dir
         histories.append(history(run_dir))
-        networks.append(checkpoint(run_dir)["network"])
+        networks.append([*checkpoint(run_dir)["network"].values()])
         assert torch.equal(torch.get_rng_state(), outside)
     assert len(histories[0]) > 50
     assert histories[0] == histories[1] != histories[2]
-    assert all(map(torch.equal, networks[0].values(), networks[1].values()))
-    assert not all(map(torch.equal, networks[0].values(), networks[2].values()))
+    first, same, other = networks
+    assert all(map(torch.equal, first, same)) and not all(map(torch.equal, first, other))
 
 
 def leaves(state: Any) -> list[Any]:
@@ -69,7 +69,7 @@ def saved_parts(state: dict[str, Any]) -> list[Any]:
     """The parts of a checkpoint that a resumed run takes over; of a sampler's state, all but the rows."""
     sampler = state.get("sampler", {})  # a queue has none
     parts = [state[name] for name in ("network", "trainer", "torch")]
-    return [*parts, *(sampler.get(name) for name in ("generator", "batches"))]
+    return leaves([*parts, sampler.get("generator"), sampler.get("batches")])
 
 
 @pytest.mark.parametrize("kind", long_but(["sac"], ["iqn", "td3", "r2d2", "ppo", "sac"]))
@@ -82,7 +82,7 @@ def test_a_resumed_run_has_what_was_saved_bit_for_bit(tmp_path: Path, kind: str)
     after = checkpoint(first.run_dir)
     assert more.steps > first.steps and more.updates == first.updates
     assert after["version"] > before["version"], "rows of a saved replay would be of a future version"
-    for saved, resumed in zip(leaves(saved_parts(before)), leaves(saved_parts(after)), strict=True):
+    for saved, resumed in zip(saved_parts(before), saved_parts(after), strict=True):
         assert torch.equal(saved, resumed) if isinstance(saved, torch.Tensor) else saved == resumed
     last = runs.train(tmp_path, env_fn, algorithm, total_steps=900, resume=True, **changes)
     assert last.updates["agent_0"] > first.updates["agent_0"]

@@ -34,10 +34,6 @@ class Compiled(mc.DQN):
         return NumpyDQN()
 
 
-def cartpole() -> Any:
-    return gymnasium.make("CartPole-v1")
-
-
 def answers(folder: Path, algorithm: Any, env: Any = Asked, **changes: Any) -> list[str]:
     """The libraries that the processes of actors and an evaluator have imported."""
     (folder / "asked").mkdir()
@@ -105,21 +101,18 @@ def made_model() -> torch.nn.Module:
     return SMALL.make_model(mc.Spaces(gymnasium.spaces.Box(-1, 1, (4,)), gymnasium.spaces.Discrete(2)))
 
 
-@pytest.mark.parametrize("env_fn", [cartpole, HUNT], ids=["alone", "self-play"])
+@pytest.mark.parametrize(("env_fn", "changes"), [("gymnasium:CartPole-v1", {}), (HUNT, {"self_play": SELF_PLAY})])
 def test_a_compiled_policys_run_is_the_one_of_torch(
-    env_fn: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    env_fn: str | Callable[[], Any], changes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Actors, evaluations, opponents, and loaded policies take the same actions, as the same seed draws them."""
-    changes: dict[str, Any] = {} if env_fn is cartpole else {"self_play": SELF_PLAY}
 
     def made(algorithm: mc.DQN) -> list[Any]:
         folder = tmp_path / type(algorithm).__name__
         run_dir = runs.train(folder, env_fn, algorithm, **changes).run_dir
         played = [mc.evaluate(run_dir, episodes=4, which=which, explore=True) for which in ("last", "best")]
-        return [
-            history(run_dir),
-            [{agent: list(returns) for agent, returns in each.returns.items()} for each in played],
-        ]
+        returns = [{agent: [*each] for agent, each in outcome.returns.items()} for outcome in played]
+        return [history(run_dir), returns]
 
     by_torch = made(SMALL)
     monkeypatch.setattr(TorchNetwork, "act", None)

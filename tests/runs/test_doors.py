@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import textwrap
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,15 +24,12 @@ train = runs.train
 
 def ways() -> dict[str, Any]:
     length = 0
-
-    class Nested(Corridor):
-        """No module has it."""
-
+    nested = type("Nested", (Corridor,), {"__doc__": "No module has it."})
     return {
         "a name": "gymnasium:CartPole-v1",
         "a lambda": lambda: Corridor(),
         "a closure": lambda: Corridor(length),
-        "a closure over a class": lambda: Nested(),
+        "a closure over a class": lambda: nested(),
         "a partial": partial(gymnasium.make, "CartPole-v1"),
     }
 
@@ -105,11 +101,9 @@ def test_runs_of_the_same_second_have_own_directories(tmp_path: Path, monkeypatc
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A package that registers an environment when it is imported."""
-    code = """
-        import gymnasium
-        gymnasium.register("door_games/Cart-v0", "gymnasium.envs.classic_control:CartPoleEnv")
-    """
-    (tmp_path / "door_games.py").write_text(textwrap.dedent(code))
+    entry = "gymnasium.envs.classic_control:CartPoleEnv"
+    code = f'import gymnasium\ngymnasium.register("door_games/Cart-v0", "{entry}")\n'
+    (tmp_path / "door_games.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     yield "door_games/Cart-v0"
     gymnasium.registry.pop("door_games/Cart-v0", None)

@@ -63,10 +63,6 @@ class Corridor(gymnasium.Env):
 
 
 class Endless(Corridor):
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.left = 0
-        return self.seen(), {}
-
     def step(self, action: int) -> Any:
         return self.seen(), 1.0, False, False, {}
 
@@ -130,10 +126,6 @@ class Locked(Walker):
         self.lock = threading.Lock()
 
 
-def outside(obs: np.ndarray) -> int:
-    return 2
-
-
 def test_other_policies_act_instead(run_dir: Path) -> None:
     for player in (Walker(), Walker, rightwards, "test_evaluation:Walker", "test_evaluation:rightwards"):
         outcome = mc.evaluate(run_dir, 5, policies={AGENT: player})
@@ -177,7 +169,7 @@ REFUSED = {
     "policies: expected names among ['agent_0'], got 'red'": {"policies": {"red": Walker}},
     "names among ['agent_0'], got 'xxxxx": {"policies": {"x" * 9999: Walker}},
     "env_fn: expected the agents ['agent_0'], got 'agent_1'": {"env_fn": "treasure_hunt"},
-    "action of policies['agent_0']: expected one of Discrete(2), got 2": {"policies": {AGENT: outside}},
+    "action of policies['agent_0']: expected one of Discrete(2), got 2": {"policies": {AGENT: lambda obs: 2}},
     **{
         f"policies['agent_0']: expected {says}": {"policies": {AGENT: player}}
         for says, player in {
@@ -206,12 +198,7 @@ def test_a_policy_for_other_spaces_is_refused(run_dir: Path, tmp_path: Path) -> 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """Runs `marlcore eval` with these arguments; returns its status, stdout and stderr."""
-
-    def evaluate(*arguments: object) -> tuple[int, str, str]:
-        status = main(["eval", *map(str, arguments)])
-        return status, *capsys.readouterr()
-
-    return evaluate
+    return lambda *arguments: (main(["eval", *map(str, arguments)]), *capsys.readouterr())
 
 
 def test_the_command_prints_a_table_and_films_an_episode(run_dir: Path, tmp_path: Path, command: Any) -> None:
@@ -297,12 +284,9 @@ def test_each_evaluation_that_falls_due_is_made_or_counted(
 
 def test_a_restarted_evaluator_goes_on_counting_what_it_skips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each evaluation starts a new evaluator, and two evaluations fall due in a round."""
-    evaluate = roles.EvaluatorRole.finish
-    monkeypatch.setattr(
-        roles.EvaluatorRole,
-        "finish",
-        lambda worker, *args, **final: (evaluate(worker, *args, **final), worker.build())[0],
-    )
+    finish = roles.EvaluatorRole.finish
+    anew = lambda worker, *args, **final: (finish(worker, *args, **final), worker.build())[0]  # noqa: E731
+    monkeypatch.setattr(roles.EvaluatorRole, "finish", anew)
     changes = {"evaluation": {"interval": 1, "episodes": 1}, "learner": {"warmup": 1, "publish_interval": 1}}
     path = train(tmp_path, Corridor, DQN, total_steps=24, updates_per_step=1.0, **changes).run_dir
     counts = [count for _, count in evaluations(path, "eval_skipped")]

@@ -31,17 +31,16 @@ train = runs.train
 
 def noting(base: Any, name: str) -> Any:
     """An algorithm that stores in each row epsilon and the schedule `name`, by which it acted."""
+    names = ("epsilon", name)
 
     class Noting(base):
         def transition(self, spaces: mc.Spaces) -> mc.TransitionSpec:
-            extras = {"epsilon": mc.Field((), "float64"), name: mc.Field((), "float64")}
-            return replace(super().transition(spaces), extras=extras)
+            return replace(super().transition(spaces), extras=dict.fromkeys(names, mc.Field((), "float64")))
 
         def act(self, model: Any, obs: Any, *, explore: Any, **others: Any) -> mc.Action:
             chosen = super().act(model, obs, explore=explore, **others)
-            rows = len(chosen.action)
-            extras = {key: np.broadcast_to(np.float64(explore[key]), rows) for key in ("epsilon", name)}
-            return chosen._replace(extras=extras)
+            shape = chosen.action.shape[:1]
+            return chosen._replace(extras={key: np.broadcast_to(np.float64(explore[key]), shape) for key in names})
 
     return Noting
 

@@ -27,8 +27,7 @@ class Short:
     prints: str
     least: float = float("-inf")
     needs: str = "gymnasium"
-    alone: bool = False
-    """In a process of its own: a library whose threads other tests must not inherit."""
+    alone: bool = False  # in a process of its own: a library whose threads other tests must not inherit
 
 
 EPISODES = r"\d+ episodes, the last \d+ returned [-\d.]+"
@@ -113,8 +112,8 @@ def test_a_curve_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     figures, pictures = tmp_path / "figures", tmp_path / "gallery"
     for module in ("bench.figures", "bench.runs.gallery"):
         monkeypatch.setattr(f"{module}.FOLDER", figures)
-    figures.mkdir()
-    pictures.mkdir()
+    for folder in (figures, pictures):
+        folder.mkdir()
     (figures / "gallery.json").write_text("{}")
     arguments = "ppo_async --seeds 0 1 --store --total-timesteps 512 --batch-size 256"
     assert importlib.import_module("bench.__main__").main(["gallery", *arguments.split()]) == 0

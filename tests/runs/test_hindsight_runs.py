@@ -41,14 +41,10 @@ def tell(update: Any, batch: Any) -> mc.Update:
 TELLING = updating(mc.DQN, tell)(hidden=(16,))
 
 
-class Tagged(gymnasium.Wrapper):
+class Tagged(bit_flip.BitFlip):
     """Tags episodes even and odd in turn, for the parts of a replay."""
 
     episodes = 0
-
-    def __init__(self, env_fn: Any) -> None:
-        super().__init__(env_fn())
-        self.compute_reward, self.compute_terminated = env_fn().compute_reward, env_fn().compute_terminated
 
     def reset(self, **options: Any) -> Any:
         self.episodes += 1
@@ -67,7 +63,7 @@ class Tagged(gymnasium.Wrapper):
 )
 def test_a_run_relabels_by_the_environments_functions(tmp_path, mode, replay):
     """Every reward is right, also in rows whose episode ended at its goal."""
-    env_fn = partial(Tagged, bit_flip.BitFlip) if "mixture" in replay else bit_flip.BitFlip
+    env_fn = Tagged if "mixture" in replay else bit_flip.BitFlip
     result = runs.train(tmp_path, env_fn, TELLING, mode=mode, replay=replay)
     relabelled, reached, wrong = (values_of(result.run_dir, n) for n in ("relabelled", "reached", "wrong"))
     assert abs(np.mean(relabelled) - 0.75) < 0.1 and np.mean(reached) > 0.1
@@ -95,8 +91,7 @@ def one(achieved: Any, desired: Any, info: Any) -> float:
 
 def test_a_wrappers_goal_function_comes_first(tmp_path):
     """Stored ends stay: two bits match often."""
-    env_fn = partial(Goals, 2, sevens)
-    result = runs.train(tmp_path, env_fn, TELLING)
+    result = runs.train(tmp_path, partial(Goals, 2, sevens), TELLING)
     assert set(values_of(result.run_dir, "reward")) == {7.0}
     assert any(values_of(result.run_dir, "ended"))
 
@@ -121,12 +116,10 @@ def test_refuses(tmp_path):
 @pytest.mark.long
 def test_dqn_flips_ten_bits_with_hindsight_and_not_without(tmp_path):
     """The control: the same run without hindsight reaches hardly any goal."""
-    shares = {}
+    shares, dqn = {}, mc.DQN(learning_rate=1e-3, hidden=(64,))
     for hindsight in ("future", "off"):
-        config = bit_flip.settings(
-            mode="serial", total_steps=5_000, replay=mc.ReplayConfig(hindsight=hindsight),
-            evaluation=mc.EvaluationConfig(), run_dir=str(tmp_path / hindsight),
-        )  # fmt: skip
-        result = mc.train(bit_flip.BitFlip, mc.DQN(learning_rate=1e-3, hidden=(64,)), config, progress=False)
-        shares[hindsight] = bit_flip.solved(result)
+        replay = mc.ReplayConfig(hindsight=hindsight)
+        changes: Any = {"evaluation": mc.EvaluationConfig(), "run_dir": str(tmp_path / hindsight)}
+        config = bit_flip.settings(mode="serial", total_steps=5_000, replay=replay, **changes)
+        shares[hindsight] = bit_flip.solved(mc.train(bit_flip.BitFlip, dqn, config, progress=False))
     assert shares["future"] >= 0.9 and shares["off"] <= 0.2, shares

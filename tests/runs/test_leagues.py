@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ import marlcore as mc
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
 THREE = ("left", "middle", "right")
+OUTCOMES = {1: "wins", 0: "draws", -1: "losses"}
 
 runs = Runs(
     total_steps=1_500,
@@ -43,10 +44,9 @@ def test_each_other_seat_draws_an_opponent_of_its_own(tmp_path: Path) -> None:
     play = {"anchors": {weak: 0.2, strong: 0.2}}
     result = runs.train(tmp_path, partial(Arena, notes, sides=THREE), Marking(), self_play=play)
     number_of = {mark: number for number, mark in marks(result.run_dir).items()}
-    rows: set[tuple[int, ...]] = set()
-    games: dict[str, Counter[str]] = {}
-    kinds: Counter[str] = Counter()
-    seats: dict[int, set[int]] = {}
+    rows, kinds = set[tuple[int, ...]](), Counter[str]()
+    games: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    seats: defaultdict[int, set[int]] = defaultdict(set)
     for (number, episode), acted in episodes_of(notes, THREE).items():
         sums = np.array([sum(values) for values in acted.values()])
         returns = np.sign(sums[:, None] - sums).sum(axis=1)
@@ -55,17 +55,16 @@ def test_each_other_seat_draws_an_opponent_of_its_own(tmp_path: Path) -> None:
         learning = [seat for seat, name in enumerate(names) if name == "learner"]
         rows |= {(number, episode, seat, turn) for seat in learning for turn in range(len(acted[THREE[seat]]))}
         if len(learning) == 1:
-            seats.setdefault(number, set()).add((learning[0] - episode) % 3)
+            seats[number].add((learning[0] - episode) % 3)
         for mine, other in itertools.product(learning, range(3)):
             if names[other] != "learner":
-                won = {1: "wins", 0: "draws", -1: "losses"}[int(np.sign(returns[mine] - returns[other]))]
-                games.setdefault(names[other], Counter())[won] += 1
+                games[names[other]][OUTCOMES[int(np.sign(returns[mine] - returns[other]))]] += 1
     assert kinds.keys() > {"learner learner learner", "anchor learner pool", "anchor anchor learner"}
     assert len(seats) == 4 and all(len(begun) == 1 for begun in seats.values())
     (found,) = rows_of(result.run_dir, parts=1)
     ended = {row[:2] for row in rows}
     assert {row for row in found if row[:2] in ended} == rows and set(found.values()) == {1}
-    written = {name: Counter({key: row[key] for key in ("wins", "draws", "losses")}) for name, row in tables(result)}
+    written = {name: Counter({key: row[key] for key in OUTCOMES.values()}) for name, row in tables(result)}
     assert written == games
 
 
@@ -74,14 +73,12 @@ def name_of(values: list[float], number_of: dict[float, int]) -> str:
     if values[0] % 1 == 0.25:
         return "learner"
     assert len(set(values)) == 1
-    anchors = {ANCHOR: "anchor:weak", STRONG: "anchor:strong"}
-    return anchors.get(values[0]) or f"pool:{number_of[values[0]]}"
+    return {ANCHOR: "anchor:weak", STRONG: "anchor:strong"}.get(values[0]) or f"pool:{number_of[values[0]]}"
 
 
 def met_by_role(notes: Path, admitted: dict[str, list[float]]) -> tuple[Any, ...]:
     """Of each role that learned: the opponents that it met, its games, and the rows that it recorded."""
-    met: dict[str, Counter[str]] = {name: Counter() for name in ROLES}
-    games: dict[str, int] = dict.fromkeys(ROLES, 0)
+    met, games = {name: Counter[str]() for name in ROLES}, dict.fromkeys(ROLES, 0)
     rows: dict[str, set[tuple[int, ...]]] = {name: set() for name in ROLES}
     for (number, episode), acted in episodes_of(notes).items():
         learning = [seat for seat, side in enumerate(SIDES) if acted[side][0] % 1 == 0.25]
@@ -119,10 +116,8 @@ def test_roles_choose_their_opponents_and_exploiters_begin_anew(tmp_path: Path) 
     assert mc.load_policy(result.run_dir, "rival", "initial").act(np.zeros(4, np.float32)) == [BAND]
     more = runs.train(tmp_path, env_fn, algorithms, resume=True, **{**options, "total_steps": 3_600})
     assert min(more.updates[name] - result.updates[name] for name in ROLES) > 0
-    check_refused(
-        lambda: mc.evaluate(more.run_dir, 1, policies={"rival": weak}, env_fn=env_fn), ValueError,
-        "policies: expected names among ",
-    )  # fmt: skip
+    elsewhere = partial(mc.evaluate, more.run_dir, 1, policies={"rival": weak}, env_fn=env_fn)
+    check_refused(elsewhere, ValueError, "policies: expected names among ")
     resume = partial(runs.train, tmp_path, env_fn, algorithms, resume=True)
     for roles in ({**ROLES, "hunter": "main"}, dict(reversed(ROLES.items()))):  # tables number opponents by this order
         options["self_play"] = mc.SelfPlayConfig(pool=64, roles=roles)
@@ -179,10 +174,8 @@ class Weighing(Stateless):
 def test_exploiters_end_the_cycle_of_rock_paper_scissors(tmp_path: Path) -> None:
     """The control is the same learner against itself alone: its best answer wins far more."""
     main, fast = (0.15, (1.0, 0.0, 0.0)), partial(Multiplicative, 1.0, (0.0, 0.0, 0.0))
-    common: dict[str, Any] = {
-        "replay": mc.ReplayConfig(), "learner": mc.LearnerConfig(device="cpu"),
-        "actor": mc.ActorConfig(envs=64),
-    }  # fmt: skip
+    common: dict[str, Any] = {"replay": mc.ReplayConfig(), "learner": mc.LearnerConfig(device="cpu")}
+    common["actor"] = mc.ActorConfig(envs=64)
     plain = Multiplicative(*main)
     play = mc.SelfPlayConfig(pool=8, latest=1.0, explore=True)
     runs.train(tmp_path / "plain", RockPaperScissors, plain, total_steps=12_800, self_play=play, **common)

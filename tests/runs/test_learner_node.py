@@ -1,7 +1,7 @@
 """A learner on a machine of its own, without Ray: its program, its versions, and the learner that follows it."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from processes import until
+from whole_runs import policy_of
 
 import marlcore as mc
 from marlcore.cluster.nodes import learners
-from marlcore.config import AssignedPolicy, source_of
-from marlcore.envs import vectorize
 from marlcore.record import Hold, load_checkpoint
 from marlcore.run import RunSpec, attach_transitions
 
@@ -30,9 +29,7 @@ class Scene:
     def __init__(self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self._stack = stack
         self.placed: list[Any] = []  # by machine
-        with closing(vectorize(ENV, 1)) as env:
-            policy = AssignedPolicy("agent_0", ("agent_0",), env.spaces["agent_0"], mc.DQN())
-        self.policy = replace(policy, source=source_of(policy, CONFIG))
+        self.policy = policy_of("agent_0", mc.DQN(), ENV, CONFIG)
         (folder / "checkpoints").mkdir()
         self.hold = Hold(folder / "checkpoints" / "agent_0.pt", "run", 0)
         monkeypatch.setattr(learners, "serve", self._serve)

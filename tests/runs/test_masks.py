@@ -92,14 +92,11 @@ class Blind(Watched):
         return super().act(model, obs, mask=None, **others)
 
 
-Counts = Counter[str]
-
-
-def play(folder: Path, algorithm: mc.Algorithm, **changes: Any) -> Counts:
+def play(folder: Path, algorithm: mc.Algorithm, **changes: Any) -> Counter[str]:
     moves = folder / "moves"
     moves.mkdir()
     result = runs.train(folder, partial(Referee, moves), algorithm, **changes)
-    counts = sum((Counts(json.loads(path.read_text())) for path in moves.iterdir()), Counts())
+    counts = sum((Counter[str](json.loads(path.read_text())) for path in moves.iterdir()), Counter[str]())
     reported = values_of(result.run_dir, "illegal_targets")
     assert reported, "nothing was learned"
     learner = runs.config.learner
@@ -108,7 +105,7 @@ def play(folder: Path, algorithm: mc.Algorithm, **changes: Any) -> Counts:
     return counts
 
 
-def play_blindly(folder: Path, steps: int) -> Counts:
+def play_blindly(folder: Path, steps: int) -> Counter[str]:
     """The counts of a run that ignores masks, with marlcore's own check off."""
     with patch.object(ActingPolicy, "_check_allowed"):
         return play(folder, Blind(), total_steps=steps)
@@ -137,7 +134,7 @@ def test_an_algorithm_that_ignores_masks_is_caught(tmp_path: Path) -> None:
     assert counts["illegal moves"] > 20 and counts["illegal targets"] > 20, counts
 
 
-def report(label: str, work: Callable[[Path], Counts]) -> Counts:
+def report(label: str, work: Callable[[Path], Counter[str]]) -> Counter[str]:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         counts = work(Path(folder))

@@ -37,11 +37,10 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {"dqn": (mc.DQN(network=Own), {})
 def test_a_run_with_a_custom_network_resumes_and_loads(tmp_path: Path, kind: str, mode: Any) -> None:
     algorithm, changes = KINDS[kind]
     result = runs.train(tmp_path, "gymnasium:CartPole-v1", algorithm, mode=mode, **changes)
-    described = config_of(result.run_dir)["hyperparameters"]
-    assert described["network"] == f"{__name__}:Own"
+    assert config_of(result.run_dir)["hyperparameters"]["network"] == f"{__name__}:Own"
     before = checkpoint(result.run_dir)
-    longer = {**changes, "mode": mode, "total_steps": 600}
-    more = runs.train(tmp_path, "gymnasium:CartPole-v1", algorithm, resume=True, **longer)
+    longer = {**changes, "mode": mode, "total_steps": 600, "resume": True}
+    more = runs.train(tmp_path, "gymnasium:CartPole-v1", algorithm, **longer)
     after = checkpoint(result.run_dir)
     assert after["updates"] == more.updates["agent_0"] > before["updates"]
     name = next(name for name in after["network"] if name.endswith("network.layer.weight"))
@@ -59,10 +58,8 @@ def test_the_command_line_takes_a_network_by_its_name(tmp_path: Path) -> None:
     settings = ["--mode", "serial", "--algorithm.batch-size", 64, "--algorithm.minibatch-size", 64]
     settings += ["--algorithm.network", "own_networks:SharedTorso", "--run-dir", run, "--total-steps", 600]
     settings += ["--metrics.sinks", "csv"]
-    for words in (
-        ["--env", "gymnasium:CartPole-v1", "--algo", "ppo", *settings],
-        ["--resume", run, "--total-steps", 900],
-    ):
+    begin = ["--env", "gymnasium:CartPole-v1", "--algo", "ppo", *settings]
+    for words in (begin, ["--resume", run, "--total-steps", 900]):
         status, printed = finished(marlcore("train", *words, cwd=EXAMPLES))
         assert status == 0, printed
     assert any(name.endswith("network.to_value.weight") for name in checkpoint(run)["network"])

@@ -3,20 +3,19 @@
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
-from dataclasses import replace
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
 import pytest
-from processes import generations, until
+from processes import family, until
+from whole_runs import policy_of
 
 import marlcore as mc
 from marlcore.cluster import Bookings, DirectLink, Ingest, Leases, Porter
 from marlcore.cluster.nodes import actors, program, uplink
-from marlcore.config import AssignedPolicy, crews, source_of
-from marlcore.envs import vectorize
+from marlcore.config import crews
 from marlcore.errors import Fenced
 from marlcore.loops import build_model
 from marlcore.run import RunSpec, transition_spec
@@ -33,19 +32,12 @@ class Failing(gymnasium.Wrapper):  # type: ignore[misc]
         raise OSError("no screen here")
 
 
-def failing() -> Failing:
-    return Failing(gymnasium.make("CartPole-v1"))
-
-
 class Scene:
     """The learner's end of a run of one policy, in this process."""
 
     def __init__(self, stack: ExitStack, env_fn: Any = ENV, **changes: Any) -> None:
         self.config, self.env_fn = (config := mc.Config(**{**SETTINGS, **changes})), env_fn
-        with closing(vectorize(env_fn, 1)) as env:
-            ((agent, spaces),) = env.spaces.items()
-        policy = AssignedPolicy(agent, (agent,), spaces, mc.DQN())
-        self.policy = policy = replace(policy, source=source_of(policy, config))
+        self.policy = policy = policy_of("agent_0", mc.DQN(), env_fn, config)
         crew = crews(config)[1]
         begins, lanes = crew.block_begins(1, 2), crew.count * 2
         self.replay = stack.enter_context(mc.ReplayBuffer.create(transition_spec(policy, config), 8000, config.lanes))
@@ -138,7 +130,7 @@ def test_without_fences_a_nodes_late_rows_are_taken(stack: ExitStack, monkeypatc
 @pytest.mark.long
 def test_a_failing_environment_is_named(stack: ExitStack) -> None:
     """What the controller does then: test_a_failure_on_a_node_ends_the_run."""
-    node = Scene(stack, failing).node(10**6)
+    node = Scene(stack, lambda: Failing(gymnasium.make("CartPole-v1"))).node(10**6)
     failed = until(lambda: node.beat(actors.ActorOrders(10**6, 0)).failed)
     assert failed.worker in ("actor-1", "actor-2") and failed.reason == "environment"
     assert "no screen here" in failed.traceback
@@ -148,11 +140,11 @@ def test_a_failing_environment_is_named(stack: ExitStack) -> None:
 def test_a_dead_program_is_reported_and_takes_its_actors_along(stack: ExitStack) -> None:
     node = Scene(stack).node(10**6)
     until(lambda: node.beat(actors.ActorOrders(10**6, 0)).steps > 0)
-    family = [pid for generation in generations(node._program._process.pid) for pid in generation]
+    led_to = family(node._program._process.pid)
     os.kill(node._program._process.pid, signal.SIGKILL)
     failed = until(lambda: node.beat(actors.ActorOrders(10**6, 0)).failed)
     assert (failed.worker, failed.reason) == ("supervisor", "death")
-    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in family))
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in led_to))
 
 
 def test_a_program_that_does_not_start_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,10 @@ import torch
 from gymnasium import spaces as gym
 from hunt import HUNT
 from refused import Refused, check_refused
-from whole_runs import LONG, MODES, changed, checkpoint, config_of
+from whole_runs import LONG, MODES, changed, checkpoint, config_of, metrics_of, values_of
 
 import marlcore as mc
 from marlcore.config import applied_offline
-from marlcore.record import read_metrics
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -26,12 +25,10 @@ SMALL = mc.Config(mode="serial", learner=mc.LearnerConfig(batch_size=16, n_step=
 
 def random_episodes(spaces, count=6, steps=30, seed=0):
     rng = np.random.default_rng(seed)
-    field, actions = spaces.obs, spaces.action
+    field, actions, size = spaces.obs, spaces.action, (steps, *spaces.action.shape)
     for _ in range(count):
         obs = rng.normal(size=(steps + 1, *field.shape)).astype(field.dtype)
-        action = (
-            rng.uniform(-1, 1, (steps, *actions.shape)) if isinstance(actions, gym.Box) else rng.integers(2, size=steps)
-        )
+        action = rng.uniform(-1, 1, size) if isinstance(actions, gym.Box) else rng.integers(2, size=steps)
         yield {"obs": obs, "action": action.astype(actions.dtype), "reward": rng.normal(size=steps)}
 
 
@@ -70,8 +67,7 @@ def test_updates_wait_for_evaluations_that_are_due(tmp_path: Path) -> None:
         result = train(
             tmp_path, data, mc.BC(), 450, mode="async", learner={"publish_interval": 5}, evaluation=evaluation
         )
-    skipped = [metric.value for metric in read_metrics(result.run_dir / "metrics.csv") if metric.name == "eval_skipped"]
-    assert skipped == [0.0] * 5
+    assert values_of(result.run_dir, "eval_skipped") == [0.0] * 5
 
 
 @pytest.mark.parametrize(("algorithm", "name"), ALGORITHMS, ids=lambda value: type(value).__name__)
@@ -81,8 +77,8 @@ def test_every_off_policy_algorithm_learns_from_a_replay(tmp_path, algorithm, na
         result = train(tmp_path, replay, algorithm, env_fn=name, learner={"obs_norm": "running"})
         assert (replay.sampler(8, seed=0, min_size=1).sample().reward == before).all()  # it is still the caller's
     assert result.updates == {"agent_0": 30} and result.steps == 30 and np.isnan(result.returns["agent_0"])
-    losses = [metric for metric in read_metrics(result.run_dir / "metrics.csv") if metric.name == "loss"]
-    assert len(losses) == 3 and all(np.isfinite(metric.value) for metric in losses)
+    losses = values_of(result.run_dir, "loss")
+    assert len(losses) == 3 and np.isfinite(losses).all()
     policy = mc.load_policy(result.run_dir, "agent_0", weights_only=True)
     assert policy.spaces.action.contains(policy.act(np.zeros(policy.spaces.obs.shape, np.float32)))
 
@@ -97,7 +93,7 @@ def test_a_run_evaluates_and_resumes(tmp_path, mode):
         check_refused(lambda: train(tmp_path, replay, "dqn", 90, resume=True, **changes), ValueError, says)
     assert result.steps == result.updates["agent_0"] == 90
     assert checkpoint(tmp_path / "run")["updates"] == 90
-    evaluated = [metric.step for metric in read_metrics(result.run_dir / "metrics.csv") if metric.name == "eval_return"]
+    evaluated = [metric.step for metric in metrics_of(result.run_dir) if metric.name == "eval_return"]
     assert evaluated[-1] == 90 and (mode == "async" or len(evaluated) > 2)
     assert set(mc.evaluate(result.run_dir, episodes=2, which="best").mean) == {"agent_0"}
     says = "resume: expected actor.processes 0, as the run had it, got 1: a run on recorded data has no actors"
@@ -106,14 +102,12 @@ def test_a_run_evaluates_and_resumes(tmp_path, mode):
 
 
 def test_a_resumed_run_makes_the_updates_of_a_whole_one(tmp_path):
-    ends = []
     with filled(CARTPOLE) as replay:
-        for parts in ([30], [12, 30]):
-            folder = tmp_path / str(len(parts))
+        for folder, *parts in ((tmp_path / "whole", 30), (tmp_path / "resumed", 12, 30)):
             for updates in parts:
                 train(folder, replay, "dqn", updates, resume=updates != parts[0])
-            ends.append(checkpoint(folder / "run")["network"])
-    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+    whole, resumed = (checkpoint(tmp_path / name / "run")["network"] for name in ("whole", "resumed"))
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
 @MODES
@@ -130,8 +124,8 @@ def test_a_callback_or_a_condition_ends_a_run(tmp_path, mode):
             result = train(folder, replay, "dqn", 10**6, **changes, **way)
             assert result.stopped.startswith(reason) and 0 < result.steps == result.updates["agent_0"] < 10**6
             assert checkpoint(result.run_dir)["updates"] == result.steps
-            metrics = read_metrics(result.run_dir / "metrics.csv")
-            assert [metric.step for metric in metrics if metric.name == "eval_return"] == [result.steps]
+            evaluated = [metric.step for metric in metrics_of(result.run_dir) if metric.name == "eval_return"]
+            assert evaluated == [result.steps]
             more = train(folder, replay, "dqn", result.steps + 20, resume=True, **changes)
             assert more.steps == result.steps + 20 and more.stopped == ""
 

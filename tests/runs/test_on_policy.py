@@ -89,9 +89,9 @@ def test_a_deadlocked_queue_ends_the_run_with(tmp_path: Path, monkeypatch: pytes
     if looks:
         with pytest.raises(
             mc.WorkerFailed, match=r"^actor-0 failed: .*lane \d+ waits for room for \d rows, and.*$"
-        ) as error:
+        ) as it:
             fight(tmp_path, [99, *[5] * 9], 128)
-        assert error.value.reason == "deadlock"
+        assert it.value.reason == "deadlock"
         return
     monkeypatch.setattr("marlcore.queue.cursor.ReadCursor.count_look", lambda cursor: None)
     with start(tmp_path, partial(Battle, [99, *[5] * 9]), SMALL, mode="serial", policies=lambda agent: "all") as run:
@@ -206,6 +206,7 @@ WITHOUT_USE = {
     "actor": {"sync_interval": 10, "max_policy_lag": 5},
     "exploration": {"epsilon": 0.5, "ladder": 7},
 }
+STACKED = {"replays": {"agent_0": mc.ReplayConfig(stack=2)}, "learner": {"warmup": 20}}
 R2D2 = {"learner": {"n_step": 4, "warmup": 20}, "replay": {"hindsight": "future"}}
 OWN = {"learner": {"n_step": 2, "warmup": 20, "reward_norm": "running"}}
 OF_USE = {"learner": {"gamma": 0.9, "obs_norm": "running"}, "replay": {"stack": 2}}
@@ -216,25 +217,15 @@ SECTIONS = {
     "explorations": {"agent_0": mc.ExplorationConfig(ladder=7)},
     "ratios": {"agent_0": None},
 }
-OF_AGENT_0 = [
-    *(
-        f"{name}.agent_0.{last}"
-        for name, last in {"explorations": "ladder", "learners": "batch_size", "replays": "capacity"}.items()
-    ),
-    "ratios.agent_0",
-]
+OF_AGENT_0 = [f"{name}.agent_0" for name in ("explorations", "learners", "replays", "ratios")]
+OF_AGENT_0 = [name + last for name, last in zip(OF_AGENT_0, (".ladder", ".batch_size", ".capacity", ""), strict=True)]
 TOLD: dict[str, tuple[Any, Any, dict[str, Any], Any]] = {
     "ppo": (CARTPOLE, SMALL, WITHOUT_USE, dict(flattened(WITHOUT_USE, mc.Config))),
     "r2d2": ("recall", mc.R2D2(units=6), R2D2, ["learner.n_step", "replay.hindsight"]),
     "own rewards": (partial(Crowd, 2), mc.MATD3(rewards="own"), OWN, ["learner.n_step", "learner.reward_norm"]),
     "a dqn beside": (HUNT3, dict.fromkeys(AGENTS, SMALL) | {"agent_2": mc.DQN()}, WITHOUT_USE | {"replay": {}}, []),
     "its sections": (HUNT3, dict.fromkeys(AGENTS, SMALL) | {"agent_2": mc.DQN()}, SECTIONS, OF_AGENT_0),
-    "of the run": (
-        HUNT3,
-        mc.DQN(),
-        {"replays": {"agent_0": mc.ReplayConfig(stack=2)}, "learner": {"warmup": 20}},
-        ["replays.agent_0.stack"],
-    ),
+    "of the run": (HUNT3, mc.DQN(), STACKED, ["replays.agent_0.stack"]),
     "of use": (CARTPOLE, SMALL, OF_USE, []),
     "an own epsilon": (CARTPOLE, Greedy(**vars(SMALL)), {"exploration": {"epsilon": 0.5, "ladder": 7}}, []),
 }
@@ -271,11 +262,10 @@ def test_mappo_trains_and_its_policies_act_on_their_own(tmp_path: Path) -> None:
     algorithms = {"both": central, "apart": SMALL}
     result = train(tmp_path, SPREAD, algorithms, mode="serial", policies=policies)
     assert result.updates["both"] >= 4 * 5 and result.updates["apart"] >= 4 * 2
-    weights = checkpoint(result.run_dir, "both")["network"]
-    assert weights["critic.torso.dense.layers.0.weight"].shape == (16, 18 + 54)
-    assert weights["acting.torso.dense.layers.0.weight"].shape == (16, 18)
-    apart = checkpoint(result.run_dir, "apart")["network"]
-    assert apart["critic.torso.dense.layers.0.weight"].shape == (16, 18)
+    first = "{}.torso.dense.layers.0.weight"
+    both, apart = (checkpoint(result.run_dir, name)["network"] for name in ("both", "apart"))
+    assert both[first.format("critic")].shape == (16, 18 + 54)
+    assert both[first.format("acting")].shape == apart[first.format("critic")].shape == (16, 18)
     policy = mc.load_policy(result.run_dir, "agent_0")
     assert policy.act(np.zeros(18, np.float32)) in range(5), "without a joint observation"
     seen: list[Any] = []

@@ -21,10 +21,6 @@ def trained(run_dir, **changes):
     return model, result
 
 
-def errors(model):
-    return {name: (own - exact).abs().mean().item() for name, (own, exact) in phase2.beside_exact(model).items()}
-
-
 def test_parts_are_trained_from_their_stages_on(tmp_path):
     """The table of counts grows by each row that is drawn."""
     options = {"stages": (150, 300, 450, 600), "updates_per_step": 0.1}
@@ -50,6 +46,7 @@ def test_phase_2_comes_close_to_the_exact_solution(tmp_path, monkeypatch, capsys
     runpy.run_path(phase2.__file__, run_name="__main__")
     printed = capsys.readouterr().out
     means = [float(line.rpartition(" ")[2]) for line in printed.splitlines() if "mean error" in line]
-    short = errors(trained(tmp_path / "short", total_steps=100)[0])
+    beside = phase2.beside_exact(trained(tmp_path / "short", total_steps=100)[0])
+    short = {name: (own - exact).abs().mean().item() for name, (own, exact) in beside.items()}
     bounds = zip(means, thresholds.values(), (short[part] for part in thresholds), strict=True)
     assert all(mean < most < untrained for mean, most, untrained in bounds), (printed, short)

@@ -25,11 +25,6 @@ ONE = dict.fromkeys(AGENTS, "hunter")
 runs = Runs(mode="async", total_steps=900, learner={"n_step": 1}, updates_per_step=0.2, updates_tolerance=4)
 
 
-def replay_of(result: mc.Result, policy: str) -> dict[int, Any]:
-    spaces = mc.load_policy(result.run_dir, policy).spaces
-    return read_replay(result.run_dir / "checkpoints" / f"{policy}.replay", spaces)
-
-
 def due(config: mc.Config, agents: int, sharing: int = 1) -> float:
     """Updates that updates_per_step asks of a policy of `sharing` of the agents."""
     assert config.updates_per_step is not None
@@ -46,7 +41,9 @@ def test_a_shared_policys_replay_has_the_rows_of_all_its_agents(tmp_path: Path, 
     )
     assert result.updates.keys() == {"relay"} and result.updates["relay"] > 0
     assert [path.name for path in (result.run_dir / "checkpoints").glob("*.pt")] == ["relay.pt"]
-    lanes, recorded_rows = replay_of(result, "relay"), read_records(records)
+    spaces = mc.load_policy(result.run_dir, "relay").spaces
+    lanes = read_replay(result.run_dir / "checkpoints" / "relay.replay", spaces)
+    recorded_rows = read_records(records)
     assert len(lanes) == len(recorded_rows) == 6
     compared = sum(
         check_rows(lanes[2 * i + copy], recorded_rows[copy, agent]) for i, agent in enumerate("abc") for copy in (0, 1)
@@ -96,10 +93,8 @@ def test_policies_differ_in_algorithm_and_settings(tmp_path: Path, mode: str) ->
 @pytest.mark.parametrize("policies", [None, ONE], ids=["own", "shared"])
 def test_async_makes_the_updates_of_serial(tmp_path: Path, policies: Any) -> None:
     config = replace(runs.config, total_steps=9_000, policies=policies)
-    made = {}
-    for mode in ("serial", "async"):
-        result = runs.train(tmp_path / mode, HUNT3, total_steps=9_000, policies=policies, mode=mode)
-        made[mode] = result.updates
+    train = partial(runs.train, env_fn=HUNT3, total_steps=9_000, policies=policies)
+    made = {mode: train(tmp_path / mode, mode=mode).updates for mode in ("serial", "async")}
     expected = due(config, 3, 3 if policies else 1)
     for policy, serial in made["serial"].items():
         assert made["async"][policy] == pytest.approx(serial, rel=0.01)

@@ -4,8 +4,6 @@ import csv
 import itertools
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,8 +17,8 @@ import pytest
 import torch
 import victims
 from crowd import Corridor, interrupt
-from processes import await_group, generations, until
-from refused import Refused, check_refused, check_row
+from processes import await_group, children, family, start_python, until
+from refused import check_refused, refusals
 from whole_runs import LONG, Runs, checkpoint, config_of, metrics_of, steps_of
 
 import marlcore as mc
@@ -46,11 +44,8 @@ def unplotted(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def scored_by_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """A member's score is its learning rate."""
-    monkeypatch.setattr("marlcore.meta.population._score", lambda run_dir, *_: rate_of(run_dir))
-
-
-def rate_of(run_dir: Path) -> float:
-    return float(config_of(run_dir)["hyperparameters"]["learning_rate"])
+    rate_of = lambda run_dir, *_: float(config_of(run_dir)["hyperparameters"]["learning_rate"])  # noqa: E731
+    monkeypatch.setattr("marlcore.meta.population._score", rate_of)
 
 
 def population(**changes: Any) -> mc.PopulationConfig:
@@ -58,13 +53,10 @@ def population(**changes: Any) -> mc.PopulationConfig:
 
 
 def train(
-    folder: Path, chosen: mc.PopulationConfig, algorithm: Any = DQN, env_fn: Any = Corridor, resume: bool = False,
-    **changes: Any,
-) -> list[Member]:  # fmt: skip
-    config = runs.configured(folder, **changes)
-    return mc.train_population(
-        env_fn, algorithm, config, chosen, progress=False, resume=folder / "run" if resume else None
-    )
+    folder: Path, chosen: Any, algorithm: Any = DQN, env_fn: Any = Corridor, resume: bool = False, **changes: Any
+) -> list[Member]:
+    config, again = runs.configured(folder, **changes), folder / "run" if resume else None
+    return mc.train_population(env_fn, algorithm, config, chosen, progress=False, resume=again)
 
 
 def lineage(folder: Path) -> list[dict[str, str]]:
@@ -80,27 +72,24 @@ def test_losers_take_weights_and_settings_of_winners(tmp_path: Path, caplog: pyt
     assert [member.steps for member in members] == [60] * 4 and len(rows) == 12
     assert members == sorted(members, key=lambda member: -member.score) and "interval: " not in caplog.text
     assert caplog.text.count("it will learn nothing in them") == 1
-    copies = [row for row in rows if row["copied"]]
-    assert copies
-    origin = {number: number for number in range(4)}
-    for row in copies:
+    origin, now = {number: number for number in range(4)}, dict[str, float]()
+    for i, row in enumerate(rows):
+        now[row["member"]] = float(row["algorithm.learning_rate"])
+        if not row["copied"]:
+            continue
         origin[int(row["member"])] = origin[int(row["copied"])]
+        after = next(own for own in rows[i + 1 :] if own["member"] == row["member"])
+        expected = [min(factor * now[row["copied"]], 1e-2) for factor in (0.8, 1.2)]
+        assert float(after["algorithm.learning_rate"]) in map(pytest.approx, expected)
+        run_dir = tmp_path / "run" / f"member-{row['member']}"
+        steps = [metric.step for metric in metrics_of(run_dir)]
+        assert config_of(run_dir)["init_from"]["agent_0"].startswith(str(run_dir)) and steps == sorted(steps)
+        assert checkpoint(run_dir)["step"] == 60, "steps are a member's own"
+    assert len({*origin.values()}) < 4
     weights = {member.number: checkpoint(member.run_dir)["network"] for member in members}
     for number, other in itertools.permutations(range(4), 2):
         same = all(map(torch.equal, weights[number].values(), weights[other].values()))
         assert same == (origin[number] == origin[other])
-    for row in copies:
-        run_dir = tmp_path / "run" / f"member-{row['member']}"
-        assert config_of(run_dir)["init_from"]["agent_0"].startswith(str(run_dir))
-        assert [metric.step for metric in metrics_of(run_dir)] == sorted(metric.step for metric in metrics_of(run_dir))
-        assert checkpoint(run_dir)["step"] == 60, "steps are a member's own"
-    now: dict[str, float] = {}
-    for i, row in enumerate(rows):
-        now[row["member"]] = float(row["algorithm.learning_rate"])
-        if row["copied"]:
-            after = next(own for own in rows[i + 1 :] if own["member"] == row["member"])
-            expected = [min(factor * now[row["copied"]], 1e-2) for factor in (0.8, 1.2)]
-            assert float(after["algorithm.learning_rate"]) in map(pytest.approx, expected)
 
 
 def test_populations_of_neighbouring_seeds_share_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -183,66 +172,55 @@ def test_a_population_cut_at_any_write_goes_on(tmp_path: Path, monkeypatch: pyte
     check_refused(lambda: mc.load_policy(tmp_path / "run", "agent_0"), ValueError, says)
 
 
-LEARNT = {"settings": {"algorithm.learning_rate": mc.Choice(1e-3, 1e-2)}}
-REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "no setting": ({"settings": {"learner.gama": mc.Uniform(0, 1)}}, {}, "got 'learner.gama'; did you mean learner."),
+def asking(settings: Any = None, method: str = "pbt", **changes: Any) -> Callable[[], object]:
+    """A population in a directory that cannot be made, of these settings and changes of its members' configuration."""
+    chosen = {"settings": settings or {"algorithm.learning_rate": mc.Choice(1e-3, 1e-2)}, "method": method}
+    return lambda: train(Path("/proc/nothing"), population(**chosen), **changes)
+
+
+def several(algorithm: Any, config: Any, **options: Any) -> Callable[[], object]:
+    return lambda: mc.train_population(Corridor, algorithm, config, population(), **options)
+
+
+test_what_no_population_can_do_is_refused = refusals({
+    "no setting": (asking({"learner.gama": mc.Uniform(0, 1)}), "got 'learner.gama'; did you mean learner."),
     "no hyperparameter": (
-        {"settings": {"algorithm.learning_rat": mc.Uniform(0, 1)}}, {}, "did you mean algorithm.learning_rate?",
+        asking({"algorithm.learning_rat": mc.Uniform(0, 1)}), "did you mean algorithm.learning_rate?",
     ),
-    "a value out of its range": (
-        {"settings": {"learner.gamma": mc.Uniform(0.9, 1.5)}}, {}, "learner.gamma: expected a number",
-    ),
+    "a value out of its range": (asking({"learner.gamma": mc.Uniform(0.9, 1.5)}), "learner.gamma: expected a number"),
     "another network": (
-        {"settings": {"algorithm.hidden": mc.Choice((8,), (9,))}}, {},
+        asking({"algorithm.hidden": mc.Choice((8,), (9,))}),
         "got 'algorithm.hidden', whose value (9,) changes its network or its saved replays",
     ),
     "another limiter of a saved replay": (
-        {"settings": {"learner.batch_size": mc.Choice(16, 32)}}, {"replay": {"save": True}},
+        asking({"learner.batch_size": mc.Choice(16, 32)}, replay={"save": True}),
         "got 'learner.batch_size', whose value 32 changes its network or its saved replays",
     ),
     "what a resumed run keeps": (
-        {"settings": {"replay.stack": mc.Choice(1, 2)}}, {}, "others than 'replay.stack': its networks take so many",
+        asking({"replay.stack": mc.Choice(1, 2)}), "others than 'replay.stack': its networks take so many",
     ),
     "what the population sets": (
-        {"settings": {"seed": mc.Choice(1, 2)}, "method": "random"}, {}, "settings: expected others than 'seed': the",
+        asking({"seed": mc.Choice(1, 2)}, "random"), "settings: expected others than 'seed': the",
     ),
     "what its members share": (
-        {"settings": {"stop.episodes": mc.Choice(1, 3)}}, {}, "others than 'stop.episodes': all members share it",
+        asking({"stop.episodes": mc.Choice(1, 3)}), "others than 'stop.episodes': all members share it",
     ),
     "numbers that no file holds": (
-        {"settings": {"algorithm.learning_rate": mc.Choice(np.float32(1e-3), 1e-2)}}, {},
+        asking({"algorithm.learning_rate": mc.Choice(np.float32(1e-3), 1e-2)}),
         "expected numbers, texts and tuples of Python for 'algorithm.learning_rate', got",
     ),
-    "a run that stops": ({}, {"stop": mc.StopConfig(episodes=3)}, "stop: expected the defaults in a population, got"),
-}  # fmt: skip
-
-
-def test_what_no_population_can_do_is_refused(tmp_path: Path, subtests: pytest.Subtests) -> None:
-    several, serial = mc.train_population, mc.Config(mode="serial")
-    learner = mc.PPO(batch_size=24, minibatch_size=8)
-    cases: list[Refused] = [
-        (partial(lambda chosen, more: train(tmp_path, population(**LEARNT | chosen), **more), chosen, changes), says)
-        for chosen, changes, says in REFUSED.values()
-    ]
-    cases += [
-        (partial(train, tmp_path, population(), mc.DQN), TypeError, "algorithm: expected an Algorithm, such as marl"),
-        (
-            partial(several, Corridor, learner, serial, population()),
-            "interval: expected at least 24 steps, since agent_0 learns from whole batches",
-        ),
-        (
-            partial(several, Corridor, DQN, {"seed": 1}, population()), TypeError,  # type: ignore[arg-type]
-            "config: expected a Config or None, got {'seed': 1}",
-        ),
-        (
-            partial(several, Corridor, DQN, None, population(), resume="s3://bucket/b"),
-            "resume: expected a directory of this machine, got 's3://bucket/b'",
-        ),
-    ]  # fmt: skip
-    for row in cases:
-        with subtests.test(row[-1]):
-            check_row(row)
-    assert not any(tmp_path.iterdir())
+    "a run that stops": (asking(stop=mc.StopConfig(episodes=3)), "stop: expected the defaults in a population, got"),
+    "a class": (asking(algorithm=mc.DQN), TypeError, "algorithm: expected an Algorithm, such as marl"),
+    "less than a batch": (
+        several(mc.PPO(batch_size=24, minibatch_size=8), mc.Config(mode="serial")),
+        "interval: expected at least 24 steps, since agent_0 learns from whole batches",
+    ),
+    "a dict": (several(DQN, {"seed": 1}), TypeError, "config: expected a Config or None, got {'seed': 1}"),
+    "an address": (
+        several(DQN, None, resume="s3://bucket/b"),
+        "resume: expected a directory of this machine, got 's3://bucket/b'",
+    ),
+})  # fmt: skip
 
 
 def test_directories_without_a_name_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,11 +353,7 @@ def test_a_population_outlives_kills_and_ctrl_c(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     members = [folder / f"member-{number}" for number in range(3)]
 
-    def begin() -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(folder)], start_new_session=True, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+    begin = partial(start_python, PROGRAM, folder, beside=__file__)
 
     def steps() -> int:
         return sum(map(steps_of, members))
@@ -387,7 +361,7 @@ def test_a_population_outlives_kills_and_ctrl_c(tmp_path: Path) -> None:
     program = begin()
     until(lambda: steps() > 0, lambda: program.poll() is None)
     # none live between two intervals
-    for worker in until(lambda: [*itertools.chain(*generations(program.pid)[1:])], lambda: program.poll() is None):
+    for worker in until(lambda: {*family(program.pid)} - {*children(program.pid)}, lambda: program.poll() is None):
         with suppress(ProcessLookupError):
             os.kill(worker, signal.SIGKILL)
     reached = steps()
@@ -398,12 +372,12 @@ def test_a_population_outlives_kills_and_ctrl_c(tmp_path: Path) -> None:
     killed_at, program = steps(), begin()
     until(lambda: steps() > killed_at, lambda: program.poll() is None)
     program.send_signal(signal.SIGINT)
-    output, _ = program.communicate()
-    assert program.returncode == -signal.SIGINT or "KeyboardInterrupt" in output, output
+    _, errors = program.communicate()
+    assert program.returncode == -signal.SIGINT or "KeyboardInterrupt" in errors, errors
     assert steps() >= killed_at
     program = begin()
-    output, _ = program.communicate()
-    taken = [int(word) for word in output.splitlines()[-1].split()]
-    assert program.returncode == 0 and len(taken) == 3 and 600 <= taken[0] <= taken[-1] < 604, output
+    output, errors = program.communicate()
+    taken = [int(word) for word in output.split()]
+    assert program.returncode == 0 and len(taken) == 3 and 600 <= taken[0] <= taken[-1] < 604, errors
     rows = Counter(row["member"] for row in lineage(tmp_path))
     assert rows == {"0": 3, "1": 3, "2": 3}

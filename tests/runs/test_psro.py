@@ -39,10 +39,8 @@ def unplotted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def settings(folder: Path, **changes: Any) -> mc.Config:
-    config = changed(
-        SMALL, total_steps=400, updates_per_step=0.4, actor={"envs": 8}, learner={"n_step": 1},
-        exploration={"epsilon": 0.5}, run_dir=str(folder),
-    )  # fmt: skip
+    usual: Any = {"actor": {"envs": 8}, "learner": {"n_step": 1}, "exploration": {"epsilon": 0.5}}
+    config = changed(SMALL, total_steps=400, updates_per_step=0.4, run_dir=str(folder), **usual)
     return changed(config, **changes)
 
 
@@ -146,10 +144,8 @@ def test_a_psro_that_ended_in_its_first_games_continues(tmp_path: Path) -> None:
 def test_opponents_of_a_response_receive_their_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of this game, an opponent that acts wins; where it never acts, it loses by the other's move."""
     told: list[float] = []
-    player = SimpleNamespace(
-        choose=lambda obs, at, begins: mc.Action(np.zeros(len(at), np.int64)),
-        reward=lambda reward, at: told.extend(reward.tolist()),
-    )
+    still = lambda obs, at, begins: mc.Action(np.zeros(len(at), np.int64))  # noqa: E731
+    player = SimpleNamespace(choose=still, reward=lambda reward, at: told.extend(reward.tolist()))
     load = lambda *saved: SimpleNamespace(player=lambda copies: player)  # noqa: E731
     monkeypatch.setattr("marlcore.meta.against.load_policy", load)
     env = Against(OneShot, 2, "a", {(Path(), "b", "last"): 1.0})
@@ -205,9 +201,7 @@ def test_a_killed_psro_continues_after_its_last_whole_iteration(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("during", ["work", "evaluate", "plot_result"])
-def test_ctrl_c_names_the_directory_that_continues(
-    during: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_names_the_directory_that_continues(during: str, tmp_path: Path, monkeypatch: Any) -> None:
     module = sys.modules["marlcore.run.run" if during == "work" else mc.psro.__module__]
     whole = getattr(module, during)
 
@@ -266,10 +260,9 @@ def test_a_result_is_whole_again_when_it_is_read(tmp_path: Path) -> None:
             opponent.mixture = np.array([1.0, 0.0])
         add_policies(result, payoffs, halves)
         gain, half = result.gains[1]
-        if opponent is None:
-            assert gain == -0.5 and half == pytest.approx(np.hypot(0.25 * 0.4, 0.75 * 0.3))
-        else:
-            assert gain == 1 - 0.75 * 0.5 and np.isnan(half)
+        assert gain == (-0.5 if opponent is None else 1 - 0.75 * 0.5)
+        assert half == pytest.approx(np.hypot(0.25 * 0.4, 0.75 * 0.3) if opponent is None else np.nan, nan_ok=True)
+        if opponent is not None:
             assert opponent.gains[1] == (0.25 - 0.75 + 0.75 * 0.5, pytest.approx(np.nan, nan_ok=True))
         write_result(result, "nash")
         again = mc.PSROResult(run_dir=tmp_path, opponent=opponent and Population())
@@ -320,12 +313,13 @@ test_bad_input_is_refused = refusals(REFUSED)
 
 def test_a_refused_psro_leaves_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "new"
-    with refused(ValueError, "env_fn: expected a game of two agents, got ['agent_0']"):
-        psro("gymnasium:CartPole-v1", str(folder))
-    with refused(ValueError, "env_fn: expected a game of two agents, got ['agent_0', 'agent_1', 'agent_2']"):
-        psro(partial(Contest, 3), str(folder))
-    config = mc.Config(run_dir=str(folder), policies=str)
-    with refused(ValueError, "algorithm: expected one without teams or joint critics, of two populations, got MAPPO"):
+    says = "algorithm: expected one without teams or joint critics, of two populations, got MAPPO"
+    for env_fn, agents in (("gymnasium:CartPole-v1", 1), (partial(Contest, 3), 3)):
+        names = [f"agent_{i}" for i in range(agents)]
+        with refused(ValueError, f"env_fn: expected a game of two agents, got {names}"):
+            psro(env_fn, str(folder))
+    with refused(ValueError, says):
+        config = mc.Config(run_dir=str(folder), policies=str)
         mc.psro(RockPaperScissors, "mappo", config, iterations=1, progress=False)
     for algorithm in (DQN, {"player_0": DQN, "player_1": DQN}):
         config = settings(folder, policies=None if algorithm != DQN else str, learners={"player_2": mc.LearnerConfig()})

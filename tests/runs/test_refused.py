@@ -37,8 +37,7 @@ def negative(rates: Any, games: Any) -> Any:
 
 def space_of(observation: Any = None, action: Any = None) -> Any:
     env = Counting(action)
-    if observation is not None:
-        env.observation_space = observation
+    env.observation_space = observation or env.observation_space
     return env
 
 
@@ -54,7 +53,7 @@ def played(env_fn: Any = PAIR, **changes: Any) -> dict[str, Any]:
 
 
 def held_by(lock: Any) -> Callable[[int], float]:
-    return lambda count: 0.5 if lock else 1.0
+    return lambda count: bool(lock) / 2
 
 
 class Locked(mc.PPO):

@@ -100,11 +100,10 @@ def test_a_checkpoint_there_is_never_newer_than_its_replay(memory: Any, tmp_path
         files.put_file(path, to)
 
     files: Any = fsspec.filesystem("memory", skip_instance_cache=True)
-    with RemoteCopy(ADDRESS, new=True) as copy:
+    with RemoteCopy(ADDRESS, new=True) as copy, pytest.MonkeyPatch.context() as patch:
         copy._path = tmp_path
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(memory, "put_file", meanwhile)
-            copy.push()
+        patch.setattr(memory, "put_file", meanwhile)
+        copy.push()
         assert held(memory) == {"a.pt": b"1", "a.replay": b"1"}
         copy._path = None
 

@@ -102,11 +102,7 @@ class Watched:
         self.floors = [lane.next_ticket for lane in self.model.lanes]
 
     def sample(self) -> int:
-        """Draws a batch and compares it; the transitions in it."""
-        with self.cleared():
-            return self._sample()
-
-    def _sample(self) -> int:
+        """Draws a batch and compares it; the transitions in it. The model must be `cleared`."""
         oracle = self.priorities
         allowed = oracle.catch_up() if oracle else self.model.sampleable(**self.window)
         able = any(oracle.masses.values()) if oracle else bool(allowed)
@@ -255,7 +251,8 @@ class ReplayMachine(RuleBasedStateMachine):
     # ---- samplers ----
 
     def compare(self, watched):
-        rows = watched.sample()
+        with watched.cleared():
+            rows = watched.sample()
         self.tally["rows"] += rows
         self.tally["batches"] += rows > 0
 

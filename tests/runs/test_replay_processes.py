@@ -105,11 +105,6 @@ def write(handle: Any, lane: int, number: int, words: int) -> None:
             episode += 1
 
 
-def spec_of(words: int) -> TransitionSpec:
-    extras = {"episode": Field((), "int64"), "priority": Field(), "state": Field((words,), "uint64", every=EVERY)}
-    return TransitionSpec(Field((words,), "uint64"), Field((), "int64"), extras)
-
-
 @dataclass
 class Written:
     """The end of each writer's tickets in each lane; for a living writer, a number beyond reach."""
@@ -322,7 +317,9 @@ def sample_live(kinds, words, batch_size, rows, deaths=0, until=None) -> Outcome
     """At least so many rows, and one that was lapped, while so many writers are replaced; or, all of it believed, until
     there is a fault.
     """
-    with ReplayBuffer.create(spec_of(words), LANES * ROWS, LANES) as replay:
+    extras = {"episode": Field((), "int64"), "priority": Field(), "state": Field((words,), "uint64", every=EVERY)}
+    spec = TransitionSpec(Field((words,), "uint64"), Field((), "int64"), extras)
+    with ReplayBuffer.create(spec, LANES * ROWS, LANES) as replay:
         writers = Writers(replay, words, deaths)
         with trusting() if until else nullcontext():
             samplers = Samplers(replay, kinds, batch_size, writers.written)

@@ -53,8 +53,7 @@ def test_a_run_goes_on_where_it_ended(tmp_path: Path, mode: Any) -> None:
         assert old["updates"] == first.updates[agent] < more.updates[agent] == new["updates"]
         assert new["trainer"]["updates"] == new["updates"] and new["version"] > old["version"]
         # Adam counts its steps: they go on with the moments
-        (count,) = {int(moments["step"]) for moments in new["trainer"]["optimizer"]["state"].values()}
-        assert count == new["updates"]
+        assert {int(own["step"]) for own in new["trainer"]["optimizer"]["state"].values()} == {new["updates"]}
     later = metrics_of(more.run_dir)
     assert later[: len(rows)] == rows
     assert min(m.time_s for m in later[len(rows) :]) > max(m.time_s for m in rows) - 1.0
@@ -69,25 +68,23 @@ def test_a_run_goes_on_where_it_ended(tmp_path: Path, mode: Any) -> None:
 @pytest.mark.parametrize("save", [True, False])
 def test_a_saved_replay_and_its_priorities_come_back(tmp_path: Path, save: bool) -> None:
     """Without its rows, a replay begins anew, and so do they; rows that are saved no more do not come back."""
-    same = {"replay": replace(SAVED, prioritized=True, save=save), "learner": {"warmup": 1000}}
-    first = train(tmp_path, HUNT, "iqn", **same)  # 1500 steps of each agent
+    go_on = partial(train, tmp_path, HUNT, "iqn", resume=True, learner={"warmup": 1000})
+    kept, unsaved = (replace(SAVED, prioritized=True, save=each) for each in (save, False))
+    first = go_on(resume=False, replay=kept)  # 1500 steps of each agent
     assert all(state["sampler"]["masses"].sum() > 0 for state in checkpoints(first.run_dir))
     saved = first.run_dir / "checkpoints" / "agent_0.replay"
     assert saved.exists() == save
-    more = train(tmp_path, HUNT, "iqn", total_steps=3400, resume=True, **same)
+    more = go_on(total_steps=3400, replay=kept)
     assert all((more.updates[agent] > first.updates[agent]) == save for agent in AGENTS)
-    unsaved = {**same, "replay": replace(SAVED, prioritized=True, save=False)}
-    later = train(tmp_path, HUNT, "iqn", total_steps=7000, resume=True, **unsaved)
+    later = go_on(total_steps=7000, replay=unsaved)
     assert not saved.exists() and all(later.updates[agent] > first.updates[agent] for agent in AGENTS)
-    train(tmp_path, HUNT, "iqn", total_steps=8000, resume=True, **same)
+    go_on(total_steps=8000, replay=kept)
 
 
 def test_a_learner_that_draws_ahead_is_resumed(tmp_path: Path) -> None:
     """No thread draws while the sampler's state is loaded: it would end the learner."""
-    changes = {
-        "mode": "async", "replay": replace(SAVED, prioritized=True), "updates_per_step": None,
-        "learner": {"warmup": 100, "batch_size": 2048, "prefetch": 64},
-    }  # fmt: skip
+    changes = {"mode": "async", "replay": replace(SAVED, prioritized=True), "updates_per_step": None}
+    changes["learner"] = {"warmup": 100, "batch_size": 2048, "prefetch": 64}
     train(tmp_path, HUNT, total_steps=500, **changes)
     assert not any(train(tmp_path, HUNT, total_steps=800, resume=True, **changes).restarts.values())
 
@@ -247,10 +244,8 @@ def test_own_algorithms_and_environments_are_resumed_by_name(tmp_path: Path) -> 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("ended")
     with undrawn():
-        train(folder, HUNT, total_steps=300, replay=SAVED)
-    return folder
+        return train(tmp_path_factory.mktemp("ended"), HUNT, total_steps=300, replay=SAVED).run_dir.parent
 
 
 @pytest.fixture

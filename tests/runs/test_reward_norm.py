@@ -37,9 +37,8 @@ def batches_of(tmp_path: Path, copies: int) -> list[Any]:
 
     def noted(update: Any, batch: Any) -> mc.Update:
         fields = {name: getattr(batch, name).clone().numpy() for name in ("reward", "raw_reward", "index")}
-        over = (batch.terminated | batch.truncated).numpy().copy()
-        returns = batch.extras["discounted_return"].clone().numpy()
-        batches.append(SimpleNamespace(**fields, over=over, returns=returns))
+        fields |= {"over": (batch.terminated | batch.truncated).numpy().copy()}
+        batches.append(SimpleNamespace(**fields, returns=batch.extras["discounted_return"].clone().numpy()))
         return update(batch)
 
     algorithm = updating(mc.PPO, noted)(batch_size=60, minibatch_size=60, epochs=1)
@@ -78,14 +77,11 @@ def test_rewards_are_those_of_stable_baselines3(tmp_path: Path) -> None:
         np.testing.assert_allclose(batch.reward, theirs.normalize_reward(batch.raw_reward), rtol=1e-4)
 
 
+RECURRENT = mc.R2D2(hidden=(8, 8), units=6, length=8, burn_in=2, period=6)
+
+
 @pytest.mark.parametrize("mode", ["serial", pytest.param("async", marks=LONG)])
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        pytest.param(mc.DQN(actor_priorities=True), marks=LONG),
-        mc.R2D2(hidden=(8, 8), units=6, length=8, burn_in=2, period=6),
-    ],
-)
+@pytest.mark.parametrize("algorithm", [pytest.param(mc.DQN(actor_priorities=True), marks=LONG), RECURRENT])
 def test_frozen_statistics_stay_and_a_resumed_run_keeps_them(tmp_path: Path, algorithm: Any, mode: str) -> None:
     frozen = {"reward_norm": "frozen", "obs_norm": "frozen", "norm_frozen_after": 300, "n_step": 1}
     settings = {"mode": mode, "learner": frozen, "replay": {"prioritized": True}}

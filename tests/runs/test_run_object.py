@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from crowd import Corridor, collapse
 from hunt import HUNT
 from odd_spaces import Counting
 from processes import await_group, start_python
@@ -106,15 +105,6 @@ for door, more in (mc.train, ()), (mc.start, ()), (mc.train_seeds, [[1]]):
 def test_the_fork_server_starts_before_this_process_imports() -> None:
     """Both processes import at the same time, since each import takes seconds."""
     assert subprocess.check_output([sys.executable, "-c", FIRST_OF_ALL], text=True) == 3 * "set()\n"
-
-
-@MODES
-def test_wait_raises_what_goes_wrong_later(tmp_path: Path, mode: str) -> None:
-    once = mc.SupervisionConfig(max_restarts=0)
-    run = start(tmp_path, partial(Corridor, 1, collapse), mode=mode, supervision=once)
-    with pytest.raises(mc.WorkerFailed, match="the floor gave way"):
-        run.wait()
-    assert not run.status().running
 
 
 @LONG

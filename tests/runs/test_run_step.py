@@ -37,8 +37,8 @@ def noted(folder: Path) -> list[list[list[int]]]:
 @MODES
 def test_environments_read_the_step_and_the_stage(tmp_path: Path, mode: Any) -> None:
     """Actors and the evaluator read it, and a resumed run continues the count."""
-    (tmp_path / "first").mkdir()
-    (tmp_path / "second").mkdir()
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
     result = runs.train(tmp_path, partial(Noting, tmp_path / "first"), mode=mode)
     assert unexplained(result.run_dir) == [], "metrics of evaluations and stages"
     for read in noted(tmp_path / "first"):

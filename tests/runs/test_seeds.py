@@ -136,7 +136,6 @@ def test_a_shared_table_has_a_row_for_each_agent_of_each_run(monkeypatch: pytest
     now += 8.0
     parts[1].tick(150, 200, 0.0)
     line = shown.getvalue().splitlines()[-1]
-    assert (
-        "step 200/400 (50.0%)  15 env steps/s  2.5 episodes/s" in line and "marlcore: seed 7: hello" in shown.getvalue()
-    )
+    assert "step 200/400 (50.0%)  15 env steps/s  2.5 episodes/s" in line
+    assert "marlcore: seed 7: hello" in shown.getvalue()
     assert "seed 4 agent_0: return (last 100) 1.50" in line and "seed 7 agent_0: return (last 100) 2.50" in line

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -74,11 +74,10 @@ def test_opponents_keep_the_schedules_of_their_policy(tmp_path: Path) -> None:
 def test_the_learner_takes_the_sides_in_turn(run: tuple[mc.Result, Path]) -> None:
     """In each copy, episode by episode; half of the copies begin on the left."""
     result, folder = run
-    begins: dict[int, set[int]] = {}
+    begins: defaultdict[int, set[int]] = defaultdict(set)
     for (number, episode), kinds in sides_of(result.run_dir, folder).items():
         if set(kinds.values()) != {"learner"}:
-            side = next(i for i, side in enumerate(SIDES) if kinds[side] == "learner")
-            begins.setdefault(number, set()).add((side + episode) % 2)
+            begins[number].add((list(kinds.values()).index("learner") + episode) % 2)
     assert sorted(map(sorted, begins.values())) == [[0], [0], [1], [1]]
 
 
@@ -136,11 +135,8 @@ def test_a_serial_run_of_self_play_repeats_itself(run: tuple[mc.Result, Path], t
 def test_a_slot_that_is_replaced_keeps_playing_its_episode(tmp_path: Path) -> None:
     """With a pool of two, opponents are replaced during most episodes against them."""
     settings = {"pool": 2, "admit_updates": 3, "latest": 0.0, "anchors": {}}
-    replay = {"mixture": {}}
-    learner = {"publish_interval": 1}
-    result = train(
-        tmp_path, self_play=settings, replay=replay, learner=learner, updates_per_step=0.2, total_steps=2_000
-    )
+    changes: Any = {"replay": {"mixture": {}}, "learner": {"publish_interval": 1}}
+    result = train(tmp_path, self_play=settings, **changes)
     frozen = [acted for acted in acts_of(tmp_path) if acted[0] % 1 == 0]
     assert len(frozen) > 100 and all(len(set(acted)) == 1 for acted in frozen)
     kept = list(opponents_of(result.run_dir))
@@ -151,18 +147,15 @@ def test_a_slot_that_is_replaced_keeps_playing_its_episode(tmp_path: Path) -> No
 def test_a_script_acts_until_the_first_update(tmp_path: Path, alone: bool) -> None:
     """The script plays whole episodes, whose rows count as the policy's; in self-play, on the learner's side only."""
     none = {"self_play": mc.SelfPlayConfig(), "policies": dict.fromkeys(SIDES, "main")} if alone else {}
-    settings = {"pool": 4, "anchors": {}, "latest": 0.0}
-    exploration = {"script": "arena:weak"}
-    result = train(
-        tmp_path, **{"self_play": settings, **none}, exploration=exploration, replay={"mixture": {}}, total_steps=1_000
-    )
+    changes: Any = {"self_play": {"pool": 4, "anchors": {}, "latest": 0.0}, **none, "replay": {"mixture": {}}}
+    result = train(tmp_path, exploration={"script": "arena:weak"}, total_steps=1_000, **changes)
     with saved_replay(result.run_dir, "main") as replay:
         batch = replay.sampler(20_000, min_size=1, seed=0).sample()
-    actions: dict[tuple[int, int, int], set[float]] = {}
-    rows = set()
-    for (number, episode, side, turn), action in zip(batch.obs.tolist(), batch.action[:, 0].tolist(), strict=True):
-        actions.setdefault((number, episode, side), set()).add(action)
-        rows.add((number, episode, side, turn, action))
+    actions: defaultdict[tuple[int, int, int], set[float]] = defaultdict(set)
+    drawn = zip(batch.obs.tolist(), batch.action[:, 0].tolist(), strict=True)
+    rows = {(*row, action) for row, action in drawn}
+    for number, episode, side, _, action in rows:
+        actions[number, episode, side].add(action)
     scripted = {key for key, values in actions.items() if values == {ANCHOR}}
     assert all(value % 1 == 0.25 for key in actions.keys() - scripted for value in actions[key])
     assert sum(action == ANCHOR for *_, action in rows) >= 50, "the warm-up is all of the script"
@@ -176,10 +169,10 @@ def test_an_opponent_is_drawn_for_a_block_of_episodes(tmp_path: Path) -> None:
     settings = {"pool": 3, "admit_updates": 5, "block": 3, "latest": 0.0}
     result = train(tmp_path, self_play=settings, replay={"mixture": {}}, updates_per_step=0.2, total_steps=1_500)
     kept = max(opponents_of(result.run_dir))
-    opponents: dict[tuple[int, int], list[float]] = {}
+    opponents: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
     for (number, episode), acted in episodes_of(tmp_path / "notes").items():
         (opponent,) = {values[0] for values in acted.values() if values[0] % 1 == 0}
-        opponents.setdefault((number, episode // 3), []).append(opponent)
+        opponents[number, episode // 3].append(opponent)
     assert all(len(set(block)) == 1 for block in opponents.values())
     assert len({block[0] for block in opponents.values()}) > 5 and kept > 20
 
@@ -187,9 +180,8 @@ def test_an_opponent_is_drawn_for_a_block_of_episodes(tmp_path: Path) -> None:
 def test_the_pool_opens_late_and_a_losing_learner_rolls_back(tmp_path: Path) -> None:
     """The learner beats the anchor after its first update; when it starts to lose, the run rolls it back."""
     settings = {"begin_win_rate": 0.9, "window": 20, "latest": 0.0, "anchors": {weak: 0.5}, "rollback": 0.3}
-    result = train(
-        tmp_path, Falling(), self_play=settings, replay={"mixture": {}}, total_steps=3_000, updates_per_step=0.1
-    )
+    changes: Any = {"replay": {"mixture": {}}, "total_steps": 3_000, "updates_per_step": 0.1}
+    result = train(tmp_path, Falling(), self_play=settings, **changes)
     metrics = [metric for metric in metrics_of(result.run_dir) if metric.agent == "main"]
     begun = [metric.value for metric in metrics if metric.name == "self_play"]
     assert begun[-1] == 1.0 and begun == sorted(begun)
@@ -240,8 +232,7 @@ class Falling(Marking):
 def test_the_learner_may_keep_one_side(tmp_path: Path) -> None:
     """Its opponents may explore, too."""
     settings = {"side": "right", "latest": 0.0, "anchors": {}, "explore": True}
-    replay = {"mixture": {}}
-    result = train(tmp_path, self_play=settings, replay=replay, total_steps=1_000)
+    result = train(tmp_path, self_play=settings, replay={"mixture": {}}, total_steps=1_000)
     (rows,) = rows_of(result.run_dir, parts=1)
     assert {side for _, _, side, _ in rows} == {1}
     admitted = {mark + 0.25 for mark in marks(result.run_dir).values()}
@@ -295,10 +286,8 @@ def test_a_tag_without_a_part_names_copy_and_agent(tmp_path: Path) -> None:
     with pytest.raises(mc.WorkerFailed) as caught:
         env_fn = partial(Arena, tmp_path, ("pool", "boss"))
         runs.train(tmp_path, env_fn, Marking(), self_play=mc.SelfPlayConfig())
-    last = caught.value.traceback.strip().splitlines()[-1]
-    assert last.endswith(
-        "environment copy 0, left: tag: expected one of ['anchor', 'pool'], as replay.mixture has them, got 'boss'"
-    )
+    says = "environment copy 0, left: tag: expected one of ['anchor', 'pool'], as replay.mixture has them, got 'boss'"
+    assert caught.value.traceback.strip().endswith(says)
 
 
 # ---- resumed ----
@@ -309,43 +298,31 @@ def test_an_opponent_of_another_network_is_refused(tmp_path: Path) -> None:
     pool = mc.SelfPlayConfig(pool=4, admit_updates=10)
     saved = opponents_of(train(tmp_path, total_steps=400, self_play=pool).run_dir)[2]
     anchored = replace(pool, anchors={str(saved): 0.5})
-    check_refused(
-        lambda: train(tmp_path / "other", Marking(2), self_play=anchored), ValueError,
-        "self_play.anchors: expected a checkpoint of main's network, got ",
-    )  # fmt: skip
+    other = partial(train, tmp_path / "other", Marking(2), self_play=anchored)
+    check_refused(other, ValueError, "self_play.anchors: expected a checkpoint of main's network, got ")
     assert not (tmp_path / "other" / "run").exists()
     acting = torch.load(saved, weights_only=True)["acting"]
     change_checkpoint(saved, acting={**acting, "model.mark": torch.zeros(2)})
-    check_refused(
-        lambda: train(tmp_path, total_steps=800, self_play=pool, resume=True), ValueError,
-        "resume: expected an opponent of main's network, got ",
-    )  # fmt: skip
+    again = partial(train, tmp_path, total_steps=800, self_play=pool, resume=True)
+    check_refused(again, ValueError, "resume: expected an opponent of main's network, got ")
     assert torch.load(saved, weights_only=True)["acting"]["model.mark"].shape == (2,)
 
 
 def test_a_resumed_run_keeps_anchors_parts_and_its_best(tmp_path: Path) -> None:
     play = mc.SelfPlayConfig(pool=4, admit_updates=10, anchors={"arena:weak": 0.5})
-    settings = {
-        "self_play": play,
-        "replay": mc.ReplayConfig(mixture={"anchor": 0.5, "pool": 0.5}, save=True),
-        "evaluation": mc.EvaluationConfig(interval=200, episodes=4),
-        "learner": {"warmup": 20},
-    }
+    parts = mc.ReplayConfig(mixture={"anchor": 0.5, "pool": 0.5}, save=True)
+    settings = {"self_play": play, "replay": parts, "learner": {"warmup": 20}}
+    settings["evaluation"] = mc.EvaluationConfig(interval=200, episodes=4)
     train(tmp_path, total_steps=400, **settings)
     assert {"eval_return/anchor:weak", "eval_return/pool"} < newest_values(tmp_path / "run").keys()
-    had = "as the run had it, got"
+    others, had = replace(play, anchors={"arena:Counted": 0.5}), "as the run had it, got"
+    was = f"resume: expected self_play.anchors ['arena:weak'], {had} ['arena:Counted']: its table"
     for changes, says in (
-        (
-            {"self_play": replace(play, anchors={"arena:Counted": 0.5})},
-            f"resume: expected self_play.anchors ['arena:weak'], {had} ['arena:Counted']: its table",
-        ),
-        (
-            {"replay": mc.ReplayConfig(save=True)},
-            f"resume: expected replay.mixture {{'anchor': 0.5, 'pool': 0.5}}, {had} {{}}",
-        ),
+        ({"self_play": others}, was),
+        ({"replay": mc.ReplayConfig(save=True)}, f"mixture {{'anchor': 0.5, 'pool': 0.5}}, {had} {{}}"),
     ):
         options = {**settings, **changes, "total_steps": 800, "resume": True}
-        check_refused(lambda: train(tmp_path, **options), ValueError, says)  # noqa: B023
+        check_refused(partial(train, tmp_path, **options), ValueError, says)
     settings["self_play"] = replace(play, anchors={"arena:weak": "linear(0.3, 0.1, 800)"})
     assert train(tmp_path, total_steps=800, resume=True, **settings).steps >= 800
     newest = newest_values(tmp_path / "run")

@@ -55,16 +55,14 @@ def test_classic_games_are_played_by_their_rules(tmp_path: Path, game: str) -> N
 @pytest.mark.parametrize("prioritized", [pytest.param(False, marks=LONG), True])
 def test_puck_is_trained_with_every_kind_of_opponent(tmp_path: Path, prioritized: bool) -> None:
     """With priorities, actors compute the first ones, also where opponents share the copies."""
-    settings = {"anchors": {chaser: 0.3, idle: 0.2}}
-    replay = {"prioritized": prioritized, "mixture": {"anchor": 0.5, "pool": 0.5}}
     algorithm = mc.DQN(hidden=(16,), actor_priorities=prioritized)
-    result = train(tmp_path, two_player_puck, algorithm, self_play=settings, replay=replay)
+    replay = {"prioritized": prioritized, "mixture": {"anchor": 0.5, "pool": 0.5}}
+    settings = {"self_play": {"anchors": {chaser: 0.3, idle: 0.2}}, "replay": replay}
+    result = train(tmp_path, two_player_puck, algorithm, **settings)
     table = payoff_of(result.run_dir)
     assert {"anchor:chaser", "anchor:idle"} < table.keys() and any(name.startswith("pool:") for name in table)
     assert table["anchor:chaser"]["losses"] > table["anchor:chaser"]["wins"], "untrained"
-    more = train(
-        tmp_path, two_player_puck, algorithm, self_play=settings, replay=replay, total_steps=1_800, resume=True
-    )
+    more = train(tmp_path, two_player_puck, algorithm, **settings, total_steps=1_800, resume=True)
     after = payoff_of(more.run_dir)
     assert all(after[name]["games"] >= row["games"] for name, row in table.items())
     assert more.updates["main"] > result.updates["main"]
@@ -73,13 +71,11 @@ def test_puck_is_trained_with_every_kind_of_opponent(tmp_path: Path, prioritized
 @pytest.mark.parametrize("algorithm", [mc.TD3(hidden=(16,)), pytest.param(mc.SAC(hidden=(16,)), marks=LONG)])
 def test_puck_is_trained_with_continuous_actions(tmp_path: Path, algorithm: Any) -> None:
     """Opponents act within the bounds of their half of the Box, each with its own weights."""
-    learner = {"n_step": 1}
-    result = train(tmp_path, partial(two_player_puck, False), algorithm, learner=learner)
+    result = train(tmp_path, partial(two_player_puck, False), algorithm, learner={"n_step": 1})
     with saved_replay(result.run_dir, "main") as replay:
         actions = replay.sampler(512, min_size=1, seed=0).sample().action
     assert actions.shape == (512, 2) and (abs(actions) <= 1.0).all() and actions.std() > 0.1
-    table = payoff_of(result.run_dir)
-    assert sum(row["games"] for row in table.values()) > 5
+    assert sum(row["games"] for row in payoff_of(result.run_dir).values()) > 5
 
 
 def test_puck_is_trained_on_policy(tmp_path: Path) -> None:
@@ -104,11 +100,9 @@ def test_the_latest_policy_beats_the_first_of_its_pool(tmp_path: Path) -> None:
         exploration=mc.ExplorationConfig(epsilon=mc.Linear(1.0, 0.05, 15_000)),
         self_play=mc.SelfPlayConfig(pool=8, admit_updates=1000, anchors={idle: 0.1, chaser: 0.1}),
     )  # fmt: skip
-    first = mc.load_policy(result.run_dir, "main", "opponent-1")
-    wins = 0
+    first, wins = mc.load_policy(result.run_dir, "main", "opponent-1"), 0
     for agent, other in (("player_1", "player_2"), ("player_2", "player_1")):
-        outcome = mc.evaluate(result.run_dir, 100, policies={other: first})
-        wins += int((outcome.returns[agent] > 0.5).sum())
+        wins += (mc.evaluate(result.run_dir, 100, policies={other: first}).returns[agent] > 0.5).sum()
     assert wins >= 180
 
 
@@ -117,9 +111,8 @@ def test_the_documented_run_uses_every_setting_of_opponents(tmp_path: Path, monk
     """The guide's example, with fewer steps."""
     pytest.importorskip("trueskill")
     guide = (Path(__file__).parents[2] / "docs" / "guides" / "self-play.md").read_text()
-    (code,) = (
-        block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "import two_player_puck" in block
-    )
+    blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    (code,) = (block for block in blocks if "import two_player_puck" in block)
     for long, short in {
         "total_steps=400_000": 'total_steps=3_000, mode="serial"', "100_000": "1_500", "200000": "2000",
         "exploration=": "learner=mc.LearnerConfig(log_interval=20), exploration=",

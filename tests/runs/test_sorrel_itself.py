@@ -37,10 +37,10 @@ TURNS = 20
 WORLD = {"height": 9, "width": 9, "gem_value": 10, "food_value": 5, "bone_value": -10, "spawn_prob": 0.02}
 
 
-def config(epochs: int) -> dict[str, Any]:
+def config(epochs: int, radius: int = 2) -> dict[str, Any]:
     return {
         "experiment": {"epochs": epochs, "max_turns": TURNS, "record_period": 5},
-        "model": {"agent_vision_radius": 2, "epsilon_decay": 0.01, "num_agents": 2, "save_weights": True},
+        "model": {"agent_vision_radius": radius, "epsilon_decay": 0.01, "num_agents": 2, "save_weights": True},
         "world": WORLD,
     }
 
@@ -49,15 +49,8 @@ def hunt(epochs: int, radius: int = 2) -> Any:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
-    given = config(epochs)
-    given["model"]["agent_vision_radius"] = radius
+    given = config(epochs, radius)
     return TreasurehuntEnv(TreasurehuntWorld(given, EmptyEntity()), given)
-
-
-def threadsafe_hunt(epochs: int) -> Any:
-    given = config(epochs)
-    world = threadsafe_world.TreasurehuntWorld(given, threadsafe_entities.EmptyEntity())
-    return threadsafe_env.TreasurehuntEnv(world, given)
 
 
 def test_the_doubles_buffer_is_sorrels(tmp_path: Path) -> None:
@@ -69,11 +62,8 @@ def test_the_doubles_buffer_is_sorrels(tmp_path: Path) -> None:
                 if t % 11 == 0:
                     one.add_empty()
                 one.add(np.full(2, t), t % 3, t / 2, t % 11 == 10)
-            assert (theirs.idx, theirs.size, theirs.last_transition(1)) == (
-                ours.idx,
-                ours.size,
-                ours.last_transition(1),
-            )
+            mine, other = ((one.idx, one.size, one.last_transition(1)) for one in (theirs, ours))
+            assert mine == other
             np.testing.assert_array_equal(theirs.current_state(), ours.current_state())
             if t > 10:
                 drawn = []
@@ -159,7 +149,9 @@ def test_the_transformer_learns_from_sequences_of_its_agent(tmp_path: Path) -> N
 
 def test_threadsafe_models_act_with_the_newest_weights(tmp_path: Path) -> None:
     """They act with a snapshot of the policy, which is renewed where their version changes; all agents share one."""
-    env = threadsafe_hunt(epochs=8)
+    given = config(epochs=8)
+    world = threadsafe_world.TreasurehuntWorld(given, threadsafe_entities.EmptyEntity())
+    env = threadsafe_env.TreasurehuntEnv(world, given)
     done = sorrel.run_experiment_mp(env, logger=Logger(8), seed=0, output_dir=tmp_path)
     assert done.updates == 9 * len(env.agents) == 18
     assert env.agents[0].model is env.agents[1].model is env.shared_model

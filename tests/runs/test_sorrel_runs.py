@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import sorrel_double as double
 import torch
+from processes import until
 
 from marlcore import WorkerFailed
 from marlcore.compat import sorrel
@@ -86,13 +87,12 @@ def test_a_run_does_the_work_of_sorrels_loop() -> None:
 
 @shared
 def test_in_lock_step_a_seed_repeats_itself() -> None:
-    runs = []
-    for seed in (3, 3, 4):
+    def made(seed: int) -> Any:
         env = double.make(epochs=12)
         done = sorrel.run_experiment_mp(env, logging=False, seed=seed, ahead=0)
-        runs.append((done.scores, done.losses, env.agents[1].model.local.weight.tolist()))
-    assert runs[0] == runs[1]
-    assert runs[0] != runs[2]
+        return done.scores, done.losses, env.agents[1].model.local.weight.tolist()
+
+    assert made(3) == made(3) != made(4)
 
 
 SEVERAL = {"actors": 3, "copies": 2, "ahead": 6}
@@ -130,8 +130,7 @@ def test_a_signal_ends_the_run_and_the_models_are_trained(signum: int) -> None:
     env, logger = double.make(model=Slow, epochs=100_000), double.Logger()
 
     def interrupt() -> None:
-        while len(logger.epochs) < 15:
-            time.sleep(0.01)
+        until(lambda: len(logger.epochs) >= 15)
         os.kill(os.getpid(), signum)
 
     thread = threading.Thread(target=interrupt)
@@ -151,11 +150,8 @@ def test_a_train_step_that_raises_ends_the_run(tmp_path: Path) -> None:
         sorrel.run_experiment_mp(double.make(model=Raising), logging=False, log_dir=tmp_path / "logs")
     assert caught.value.worker.startswith("learner-") and "in train_step" in caught.value.traceback
     assert "this loss is infinite" in (tmp_path / "logs" / f"{caught.value.worker}.log").read_text()
-    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == [
-        "actor-0.log",
-        "learner-0.log",
-        "learner-1.log",
-    ]
+    logs = {path.name for path in (tmp_path / "logs").iterdir()}
+    assert logs == {"actor-0.log", "learner-0.log", "learner-1.log"}
 
 
 @shared
@@ -211,8 +207,9 @@ def test_a_killed_parent_takes_everything_along(program: Any) -> None:
     assert script.line() == "update"
     assert len(segments() - before) > 4
     script.kill()
-    deadline = time.monotonic() + 20
-    while segments() - before:
-        assert time.monotonic() < deadline
+
+    def gone() -> bool:
         sweep()
-        time.sleep(0.05)
+        return not segments() - before
+
+    until(gone)

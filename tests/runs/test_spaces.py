@@ -138,10 +138,8 @@ def train_and_check(case: Case, folder: Path, **changes: Any) -> dict[str, Any]:
 
 
 def kind_of(space: gymnasium.Space) -> str:
-    if isinstance(space, gymnasium.spaces.Dict):
-        return f"Dict of {len(space.spaces)}"
-    if isinstance(space, gymnasium.spaces.Tuple):
-        return f"Tuple of {len(space.spaces)}"
+    if isinstance(space, (gymnasium.spaces.Dict, gymnasium.spaces.Tuple)):
+        return f"{type(space).__name__} of {len(space.spaces)}"
     shape = "x".join(map(str, space.shape))
     return f"{type(space).__name__} {shape}".rstrip() + (" uint8" if str(space.dtype) == "uint8" else "")
 
@@ -158,11 +156,9 @@ def test_the_replay_holds_what_the_environment_told(tmp_path: Path, case: Case, 
 
 
 def main(steps: int = 0) -> None:
-    heads: list[str] = []
-    for case in CASES:
+    for number, case in enumerate(CASES):
         with tempfile.TemporaryDirectory() as folder:
             row = train_and_check(replace(case, steps=steps or case.steps), Path(folder), mode="serial")
-        if not heads:
-            heads = list(row)
-            print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
+        if not number:
+            print(f"| {' | '.join(row)} |\n|{'---|' * len(row)}")
         print(f"| {' | '.join(map(str, row.values()))} |", flush=True)

@@ -109,16 +109,11 @@ def test_another_exception_of_a_callback_is_raised(tmp_path: Path, mode: str) ->
 
 def test_a_callback_sees_evaluations_and_checkpoints(tmp_path: Path) -> None:
     class Seeing:
-        evaluations: list[mc.EvaluationEvent] = []  # noqa: RUF012 of one test
-        checkpoints: list[mc.CheckpointEvent] = []  # noqa: RUF012
-
         on_metric = None  # as a class has it whose heirs may define it
 
-        def on_evaluation(self, evaluation: mc.EvaluationEvent) -> None:
-            self.evaluations.append(evaluation)
-
-        def on_checkpoint(self, checkpoint: mc.CheckpointEvent) -> None:
-            self.checkpoints.append(checkpoint)
+        def __init__(self) -> None:
+            self.evaluations, self.checkpoints = list[mc.EvaluationEvent](), list[mc.CheckpointEvent]()
+            self.on_evaluation, self.on_checkpoint = self.evaluations.append, self.checkpoints.append
 
     seen = Seeing()
     result = train(tmp_path, seen, total_steps=900)
@@ -136,9 +131,7 @@ class Steering:
 
 
 def test_what_is_no_callback_is_refused(tmp_path: Path) -> None:
-    says = (
-        "callback: expected a function of a Metric, an object with on_metric, on_evaluation or on_checkpoint, or None"
-    )
+    says = "callback: expected a function of a Metric, an object with on_metric, on_evaluation or on_checkpoint, or N"
     for wrong in (5, Steering, "print"):
         check_refused(lambda wrong=wrong: train(tmp_path, wrong), TypeError, says)  # type: ignore[misc]
     assert not any(tmp_path.iterdir())
@@ -158,6 +151,7 @@ def met_at(config: StopConfig, *values: float | tuple[str, float], name: str = "
     return None
 
 
+OF_EVALUATIONS, BOTH = StopConfig(metric="eval_return", threshold=3), [("b", 9), ("a", 9)]
 MET: dict[str, tuple[Callable[[], int | None], int | None]] = {
     "nothing is asked": (lambda: met_at(StopConfig(), 1, 2, 3), None),
     "seconds": (lambda: met_at(StopConfig(seconds=2), 1, 2, 3), 2),
@@ -169,13 +163,8 @@ MET: dict[str, tuple[Callable[[], int | None], int | None]] = {
     "the mean of agents": (lambda: met_at(StopConfig(threshold=3, window=1), ("a", 1), ("b", 3), ("a", 3)), 2),
     "one agent": (lambda: met_at(StopConfig(metric="b/loss", threshold=3), ("a", 9), ("b", 3), name="loss"), 1),
     "a hundred episodes": (lambda: met_at(StopConfig(threshold=3), *[5] * 101), 99),
-    "one evaluation": (lambda: met_at(StopConfig(metric="eval_return", threshold=3), 2, 5, name="eval_return"), 1),
-    "whole evaluations": (
-        lambda: met_at(
-            StopConfig(metric="eval_return", threshold=3), ("b", 9), ("a", -9), ("b", 9), ("a", 9), name="eval_return"
-        ),
-        3,
-    ),
+    "one evaluation": (lambda: met_at(OF_EVALUATIONS, 2, 5, name="eval_return"), 1),
+    "whole evaluations": (lambda: met_at(OF_EVALUATIONS, *[("b", 9), ("a", -9), *BOTH], name="eval_return"), 3),
     "NaN": (lambda: met_at(StopConfig(threshold=3, window=1), float("nan"), 3), 1),
     "no improvement": (lambda: met_at(StopConfig(patience=20, window=1), 1, 2, 2, 1), 3),
     "improvements": (lambda: met_at(StopConfig(patience=20, window=1), 1, 2, 2, 3, 3), None),

@@ -1,6 +1,7 @@
 """Runs that start from the weights of another run, of a checkpoint or of a state_dict."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,9 @@ DQN = mc.DQN(hidden=(16,))
 STILL = {"total_steps": 60, "learner": {"warmup": 9_000}}  # too short for any update
 
 
-def train(
-    folder: Path, algorithm: Any = DQN, *, init_strict: bool = True, init_from: Any = None, **changes: Any
-) -> Path:
-    config = runs.configured(folder, **changes)
-    result = mc.train(HUNT, algorithm, config, progress=False, init_from=init_from, init_strict=init_strict)
-    return result.run_dir
+def train(folder: Path, algorithm: Any = DQN, init_strict: bool = True, init_from: Any = None, **changes: Any) -> Path:
+    options = {"init_from": init_from, "init_strict": init_strict, "progress": False}
+    return mc.train(HUNT, algorithm, runs.configured(folder, **changes), **options).run_dir
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +33,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def network(run_dir: Path, policy: str = "agent_0") -> dict[str, torch.Tensor]:
-    weights: dict[str, torch.Tensor] = checkpoint(run_dir, policy)["network"]
-    return weights
+    return dict(checkpoint(run_dir, policy)["network"])
 
 
 def equal(weights: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> bool:
@@ -86,7 +83,7 @@ def test_weights_that_do_not_fit_are_left_out(tmp_path: Path, source: Path, capl
     """Without `init_strict`, with which they are refused; the log names them."""
     wider = mc.DQN(hidden=(16, 8))
     for algorithm in (wider, mc.IQN(hidden=(16,))):
-        check_refused(lambda algorithm=algorithm: train(tmp_path, algorithm, init_from=source), ValueError, NETWORK)
+        check_refused(partial(train, tmp_path, algorithm, init_from=source), ValueError, NETWORK)
     assert not any(tmp_path.iterdir())
     weights = network(train(tmp_path / "warm", wider, init_from=source, init_strict=False, **STILL))
     cold, before = network(train(tmp_path / "cold", wider, **STILL)), network(source)
@@ -108,7 +105,7 @@ def test_a_warm_start_takes_the_normalization(tmp_path: Path) -> None:
     for other, setting in (("rewards", "obs_norm"), ("observations", "reward_norm")):
         says = f"got weights for other {other}: one of the two runs normalizes them; init_strict=False takes those"
         settings = {**STILL, "learner": {setting: "running", "warmup": 9_000}}
-        check_refused(lambda settings=settings: train(tmp_path / "3", init_from=first, **settings), ValueError, says)
+        check_refused(partial(train, tmp_path / "3", init_from=first, **settings), ValueError, says)
 
 
 NETWORK = "init_from: expected weights of agent_0's network, got "

@@ -77,21 +77,19 @@ def check_parts(run_dir: Path, folder: Path) -> None:
 
 def check_table(run_dir: Path, folder: Path) -> None:
     number_of = {mark: number for number, mark in marks(run_dir).items()}
-    expected: dict[str, Counter[str]] = {}
-    episodes = episodes_of(folder)
+    episodes, expected = episodes_of(folder), dict[str, Counter[str]]()
     for key, kinds in sides_of(run_dir, folder).items():
-        acted = episodes[key]
         learner = [side for side in SIDES if kinds[side] == "learner"]
         if len(learner) == 1:
             (mine,), (other,) = learner, [side for side in SIDES if side != learner[0]]
-            name = "anchor:weak" if kinds[other] == "anchor" else f"pool:{number_of[acted[other][0]]}"
-            difference = sum(acted[mine]) - sum(acted[other])
-            expected.setdefault(name, Counter())["wins" if difference > 0 else "losses"] += 1
+            acted, theirs = episodes[key][mine], episodes[key][other]
+            name = "anchor:weak" if kinds[other] == "anchor" else f"pool:{number_of[theirs[0]]}"
+            expected.setdefault(name, Counter())["wins" if sum(acted) > sum(theirs) else "losses"] += 1
     table = json.loads((run_dir / "payoff.json").read_text())["opponents"]
     assert table.keys() == expected.keys()
     for name, counts in expected.items():
-        assert {key: table[name][key] for key in ("wins", "losses")} == {key: counts[key] for key in ("wins", "losses")}
-        assert table[name]["games"] == sum(counts.values()) and table[name]["draws"] == 0
+        found = [table[name][kind] for kind in ("wins", "losses", "draws", "games")]
+        assert found == [counts["wins"], counts["losses"], 0, counts.total()]
 
 
 def played(folder: Path) -> Counter[str]:

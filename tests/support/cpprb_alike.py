@@ -10,20 +10,15 @@ import numpy as np
 from marlcore.compat import cpprb as compat
 
 ENV = {
-    "obs": {"shape": (2, 3)},
-    "act": {"dtype": np.int32},
-    "rew": {},
-    "done": {"dtype": bool},
+    "obs": {"shape": (2, 3)}, "act": {"dtype": np.int32}, "rew": {}, "done": {"dtype": bool},
     "next obs": {"shape": 4, "dtype": "float64"},
-}
+}  # fmt: skip
 FRAMES = {"obs": {"shape": (2, 3)}, "act": {"dtype": "int32"}, "rew": {}, "done": {}}
 NEXT = {**FRAMES, "next_obs": {"shape": (2, 3)}}
 WAYS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "next_of": {"next_of": "obs"},
-    "stack": {"stack_compress": ["obs"]},
+    "plain": {}, "next_of": {"next_of": "obs"}, "stack": {"stack_compress": ["obs"]},
     "both": {"next_of": ["obs"], "stack_compress": "obs"},
-}
+}  # fmt: skip
 ALIKE = ["plain", "next_of", "stack"]  # with both, cpprb reads next stacks from rows that were overwritten
 
 
@@ -37,12 +32,9 @@ def fields_of(way: str) -> dict[str, Any]:
 
 def steps(rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
     return {
-        "obs": rng.random((count, 2, 3)),
-        "act": rng.integers(0, 9, count),
-        "rew": rng.random(count),
-        "done": rng.random(count) < 0.5,
-        "next obs": rng.random((count, 4)),
-    }
+        "obs": rng.random((count, 2, 3)), "act": rng.integers(0, 9, count), "rew": rng.random(count),
+        "done": rng.random(count) < 0.5, "next obs": rng.random((count, 4)),
+    }  # fmt: skip
 
 
 def episode(rng: np.random.Generator, length: int) -> dict[str, np.ndarray]:
@@ -56,11 +48,10 @@ def episode(rng: np.random.Generator, length: int) -> dict[str, np.ndarray]:
 
 
 def pieces(rng: np.random.Generator, steps: dict[str, np.ndarray], most: int) -> Iterator[dict[str, np.ndarray]]:
-    start, length = 0, len(steps["done"])
-    while start < length:
-        end = min(length, start + int(rng.integers(1, most + 1)))
+    end = 0
+    while (start := end) < len(steps["done"]):
+        end += int(rng.integers(1, most + 1))
         yield {name: values[start:end] for name, values in steps.items()}
-        start = end
 
 
 def assert_equal(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:

@@ -66,6 +66,44 @@ class Contest(Crowd):
         return looked, {agent: own - (total - own) / others for agent, own in earned.items()}, *rest
 
 
+class Matching(Rounds):
+    """Two agents see a cue each; the team earns 1 where both choose their own cue's number.
+
+    With `moves`, an agent moves in [-1, 1], and the team earns minus the squared distances from the cues' places. With
+    `opposed`, an agent earns 1 for its own right choice and loses 1 for the other's, so that their sum is always 0.
+    """
+
+    CUES, STEPS = 3, 5
+    see, possible_agents = gymnasium.spaces.Box(0, 1, (CUES,), np.float32), ("a", "b")
+
+    def __init__(self, moves: bool = False, opposed: bool = False) -> None:
+        self._moves, self._opposed, self._rng = moves, opposed, np.random.default_rng(0)
+        box, choice = gymnasium.spaces.Box(-1, 1, (1,), np.float32), gymnasium.spaces.Discrete(self.CUES)
+        self.do = box if moves else choice
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self._rng = self._rng if seed is None else np.random.default_rng(seed)
+        self.agents, self._step = [*self.possible_agents], 0
+        return self._look(), {}
+
+    def _look(self) -> dict[str, Any]:
+        self._cues = {agent: int(self._rng.integers(self.CUES)) for agent in self.possible_agents}
+        return {agent: np.eye(self.CUES, dtype=np.float32)[cue] for agent, cue in self._cues.items()}
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        if self._moves:
+            earned = -sum((float(actions[each][0]) - (cue - 1) * 0.7) ** 2 for each, cue in self._cues.items()), 0.0
+        else:
+            first, second = (actions[agent] == cue for agent, cue in self._cues.items())
+            lead = float(first) - float(second)
+            earned = (lead, -lead) if self._opposed else (float(first and second), 0.0)
+        self._step += 1
+        acted, over = self.agents, self._step == self.STEPS
+        self.agents = [] if over else acted
+        ends = dict.fromkeys(acted, False), dict.fromkeys(acted, over)
+        return self._look(), dict(zip(acted, earned, strict=True)), *ends, {}
+
+
 class RockPaperScissors(Rounds):
     """One round; each move beats the one before it."""
 

@@ -3,6 +3,7 @@
 It shares no code with the package.
 """
 
+from collections import Counter
 from heapq import heappop, heappush
 from itertools import product
 from typing import Any, NamedTuple
@@ -51,13 +52,10 @@ def graph_lists(model: Any) -> Lists:
 
 
 def _ordered(after: list[set[int]], keys: Any) -> list[int]:
-    waiting = [0] * len(after)
-    for successors in after:
-        for successor in successors:
-            waiting[successor] += 1
+    waiting = Counter(successor for successors in after for successor in successors)
     heap: list[Any] = []
-    for i, count in enumerate(waiting):
-        if not count:
+    for i in range(len(after)):
+        if not waiting[i]:
             heappush(heap, (keys[i], i))
     order = []
     while heap:

@@ -57,10 +57,7 @@ class Induction:
         if achieved[i]:
             return [float(action == possible[0]) for action in range(self.n)], 0.0
         policy = softmax(q, self.beta)
-        value = 0.0
-        for action in possible:
-            value += policy[action] * q[action]
-        return policy, self.store(value)
+        return policy, self.store(added(policy[action] * q[action] for action in possible))
 
     def _q(self, i, agent, action, achieved, values):
         """Returns the action's Q; None if no believed profile is possible."""
@@ -91,10 +88,15 @@ class Induction:
         gains = [1.0 if achieved[j] else factor * values[j] for j, factor in zip(successors, factors, strict=True)]
         if self.half:
             return float(np.dot(np.array(probabilities, np.float16), np.array(gains, np.float16)))
-        total = 0.0
-        for p, gain in zip(probabilities, gains, strict=True):
-            total += p * gain
-        return total
+        return added(p * gain for p, gain in zip(probabilities, gains, strict=True))
+
+
+def added(terms):
+    """Their sum, in their order."""
+    total = 0.0
+    for term in terms:
+        total += term
+    return total
 
 
 def rounded(value):
@@ -105,9 +107,7 @@ def softmax(scores, beta):
     """softmax(beta * scores); 0 where a score is None. An infinite beta chooses among the best at random."""
     best = max(score for score in scores if score is not None)
     weights = [0.0 if score is None else 1.0 if score == best else exp(beta * (score - best)) for score in scores]
-    total = 0.0
-    for weight in weights:
-        total += weight
+    total = added(weights)
     return [weight / total for weight in weights]
 
 
@@ -135,20 +135,16 @@ class RobotInduction:
                 q = [self._q(i, r, mixed) for r in self.profiles]
                 scores = [None if x is None else -log(-x) if power else x for x in q]
                 self.policies[i] = softmax(scores, beta)
-                expected = 0.0
-                for p, x in zip(self.policies[i], q, strict=True):
-                    expected += p * (0.0 if x is None else x)
+                expected = added(p * (0.0 if x is None else x) for p, x in zip(self.policies[i], q, strict=True))
                 for h in self.people:
                     for goal in weights(i, h):
                         self.attainable[h][goal][i] = self._attain(i, h, goal, mixed)
                 self.values[i] = expected + aggregate(i, {h: [v[i] for v in self.attainable[h]] for h in self.people})
 
     def _mixed(self, i, h):
-        total, mean = 0.0, [0.0] * self.human.n
-        for goal, weight in self.weights(i, h).items():
-            total += weight
-            for action in range(self.human.n):
-                mean[action] += weight * self.human.policies[h][goal][i][action]
+        weights, policies = self.weights(i, h), self.human.policies[h]
+        total = added(weights.values())
+        mean = [added(w * policies[goal][i][a] for goal, w in weights.items()) for a in range(self.human.n)]
         return [x / total for x in mean]
 
     def _joint(self, mixed, profile, without=None):
@@ -164,10 +160,8 @@ class RobotInduction:
             p = self._joint(mixed, profile)
             if p > 0.0 and tuple(profile[r] for r in self.robots) == robots:
                 mass += p
-                expected = 0.0
-                for q, j in zip(probabilities, successors, strict=True):
-                    expected += q * (self.gamma * self.values[j])
-                total += p * expected
+                outcomes = zip(probabilities, successors, strict=True)
+                total += p * added(q * (self.gamma * self.values[j]) for q, j in outcomes)
         if len(self.human.rows[i]) == self.human.n**self.human.agents:
             return total
         return total / mass if mass > 0.0 else None
@@ -179,12 +173,10 @@ class RobotInduction:
             p = chosen * self._joint(mixed, profile, h)
             if p > 0.0:
                 own = p * self.human.policies[h][goal][i][profile[h]]
-                expected = 0.0
-                for q, j in zip(probabilities, successors, strict=True):
-                    achieved = self.human.achieved[h][goal][j]
-                    expected += q * (1.0 if achieved else self.human_gamma * self.attainable[h][goal][j])
+                achieved, reached = self.human.achieved[h][goal], self.attainable[h][goal]
+                outcomes = zip(probabilities, successors, strict=True)
                 mass += own
-                total += own * expected
+                total += own * added(q * (1.0 if achieved[j] else self.human_gamma * reached[j]) for q, j in outcomes)
         if len(self.human.rows[i]) == self.human.n**self.human.agents or not mass > 0.0:
             return total
         return total / mass

@@ -191,12 +191,12 @@ class Kills:
             self.sampler = self.replay.sampler(BATCH, seed=0)
         self.weights, self.trust, self.counts = tree(), trust, Counter[str]()
         self.subscriber = self.store.subscriber(self.weights)
-        roles: list[tuple[Any, ...]] = [(add, self.replay, (0,)), (come_and_go, self.replay, (1,))]
-        roles += [(add_vector, self.replay, VECTOR), (sample, self.replay)]
-        roles += [(publish, self.store, (0,)), (subscribe, self.store)]
-        board = folder / "board"
+        roles: list[tuple[Any, ...]] = [
+            (add, self.replay, (0,)), (come_and_go, self.replay, (1,)), (add_vector, self.replay, VECTOR),
+            (sample, self.replay), (publish, self.store, (0,)), (subscribe, self.store),
+        ]  # fmt: skip
+        board, context = folder / "board", multiprocessing.get_context(method)
         board.write_bytes(bytes(128 * len(roles)))
-        context = multiprocessing.get_context(method)
         self.victims = [Victim(context, board, slot, *role) for slot, role in enumerate(roles)]
         for victim in self.victims:
             victim.start()
@@ -234,7 +234,6 @@ class Kills:
         lines = np.array([victim.line for victim in self.victims])
         self.counts.update(torn=int(lines[:, TORN].sum()), read_by_the_killed=int(lines[:, READ].sum()))
 
-    def close(self) -> None:
         self.replay.close()
         self.store.close()
 
@@ -259,7 +258,6 @@ def main(method: str, cycles: int, trust: bool) -> bool:
         before = left()
         deaths = Kills(method, Path(folder), trust)
         deaths.run(cycles)
-        deaths.close()
         counts = deaths.counts
         del deaths
         counts.update(left())

@@ -198,13 +198,9 @@ class Priorities:
     """What a prioritized sampler of a model's replay must know: the mass of whatever may be drawn, by index."""
 
     def __init__(self, model: Model, options: Prioritized, **window: Any) -> None:
-        self.model = model
-        self.options = options
-        self.window = window
-        self.masses: dict[int, float] = {}
-        self.drawn: set[int] = set()
-        self.highest = 1.0 + options.epsilon
-        self.ignored = 0
+        self.model, self.options, self.window = model, options, window
+        self.masses, self.drawn = dict[int, float](), set[int]()
+        self.highest, self.ignored = 1.0 + options.epsilon, 0
 
     def catch_up(self) -> dict[int, tuple[Episode, int]]:
         """As each batch begins: new ones get their first priority, lost ones lose theirs. What may be drawn."""
@@ -290,9 +286,8 @@ def add_batch(writer, model: Model, lane: int, rows: list[dict[str, Any]], versi
     rows = [row | {"final_obs": row["final_obs"] if row["truncated"] else None} for row in rows]
     writer.policy_version = version
     ticket = writer.add_batch(**columns(rows))
-    for row in rows:
-        first = model.add(lane, version=version, **row)
-        assert row is not rows[0] or first == ticket
+    first, *_ = (model.add(lane, version=version, **row) for row in rows)
+    assert first == ticket
 
 
 def columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -312,7 +307,7 @@ def random_value(rng: np.random.Generator, one: Field) -> np.ndarray:
     if np.dtype(one.dtype).kind == "f":
         return rng.normal(size=one.shape).astype(one.dtype)[()]
     if one.dtype == "bool":
-        return (rng.random(one.shape) < 0.5)[()] if one.shape else np.bool_(rng.random() < 0.5)
+        return np.asarray(rng.random(one.shape) < 0.5)[()]
     return rng.integers(0, 100, one.shape).astype(one.dtype)
 
 

@@ -16,13 +16,11 @@ class Counting(gymnasium.Env[Any, Any]):
 
     def __init__(self, action: gym.Space | None = None, mask_in: str | None = None) -> None:
         self.action_space = gym.Discrete(5, start=3) if action is None else action
-        inside = gym.Dict(
-            {
-                "place": gym.Dict({"x": gym.Box(-9, 9, (2,), np.float32), "room": gym.Discrete(4, start=1)}),
-                "doors": gym.MultiBinary(3),
-                "keys": gym.Tuple([gym.MultiDiscrete([3, 2]), gym.Box(0, 255, (2, 2), np.uint8)]),
-            }
-        )
+        inside = gym.Dict({
+            "place": gym.Dict({"x": gym.Box(-9, 9, (2,), np.float32), "room": gym.Discrete(4, start=1)}),
+            "doors": gym.MultiBinary(3),
+            "keys": gym.Tuple([gym.MultiDiscrete([3, 2]), gym.Box(0, 255, (2, 2), np.uint8)]),
+        })  # fmt: skip
         self.mask_in = mask_in
         masked = {"observation": inside, "action_mask": gym.Box(0, 1, (5,), np.int8)}
         self.observation_space = gym.Dict(masked) if mask_in == "observation" else inside

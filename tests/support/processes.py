@@ -34,12 +34,9 @@ def handlers() -> set[str]:
     return {f"{signum}: {signal.getsignal(signum)}" for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
 
-def generations(pid: int) -> list[list[int]]:
+def family(pid: int) -> list[int]:
     """The processes that a process led to: its children, their children, and so on."""
-    pids = []
-    while generation := [child for parent in (pids[-1] if pids else [pid]) for child in children(parent)]:
-        pids.append(generation)
-    return pids
+    return [each for child in children(pid) for each in (child, *family(child))]
 
 
 def state(pid: int) -> str:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,11 +97,7 @@ class RayNodes(Closing):
         return marked(f"{MARK}={self._folder}".encode())
 
     def close(self) -> None:
-        for pid in self.processes():
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        end(self.processes())
         self._process.wait()
         until(lambda: not self.processes())
         self._process.stdin.close()
@@ -126,11 +122,16 @@ def driver(address: str) -> Iterator[None]:
 def marked(mark: bytes) -> list[int]:
     pids = []
     for path in Path("/proc").glob("[0-9]*"):
-        try:
+        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):  # it has ended
             if mark in (path / "environ").read_bytes().split(b"\0"):
                 pids.append(int(path.name))
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue  # it has ended
+    return pids
+
+
+def end(pids: list[int]) -> list[int]:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     return pids
 
 

@@ -6,6 +6,7 @@ import random
 from concurrent.futures import Future
 
 import numpy as np
+from mapped import Mapped
 
 from marlcore import Field, ReplayBuffer, TransitionSpec
 from marlcore.cluster import Bookings, DirectLink, Ingest, Relay
@@ -60,13 +61,8 @@ def heads(lanes, lane: int) -> np.ndarray:
 
 
 def columns_of(lanes, lane: int) -> list[np.ndarray]:
-    geometry, body = lanes._mapped.geometry, lanes._segment.body
-    columns = []
-    for k in range(len(geometry.columns)):
-        nbytes = geometry.rows(k) * geometry.stride(k)
-        begin = geometry.column_offset(k) + lane * nbytes
-        columns.append(body[begin : begin + nbytes].reshape(geometry.rows(k), -1))
-    return columns
+    mapped = Mapped(lanes)
+    return [mapped.column(k, lane) for k in range(len(mapped.geometry.columns))]
 
 
 class Home:

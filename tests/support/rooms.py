@@ -38,14 +38,8 @@ class Room:
         self.place = self.rng.uniform(-1, 1, 2).astype(np.float32)
 
     def last(self):
-        over = self.turn >= 6
-        fields = {
-            "doors": np.int8([0, 1]),
-            "place": self.place,
-            "room": 2,
-            "reward": float(self.turn),
-            "terminated": over,
-        }
+        fields = {"doors": np.int8([0, 1]), "place": self.place, "room": 2, "reward": float(self.turn)}
+        fields["terminated"] = self.turn >= 6
         if self.agent == "a":
             fields["action_mask"] = np.ones(3, np.int8)
         if self.turn == 3 + (self.field == "action_mask"):

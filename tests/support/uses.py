@@ -35,6 +35,15 @@ def row_of(spec: mc.TransitionSpec) -> dict[str, Any]:
     return row | ({"next_obs": obs} if spec.next_obs else {})
 
 
+def write_rows(shared: Any, *counts: int) -> Any:
+    """Writes so many rows to each lane, in short episodes."""
+    for lane, count in enumerate(counts):
+        with shared.writer(lane, timeout=0.0) as writer:
+            for i in range(count):
+                writer.add(**row_of(shared.spec), terminated=i % 11 == 10)
+    return shared
+
+
 def check_batch(batch: Any) -> object:
     """Checks what holds for any batch, whatever its rows contain."""
     assert (batch.index >= 0).all()
@@ -58,6 +67,10 @@ class Case:
     def attach(self) -> None:
         type(self.shared).attach(self.shared.handle).close()
 
+    def replace(self, name: str, make: Callable[[], Any]) -> None:
+        getattr(self, name).close()
+        setattr(self, name, make())
+
     def look(self) -> None:
         """Checks what an interrupted use left, and mends what it may have ended."""
 
@@ -75,12 +88,8 @@ class Replay(Case):
     )
 
     def create(self) -> mc.ReplayBuffer:
-        replay = mc.ReplayBuffer.create(self.spec, 96, 2, limiter=self.limiter, path=self.folder / "segment")
-        for lane in range(2):
-            with replay.writer(lane, timeout=0.0) as writer:
-                for i in range(40 + 30 * lane):
-                    writer.add(**row_of(self.spec), terminated=i % 11 == 10)
-        return replay
+        path = self.folder / "segment"
+        return write_rows(mc.ReplayBuffer.create(self.spec, 96, 2, limiter=self.limiter, path=path), 40, 70)
 
     def open(self) -> None:
         self.samplers = [self.shared.sampler(8, seed=i, min_size=1, **kind) for i, kind in enumerate(self.options)]
@@ -91,8 +100,9 @@ class Replay(Case):
     def uses(self) -> dict[str, Use]:
         loads = {f"load {name}": partial(self.load, name) for name in ("save", "segment")}
         uses: dict[str, Use] = {
-            "len": self.count, "save": self.save, **loads, "attach": self.attach, "create": self.create_another,
-            "create a file": self.create_file, "sampler": lambda: self.shared.sampler(8, min_size=1),
+            "len": self.count, "save": self.save, **loads, "attach": self.attach,
+            "create": lambda: mc.ReplayBuffer.create(self.spec, 96, 2).close(), "create a file": self.create_file,
+            "sampler": lambda: self.shared.sampler(8, min_size=1),
             "write a vector": self.write_vector,
         }  # fmt: skip
         for i, sampler in enumerate(self.samplers):
@@ -133,9 +143,6 @@ class Replay(Case):
             vector.add(**{name: column([value, value]) for name, value in row_of(self.spec).items()})
         self.writers = [self.shared.writer(lane, timeout=0.0) for lane in range(2)]
 
-    def create_another(self) -> None:
-        mc.ReplayBuffer.create(self.spec, 96, 2).close()
-
     def create_file(self) -> None:
         (self.folder / "file").unlink(missing_ok=True)
         mc.ReplayBuffer.create(self.spec, 96, 2, path=self.folder / "file").close()
@@ -162,12 +169,8 @@ class Queue(Case):
     when_full = "wait"
 
     def create(self) -> mc.TrajectoryQueue:
-        queue = mc.TrajectoryQueue.create(SPEC, 160, 2, when_full=self.when_full, path=self.folder / "segment")
-        for lane in range(2):
-            with queue.writer(lane, timeout=0.0) as writer:
-                for i in range(78):
-                    writer.add(**row_of(SPEC), terminated=i % 11 == 10)
-        return queue
+        path = self.folder / "segment"
+        return write_rows(mc.TrajectoryQueue.create(SPEC, 160, 2, when_full=self.when_full, path=path), 78, 78)
 
     def open(self) -> None:
         self.writers = [self.shared.writer(lane, timeout=0.0) for lane in range(2)]
@@ -180,14 +183,10 @@ class Queue(Case):
             "wait": lambda: check_batch(self.reader.read(timeout=0.0)),
         }  # fmt: skip
         for i, options in enumerate(({}, {"stack": 3, "n_step": 2}, {"length": 4}, {"length": 8, "stack": 2})):
-            uses[f"replace reader {i}"] = partial(self.replace_reader, options)
+            uses[f"replace reader {i}"] = partial(self.replace, "reader", partial(self.shared.reader, 4, **options))
         for lane, writer in enumerate(self.writers):
             uses[f"add {lane}"] = partial(writer.add, **row_of(SPEC), truncated=False)
         return uses
-
-    def replace_reader(self, options: dict[str, Any]) -> None:
-        self.reader.close()
-        self.reader = self.shared.reader(4, **options)
 
     def attached(self, shared: mc.TrajectoryQueue) -> None:
         assert len(shared) + shared.dropped.sum() + shared.skipped.sum() >= 0
@@ -217,17 +216,14 @@ class Store(Case):
         return {
             "version": lambda: self.shared.version, "pull": lambda: self.subscriber.pull(timeout=0.001),
             "in place": self.in_place, "publish": lambda: self.publisher.publish(temperature=2.0),
-            "wait": lambda: self.subscriber.wait(1, timeout=0.0), "replace publisher": self.replace_publisher,
+            "wait": lambda: self.subscriber.wait(1, timeout=0.0),
+            "replace publisher": lambda: self.replace("publisher", lambda: self.shared.publisher(self.model())),
         }  # fmt: skip
 
     def in_place(self) -> None:
         with self.subscriber.in_place() as view:
             assert [tuple(tensor.shape) for tensor in view.tensors.values()] == [(4, 10), (4,)]
             view.valid()
-
-    def replace_publisher(self) -> None:
-        self.publisher.close()
-        self.publisher = self.shared.publisher(self.model())
 
     def attached(self, shared: mc.ParameterStore) -> None:
         shared.slot_tensor(0).sum()
@@ -271,12 +267,8 @@ class Metrics(Case):
         return {
             "report": lambda: self.reporter.report(self.metric), "tail": self.shared.tail,
             "tail for the first time": lambda: Telemetry.attach(self.shared.handle).tail(),
-            "replace reporter": self.replace_reporter,
+            "replace reporter": lambda: self.replace("reporter", lambda: self.shared.reporter(WORKERS[0])),
         }  # fmt: skip
-
-    def replace_reporter(self) -> None:
-        self.reporter.close()
-        self.reporter = self.shared.reporter(WORKERS[0])
 
     def attached(self, shared: Telemetry) -> None:
         assert all(isinstance(metric.name, str) for metric in shared.tail())

@@ -20,19 +20,16 @@ class Wander:
     agents = ("left", "right")
     observation_spaces = dict.fromkeys(agents, Box(-10, 10, (3,), np.float32))
     action_spaces = dict.fromkeys(agents, Discrete(4, start=-2))
+    agent: str | None = None
 
     def __init__(self, killed: Path | None = None, after: int = 0) -> None:
-        self._rng = np.random.default_rng()
-        self._killed, self._after = killed, after
-        self.agent: str | None = None
+        self._rng, self._killed, self._after = np.random.default_rng(), killed, after
 
     def reset(self, seed: int | None = None) -> None:
-        if seed is not None:
-            self._rng = np.random.default_rng(seed)
-        self._steps, self._left = 0, list(self.agents)
+        self._rng = self._rng if seed is None else np.random.default_rng(seed)
+        self._steps, self._left, self.agent = 0, [*self.agents], self.agents[0]
         self._length = int(self._rng.integers(1, 2 * LONGEST))
         self._end = self._rng.choice(["terminated", "truncated"])
-        self.agent = self.agents[0]
 
     def last(self) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         over = self._steps >= self._length
@@ -50,8 +47,8 @@ class Wander:
             if self._killed is not None and self._after < 0 and not self._killed.exists():
                 self._killed.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
-        turn = self.agents[1 - self.agents.index(self.agent)]
-        self.agent = turn if turn in self._left else (self._left[0] if self._left else None)
+        turn = self.agents[self.agent == "left"]
+        self.agent = turn if turn in self._left else next(iter(self._left), None)
 
     def close(self) -> None:
         pass

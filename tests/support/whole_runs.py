@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import is_dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,8 @@ from processes import PATIENCE_S, until
 from seams import without_limits
 
 import marlcore as mc
+from marlcore.config import AssignedPolicy, source_of
+from marlcore.envs import vectorize
 from marlcore.processes import PID
 from marlcore.record import read_metrics, save_checkpoint
 
@@ -38,6 +40,13 @@ ON_POLICY = {
     "actor": mc.ActorConfig(envs=2), "learner": mc.LearnerConfig(log_interval=4, device="cpu"),
     "replay": mc.ReplayConfig(),
 }  # fmt: skip
+
+
+def policy_of(name: str, algorithm: mc.Algorithm, env_fn: Any, config: mc.Config) -> AssignedPolicy:
+    """The policy of all agents of an environment."""
+    with closing(vectorize(env_fn, 1)) as env:
+        policy = AssignedPolicy(name, tuple(env.spaces), next(iter(env.spaces.values())), algorithm)
+    return replace(policy, source=source_of(policy, config))
 
 
 def changed(config: mc.Config, **changes: Any) -> mc.Config:

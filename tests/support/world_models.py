@@ -1,5 +1,6 @@
 """World models for tests: doors, slippery ground, diamonds with dead ends, and any table of transitions."""
 
+import time
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -71,6 +72,14 @@ class Slippery(World):
                 for chance, to in ((1.0 - self._slip, moved), (self._slip, place))
             ]
         return [(p, (steps + 1, done)) for p, done in outcomes]
+
+
+class Slow(Slippery):
+    """Its graph takes so long that each worker still has states to expand when it is seen."""
+
+    def transition_probabilities(self, state: Any, profile: Any) -> Any:
+        time.sleep(0.001)
+        return super().transition_probabilities(state, profile)
 
 
 @dataclass(frozen=True)

@@ -24,15 +24,6 @@ RUNS = Runs(total_steps=1_600, mode="async", updates_per_step=0.5, updates_toler
 AGENTS = 2
 
 
-@pytest.mark.long
-def test_a_short_run_with_the_default_settings_learns(tmp_path: Path) -> None:
-    config = mc.Config(total_steps=3_000, run_dir=str(tmp_path / "run"))
-    result = mc.train(HUNT, "dqn", config, progress=False)
-    assert config.updates_per_step is not None
-    expected = config.updates_per_step * (1_500 - config.learner.warmup)
-    assert all(count >= expected - 4 for count in result.updates.values()), result.updates
-
-
 STEPS = 800
 RISING, FALLING = f"linear(0.001, 1, {STEPS})", f"linear(1, 0.001, {STEPS})"
 

@@ -5,6 +5,7 @@ A learner publishes 50 MB and copies as many bytes with memcpy, in turns; a mirr
 
 import argparse
 from contextlib import ExitStack
+from functools import partial
 from time import monotonic, sleep
 from typing import Any
 
@@ -16,8 +17,8 @@ from torch import nn
 from marlcore import ParameterStore
 from marlcore.cluster import Mirror, PorterActor, WeightsLink
 
+from ..figures import records
 from ..machine import add_output, publish
-from ..pages.tables import records
 
 NODES = 3
 MOST = 1.2  # of memcpy's time, which a publication may take
@@ -47,12 +48,10 @@ class Follower:
 
 
 def measure(nodes: int, nbytes: int = 50_000_000, rounds: int = 200, pause_s: float = 0.05) -> dict[str, Any]:
-    """Medians of `rounds` publications with a mirror on each of so many nodes; with none, the learner is alone.
-
-    Besides: the rows that the porter put into Ray's store and that all nodes fetched, and the delay of nodes' copies.
-    """
+    """Medians of `rounds` publications with a mirror on each of so many nodes; with none, the learner is alone."""
     import ray
 
+    # "copied" are the rows that the porter put into Ray's store, "fetched" those that all nodes fetched
     model = nn.ParameterList([torch.ones(nbytes // 4)])
     source, to = np.ones(nbytes, np.uint8), np.ones((3, nbytes), np.uint8)  # as many as the store has slots
     with ExitStack() as stack:
@@ -71,11 +70,11 @@ def measure(nodes: int, nbytes: int = 50_000_000, rounds: int = 200, pause_s: fl
         seen = [follower.follow.remote(store.version + rounds, 600.0) for follower in followers]
         times = []
         for turn in range(rounds):
-            times.append([monotonic()])
+            began = monotonic()
             publisher.publish()
-            times[-1].append(monotonic())
+            published = monotonic()
             np.copyto(to[turn % len(to)], source)
-            times[-1].append(monotonic())
+            times.append((began, published, monotonic()))
             sleep(pause_s)
         began, published, copied = np.array(times).T
         answers = ray.get(seen) if nodes else []
@@ -88,8 +87,7 @@ def measure(nodes: int, nbytes: int = 50_000_000, rounds: int = 200, pause_s: fl
     return {**figures, "p50_s": p50, "p99_s": p99, "ratio": figures["publish_s"] / figures["memcpy_s"]}
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    add_output(parser, idle=True)
+add_options = partial(add_output, idle=True)
 
 
 def main(options: argparse.Namespace) -> None:

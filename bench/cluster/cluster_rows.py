@@ -18,8 +18,8 @@ from ray_nodes import RayNodes, driver
 import marlcore as mc
 from marlcore.cluster import Bookings, Ingest, RayLink, Relay, start_ingest
 
+from ..figures import records
 from ..machine import add_output, publish
-from ..pages.tables import records
 from ..processes import cpu_of_descendants
 
 FRAMES = mc.TransitionSpec(mc.Field((84, 84), "uint8"), mc.Field((), "int64"))
@@ -52,11 +52,8 @@ class Sender:
     """The other node: a full replay and its relay, or what stands beside it."""
 
     def __init__(self, spec: mc.TransitionSpec, rows: int) -> None:
-        self._replay = mc.ReplayBuffer.create(spec, rows, LANES)
-        self._epoch = 0
-        each = 1000
-        rng = np.random.default_rng(0)
-        obs = rng.integers(0, 255, (each, *spec.obs.shape)).astype(spec.obs.numpy)
+        self._replay, self._epoch, each = mc.ReplayBuffer.create(spec, rows, LANES), 0, 1000
+        obs = np.random.default_rng(0).integers(0, 255, (each, *spec.obs.shape)).astype(spec.obs.numpy)
         for lane in range(LANES):
             with self._replay.writer(lane=lane) as writer:
                 for _ in range(rows // LANES // each):
@@ -161,8 +158,7 @@ def measure_all() -> tuple[list[dict[str, Any]], list[float]]:
     return figures, delays
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    add_output(parser, idle=True)
+add_options = partial(add_output, idle=True)
 
 
 def main(options: argparse.Namespace) -> None:

@@ -1,56 +1,46 @@
 """marlcore beside RLlib's APPO, IMPALA and PPO on two local Ray nodes: `python -m bench cluster_peers`.
 
-Every side trains on CartPole with as many actors and copies, an actor on each node, one torch thread, niceness 0, the
-same two networks for policy and critic, and one pass over batches of the same size. The sides take turns, each on a new
-cluster. CPU-seconds are those of all processes of a side, Ray's own too; those of the start are given apart.
+Every side trains on CartPole with as many actors and copies, the same two networks, one torch thread and one pass over
+batches of the same size. The sides take turns, each on a new cluster. CPU-seconds are those of all processes of a side,
+Ray's own included; those of the start are given apart.
 """
 
 import argparse
 import multiprocessing
+import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from statistics import median
 from typing import Any
 
 import gymnasium
+import psutil
 import torch
 from ray_nodes import RayNodes
 
 import marlcore as mc
 
+from ..figures import records
 from ..machine import add_output, publish, say
-from ..pages.tables import records
 from ..peers import rllib
 from ..peers.rllib import NODES, Tell, Work
-from ..processes import TreeTime, in_turns
+from ..processes import cpu_of_descendants, in_turns
 from ..runs.training import endless
 
 ROUNDS, SECONDS, WARM_S = 3, 30.0, 10.0  # a measurement begins so long after the first update
 LOOK_S = 0.2  # between looks at the CPU time
+Mark = tuple[float, float, int, int, float]  # a moment: time, CPU-seconds, rows sampled and trained, mean return
 GOALS = {"APPO": 20, "PPO": 5}  # times whose rate per CPU-second marlcore's must be
-
-
-@dataclass(frozen=True)
-class Mark:
-    """A side at a moment."""
-
-    time: float
-    cpu_s: float
-    sampled: int
-    trained: int
-    returns: float
 
 
 def between(first: Mark, last: Mark) -> dict[str, float]:
     """A side's rates between two moments, what had been spent before the first, and the mean return at the end."""
-    seconds, cpu_s = last.time - first.time, last.cpu_s - first.cpu_s
-    sampled, trained = last.sampled - first.sampled, last.trained - first.trained
+    seconds, cpu_s, sampled, trained, _ = (after - before for before, after in zip(first, last, strict=True))
     rates = {"sampled_per_s": sampled / seconds, "trained_per_s": trained / seconds}
     rates |= {"sampled_per_cpu_s": sampled / cpu_s, "trained_per_cpu_s": trained / cpu_s}
-    return {**rates, "cores": cpu_s / seconds, "start_cpu_s": first.cpu_s, "returns": last.returns}
+    return {**rates, "cores": cpu_s / seconds, "start_cpu_s": first[1], "returns": last[-1]}
 
 
 def train_ours(work: Work, address: str, tell: Tell) -> None:
@@ -65,17 +55,14 @@ def train_ours(work: Work, address: str, tell: Tell) -> None:
         learner=mc.LearnerConfig(gamma=work.gamma, device="cpu"),
         cluster=mc.ClusterConfig(address, nodes=1, actors_per_node=work.actors - 1, lease_seconds=16.0),
     )
-    env = vectors(work) if work.vectorized else mc.NamedEnvironment("gymnasium:CartPole-v1")
+    vectors = partial(gymnasium.make_vec, "CartPole-v1", work.copies, vectorization_mode="vector_entry_point")
+    env = vectors if work.vectorized else mc.NamedEnvironment("gymnasium:CartPole-v1")
     with endless(env, ppo, config) as run:
         while (status := run.status()).running:
             trained = sum(status.updates.values()) * work.minibatch
             if not tell(status.steps, trained, sum(status.returns.values())):
                 break
             time.sleep(1.0)
-
-
-def vectors(work: Work) -> Callable[[], Any]:
-    return partial(gymnasium.make_vec, "CartPole-v1", work.copies, vectorization_mode="vector_entry_point")
 
 
 def take_part(train: Callable[[str, Tell], None], pipe: Connection) -> None:
@@ -94,17 +81,17 @@ def measure(train: Callable[[str, Tell], None], warm_s: float, seconds: float) -
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=take_part, args=(train, theirs))
-    spent, marks, began = TreeTime(multiprocessing.current_process().pid or 0), list[Mark](), 0.0
+    spent, marks, began = dict[psutil.Process, float](), list[Mark](), 0.0  # CPU time, also of processes that ended
     process.start()
     theirs.close()
     while len(marks) < 2:
+        spent |= cpu_of_descendants(os.getpid())
         if not ours.poll(LOOK_S):
-            spent.look()
             continue
-        mark = Mark(time.monotonic(), spent.look(), *ours.recv())  # raises EOFError if the side failed
-        began = began or (mark.time if mark.trained else 0.0)
+        mark = time.monotonic(), sum(spent.values()), *ours.recv()  # raises EOFError if the side failed
+        began = began or (mark[0] if mark[3] else 0.0)
         wait = seconds if marks else warm_s
-        if began and mark.time - (marks[0].time if marks else began) >= wait:
+        if began and mark[0] - (marks[0][0] if marks else began) >= wait:
             marks.append(mark)
         ours.send(len(marks) < 2)
     process.join()
@@ -127,11 +114,7 @@ def measure_all(options: argparse.Namespace) -> dict[tuple[str, str], list[dict[
 
 def medians(found: dict[tuple[str, str], list[dict[str, float]]]) -> list[dict[str, Any]]:
     """A row a side; `times` is the ratio of the medians of steps per CPU-second."""
-    middle = {
-        side: {name: median(figures[name] for figures in rounds) for name in rounds[0]}
-        for side, rounds in found.items()
-    }
-    rows = []
+    middle, rows = {side: {name: median(each[name] for each in of) for name in of[0]} for side, of in found.items()}, []
     for (peer, side), figures in middle.items():
         other = middle.get((peer, "RLlib")) if side == "marlcore" else None
         times = figures["sampled_per_cpu_s"] / other["sampled_per_cpu_s"] if other else None
