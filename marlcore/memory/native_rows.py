@@ -1,15 +1,13 @@
 """Raw rows by the C core: it reads spans of lanes into a message, and appends parts of these spans to other lanes."""
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from .native import Bytes, Ints, NativeLanes, error_of, ffi, lib, pointer_to
+from .native import Bytes, Ints, NativeLanes, checked, lib, pointer_to
 
 # Words of a span and of a part: see csrc/api.h
 LANE, AFTER, FIRST, ROWS = range(4)
 PART_LANE, OFFSET, SPAN_ROWS, SKIP, TAKE, SEAM = range(6)
+_SPANS, _PARTS = "struct mc_span[]", "struct mc_part[]"
 
 
 class NativeRows:
@@ -21,8 +19,8 @@ class NativeRows:
     def place(self, spans: Ints, room: int) -> tuple[Ints, int]:
         """Returns the offset of each span's bytes, int64 [n], and their total. Raises ValueError: it exceeds `room`."""
         offsets = np.empty(len(spans), np.int64)
-        raw, at = _pointer(spans, "struct mc_span *"), pointer_to(offsets, "int64_t[]")
-        total = int(lib.mc_spans_place(self._lanes.raw, len(spans), raw, room, at))
+        at = pointer_to(offsets, "int64_t[]")
+        total = int(lib.mc_spans_place(self._lanes.raw, len(spans), pointer_to(spans, _SPANS), room, at))
         if total < 0:
             raise ValueError(f"spans: expected rows of at most {room} bytes, got more")
         return offsets, total
@@ -32,25 +30,16 @@ class NativeRows:
 
         In `spans`, it sets the row count of a span whose rows were lapped to 0.
         """
-        nbytes = int(lib.mc_spans_read(self._lanes.raw, len(spans), _pointer(spans, "struct mc_span *"),
-                                       pointer_to(dest)))  # fmt: skip
-        if nbytes < 0:
-            raise error_of(nbytes)
-        return nbytes
+        raw = pointer_to(spans, _SPANS)
+        return checked(lib.mc_spans_read(self._lanes.raw, len(spans), raw, pointer_to(dest)))
 
     def append(self, parts: Ints, source: Bytes) -> None:
         """Appends parts of the spans in `source`, each part whole. The caller holds the lanes' locks."""
-        code = lib.mc_parts_append(self._lanes.raw, len(parts), _pointer(parts, "struct mc_part *"), pointer_to(source))
-        if code:
-            raise error_of(code)
+        raw = pointer_to(parts, _PARTS)
+        checked(lib.mc_parts_append(self._lanes.raw, len(parts), raw, pointer_to(source)))
 
     def committed(self) -> Ints:
         """Returns the number of rows committed to each lane since its creation, int64 [lanes]."""
         lo, hi = np.zeros((2, self._lanes.count), np.int64)
         self._lanes.windows(lo, hi)()
         return hi
-
-
-def _pointer(words: NDArray[np.int64], ctype: str) -> Any:
-    """Returns C-contiguous words as an array of structs; the result keeps `words` alive."""
-    return ffi.from_buffer(f"{ctype[:-1].strip()}[]", words)

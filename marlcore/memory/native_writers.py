@@ -5,7 +5,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from .native import MAX_COLUMNS, Bytes, Ints, NativeLanes, error_of, ffi, lib, pointer_to
+from .native import MAX_COLUMNS, Bytes, Ints, NativeLanes, checked, ffi, lib, pointer_to
 
 Coded = Callable[[bool], int]  # returns 0 or a negative code
 
@@ -38,9 +38,7 @@ class NativeWriter(_WritingEnd):
         lib.mc_lanes_nth(lanes.raw, lane, ffi.addressof(self.raw, "lane"))
         self._records = pointer_to(records)
         self.raw.records = self._records
-        code = lib.mc_writer_open(self.raw)
-        if code:
-            raise error_of(code)
+        checked(lib.mc_writer_open(self.raw))
         self.add_row = lib.mc_writer_add  # the hot path calls it with `raw`, and gives a negative result to `error_of`
 
     def rows_adder(self, records: Bytes, ends: Bytes, boundaries: bool) -> Callable[[list[NDArray[Any]]], int]:
@@ -88,9 +86,7 @@ class NativeVector(_WritingEnd):
             lib.mc_lanes_nth(lanes.raw, lane, ffi.addressof(writer, "lane"))
             for column, row in blanks.items():
                 writer.final_frames[column] = row
-            code = lib.mc_writer_open(writer)
-            if code:
-                raise error_of(code)
+            checked(lib.mc_writer_open(writer))
         self.raw = ffi.new("struct mc_vector *")
         self.raw.writers = self._writers
         self.raw.final_needed = final_needed

@@ -114,22 +114,15 @@ class ReadPlan:
             "record_stride": geometry.stride(0),
             "capacity": geometry.capacity,
             "lanes": geometry.lanes,
-            "stack": window.stack,
-            "n_step": window.n_step,
-            "gamma": window.gamma,
-            "length": layout.length,
-            "burn_in": window.burn_in,
-            "period": window.period,
             "repeat": window.pad == "repeat",
             "stored_next": spec.next_obs,
             "state_every": spec.state_every if window.length is not None else 1,
             "plain": window.stack == window.n_step == 1 and window.length is None,
-            "frames": layout.frames,
-            "fields": layout.fields,
-            "states": layout.states,
             "far": len(geometry.columns) > 1,
             "batch": layout.batch_size,
         }
+        settings |= {name: getattr(window, name) for name in ("stack", "n_step", "gamma", "burn_in", "period")}
+        settings |= {name: getattr(layout, name) for name in ("length", "frames", "fields", "states")}
         settings |= {name: layout.offset(name) for name in COMPUTED}
         names = ("lo", "hi", "seam", "lane", "ticket", "lowest", "successors", "generator")
         arrays = (*self.windows, *self.chosen, self._successors, self.generator)
@@ -159,9 +152,7 @@ class ReadPlan:
 
     def lapped(self, filled: int) -> NDArray[np.int64]:
         """Returns the slots, among the first `filled`, whose rows writers overwrote before the copy was complete."""
-        if not self._validate(filled):
-            return _NONE
-        return np.flatnonzero(self._ok[:filled] == 0)
+        return np.flatnonzero(self._ok[:filled] == 0) if self._validate(filled) else _NONE
 
 
 def address_of(array: NDArray[Any]) -> int:
