@@ -75,8 +75,7 @@ class MappedFile:
             raise SharedMemoryFull(
                 f"{path}: {nbytes} bytes of address space asked for, fewer are free; raise `ulimit -v`"
             )
-        if code:
-            raise OSError(-code, os.strerror(-code), str(path))
+        _raise_os_error(code, path)
         self._writable = writable
 
     @property

@@ -54,10 +54,9 @@ def checked_window(
 ) -> Window:
     """Returns a reader's window from the options of `TrajectoryQueue.reader`; raises the same errors."""
     spec, lane_rows = lanes.spec, lanes.geometry.capacity
-    unroll = {} if length is None else {"length": length}
-    for name, value in {"batch_size": batch_size, "stack": stack, "n_step": n_step, **unroll}.items():
-        check_whole(name, value)
+    check_whole("batch_size", batch_size)
     if length is not None:
+        check_whole("length", length)
         if spec.next_obs:
             raise ValueError("length: expected None, since rows of a spec with next_obs do not follow one another")
         if length % spec.state_every:
@@ -129,10 +128,9 @@ class TrajectoryReader(Closing):
     def read(self, timeout: float | None = None) -> Batch:
         """Consumes the next batch and returns it.
 
-        One store, after everything else, consumes the batch. If the reader dies before the store, the next reader gets
-        the batch. If the reader dies after the store, or a signal interrupts it just then, the batch is lost. Rows
-        taken early, from a full lane whose writer waits, are consumed at once. So each transition is delivered at most
-        once, and is lost only with the reader that took it.
+        One store, after everything else, consumes the batch: the next reader gets the batch of a reader that dies
+        before the store. A batch is lost if its reader dies, or a signal interrupts it, just after the store. Rows
+        taken early, from a full lane whose writer waits, are consumed at once.
 
         Args:
             timeout: seconds to wait for data; None does not wait.

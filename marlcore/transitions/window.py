@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import check_type
-from ..declared import Number, Whole, check_declared
+from ..declared import Declared, Number, Whole
 from ..kernels import rows
 from ..kernels.plan import PLAN
 from ..memory import Event, LaneGeometry
@@ -21,8 +21,8 @@ LAP_LIMIT_S = 10.0  # a reader whose every copy is lapped for so long reports it
 
 
 @dataclass(frozen=True)
-class Window:
-    """The rows read around a ticket: see `ReplayBuffer.sampler` and `Sequence`."""
+class Window(Declared):
+    """Which rows a sampler or reader reads around a ticket: see `ReplayBuffer.sampler` and `Sequence`."""
 
     stack: Annotated[int, Whole(1)] = 1
     n_step: Annotated[int, Whole(1)] = 1
@@ -43,8 +43,7 @@ class Window:
         return self.sequence.period or self.sequence.length - self.sequence.burn_in if self.sequence else 1
 
     def check(self, spec: TransitionSpec, lane_rows: int) -> None:
-        """Checks the window for lanes of this many rows. Raises ValueError, TypeError: the message names the field."""
-        check_declared(self)
+        """Raises ValueError, TypeError if lanes of this many rows cannot serve the window; the message names the field."""
         check_type("sequence", self.sequence, Sequence, or_none=True)
         if self.pad not in get_args(Pad):
             raise ValueError(f"pad: expected 'repeat' or 'zero', got {self.pad!r}")

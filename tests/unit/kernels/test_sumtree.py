@@ -1,4 +1,4 @@
-"""The tree of sums against plain NumPy: a sum is its 16 children's, a point lies where a cumulative sum says."""
+"""The tree of sums against plain NumPy: each sum is that of 16 children, and points fall as cumulative sums say."""
 
 import math
 
@@ -17,7 +17,7 @@ def rng() -> np.random.Generator:
 
 
 def planted(masses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(tree, offsets) with every sum made."""
+    """Returns a tree with every sum made, and its offsets."""
     offsets = sumtree.level_offsets(len(masses))
     tree = np.zeros(offsets[-1])
     tree[: len(masses)] = masses
@@ -32,7 +32,7 @@ def found(tree: np.ndarray, offsets: np.ndarray, points: np.ndarray) -> np.ndarr
 
 
 def sparse(rng: np.random.Generator, size: int) -> np.ndarray:
-    """Small whole numbers, whose sums are exact in any order; about half of them are 0, and at least one is not."""
+    """Returns small integers, whose sums are exact in any order; about half of them are 0, and at least one is not."""
     masses = rng.integers(1, 9, size) * (rng.random(size) < 0.5)
     masses[rng.integers(size)] = 5
     return masses.astype(float)

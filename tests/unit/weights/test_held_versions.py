@@ -1,4 +1,4 @@
-"""Stores of many slots: every version that is held can be pulled, by its number, whole or not at all."""
+"""Stores of many slots: every version in a slot can be pulled by its number, whole or not at all."""
 
 import threading
 from collections.abc import Iterable, Iterator
@@ -28,7 +28,7 @@ def publish(store: ParameterStore, versions: Iterable[int]) -> None:
 
 
 def held(subscriber: Any, local: Any, versions: range) -> list[int]:
-    """The versions that can be pulled; a refused pull changes nothing."""
+    """Returns the versions that can be pulled; a refused pull changes nothing."""
     pulled = []
     for version in versions:
         before = value_of(words(local))
@@ -61,7 +61,7 @@ def test_a_version_whose_slot_is_being_overwritten_is_not_held(store: ParameterS
 
 
 def test_a_publishing_thread_never_tears_a_numbered_pull(store: ParameterStore) -> None:
-    """The version that is overwritten next, until one was lost; the control: reading it without validation."""
+    """It pulls the version that is overwritten next; the control reads that slot without validation."""
     local = tree()
     subscriber, enough = store.subscriber(local), threading.Event()
     thread = threading.Thread(target=publish, args=(store, takewhile(lambda _: not enough.is_set(), count(1))))

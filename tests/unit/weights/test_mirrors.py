@@ -1,4 +1,4 @@
-"""Mirrors of a store: rows of a home store, some of them, under the home's versions, whole or not at all."""
+"""Mirrors of a store hold some of the home store's rows, under the home's versions, whole or not at all."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,7 +32,7 @@ def row_of(home: ParameterStore) -> tuple[int, np.ndarray]:
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_mirror_serves_the_homes_versions(kind: str) -> None:
-    """It never gets version 2 or 4; each pull is what the home's publisher published."""
+    """The mirror never gets versions 2 and 4; each pull gives the weights that the home's publisher published."""
     model, local = MODELS[kind](), MODELS[kind]()
     with ParameterStore.create(model, extras=EXTRAS) as home, ParameterStore.create_mirror(home.description) as mirror:
         subscriber = mirror.subscriber(local)
@@ -62,7 +62,7 @@ def test_versions_only_grow(home: ParameterStore, mirror: ParameterStore) -> Non
 
 
 def test_held_versions_are_pulled_by_their_number(home: ParameterStore, mirror: ParameterStore) -> None:
-    """Of 3 slots; one that never came or was overwritten is refused, whatever stands in the slots."""
+    """The mirror has 3 slots; a version that never came, or was overwritten, is refused."""
     model, local = tree(), tree()
     subscriber = mirror.subscriber(local)
     with home.publisher(model) as publisher, mirror.mirror_writer() as writer:
