@@ -25,7 +25,7 @@ HINDSIGHT = np.dtype(
 
 @inlined
 def _follows(p, lane, ticket, later):
-    """Returns whether a later row is of the same episode: age - ticket is then equal, else lower."""
+    """Returns whether a later row is of the same episode: then age - ticket is equal, otherwise lower."""
     return age_of(place_of(p, lane, later)) - later == age_of(place_of(p, lane, ticket)) - ticket
 
 
@@ -60,7 +60,7 @@ def _find_last(p, h, count):
 
 @inlined
 def _goal(p, h, lane, ticket, last):
-    """Draws the ticket of the row with the new goal: the row after an action has the goal that the action achieved."""
+    """Draws the ticket of the row with the new goal: the row after an action holds the goal that it achieved."""
     generator = uint64_at(p.generator)
     if h.strategy == FUTURE:
         return ticket + 1 + below(generator, last - ticket)

@@ -1,7 +1,7 @@
 """A plan describes lanes, window and batch to a kernel, in one argument that is made once.
 
-A plan is an array of one record; its columns are a separate array. The plan's maker keeps the memory that it points to
-alive. A batch's fields lie at offsets from the batch's address.
+A plan is an array of one record; its columns are a separate array. The plan's maker keeps the memory at the plan's
+addresses alive. A batch's fields lie at offsets from the batch's address.
 """
 
 import numpy as np

@@ -105,7 +105,7 @@ def _initial(p, q, lane, ticket):
 
 @inlined
 def _take_in(p, q, lane):
-    """Gives mass to a lane's new tickets in order, up to the first that still waits for rows."""
+    """Gives mass to a lane's new tickets in order, up to the first one that still waits for rows."""
     tree, offsets = float64_array(q.tree, q.nodes), int64_array(q.offsets, q.levels + 1)
     first = ticket = int64_at(q.caught)[lane]
     last, mass = -1.0, 0.0  # without actors' priorities, all new tickets share one

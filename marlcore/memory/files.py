@@ -1,4 +1,4 @@
-"""Open and mapped files. One object owns each file, from before it is opened or mapped until it is released."""
+"""Open and mapped files: one object owns each file, from before it is opened or mapped until it is released."""
 
 import errno
 import os
@@ -17,7 +17,7 @@ class File(Closing):
     """An open file, to which `link` can give a name. It closes at `close`, or when its last reference is gone.
 
     The object exists before the descriptor, and C code opens, names and closes the file. So an exception between two
-    steps of Python leaks no descriptor, and closes none twice: another file could have got its number.
+    steps of Python leaks no descriptor, and closes no number that another file has got meanwhile.
     """
 
     def __init__(self, name: str | os.PathLike[str] = "") -> None:
@@ -113,7 +113,7 @@ def is_descriptor(path: Path) -> bool:
 
 
 def same_file(fd: int, path: Path) -> bool:
-    """Returns whether the path still leads to the opened file; the name may vanish between open and lock."""
+    """Returns whether the path still leads to the opened file."""
     try:
         there = os.stat(path, follow_symlinks=is_descriptor(path))
     except FileNotFoundError:

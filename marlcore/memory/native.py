@@ -1,4 +1,4 @@
-"""The C core's lanes, events, words and locks: takes pointers once, and turns return codes into exceptions."""
+"""Binds the C core's lanes, events, words and locks: it takes pointers once, and turns return codes into exceptions."""
 
 import errno
 import os
@@ -144,7 +144,7 @@ class NativeLanes:
         return code if code in (-errno.EAGAIN, -errno.ESTALE) else checked(code)
 
     def newest_reader(self, lane: int, dest: NDArray[Any]) -> Callable[[], int | None]:
-        """Returns a function that copies the newest row to `dest`; it returns ticket + 1, 0 (no row), None (lapped)."""
+        """Returns a function that copies the newest row to `dest`: it returns ticket + 1, 0 (no row), None (lapped)."""
         raw, pointer = self._nth(lane), pointer_to(dest.view(np.uint8))
         return lambda: None if (count := lib.mc_lane_read_newest(raw, pointer)) == -errno.ESTALE else count
 

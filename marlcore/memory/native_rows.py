@@ -1,4 +1,4 @@
-"""Raw rows by the C core: it reads spans of lanes into a message, and appends parts of these spans to other lanes."""
+"""Binds the C core's raw rows: it reads spans of lanes into a message, and appends parts of spans to other lanes."""
 
 import numpy as np
 
@@ -28,7 +28,7 @@ class NativeRows:
     def read(self, spans: Ints, dest: Bytes) -> int:
         """Copies the spans' rows into `dest`, which has room for them; returns the number of bytes.
 
-        In `spans`, it sets the row count of a span whose rows were lapped to 0.
+        It sets the row count of each span whose rows were lapped to 0.
         """
         raw = pointer_to(spans, _SPANS)
         return checked(lib.mc_spans_read(self._lanes.raw, len(spans), raw, pointer_to(dest)))

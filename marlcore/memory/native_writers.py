@@ -1,4 +1,4 @@
-"""The C core's writing ends of one lane and of several: they take pointers once, and return codes for `error_of`."""
+"""Binds the C core's writers of one lane and of several: they take pointers once, and return codes for `error_of`."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

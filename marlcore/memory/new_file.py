@@ -39,8 +39,7 @@ def lasting(target: Path) -> Path:
 def open_nameless(target: Path, nbytes: int, name: Path | None = None) -> File:
     """Creates a file of `nbytes` allocated bytes, without a name, in target's directory, which must exist.
 
-    Args:
-        name: the name that `link` will give the file; None: none, or `target` for a moment without O_TMPFILE.
+    `link` will give the file this `name`. Without a name, and without O_TMPFILE, it is called `target` for a moment.
     """
     file = File(name or "")
     if not target.parent.is_dir():

@@ -1,4 +1,4 @@
-"""The room for segments: how many bytes may be allocated, and the error if there are too few."""
+"""The space for segments: the number of bytes that may be allocated, and the error if there are too few."""
 
 import contextlib
 import errno

@@ -23,9 +23,9 @@ _masks = threading.local()
 
 
 def stopped(folder: str, resume: str = "") -> KeyboardInterrupt:
-    """Returns a KeyboardInterrupt for work in `folder` that `resume`, by default the folder's name, can continue.
+    """Returns a KeyboardInterrupt that says how to continue the work in `folder`: with `resume`, by default the folder.
 
-    It has no class of its own: Python ends by the signal, as shells expect, only after KeyboardInterrupt itself.
+    It has no class of its own, since Python ends by the signal, as shells expect, only after KeyboardInterrupt itself.
     """
     stop: Any = KeyboardInterrupt(f"stopped; call it again with resume={resume or folder!r} to continue")
     stop.folder = folder
@@ -113,7 +113,7 @@ def outlive_signals() -> None:
     """Makes this process, started with the stop signals blocked, survive them.
 
     It installs handlers that do nothing. Blocked or ignored signals would stay so in every program started from here,
-    and such a program could not be terminated. Programs, and forks of this process, get the default actions.
+    so that no signal could terminate such a program. Programs, and forks of this process, get the default actions.
     """
     for signum in STOPPING:
         if signal.getsignal(signum) is not signal.SIG_IGN:

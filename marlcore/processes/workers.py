@@ -102,9 +102,11 @@ class Workers:
     """
 
     def __init__(self, grace: float = 10.0, preload: Sequence[str] = PRELOAD) -> None:
-        """Args:
-        grace: seconds between telling the workers to stop and killing them.
-        preload: modules imported once, before the first worker, so that workers start with them loaded.
+        """Makes a group.
+
+        Args:
+            grace: seconds between telling the workers to stop and killing them.
+            preload: modules imported once, before the first worker, so that workers start with them loaded.
         """
         if not grace >= 0:
             raise ValueError(f"grace: expected seconds of at least 0, got {grace!r}")
@@ -174,7 +176,7 @@ class Workers:
         return self._workers[-1]
 
     def check(self) -> None:
-        """Raises WorkerFailed: a worker failed, and this was not raised yet. ClosedError: not inside the block."""
+        """Raises WorkerFailed: a worker's failure was not raised yet. ClosedError: not inside the block."""
         if os.getpid() != self._owner:
             raise StaleHandle("the workers were started before a fork, and are the parent's")
         if not self._open:
@@ -208,7 +210,7 @@ class Workers:
         return reports
 
     def __iter__(self) -> Iterator[Worker]:
-        """Iterates over all workers, also ended ones, in the order of their start."""
+        """Iterates over all workers, ended ones too, in the order of their start."""
         return iter([*self._workers])
 
     def __len__(self) -> int:

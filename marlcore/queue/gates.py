@@ -1,4 +1,4 @@
-"""The gates that a trajectory queue's writers pass before each add: they wait for room, or drop rows without it."""
+"""The gates that a trajectory queue's writers pass before each add: they wait for room, or drop rows that find none."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -19,7 +19,7 @@ Flags = NDArray[np.bool_]
 
 
 class UnreadLimit:
-    """Makes writers wait while `most` transitions are unread, or as many as the reader waits for if these are more."""
+    """Makes writers wait while `most` transitions are unread, or more if the reader waits for more."""
 
     def __init__(self, view: LaneView, lines: CursorLines, most: int) -> None:
         self._view = view
@@ -75,7 +75,7 @@ class QueueGate:
     ) -> bool:
         """Waits for room until the deadline, by default `timeout` from now; False if the rows are dropped instead.
 
-        Dropped rows are counted. `check_open` raises the errors of an add; it is called in waits and before a drop.
+        Dropped rows are counted. `check_open`, which is called in waits and before a drop, raises the errors of an add.
         """
         rows = transitions + boundaries
         if self._unread is not None:
@@ -103,7 +103,6 @@ class QueueGate:
         """Returns the rows that the reader must release before `rows` rows fit; if they fit, reserves the room.
 
         Raises: ValueError: the reader cannot always make room for this many rows. SegmentCorrupt: damaged counters.
-        Deadlocked: the reader had too few rows twice since it was asked for room, and made none.
         """
         looks, longest = self._lines.word(LOOKS), self._lines.word(LONGEST)  # first: rows they freed count below
         released, committed = self._lines.released(self._lane), self._view.native.committed(self._lane)
@@ -123,7 +122,10 @@ class QueueGate:
         return max(0, rows - left)
 
     def _ask(self, rows: int, looks: int) -> None:
-        """Asks the reader for room for `rows` rows; 0: there is room."""
+        """Asks the reader for room for `rows` rows; 0: there is room.
+
+        Raises Deadlocked: since then, the reader twice had too few rows for a batch, and made no room.
+        """
         if self._lines.ask(self._lane, rows):
             self._looks = self._lines.word(LOOKS)  # a look that had begun by now does not count
         elif rows and looks - self._looks > 1:
@@ -143,7 +145,7 @@ class QueueGates:
         self._left = np.array([gate.left for gate in self._gates], np.int64)
 
     def wait_each(self, which: Ints, boundaries: Flags, timeout: float | None, check_open: Check) -> Flags | bool:
-        """Waits for room in one lane after another; earlier lanes keep theirs, since only this writer fills them.
+        """Waits for room in one lane after another; the room in earlier lanes stays, since only this writer fills them.
 
         If the wait for a lane fails, earlier gates count their rows as added, although they were not. That is
         harmless: such a gate only looks at the reader's cursor earlier than it must.

@@ -175,8 +175,8 @@ class TrajectoryQueue(TransitionLanes):
     def dropped(self) -> NDArray[np.int64]:
         """Transitions lost in each lane, int64 [lanes]: overwritten before they were read, or refused for lack of room.
 
-        Exact, like `len`, as long as fewer than 2^32 are overwritten between two batches and fewer than 2^32 boundary
-        rows are written to a lane; while other processes are active, the value may be a moment old.
+        The count is exact, like `len`, as long as fewer than 2^32 are overwritten between two batches and fewer than
+        2^32 boundary rows are written to a lane. While other processes are active, it may be a moment old.
         """
         cursor, _, overwritten = self._counts()
         refused = np.array([self._lines.refused(lane) for lane in range(self.lanes)])
@@ -187,7 +187,7 @@ class TrajectoryQueue(TransitionLanes):
     def skipped(self) -> NDArray[np.int64]:
         """Transitions of each lane that no batch could hold, int64 [lanes].
 
-        Either their episode does not continue: their writer died, began another episode or dropped the next row. Or an
+        Their episode does not continue, since their writer died, began another episode or dropped the next row. Or an
         unroll would have to begin with them, but no recurrent state is stored there.
         """
         self._segment.check_open()
@@ -195,7 +195,7 @@ class TrajectoryQueue(TransitionLanes):
         return skipped
 
     def __len__(self) -> int:
-        """Transitions written, but neither read nor overwritten; without boundary rows."""
+        """Counts the transitions that were neither read nor overwritten, without boundary rows."""
         return int(self._counts()[1].sum())
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Reads the raw rows of a trajectory queue, in place of the queue's reader, and makes room for writers."""
+"""Reads a trajectory queue's raw rows, in place of the queue's reader, and makes room for writers."""
 
 import numpy as np
 
@@ -39,7 +39,7 @@ class QueueRowsReader(RowsReader):
         self._claim.close()
 
     def _transitions(self, lane: int, ticket: int) -> int:
-        """Returns how many of a lane's transitions lie below a ticket, modulo 2^32; the row before it tells."""
+        """Returns the number of a lane's transitions below a ticket, modulo 2^32, from the row before the ticket."""
         if self._view.native.read(lane, ticket - 1, 1, self._record):
             raise SegmentCorrupt(f"{self._view.segment.path}: lane {lane} lacks row {ticket - 1}, which is unread")
         ordinal, place = map(int, self._record[0, :8].view(np.uint32))

@@ -42,8 +42,8 @@ def lane_rows_for(
 ) -> int:
     """Returns how many rows a lane needs so that writers of `together` lanes each seldom wait for the reader.
 
-    All rows of a writer's share of a batch then fit into one of its lanes, with as many boundary rows. `state_every` is
-    the interval at which the spec stores recurrent states; n_step is 1.
+    A writer's whole share of a batch, with as many boundary rows, then fits into one of its lanes. `state_every` is the
+    interval at which the spec stores recurrent states; n_step is 1.
     """
     still_needed = max(stack, state_every if length is not None else 1) - 1
     return 2 + still_needed + (length or 1) + (batch_size - 1) * ((length or 1) + 1) * together // lanes

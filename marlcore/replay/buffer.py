@@ -125,8 +125,8 @@ class ReplayBuffer(TransitionLanes):
         An episode is a dict of arrays: `obs` [T, ...], or [T + 1, ...] with the observation after the last action (a
         dict of arrays for several fields, or a tuple whose parts the spec or Minari's space names); `action` and
         `reward` [T, ...]; `terminated`, `truncated`: a bool, or bool [T]; `final_obs` [...] or `next_obs` [T, ...],
-        where obs has T rows; extras of the spec [T, ...]. Other entries are ignored. The names of Minari and D4RL will
-        do too, such as `observations` and `timeouts`. An episode that does not terminate counts as truncated, and needs
+        where obs has T rows; extras of the spec [T, ...]. Other entries are ignored. The names of Minari and D4RL work
+        too, such as `observations` and `timeouts`. An episode that does not terminate counts as truncated, and needs
         its last observation. Recurrent states of the spec (`every` above 1) that an episode lacks are set to 0.
 
         Args:
@@ -134,9 +134,9 @@ class ReplayBuffer(TransitionLanes):
                 hold all episodes one after another, with a `final_obs` for each episode that does not terminate; in a
                 file the parts of an obs have names such as "obs.position".
             spec: the fields of a transition; None: obs and action as the first episode has them, without extras.
-            action_space: a Gymnasium space, in which all actions must lie; those of a Discrete or MultiDiscrete are
-                counted from its start, as training does. None checks nothing, and takes them as counted from 0; the
-                start of a Minari dataset's own space is known.
+            action_space: a Gymnasium space that must contain all actions; those of a Discrete or MultiDiscrete are
+                counted from its start, as training does. None: a Minari dataset's own space; other actions count from
+                0, unchecked.
             capacity: rows, one for each transition and one for each episode that does not terminate. With it, episodes
                 are written as they are read; None reads all of them first, and makes the replay as large as they are.
             name, path: as for `create`.

@@ -1,4 +1,4 @@
-"""Recorded episodes, of a .npz file, a Minari dataset or any iterator; each is checked before it is written."""
+"""Recorded episodes from a .npz file, a Minari dataset or any iterator; each is checked before it is written."""
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -292,7 +292,7 @@ def _values(label: str, spec: TransitionSpec, obs: Any, rows: int) -> Values:
 
 
 def _ends(name: str, value: Any, steps: int) -> bool:
-    """Whether an episode ends this way, given as a bool, or as bools of its transitions, True at most for the last."""
+    """Whether an episode ends this way: a bool, or bools of its transitions of which only the last may be True."""
     if value is None or isinstance(value, (bool, np.bool_)):
         return bool(value)
     flags = rows_of(name, _FLAG, value, steps)

@@ -72,10 +72,8 @@ class Mixture:
         count = len(replays)
         check_whole("min_size", min_size)  # unlike a sampler's, it cannot be None
         self._fractions = _checked_fractions(fractions, count)
-        preferred, parts = (
-            _for_each("prioritized", "one", prioritized, count),
-            _for_each("lanes", "a range", lanes, count),
-        )
+        preferred = _for_each("prioritized", "one", prioritized, count)
+        parts = _for_each("lanes", "a range", lanes, count)
         window, seeds = Window(stack, n_step, gamma, pad, sequence), _seeds(seed, count)
         check_whole("batch_size", batch_size)
         self._batch_size = int(batch_size)
@@ -171,7 +169,7 @@ class Mixture:
 
     @one_thread
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Returns the carried fractions and the samplers' states; their keys begin with the replay's number and a dot."""
+        """Returns the carried fractions and the samplers' states; a sampler's keys begin with its number and a dot."""
         state: dict[str, NDArray[Any]] = {"owed": self._owed.copy()}
         for i, part in enumerate(self._parts):
             state |= {f"{i}.{name}": array for name, array in part.state_dict().items()}

@@ -177,7 +177,7 @@ class WriteGate(_Side):
 class SampleGate(_Side):
     """The gate that a sampler or a mixture passes before each batch, and its slot, which counts the rows it drew.
 
-    `most` is the highest cost of a batch, in rows, at which both sides never wait for each other.
+    `most` is the highest cost of a batch, in rows, at which the two sides cannot both wait.
     """
 
     @classmethod

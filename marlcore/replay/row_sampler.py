@@ -1,4 +1,4 @@
-"""Rows of batches, drawn from one replay: chosen, copied, validated, and drawn again where a writer overwrote them."""
+"""Draws the rows of batches from one replay: chooses, copies and validates them, and replaces overwritten ones."""
 
 import errno
 import time

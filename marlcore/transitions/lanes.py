@@ -25,7 +25,7 @@ W = TypeVar("W", bound=Closing)
 
 
 class TransitionLanes(Shared):
-    """Base of containers of transitions: a spec, and lanes of rows with at most one writer each."""
+    """Base of the replay and the queue: a spec, and lanes of rows with at most one writer each."""
 
     _spills = False  # see Segment.create
 

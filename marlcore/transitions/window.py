@@ -1,4 +1,4 @@
-"""Code that all readers of transitions share: the lanes' windows, memory for batches, and the check after copying."""
+"""The code that all readers of transitions share: windows, memory for batches, and the check after copying."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class Window(Declared):
         return self.sequence.period or self.sequence.length - self.sequence.burn_in if self.sequence else 1
 
     def check(self, spec: TransitionSpec, lane_rows: int) -> None:
-        """Raises ValueError, TypeError if lanes of this many rows cannot serve the window; the message names the field."""
+        """Raises ValueError, TypeError, naming the field: lanes of this many rows cannot serve the window."""
         check_type("sequence", self.sequence, Sequence, or_none=True)
         if self.pad not in get_args(Pad):
             raise ValueError(f"pad: expected 'repeat' or 'zero', got {self.pad!r}")
@@ -82,7 +82,7 @@ class Window(Declared):
 
 
 class ReadPlan:
-    """The kernels' arguments for batches of one size and kind of window; see kernels/plan.py and kernels/rows.py."""
+    """The kernels' arguments for batches of one size and window; see kernels/plan.py and kernels/rows.py."""
 
     def __init__(self, lanes: LaneView, window: Window, batch_size: int, reads_more: bool = False) -> None:
         """`reads_more`: the caller reads further rows for each slot, and sets their lowest tickets."""
@@ -141,7 +141,7 @@ class ReadPlan:
         self.has_floor = bool(tickets.any())
 
     def memory(self) -> BatchMemory:
-        """Returns memory for a batch: a recent batch's, if its user has released it, otherwise new memory."""
+        """Returns memory for a batch: that of a recent batch if its user has released it, otherwise new memory."""
         for memory in self._pool:
             if memory.is_free():
                 return memory

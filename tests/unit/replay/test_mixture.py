@@ -137,16 +137,6 @@ def test_a_replay_is_drawn_from_once_it_holds_its_minimum(replays):
     assert counts(mixture.sample()) == [4, 4] and counts(other.sample()) == [0, 8]
 
 
-def test_waiting_for_data_does_not_move_the_shares(pair):
-    with mc.ReplayBuffer.create(SPEC, 100) as late:
-        mixture, plain = (mc.Mixture([late, late], [0.3, 0.7], 1, seed=0) for _ in range(2))
-        for _ in range(5):
-            with pytest.raises(TimedOut):
-                mixture.sample(timeout=0.0)
-        write(late, 0, 50)
-        assert [mixture.sample().source[0] for _ in range(10)] == [plain.sample().source[0] for _ in range(10)]
-
-
 @pytest.mark.parametrize("prioritized", [None, mc.Prioritized()])
 @pytest.mark.parametrize("lanes", PARTS)
 def test_a_part_draws_from_its_lanes_alone(lanes, prioritized):

@@ -166,17 +166,6 @@ def test_an_actors_bad_priority_names_lane_and_ticket(bad):
         assert (late.sample().action < 50).all()
 
 
-def test_priorities_of_rows_that_never_were_are_ignored(replay):
-    sampler = replay.sampler(4, prioritized=Prioritized())
-    sampler.sample()
-    before = sampler.state_dict()
-    foreign = np.array([-1, -20, 20, 21, 2**62, -(2**63), 2**63 - 1])
-    for indices in (foreign, foreign.astype(np.uint64)):
-        sampler.update_priorities(indices, np.full(len(foreign), 9.0))
-    assert sampler.stats.ignored == 2 * len(foreign)
-    assert unchanged(sampler, before)
-
-
 NUMBERS = "priority: expected finite numbers of at least 0"
 REFUSED = [  # the options of a sampler; rows of a batch of 8, or all; priorities for them; what it must say
     *(({}, None, [3.0] * 5 + [bad] + [3.0] * 2, f"{NUMBERS}, got {bad} in row 5, index")
