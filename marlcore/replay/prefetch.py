@@ -118,11 +118,11 @@ class Prefetch(Generic[B], Closing):
         self._work.call("clear", drop=True)
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Returns the sampler's state after the current draw, if any. A resumed run lacks the batches that are ready."""
+        """Returns the sampler's state after the current draw, if any. A resumed run lacks the ready batches."""
         return self._work.call("state_dict")  # type: ignore[no-any-return]
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
-        """Does the sampler's method; unless it raises, drops the ready batches, so that the state's first batch is next."""
+        """Does the sampler's method, and unless it raises drops the ready batches: the state's first batch is next."""
         self._work.call("load_state_dict", state, drop=True)
 
     @property
