@@ -140,7 +140,7 @@ class Mixture:
     @one_thread
     def update_priorities(self, index: ArrayLike, priority: ArrayLike) -> None:
         """Does `Sampler.update_priorities` in each row's own replay; skips rows of replays that are drawn uniformly."""
-        limit = min(part.strategy.limit for part in self._parts)
+        limit = min(part.limit for part in self._parts)
         indices, priorities = checked_priorities(index, priority, limit)
         indices, source = np.divmod(indices, len(self._parts))
         for i, part in enumerate(self._parts):

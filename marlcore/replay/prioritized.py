@@ -59,7 +59,7 @@ EQUAL = Prioritized(alpha=0.0)
 
 
 class PriorityTree:
-    """Draws rows by priority, from a sum tree in private memory. It has Uniform's methods, and weighs rows."""
+    """Draws rows by priority, from a sum tree in private memory; see row_sampler._Uniform. It also weighs rows."""
 
     def __init__(self, options: Prioritized, lanes: LaneView, read_plan: ReadPlan) -> None:
         geometry, batch_size = lanes.geometry, read_plan.chosen.shape[1]
