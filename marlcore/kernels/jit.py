@@ -46,8 +46,8 @@ def jit(function: Callable[..., Any]) -> Callable[..., Any]:
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     """Makes a function a part of each kernel that calls it; Python cannot call it.
 
-    It serves code that runs once a row, since a call would pass each array as seven words. Only whole kernels are
-    optimised: optimising the parts first took two thirds of the compilation.
+    It is for code that runs once a row: a call would pass each array as seven words. A kernel is optimised as a whole.
+    To optimise its parts before, each with all of its own, took two thirds of the compilation.
     """
     options = {**_OPTIONS, "forceinline": True, "no_cpython_wrapper": True}
     dispatcher = numba.njit(**options, pipeline_class=_PartCompiler)(function)
@@ -62,7 +62,7 @@ class _PartCompiler(Compiler):  # type: ignore[misc]
 
 
 class _Part(JITCodeLibrary):  # type: ignore[misc]
-    """The code of an inlined function, neither optimised nor translated to machine code, so it has no address."""
+    """The code of an inlined function, neither optimised nor translated to machine code: it has no address."""
 
     codegen = SimpleNamespace(set_env=lambda name, environment: None)
 
@@ -190,7 +190,7 @@ int64_at, float32_at, float64_at = _items_at(types.int64), _items_at(types.float
 def _array_at(dtype: Any) -> Any:
     @intrinsic
     def array_at(typingctx: Any, address: Any, length: Any) -> Any:
-        """array_at(address, length) returns the memory there as an array, for a kernel that takes an array."""
+        """array_at(address, length) is the memory there as an array, for a kernel that takes an array."""
         kind = types.Array(dtype, 1, "C")
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

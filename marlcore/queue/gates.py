@@ -1,6 +1,5 @@
 """The gates that a trajectory queue's writers pass before each add: they wait for room, or drop rows that find none."""
 
-from collections.abc import Iterable
 from functools import partial
 
 import numpy as np
@@ -9,7 +8,7 @@ from numpy.typing import NDArray
 from ..checks import deadline_of
 from ..errors import Deadlocked, SegmentCorrupt, TimedOut
 from ..memory import ROOM_OFFSET, Check, Event, sleep_until
-from ..transitions import LaneView, share_of
+from ..transitions import Gate, LaneView, share_of
 from .cursor import LONGEST, LOOKS, PASSED, WANTED, CursorLines
 
 _UNLIMITED = 1 << 62  # rows
@@ -48,38 +47,27 @@ class UnreadLimit:
         return max(0, 1 - self.left())
 
 
-class QueueGate:
-    """The gate that a lane's writer passes before each add; `wait` is a transitions.Gate.
+class LaneGate:
+    """The gate of one lane, which waits for room in this lane."""
 
-    `unread` is the queue's limit of unread transitions; None if there is none, or another gate applies it.
-    """
-
-    def __init__(self, view: LaneView, lane: int, when_full: str, unread: UnreadLimit | None = None) -> None:
+    def __init__(self, view: LaneView, lane: int, when_full: str, lines: CursorLines) -> None:
         self._view = view
         self._lane = lane
         self._capacity = view.geometry.capacity
         self._when_full = when_full
-        self._unread = unread
-        self._lines = CursorLines(view.segment, view.geometry)
+        self._lines = lines
         self._room = Event(view.segment.body, ROOM_OFFSET)
         self._looks = 0  # the reader's looks when this gate last asked it
         self.left = _UNLIMITED if when_full == "drop_oldest" else 0  # a lower bound of the rows that may be added
 
     def wait(
-        self,
-        transitions: int,
-        boundaries: int,
-        timeout: float | None,
-        check_open: Check,
-        deadline: float | None = None,
+        self, transitions: int, boundaries: int, timeout: float | None, check_open: Check, deadline: float | None = None
     ) -> bool:
         """Waits for room until the deadline, by default `timeout` from now; False if the rows are dropped instead.
 
         Dropped rows are counted. `check_open`, which is called in waits and before a drop, raises the errors of an add.
         """
         rows = transitions + boundaries
-        if self._unread is not None:
-            deadline = self._unread.wait(timeout, check_open)
         if rows <= 2 and rows <= self.left:
             self.left -= rows
             return True
@@ -137,12 +125,21 @@ class QueueGate:
 
 
 class QueueGates:
-    """The gates of several lanes, which their one writer passes before each add; `wait_each` is a VectorGate."""
+    """The gates of a writer's lanes: `wait` is a transitions.Gate, `wait_each` a VectorGate, `room_for` a RowsGate."""
 
-    def __init__(self, gates: Iterable[QueueGate], unread: UnreadLimit | None = None) -> None:
-        self._gates = list(gates)
-        self._unread = unread
+    def __init__(self, view: LaneView, lanes: list[int], when_full: str, unread: UnreadLimit | None) -> None:
+        self._view, self._when_full, self._unread = view, when_full, unread
+        self._lines = CursorLines(view.segment, view.geometry)
+        self._gates = [LaneGate(view, lane, when_full, self._lines) for lane in lanes]
         self._left = np.array([gate.left for gate in self._gates], np.int64)
+        self.wait: Gate = self._gates[0].wait if unread is None else partial(self._wait_for_both, unread)
+
+    def _wait_for_both(
+        self, unread: UnreadLimit, transitions: int, boundaries: int, timeout: float | None, check_open: Check
+    ) -> bool:
+        """Waits until few enough transitions are unread, and then for room in the only lane."""
+        deadline = unread.wait(timeout, check_open)
+        return self._gates[0].wait(transitions, boundaries, timeout, check_open, deadline)
 
     def wait_each(self, which: Ints, boundaries: Flags, timeout: float | None, check_open: Check) -> Flags | bool:
         """Waits for room in one lane after another; the room in earlier lanes stays, since only this writer fills them.
@@ -164,17 +161,12 @@ class QueueGates:
             self._left[i] = gate.left
         return left_out
 
-
-class RowsRoom:
-    """The gate of raw rows in a queue whose writers wait: limits each lane, and all lanes together."""
-
-    def __init__(self, view: LaneView, unread: UnreadLimit | None) -> None:
-        self._view = view
-        self._unread = unread
-        self._lines = CursorLines(view.segment, view.geometry)
-
     def room_for(self, lanes: Ints, wanted: Ints) -> Ints:
-        """See transitions.RowsGate."""
+        """Returns the raw rows for which each lane, and all lanes together, have room."""
+        if self._when_full == "drop_newest":
+            raise ValueError("when_full: expected 'wait' or 'drop_oldest' for rows from elsewhere, got 'drop_newest'")
+        if self._when_full == "drop_oldest":
+            return wanted
         numbers, capacity = lanes.tolist(), self._view.geometry.capacity
         free = [self._lines.released(lane) + capacity - self._view.native.committed(lane) for lane in numbers]
         for lane, room in zip(numbers, free, strict=True):

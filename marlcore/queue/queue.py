@@ -1,7 +1,6 @@
 """The trajectory queue: lanes of transitions that one reader consumes in order, for on-policy learners."""
 
 import os
-from collections.abc import Iterable
 from typing import Any, Literal
 
 import numpy as np
@@ -12,9 +11,9 @@ from ..kernels.inorder import DROPPED, PASSED, SKIPPED
 from ..memory import Segment
 from ..observations import Pad
 from ..spec import TransitionSpec
-from ..transitions import Gate, RowsGate, RowsReader, TransitionLanes, VectorGate, Writer
+from ..transitions import RowsReader, TransitionLanes, Writer
 from .cursor import CursorLines
-from .gates import QueueGate, QueueGates, RowsRoom, UnreadLimit
+from .gates import QueueGates, UnreadLimit
 from .raw_rows import QueueRowsReader
 from .reader import TrajectoryReader, checked_window
 
@@ -202,22 +201,9 @@ class TrajectoryQueue(TransitionLanes):
     def _slots(cls, description: dict[str, Any]) -> int:
         return 1 + int(description["lanes"])
 
-    def _gate(self, lane: int) -> Gate:
-        return QueueGate(self._mapped, lane, self.when_full, self._unread_limit()).wait
-
-    def _vector_gate(self, lanes: Iterable[int]) -> VectorGate:
-        gates = (QueueGate(self._mapped, lane, self.when_full) for lane in lanes)
-        return QueueGates(gates, self._unread_limit()).wait_each
-
-    def _rows_gate(self) -> RowsGate | None:
-        if self.when_full == "drop_newest":
-            raise ValueError("when_full: expected 'wait' or 'drop_oldest' for rows from elsewhere, got 'drop_newest'")
-        return None if self.when_full == "drop_oldest" else RowsRoom(self._mapped, self._unread_limit()).room_for
-
-    def _unread_limit(self) -> UnreadLimit | None:
-        if self.max_unread is None:
-            return None
-        return UnreadLimit(self._mapped, self._lines, self.max_unread)
+    def _gates(self, lanes: list[int]) -> QueueGates:
+        unread = None if self.max_unread is None else UnreadLimit(self._mapped, self._lines, self.max_unread)
+        return QueueGates(self._mapped, lanes, self.when_full, unread)
 
     def _counts(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         self._segment.check_open()

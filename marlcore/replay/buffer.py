@@ -1,7 +1,6 @@
 """The replay buffer: lanes of transitions in one segment; actors write them and learners sample them."""
 
 import os
-from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import chain, islice
 from typing import Any
@@ -12,7 +11,7 @@ from ..checks import as_path, brief, check_type
 from ..memory import Segment
 from ..observations import Pad
 from ..spec import Sequence, TransitionSpec
-from ..transitions import Gate, LaneView, RowsGate, TransitionLanes, VectorGate, Window, Writer
+from ..transitions import LaneView, TransitionLanes, Window, Writer
 from .episodes import RecordedEpisodes, rows_taken
 from .hindsight import Hindsight
 from .prioritized import Prioritized
@@ -289,11 +288,5 @@ class ReplayBuffer(TransitionLanes):
     def _slots(cls, description: dict[str, Any]) -> int:
         return SLOTS if description["limiter"] or description.get(UNLIMITED) else 0
 
-    def _gate(self, lane: int) -> Gate | None:
-        return None if self.limiter is None else WriteGate(self._mapped, self.limiter).wait
-
-    def _vector_gate(self, lanes: Iterable[int]) -> VectorGate | None:
-        return None if self.limiter is None else WriteGate(self._mapped, self.limiter).wait_each
-
-    def _rows_gate(self) -> RowsGate | None:
-        return None if self.limiter is None else WriteGate(self._mapped, self.limiter).room_for
+    def _gates(self, lanes: list[int]) -> WriteGate | None:
+        return None if self.limiter is None else WriteGate(self._mapped, self.limiter)

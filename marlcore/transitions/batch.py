@@ -97,7 +97,7 @@ class Batch:
     relabelled: NDArray[np.bool_] | None = None
 
     def __init__(self, fields: dict[str, Any], dicts: tuple[str, ...]) -> None:
-        """`dicts` names the fields that are dicts; each batch has its own copy of them."""
+        """Takes the arrays by field; `dicts` names the fields that are dicts, of which each batch has its own copy."""
         attributes = self.__dict__
         attributes.update(fields)
         for name in dicts:
@@ -158,7 +158,7 @@ class TorchBatch:
 
 
 class BatchLayout:
-    """Lays out the arrays of `batch` transitions or sequences in a block, and lists the columns copied into them.
+    """Lays out the arrays of `batch` transitions or sequences in a block, and lists the columns copied into the block.
 
     The bases of the columns (see kernels/plan.py) are offsets in the segment's body.
     """
@@ -220,7 +220,7 @@ class BatchLayout:
         return self._geometry.column_offset(place.column) + place.offset, self._geometry.stride(place.column)
 
     def _frames(self, place: Place) -> tuple[int, ...]:
-        """Adds a block of frames for each slot; makes obs, and next_obs unless it is stored, views of it."""
+        """Adds a block of frames for each slot; obs, and next_obs unless it is stored, become views of the block."""
         stack, field, frame = self._stack, place.field, place.field.nbytes
         near = stack - 1 + self.length + (self._next == ONE_MORE)
         far = self.length * stack if self._next == OWN_STACKS else 0  # stacks of next_obs alone

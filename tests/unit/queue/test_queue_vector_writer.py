@@ -14,7 +14,6 @@ from tiers import long_but
 
 from marlcore import Field, NotEnoughData, TrajectoryQueue, TransitionSpec
 from marlcore.queue.cursor import LONGEST, CursorLines
-from marlcore.queue.gates import QueueGates
 
 SPEC = TransitionSpec(Field((4,)), Field((), "int64"))
 
@@ -76,9 +75,11 @@ def test_the_waits_for_all_lanes_share_one_timeout():
             began.append((timeout, now))
             return True
 
-    gates = QueueGates([Gate(), Gate()])
-    for timeout in (5.0, None):
-        assert not np.any(gates.wait_each(np.arange(2), np.zeros(2, bool), timeout, lambda: None))
+    with TrajectoryQueue.create(SPEC, 16, lanes=2) as queue:
+        gates = queue._gates([0, 1])
+        gates._gates[:] = Gate(), Gate()
+        for timeout in (5.0, None):
+            assert not np.any(gates.wait_each(np.arange(2), np.zeros(2, bool), timeout, lambda: None))
     assert began[0] == began[1]
     assert isinstance(began[0][1], float)
     assert began[2:] == [(None, None)] * 2
