@@ -148,7 +148,7 @@ class RowSampler:
         self._enough = False
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        state = {"generator": self._plan.generator.copy()}
+        state: dict[str, NDArray[Any]] = {"generator": self._plan.generator.copy()}
         if self._tree is not None:
             state |= self._tree.state_dict()
         if self._plan.has_floor:

@@ -349,20 +349,6 @@ def test_a_file_of_another_user_is_refused(segment, monkeypatch):
     check_refused(lambda: Segment.attach(segment.path), mc.SegmentCorrupt, "of this user alone")
 
 
-def test_every_changed_byte_of_a_header_is_noticed(segment):
-    used = 48 + len('{"kind": "test", "rows": 3}')
-    whole = segment.path.read_bytes()[:4096]
-    assert not any(whole[used:])
-    with segment.path.open("r+b", buffering=0) as file:
-        for at in range(used):
-            for change in (0x01, 0x80, 0xFF):
-                os.pwrite(file.fileno(), bytes([whole[at] ^ change]), at)
-                with pytest.raises(mc.MarlcoreError):
-                    Segment.attach(segment.path)
-            os.pwrite(file.fileno(), whole[at : at + 1], at)
-    Segment.attach(segment.path).close()
-
-
 @pytest.mark.parametrize("then", ["leaves it", "removes it", "stops"])
 def test_a_segment_under_a_sweeper_is_there_by_its_name(unmapped, monkeypatch, then):
     sweeper = os.open(unmapped, os.O_RDWR)

@@ -1,6 +1,5 @@
 """Hindsight against an oracle of plain lists: the goals that a row may get, their frequencies, and their rewards."""
 
-import multiprocessing
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -212,45 +211,3 @@ def test_control_without_the_goals_tickets_it_is_not(replay, monkeypatch):
     monkeypatch.setattr(ReadPlan, "__init__", lambda self, *options: made(self, *options[:3]))
     with pytest.raises(AssertionError, match="a goal of another episode"):
         overtaken(replay, monkeypatch)
-
-
-def write_for_ever(handle: Any, lane: int, started: Any, stop: Any) -> None:
-    with ReplayBuffer.attach(handle) as replay, replay.writer(lane) as writer:
-        episode = 0
-        while not stop.is_set():
-            length = episode % 13 + 1
-            for step in range(length):
-                final = observed(lane, episode, length) if step == length - 1 else None
-                writer.add(
-                    observed(lane, episode, step), 0, 0.0, truncated=final is not None, final_obs=final, bonus=0.0
-                )
-            episode += 1
-            if episode == 20:
-                started.release()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_goals_are_of_the_same_episode_while_many_write(replay, strategy):
-    """Each new goal was achieved later in the row's own episode, although writers overwrite rows all the time."""
-    context = multiprocessing.get_context("spawn")
-    started, stop = context.Semaphore(0), context.Event()
-    writers = [context.Process(target=write_for_ever, args=(replay.handle, i, started, stop)) for i in range(2)]
-    try:
-        for process in writers:
-            process.start()
-        for _ in writers:
-            started.acquire()
-        sampler = replay.sampler(16, seed=0, hindsight=Hindsight(4, strategy, reward_of), min_size=1)
-        for _ in range(300):
-            batch = sampler.sample(timeout=60)
-            row, goal = (batch.obs[key][batch.relabelled] for key in ("achieved_goal", "desired_goal"))
-            after = batch.next_obs["achieved_goal"][batch.relabelled]
-            assert (goal[:, :2] == row[:, :2]).all() and (goal[:, :2] == after[:, :2]).all() and (goal[:, 3] == 1).all()
-            assert (after[:, 2] == row[:, 2] + 1).all()
-            assert (goal[:, 2] > (0 if strategy == "episode" else row[:, 2])).all()
-    finally:
-        stop.set()
-        for process in writers:
-            process.join()
-    assert sampler.stats.drawn == 300 * 16
