@@ -71,27 +71,22 @@ def pointer_to(array: NDArray[Any], ctype: str = "uint8_t[]") -> Any:
 
 
 class NativeLanes:
-    """The lanes of one segment as the C core sees them; the cost of this object does not grow with their number.
+    """The lanes of one segment as the C core sees them; the cost of this object does not grow with their number."""
 
-    `memory` is the segment's body, which begins with the event line. `counters` is the offset of the first lane's
-    counters; `columns` has (offset, size, stride, tickets per row) of each column of the first lane.
-    """
-
-    def __init__(
-        self, memory: Bytes, count: int, capacity: int, counters: int, columns: list[tuple[int, int, int, int]]
-    ) -> None:
-        self._memory = pointer_to(memory)
-        self.count = count
+    def __init__(self, body: Bytes, geometry: Any) -> None:
+        """Takes the segment's body, which begins with the event line, and the lanes' LaneGeometry."""
+        self._memory = pointer_to(body)
+        self.count: int = geometry.lanes
         self.raw = raw = ffi.new("struct mc_lane *")
-        raw.capacity = capacity
-        raw.counters = self._memory + counters
+        raw.capacity = geometry.capacity
+        raw.counters = self._memory + geometry.counters_offset(0)
         raw.event = self._memory
-        raw.columns = len(columns)
-        for k, (offset, size, stride, every) in enumerate(columns):
-            raw.column[k].base = self._memory + offset
+        raw.columns = len(geometry.columns)
+        for k, size in enumerate(geometry.columns):
+            raw.column[k].base = self._memory + geometry.column_offset(k)
             raw.column[k].size = size
-            raw.column[k].stride = stride
-            raw.column[k].every = every
+            raw.column[k].stride = geometry.stride(k)
+            raw.column[k].every = geometry.every[k]
 
         @lru_cache(_LANES_KEPT)
         def nth(lane: int) -> Any:

@@ -96,9 +96,9 @@ class NativeVector(_WritingEnd):
         """Returns a function that appends n staged rows, one to each of n lanes, and one that only checks them.
 
         Both take a bool, whether ended rows have boundary rows, and return 0 or a negative code. `records`, uint8 [2 n,
-        record bytes], has each row's record and its boundary row's; `which`, int64 [n], has the index of each row's
-        writer; `ends`, uint8 [3, n], has three flags: terminated, truncated, left out. Each append fills `tickets`,
-        int64 [n], with -1 for a row that was left out.
+        record bytes], has each row's record and its boundary row's; `which`, int64 [n], the index of each row's writer;
+        `ends`, uint8 [3, n], three flags: terminated, truncated, left out. Each append fills `tickets`, int64 [n], with
+        -1 for a row that was left out.
         """
         raw, rows, records_at, ends_at = self.raw, len(which), pointer_to(records), pointer_to(ends)
         which_at, tickets_at = pointer_to(which, "int64_t[]"), pointer_to(tickets, "int64_t[]")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec
+from typing import Concatenate, ParamSpec
 
 from ..checks import brief, deadline_of
 from ..closing import ClosedAfterError
@@ -170,8 +170,10 @@ class Workers:
         with self._children.uninterrupted():
             telemetry = Telemetry.create([name])
             with ClosedAfterError(telemetry):
-                life = partial(_live, name, self._control, telemetry, self._began, function, args, kwargs)
-                self._workers.append(Worker(self._children.start_worker(name, life), self))
+                act = partial(
+                    _live, name, self._control, telemetry, self._began, lambda c: function(c, *args, **kwargs)
+                )
+                self._workers.append(Worker(self._children.start_worker(name, act), self))
             self._telemetries.append(telemetry)
         return self._workers[-1]
 
@@ -288,20 +290,14 @@ class Workers:
 
 
 def _live(
-    name: str,
-    control: Control,
-    telemetry: Telemetry,
-    began: float,
-    function: Callable[..., object],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    name: str, control: Control, telemetry: Telemetry, began: float, act: Callable[[WorkerContext], object]
 ) -> None:
     if "torch" in sys.modules:
         sys.modules["torch"].seed()  # otherwise all workers would draw the same numbers
     context = WorkerContext(name, control, telemetry, began)
     with control.checked_waits(context.check_waits):
         try:
-            function(context, *args, **kwargs)
+            act(context)
         except SystemExit as end:
             if end.code not in (None, 0):  # as usual, sys.exit() counts as success
                 raise

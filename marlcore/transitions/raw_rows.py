@@ -85,9 +85,7 @@ class RowsWriter(Closing):
     def append(self, parts: Ints, source: Bytes, timeout: float) -> Ints:
         """Writes rows of a message's spans, whose bytes are `source`, if they find room within `timeout` seconds.
 
-        Args:
-            parts: int64 [n, 6], the parts of the spans to write, of different lanes: see `mc_part` in csrc/api.h.
-
+        `parts`, int64 [n, 6], are the parts of the spans to write, of different lanes: see `mc_part` in csrc/api.h.
         Returns: the rows written of each part, int64 [n].
         """
         self._view.segment.check_open()
