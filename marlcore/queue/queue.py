@@ -14,8 +14,7 @@ from ..spec import TransitionSpec
 from ..transitions import RowsReader, TransitionLanes, Writer
 from .cursor import CursorLines
 from .gates import QueueGates, UnreadLimit
-from .raw_rows import QueueRowsReader
-from .reader import TrajectoryReader, checked_window
+from .reader import QueueRowsReader, TrajectoryReader, checked_window
 
 WHEN_FULL = ("wait", "drop_oldest", "drop_newest")
 LEAST_ROWS = 3  # a transition with its final_obs, plus the newest row

@@ -1,4 +1,4 @@
-"""The reader of a trajectory queue: it copies rows after the cursor, validates them, and then consumes them."""
+"""The readers of a trajectory queue, which consume whole transitions or unrolls in order, or raw rows."""
 
 import time
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from ..checks import check_whole, deadline_of
 from ..closing import ClosedAfterError, Closing
-from ..errors import ClosedError, MarlcoreError, NotEnoughData, TimedOut
+from ..errors import ClosedError, MarlcoreError, NotEnoughData, SegmentCorrupt, TimedOut
 from ..kernels import inorder, rows
-from ..memory import claim_reader, close_when_alone, one_thread, sleep_until
+from ..memory import BOUNDARY, claim_reader, close_when_alone, one_thread, sleep_until
 from ..spec import Sequence
-from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, LaneView, ReadPlan, Window
-from .cursor import CURSOR_ROWS, ReadCursor
+from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, LaneView, ReadPlan, RowsReader, Window
+from .cursor import CURSOR_ROWS, Ints, ReadCursor
 
 
 @dataclass
@@ -262,3 +262,38 @@ class TrajectoryReader(Closing):
     def _shortage(self, ready: int) -> str:
         of = "transitions" if self._window.length is None else f"unrolls of {self._window.length}"
         return f"{self._view.segment.path}: expected {self._batch_size} {of} that are whole, got {ready}"
+
+
+class QueueRowsReader(RowsReader):
+    """Reads unchanged rows in place of the queue's reader; made by `TrajectoryQueue.rows_reader`."""
+
+    once = True
+
+    def __init__(self, view: LaneView) -> None:
+        super().__init__(view)
+        self._claim = claim_reader(view.segment, view.geometry)
+        self._record = np.zeros((1, view.layout.record_bytes), np.uint8)
+        with ClosedAfterError(self._claim):
+            longest = view.geometry.capacity - 1  # the newest row holds the number of written transitions
+            self._cursor = ReadCursor(view.segment, view.native, view.geometry, longest)
+
+    def release(self, tickets: Ints) -> None:
+        """Consumes the rows below these tickets, one per lane, which makes room for others."""
+        cursor = self._cursor.now.copy()
+        position, passed = cursor[inorder.POSITION], cursor[inorder.PASSED]
+        for lane in np.flatnonzero(tickets > position).tolist():
+            passed[lane] += (self._transitions(lane, int(tickets[lane])) - passed[lane]) & 0xFFFFFFFF
+            position[lane] = tickets[lane]
+        self._cursor.move(cursor)
+        self._cursor.release(position)
+
+    def close(self) -> None:
+        """Lets another reader continue from here. Repeated calls are harmless."""
+        self._claim.close()
+
+    def _transitions(self, lane: int, ticket: int) -> int:
+        """Returns the number of a lane's transitions below a ticket, modulo 2^32, from the row before the ticket."""
+        if self._view.native.read(lane, ticket - 1, 1, self._record):
+            raise SegmentCorrupt(f"{self._view.segment.path}: lane {lane} lacks row {ticket - 1}, which is unread")
+        ordinal, place = map(int, self._record[0, :8].view(np.uint32))
+        return ordinal + (not place >> 24 & BOUNDARY)
