@@ -92,7 +92,8 @@ class LaneGate:
 
         Raises: ValueError: the reader cannot always make room for this many rows. SegmentCorrupt: damaged counters.
         """
-        looks, longest = self._lines.word(LOOKS), self._lines.word(LONGEST)  # first: rows they freed count below
+        # Loaded first, so that rows released by these looks count below.
+        looks, longest = self._lines.word(LOOKS), self._lines.word(LONGEST)
         released, committed = self._lines.released(self._lane), self._view.native.committed(self._lane)
         left = released + self._capacity - committed
         if not (0 <= longest < self._capacity and 0 <= released <= committed and left >= 0):

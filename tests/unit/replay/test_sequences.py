@@ -102,6 +102,17 @@ def test_a_sequence_at_the_write_head_is_drawn_once_it_is_whole():
             assert sampler.sample().action.tolist() == [[0, 1, 2, 3]] * 4
 
 
+@pytest.mark.parametrize(("n_step", "lengths"), [(1, {0: 5, 5: 1}), (3, {0: 4})])
+def test_a_sequence_ends_at_a_seam(n_step, lengths):
+    """Where a writer was replaced, a sequence ends with the last whole return."""
+    with ReplayBuffer.create(SCALAR, 40) as replay:
+        write(replay, 7)
+        write(replay, 2)  # rows behind the seam show that nothing more comes
+        sampler = replay.sampler(64, sequence=Sequence(5, period=5), n_step=n_step, min_size=1, seed=0)
+        batch = sampler.sample()
+        assert dict(zip(batch.index.tolist(), batch.mask.sum(1).tolist(), strict=True)) == lengths
+
+
 def test_an_episode_longer_than_any_age_has_sequences():
     """After 2^24 rows, ages continue at about 2^23, at the same place between stored states."""
     with ReplayBuffer.create(STATE, 16) as replay, replay.writer() as writer:
