@@ -72,9 +72,8 @@ class MappedFile:
         self._raw = ffi.gc(ffi.new("struct mc_mapping *"), lib.mc_mapping_close)
         code = lib.mc_mapping_open(self._raw, fd, nbytes, writable)
         if code == -errno.ENOMEM:
-            raise SharedMemoryFull(
-                f"{path}: {nbytes} bytes of address space asked for, fewer are free; raise `ulimit -v`"
-            )
+            asked = f"{nbytes} bytes of address space asked for"
+            raise SharedMemoryFull(f"{path}: {asked}, fewer are free; raise `ulimit -v`")
         _raise_os_error(code, path)
         self._writable = writable
 
@@ -94,8 +93,8 @@ class MappedFile:
 
 def too_many_files(path: str | os.PathLike[str]) -> MarlcoreError:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return MarlcoreError(f"{os.fspath(path)}: expected a free file descriptor, got none below the limit of {limit}; "
-                         "raise `ulimit -n`")  # fmt: skip
+    got = f"none below the limit of {limit}; raise `ulimit -n`"
+    return MarlcoreError(f"{os.fspath(path)}: expected a free file descriptor, got {got}")
 
 
 def _raise_os_error(code: int, path: str | os.PathLike[str]) -> None:

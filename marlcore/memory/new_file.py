@@ -30,9 +30,8 @@ Put = Callable[[int, NDArray[np.uint8]], None]  # put(offset, data) writes bytes
 def lasting(target: Path) -> Path:
     """Checks and returns the path of a file that must persist. Raises ValueError: `sweep` would remove the file."""
     if target.parent == SHM_DIR and target.name.startswith(PREFIX):
-        raise ValueError(
-            f"path: expected a name without {PREFIX!r} in {SHM_DIR}, where unused segments are removed, got {target}"
-        )
+        expected = f"a name without {PREFIX!r} in {SHM_DIR}, where unused segments are removed"
+        raise ValueError(f"path: expected {expected}, got {target}")
     return target
 
 

@@ -82,9 +82,8 @@ class LaneGate:
             return False
         deadline = deadline_of(timeout) if deadline is None else deadline
         if not sleep_until(missing, self._room, deadline, check_open):
-            path = self._view.segment.path
-            raise TimedOut(f"{path}: the reader made no room for {rows} more rows in lane {self._lane} "
-                               f"in {timeout} seconds")  # fmt: skip
+            late = f"the reader made no room for {rows} more rows in lane {self._lane} in {timeout} seconds"
+            raise TimedOut(f"{self._view.segment.path}: {late}")
         return True
 
     def _missing(self, rows: int) -> int:
@@ -100,10 +99,8 @@ class LaneGate:
             path = self._view.segment.path
             raise SegmentCorrupt(f"{path}: the counters of lane {self._lane} and of its reader contradict one another")
         if rows > (most := longest or self._capacity - 1):
-            raise ValueError(
-                f"reward: expected at most {most} rows in one add, final_obs included, since the queue's "
-                f"reader needs the rest of a lane's {self._capacity}, got {rows}"
-            )
+            why = f"since the queue's reader needs the rest of a lane's {self._capacity}"
+            raise ValueError(f"reward: expected at most {most} rows in one add, final_obs included, {why}, got {rows}")
         if rows <= left:
             self.left = left - rows
         if self._when_full == "wait":
@@ -118,11 +115,9 @@ class LaneGate:
         if self._lines.ask(self._lane, rows):
             self._looks = self._lines.word(LOOKS)  # a look that had begun by now does not count
         elif rows and looks - self._looks > 1:
-            path = self._view.segment.path
-            raise Deadlocked(
-                f"{path}: the writer of lane {self._lane} waits for room for {rows} rows, and the reader for more rows "
-                f"before it makes some"
-            )
+            ours = f"the writer of lane {self._lane} waits for room for {rows} rows"
+            theirs = "the reader for more rows before it makes some"
+            raise Deadlocked(f"{self._view.segment.path}: {ours}, and {theirs}")
 
 
 class QueueGates:

@@ -60,17 +60,13 @@ def checked_window(
         if spec.next_obs:
             raise ValueError("length: expected None, since rows of a spec with next_obs do not follow one another")
         if length % spec.state_every:
-            raise ValueError(
-                f"length: expected a multiple of the {spec.state_every} rows from one stored state to the next, "
-                f"got {length}"
-            )
+            interval = f"{spec.state_every} rows from one stored state to the next"
+            raise ValueError(f"length: expected a multiple of the {interval}, got {length}")
     window = Window(stack, n_step, gamma, pad, None if length is None else Sequence(length, period=spec.state_every))
     spare = _longest_add(lanes, window)
     if spare < 2:
-        raise ValueError(
-            f"reader: expected a queue of at least {lane_rows + 2 - spare} rows a lane for its stack {stack}, "
-            f"n_step {n_step} and length {length}, got {lane_rows}"
-        )
+        least = f"{lane_rows + 2 - spare} rows a lane for its stack {stack}, n_step {n_step} and length {length}"
+        raise ValueError(f"reader: expected a queue of at least {least}, got {lane_rows}")
     window.check(spec, lane_rows)
     return window
 

@@ -71,10 +71,8 @@ class ReplayBuffer(TransitionLanes):
         if limiter is not None and lane_rows < 3:
             raise ValueError(f"capacity: expected at least {3 * lanes} with a limiter, 3 rows a lane, got {capacity}")
         if lane_rows < 2 and not spec.next_obs:
-            raise ValueError(
-                f"capacity: expected at least {2 * lanes}, 2 rows a lane for a truncated transition and its final_obs, "
-                f"got {capacity}"
-            )
+            least = f"at least {2 * lanes}, 2 rows a lane for a truncated transition and its final_obs"
+            raise ValueError(f"capacity: expected {least}, got {capacity}")
         return cls._create(spec, lanes, lane_rows, name, path, limiter=limiter and asdict(limiter))
 
     @classmethod
@@ -159,9 +157,8 @@ class ReplayBuffer(TransitionLanes):
                 for index, batch in enumerate(chain(batches, read)):
                     left -= rows_taken(batch)
                     if left < 0:
-                        raise ValueError(
-                            f"capacity: expected {-left} rows more for episodes 0 to {index}, got {capacity}"
-                        )
+                        more = f"{-left} rows more for episodes 0 to {index}"
+                        raise ValueError(f"capacity: expected {more}, got {capacity}")
                     writer.add_batch(**batch)
         except BaseException:
             replay.unlink()

@@ -168,9 +168,8 @@ def _episodes_in(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
     last = np.union1d(np.flatnonzero(terminated | truncated), [*seams, steps - 1])
     cut = {step: number for number, step in enumerate(last[~terminated[last]].tolist())}
     if finals is not None and any(array.shape[:1] != (len(cut),) for array in by_name(finals).values()):
-        raise ValueError(
-            f"final_obs: expected {len(cut)} rows, one for each episode that does not terminate, got others"
-        )
+        rows = f"{len(cut)} rows, one for each episode that does not terminate"
+        raise ValueError(f"final_obs: expected {rows}, got others")
     for first, after in pairwise([0, *(last + 1).tolist()]):
         episode = {name: rows_at(values, slice(first, after)) for name, values in fields.items()}
         if finals is not None and after - 1 in cut:

@@ -189,10 +189,8 @@ class BatchLayout:
             self._add(name, (*once, stack) if name == "valid" else once, dtype)
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if self.nbytes > memory:
-            raise ValueError(
-                f"batch_size: expected a batch within this machine's {memory:,} bytes of memory, got {batch}, "
-                f"which takes {self.nbytes:,} bytes"
-            )
+            expected = f"a batch within this machine's {memory:,} bytes of memory"
+            raise ValueError(f"batch_size: expected {expected}, got {batch}, which takes {self.nbytes:,} bytes")
         self.columns = np.array(columns, COLUMN)
 
     def offset(self, name: str) -> int:

@@ -50,10 +50,8 @@ class TransitionLanes(Shared):
             raise ValueError(f"capacity: expected from {lanes} rows, one a lane, to {MAX_ROWS}, got {capacity}")
         lane_rows = int(capacity) // int(lanes) // spec.state_every * spec.state_every
         if lane_rows == 0:
-            raise ValueError(
-                f"capacity: expected at least {spec.state_every} rows a lane, one interval of the stored states, "
-                f"got {capacity} in {lanes} lanes"
-            )
+            least = f"at least {spec.state_every} rows a lane, one interval of the stored states"
+            raise ValueError(f"capacity: expected {least}, got {capacity} in {lanes} lanes")
         return lane_rows
 
     @classmethod

@@ -48,10 +48,8 @@ class Window(Declared):
         if self.pad not in get_args(Pad):
             raise ValueError(f"pad: expected 'repeat' or 'zero', got {self.pad!r}")
         if spec.next_obs and (self.stack > 1 or self.n_step > 1):
-            raise ValueError(
-                "stack, n_step: expected 1 and 1, since rows of a spec with next_obs do not follow one another, "
-                f"got {self.stack} and {self.n_step}"
-            )
+            why = "since rows of a spec with next_obs do not follow one another"
+            raise ValueError(f"stack, n_step: expected 1 and 1, {why}, got {self.stack} and {self.n_step}")
         if spec.next_obs and self.length is not None:
             raise ValueError("sequence: expected None, since rows of a spec with next_obs do not follow one another")
         read = [self.stack, self.n_step] if self.length is None else [self.stack, self.n_step, self.length - 1]
@@ -60,10 +58,8 @@ class Window(Declared):
             got = " + ".join(map(str, read))
             raise ValueError(f"{names}: expected at most the {lane_rows} rows of a lane, got {got}")
         if self.length is not None and self.period % spec.state_every:
-            raise ValueError(
-                f"sequence.period: expected a multiple of the {spec.state_every} rows from one stored state to "
-                f"the next, got {self.period}"
-            )
+            interval = f"{spec.state_every} rows from one stored state to the next"
+            raise ValueError(f"sequence.period: expected a multiple of the {interval}, got {self.period}")
 
     def least_rows(self, spec: TransitionSpec) -> int:
         """Returns how many rows a lane needs so that it always holds a whole window; one begins every `period` rows."""
@@ -75,10 +71,9 @@ class Window(Declared):
         """Raises ValueError if a lane may at times hold no whole window of a sequence."""
         least = self.least_rows(spec)
         if self.length is not None and least > lane_rows:
-            raise ValueError(
-                f"sequence: expected a lane of at least {least} rows, so that it always holds a whole window of "
-                f"{self.length} transitions, one of which begins every {self.period} rows, got {lane_rows}"
-            )
+            whole = f"a whole window of {self.length} transitions, one of which begins every {self.period} rows"
+            expected = f"a lane of at least {least} rows, so that it always holds {whole}"
+            raise ValueError(f"sequence: expected {expected}, got {lane_rows}")
 
 
 class ReadPlan:
