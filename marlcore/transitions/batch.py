@@ -23,17 +23,9 @@ if TYPE_CHECKING:
 
 
 # The fields that kernels compute; each of them is an offset in the kernels' plan
-COMPUTED = {
-    "reward": "float32",
-    "discount": "float32",
-    "terminated": "bool",
-    "truncated": "bool",
-    "policy_version": "int64",
-    "valid": "bool",
-    "mask": "bool",
-    "index": "int64",
-    "weight": "float32",
-}
+COMPUTED = dict.fromkeys(("reward", "discount", "weight"), "float32")
+COMPUTED |= dict.fromkeys(("terminated", "truncated", "valid", "mask"), "bool")
+COMPUTED |= dict.fromkeys(("policy_version", "index"), "int64")
 
 
 @dataclass(frozen=True)
