@@ -128,13 +128,15 @@ class QueueGates:
         self._lines = CursorLines(view.segment, view.geometry)
         self._gates = [LaneGate(view, lane, when_full, self._lines) for lane in lanes]
         self._left = np.array([gate.left for gate in self._gates], np.int64)
-        self.wait: Gate = self._gates[0].wait if unread is None else partial(self._wait_for_both, unread)
 
-    def _wait_for_both(
-        self, unread: UnreadLimit, transitions: int, boundaries: int, timeout: float | None, check_open: Check
-    ) -> bool:
+    @property
+    def wait(self) -> Gate:
+        """The quickest gate for a writer of one lane."""
+        return self._gates[0].wait if self._unread is None else self._wait_for_both
+
+    def _wait_for_both(self, transitions: int, boundaries: int, timeout: float | None, check_open: Check) -> bool:
         """Waits until few enough transitions are unread, and then for room in the only lane."""
-        deadline = unread.wait(timeout, check_open)
+        deadline = None if self._unread is None else self._unread.wait(timeout, check_open)
         return self._gates[0].wait(transitions, boundaries, timeout, check_open, deadline)
 
     def wait_each(self, which: Ints, boundaries: Flags, timeout: float | None, check_open: Check) -> Flags | bool:
