@@ -21,6 +21,7 @@ from .jit import (
     uint8_at,
     uint64_at,
 )
+from .plan import record
 from .powers import raise_all
 from .random import unit
 from .rows import NEVER, NO_ROWS, PENDING, SAMPLEABLE, check, find_seams, prefetch_row, row_of
@@ -30,27 +31,21 @@ from .sumtree import find, repair, repair_range
 ABSENT, PRESENT, DRAWN = range(3)
 
 # One sampler's priorities, an array of one record; its maker keeps the memory at its addresses alive
-PRIORITIES = np.dtype(
-    [
-        ("alpha", "f8"),
-        ("epsilon", "f8"),
-        ("highest", "f8"),  # so far
-        ("limit", "f8"),  # the highest priority for which the sum of all masses is finite
-        ("tree", "i8"),  # address and length of float64, and of int64 [levels + 1]; see sumtree.py
-        ("nodes", "i8"),
-        ("offsets", "i8"),
-        ("levels", "i8"),
-        ("marks", "i8"),  # address of uint8, one for each leaf
-        ("floor", "i8"),  # addresses of int64 [lanes]
-        ("caught", "i8"),
-        ("initial", "i8"),  # address of the actors' priority in row 0, float32; 0 without one
-        ("initial_stride", "i8"),
-        ("bad_lane", "i8"),  # place of an actor's priority that is negative or too high; -1 without one
-        ("bad_ticket", "i8"),
-        ("points", "i8"),  # addresses of scratch: float64 and int64, one for each slot or update
-        ("leaves", "i8"),
-        ("masses", "i8"),  # address of float64 [batch]: the mass of each output row
-    ]
+PRIORITIES = record(
+    """
+    alpha epsilon   see replay.Prioritized
+    highest         the highest priority so far
+    limit           the highest priority for which the sum of all masses is finite
+    tree nodes      address and length of float64; see sumtree.py
+    offsets levels  address of int64 [levels + 1], and the number of levels; see sumtree.py
+    marks           address of uint8, one for each leaf
+    floor caught    addresses of int64 [lanes]
+    initial initial_stride  address of the actors' priority in row 0, float32, and bytes from row to row; 0 without one
+    bad_lane bad_ticket     place of an actor's priority that is negative or too high; -1 without one
+    points leaves   addresses of scratch: float64 and int64, one for each slot or update
+    masses          address of float64 [batch]: the mass of each output row
+    """,
+    floats="alpha epsilon highest limit",
 )
 
 
