@@ -124,7 +124,7 @@ def _take_in(p, q, lane):
 
 @jit
 def catch_up(plan, priorities):
-    """Gives mass to tickets written since the last call, removes that of overwritten tickets, and sets the seams."""
+    """Gives mass to new tickets, takes it from overwritten ones, and sets the seams."""
     p, q = plan[0], priorities[0]
     find_seams(p)
     for lane in range(p.lanes):

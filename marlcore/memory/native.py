@@ -127,7 +127,7 @@ class NativeLanes:
         return checked(lib.mc_lanes_inserted(self.raw, self.count))
 
     def written(self, lane: int) -> int:
-        """Counts the transitions ever written to a lane, without boundary rows, if no append fills the whole lane."""
+        """Counts the transitions ever written to a lane, without boundary rows. No append may fill the whole lane."""
         return checked(lib.mc_lanes_inserted(self._nth(lane), 1))
 
     def read(self, lane: int, ticket: int, rows: int, dest: NDArray[Any]) -> int:

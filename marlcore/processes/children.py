@@ -225,7 +225,7 @@ def failure_of(name: str, error: BaseException, short: bool = False) -> WorkerFa
 def short_traceback(error: BaseException) -> str | None:
     """Returns the traceback without the package's frames, except for frames that called other code.
 
-    None if no frame would be left out; empty if no other code has a frame, since the error is the package's own.
+    Returns None if no frame would be left out, and an empty text if only the package has frames.
     """
     whole = TracebackException.from_exception(error)
     stacks = [(part, _foreign(part.stack)) for part in _chain(whole)]

@@ -72,7 +72,7 @@ class ForkServer:
         self._lock = threading.Lock()  # several runs may share the server
 
     def begin(self) -> None:
-        """Starts the server, unless it was started, without waiting for it; `fork` waits until it is ready."""
+        """Starts the server, unless it was started before, and does not wait; `fork` waits until it is ready."""
         if self._channels:
             return
         with ExitStack() as stack:

@@ -66,7 +66,7 @@ class CursorLines:
         return np.array(words, np.int64)
 
     def word(self, word: int) -> int:
-        """Returns a word of slot 0, which stays after the reader's end until a successor opens the queue."""
+        """Returns a word of slot 0. It stays after the reader's end until a successor opens the queue."""
         return self._words.load(word)
 
     def released(self, lane: int) -> int:

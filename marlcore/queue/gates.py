@@ -131,7 +131,7 @@ class QueueGates:
 
     @property
     def wait(self) -> Gate:
-        """The quickest gate for a writer of one lane."""
+        """The gate of a writer of one lane, with as few calls as possible."""
         return self._gates[0].wait if self._unread is None else self._wait_for_both
 
     def _wait_for_both(self, transitions: int, boundaries: int, timeout: float | None, check_open: Check) -> bool:

@@ -256,7 +256,7 @@ def _apportion(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:
 
 
 def _check_replays(replays: Any) -> None:
-    """Checks the replays. Raises TypeError: no list of replays. LayoutMismatch: specs differ; it names a field."""
+    """Raises TypeError if `replays` is no list of replays, LayoutMismatch if their specs differ."""
     check_type("replays", replays, Several, expected="a list of ReplayBuffers")
     for i, replay in enumerate(replays):
         check_type(f"replays[{i}]", replay, ReplayBuffer)

@@ -238,7 +238,7 @@ class Mover:
         return moved
 
     def arrive(self, batch: TorchBatch) -> None:
-        """In the consumer: marks memory allocated on the thread's stream as used by the consumer's."""
+        """In the consumer: marks memory that the thread's stream allocated as used by the consumer's stream."""
         if self._stream is not None:
             stream = self._torch.cuda.current_stream(self._device)
             _replace(batch, lambda tensor: tensor.record_stream(stream) or tensor)

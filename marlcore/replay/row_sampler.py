@@ -101,7 +101,7 @@ class RowSampler:
         return self._too_few() or int(not self._strategy.can_draw())
 
     def fill(self, memory: BatchMemory, rows: Ints) -> Ints:
-        """Draws these rows of a batch; returns those for which the replay has nothing to draw, if any."""
+        """Draws these rows of a batch; returns the rows for which the replay has nothing to draw."""
         self.check_open()
         if not self._enough and self._too_few():
             return rows

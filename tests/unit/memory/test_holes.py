@@ -138,7 +138,7 @@ except MarlcoreError as error:
 @pytest.mark.long
 @pytest.mark.parametrize(("limit", "says"), [("files", "MarlcoreError"), ("memory", "SharedMemoryFull")])
 def test_a_process_at_its_limits_is_told_so_in_one_line(tmp_path: Path, program, limit: str, says: str):
-    """test_crash_points.py lets each other call fail at its limit."""
+    """test_crash_points.py covers the other calls that fail at a limit."""
     with ReplayBuffer.create(SPEC, 200_000, path=tmp_path / "replay"):
         got = program(LIMITED, args=[tmp_path / "replay", limit]).finish()
     assert got.startswith(says) and "ulimit" in got and "\n" not in got, got
