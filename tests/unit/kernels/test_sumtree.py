@@ -63,28 +63,6 @@ def test_a_repaired_tree_equals_one_built_anew(size, count, rng):
     assert (tree == planted(masses)[0]).all()
 
 
-@pytest.mark.parametrize("size", [1, 16, 17, 300, 4097, 20_000])
-def test_repairing_a_range_touches_only_what_is_above(size, rng):
-    tree, offsets = planted(rng.random(size))
-    for bottom in range(len(offsets) - 1):
-        width = int(offsets[bottom + 1] - offsets[bottom])
-        for _ in range(20):
-            first, last = sorted(rng.integers(0, width + 1, 2).tolist())
-            damaged, above = tree.copy(), np.zeros(len(tree), bool)
-            low, high = first, last
-            for number in range(bottom + 1, len(offsets) - 1):
-                low, high = low // FANOUT, -(-high // FANOUT)
-                above[offsets[number] + low : offsets[number] + high] = True
-            damaged[above] = -1.0
-            sumtree.repair_range(damaged, offsets, bottom, first, last)
-            assert (damaged == tree).all()
-            elsewhere = tree.copy()
-            elsewhere[offsets[bottom + 1] :][~above[offsets[bottom + 1] :]] += 1.0
-            before = elsewhere.copy()
-            sumtree.repair_range(elsewhere, offsets, bottom, first, last)
-            assert (elsewhere[~above] == before[~above]).all()
-
-
 @pytest.mark.parametrize("size", SIZES)
 def test_whole_points_fall_where_the_cumulative_sum_says(size, rng):
     masses = sparse(rng, size)
