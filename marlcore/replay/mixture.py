@@ -75,8 +75,6 @@ class Mixture:
         preferred = _for_each("prioritized", "one", prioritized, count)
         parts = _for_each("lanes", "a range", lanes, count)
         window, seeds = Window(stack, n_step, gamma, pad, sequence), _seeds(seed, count)
-        check_whole("batch_size", batch_size)
-        self._batch_size = int(batch_size)
         self._parts: list[RowSampler] = []
         self.samplers: list[Sampler] = []
         self._inside: dict[int, None] = {}  # see guard.py
@@ -86,14 +84,14 @@ class Mixture:
             view, nonce = replay.view(parts[i]), replay.handle.nonce
             part = RowSampler(view, window, batch_size, min_size, preferred[i], seeds[i], hindsight)
             if nonce not in self._replays:
-                self._replays[nonce] = SampleGate.of(view, self._batch_size), []
+                self._replays[nonce] = SampleGate.of(view, part.batch_size), []
             gate, numbers = self._replays[nonce]
             if self._fractions[i] > 0:
                 numbers.append(i)
             self._parts.append(part)
             self.samplers.append(Sampler(part, gate, self._inside))
         self._gates = [(gate, numbers) for gate, numbers in self._replays.values() if gate is not None and numbers]
-        self._owed = np.zeros(count)
+        self._batch_size, self._owed = self._parts[0].batch_size, np.zeros(count)
 
     @one_thread
     def can_sample(self) -> bool:
@@ -273,8 +271,8 @@ def _checked_fractions(fractions: Several[float], replays: int) -> NDArray[np.fl
         raise ValueError(f"fractions: expected one for each of {replays} replays, at least one, got {fractions!r}")
     if not (shares >= 0).all() or not math.isclose(shares.sum(), 1.0, abs_tol=1e-6):
         raise ValueError(f"fractions: expected numbers of at least 0 whose sum is 1, got {fractions!r}")
-    exact: NDArray[np.float64] = shares / shares.sum()
-    return exact
+    shares /= shares.sum()
+    return shares
 
 
 def _seeds(seed: int | None, replays: int) -> list[int | None]:
