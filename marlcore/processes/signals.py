@@ -154,10 +154,8 @@ def write_stacks_when_asked(file: TextIO | None = None) -> None:
 @contextmanager
 def handlers_kept() -> Iterator[None]:
     """Restores the handlers of SIGINT and SIGTERM after a library's call that replaces them, as `ray.init` does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    replaceable = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    handlers = {signum: signal.getsignal(signum) for signum in replaceable}
     try:
         yield
     finally:

@@ -223,15 +223,15 @@ class SampleGate(_Side):
             raise ValueError(f"limit_to: expected {expected}, got {1.0 / weight:g}")
         self._weight, self._cost = weight, self._batch * weight
 
-    def _price(self, share_at: Callable[[float], float]) -> None:
-        """Charges the next batch at the share in force when it falls due."""
-        sampled, ratio = self._sampled(), self._limiter.samples_per_insert
-        if sampled == self._priced_at:
+    def _price(self) -> None:
+        """Charges the next batch at the share in force when it falls due, if the share is a function."""
+        if self._share is None or (sampled := self._sampled()) == self._priced_at:
             return
+        ratio = self._limiter.samples_per_insert
         paid = self._limiter.min_size + (sampled + self._rest) / ratio
         ahead = paid - self._lanes.inserted()
         left, whole = self._batch / ratio, 0
-        while (share := SHARE("limit_to", share_at(ahead + whole))) < left and whole * ratio <= self.most:
+        while (share := SHARE("limit_to", self._share(ahead + whole))) < left and whole * ratio <= self.most:
             left -= share
             whole += 1
         self._weigh((whole + left / share) * ratio / self._batch)
@@ -267,15 +267,13 @@ class SampleGate(_Side):
 
     def may_sample(self) -> bool:
         """Whether `wait` would return at once."""
-        if self._share is not None:
-            self._price(self._share)
+        self._price()
         return self._missing(self._cost) == 0
 
     @property
     def due(self) -> bool:
         """Whether a batch is due by samples_per_insert alone, without the tolerance."""
-        if self._share is not None:
-            self._price(self._share)
+        self._price()
         inserted = self._lanes.inserted()
         return inserted >= self._limiter.min_size and self._limiter.balance(inserted, self._sampled()) >= self._cost
 
