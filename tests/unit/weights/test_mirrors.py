@@ -1,11 +1,13 @@
 """Stores of many slots, and mirrors, which hold some of a home store's rows: each version is whole or not held."""
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from itertools import count, takewhile
 from typing import Any
 
 import numpy as np
 import pytest
-from filled import MODELS, fill, tree, value_of, words
+from filled import MODELS, fill, tree, value_of, words, words_of_row
 from mapped import Mapped
 from meanwhile import soon
 from refused import check_refused, refused
@@ -211,3 +213,25 @@ def test_a_version_whose_slot_is_being_overwritten_is_not_held(store: ParameterS
     publish(store, range(1, 8))
     Mapped(store).counters()[1] += 1
     assert held(subscriber, local, range(1, 10)) == [4, 5, 6, 7]
+
+
+def test_a_publishing_thread_never_tears_a_numbered_pull(store: ParameterStore) -> None:
+    """It pulls the version that is overwritten next; the control reads that slot without validation."""
+    local = tree()
+    subscriber, enough = store.subscriber(local), threading.Event()
+    thread = threading.Thread(target=publish, args=(store, takewhile(lambda _: not enough.is_set(), count(1))))
+    thread.start()
+    pulled = lost = wrong = 0
+    try:
+        while not (pulled > 100 and lost and wrong):
+            version = max(1, store.version - SLOTS + 1)
+            if subscriber.pull_version(version):
+                assert (value_of(words(local)), subscriber.extras["epsilon"]) == (version % 4096, version / 10)
+                pulled += 1
+            else:
+                lost += 1
+            version = max(1, store.version - SLOTS + 1)
+            wrong += value_of(words_of_row(store, (version - 1) % SLOTS)) != version % 4096
+    finally:
+        enough.set()
+        thread.join()
