@@ -33,7 +33,7 @@ def stopped(folder: str, resume: str = "") -> KeyboardInterrupt:
 
 
 class Interrupts:
-    """The one place where work is told to end: by a signal, or by `stop` or `finish`, from any thread.
+    """The one place that ends work: after a signal, or by `stop` or `finish`, from any thread.
 
     While entered, it notes SIGINT, SIGTERM and SIGHUP instead of raising at an arbitrary point. An ignored SIGHUP, as
     under nohup, stays ignored. Outside the main thread no signal is noted.

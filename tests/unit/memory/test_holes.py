@@ -75,7 +75,7 @@ def test_holes_that_cannot_be_filled_are_an_error(small_tmpfs, program, free_is_
     assert said.startswith(f"{small_tmpfs}: ") and "bytes asked for" in said and "\n" not in said
 
 
-def test_holes_are_told_from_compression(tmp_path: Path, monkeypatch):
+def test_compression_is_not_taken_for_holes(tmp_path: Path, monkeypatch):
     """Compressed files have fewer blocks than bytes; SEEK_HOLE reports allocated but unwritten pages as holes."""
     path = tmp_path / "file"
     with closing(Segment.create("test", {}, 1 << 20, path=path)) as made:
@@ -137,7 +137,7 @@ except MarlcoreError as error:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("limit", "says"), [("files", "MarlcoreError"), ("memory", "SharedMemoryFull")])
-def test_a_process_at_its_limits_is_told_so_in_one_line(tmp_path: Path, program, limit: str, says: str):
+def test_a_process_at_its_limits_gets_one_clear_line(tmp_path: Path, program, limit: str, says: str):
     """test_crash_points.py covers the other calls that fail at a limit."""
     with ReplayBuffer.create(SPEC, 200_000, path=tmp_path / "replay"):
         got = program(LIMITED, args=[tmp_path / "replay", limit]).finish()

@@ -114,7 +114,7 @@ def test_a_child_holds_nothing_of_the_server(fork_server: ForkServer) -> None:
 
 
 @pytest.mark.parametrize("how", [0, 3, int(-signal.SIGKILL), int(-signal.SIGSEGV)])
-def test_how_a_process_ended_is_told(fork_server: ForkServer, how: int) -> None:
+def test_the_exit_status_of_a_process_is_reported(fork_server: ForkServer, how: int) -> None:
     with closing(Child(fork_server, end, how)) as child:
         assert child.status() == how
 

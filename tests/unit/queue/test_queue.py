@@ -590,7 +590,7 @@ def test_a_damaged_description_is_refused(when_full):
     ("word", "value"),
     [(0, 3), (0, -1), (1, 7), (1, -1), (1, 2**62), (2, 3), (2, -1), (3, 3), (3, 2**63 - 1), (4, 3), (4, -1)],
 )
-def test_a_readers_damaged_counters_are_told(word, value):
+def test_a_readers_damaged_counters_are_refused(word, value):
     """Six rows were written and two read; a lane's words: released, then twice position, passed, dropped, skipped."""
     with make(8) as queue, queue.writer() as writer:
         fill(writer, range(6))
@@ -766,7 +766,7 @@ def test_the_highest_counters_are_counted_on_from():
             assert successor.read().action.tolist() == [6]
 
 
-def test_a_newest_row_that_counts_too_much_is_told():
+def test_a_newest_row_that_counts_too_much_is_refused():
     with make(8) as queue, queue.writer() as writer:
         fill(writer, range(3))
         Mapped(queue).column(0)[2].view(np.uint32)[0] = 9

@@ -199,7 +199,7 @@ def test_obs_and_next_obs_share_frames():
         assert batch.next_obs.ctypes.data == batch.obs.ctypes.data + 84 * 84
 
 
-def test_rows_that_count_too_many_transitions_are_told():
+def test_rows_that_count_too_many_transitions_are_refused():
     with ReplayBuffer.create(TransitionSpec(Field(), Field()), 8) as replay, replay.writer() as writer:
         writer.add(0.0, 0.0, 0.0)
         cleared = replay.sampler(8)
