@@ -29,7 +29,7 @@ SOURCES = ("__init__.py", "kernels/*.py", "planning/kernels/*.py")  # the versio
 
 
 def open_directory(machine: str) -> Path | None:
-    """Returns the directory for a processor and compiler, in the first of `roots` that can be used, or None."""
+    """Returns the directory for a processor and compiler below the first usable root; None if no root is usable."""
     for root in roots():
         with suppress_failed_calls():
             return prepare(root / f"{sys.implementation.cache_tag}-{machine}-{_digest(PACKAGE)}")

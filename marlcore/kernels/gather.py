@@ -27,7 +27,7 @@ LINES_ASKED = 8  # cache lines prefetched at the start of a copy; the hardware p
 
 @inlined
 def _copy(to, source, size):
-    """Copies like memcpy. Up to 64 bytes, two moves, which may overlap, cost less than a call."""
+    """Copies like memcpy, but up to 64 bytes by two moves, which may overlap and cost less than a call."""
     if size > 64:
         copy_bytes(to, source, size)
     elif size > 32:
@@ -166,8 +166,8 @@ def _write_marks(p, out, lane, ticket, rows, age, slot):
 def take(p, columns, out, lane, ticket, slot):
     """Copies a ticket's transition or sequence into row `slot` of the batch at the address `out`.
 
-    The window must know where episodes are cut. Returns: whether the ticket can be drawn, the lowest ticket read, and
-    the rows taken; see `check`.
+    The window must include the rows where episodes end. Returns: whether the ticket can be drawn, the lowest ticket
+    read, and the rows taken; see `check`.
     """
     verdict, age, lowest, rows = check(p, lane, ticket)
     if verdict != SAMPLEABLE:
@@ -196,7 +196,7 @@ def _prefetch_columns(p, columns, lane, ticket):
 
 @inlined
 def _take_whole(p, columns, out, rows, first, count):
-    """Does the general case of `take_chosen`."""
+    """Does `take_chosen` in the general case."""
     lanes, tickets, lowest = int64_at(p.lane), int64_at(p.ticket), int64_at(p.lowest)
     filled = first
     for slot in range(first, count):
@@ -258,7 +258,7 @@ def _take_plain(p, columns, out, rows, first, count):
 def take_chosen(p, columns, out, rows, first, count):
     """Copies the chosen tickets of slots [first, count) that can be drawn; returns the number of slots now filled.
 
-    A refused ticket leaves its slot to the next one. Slot i fills output row rows[i].
+    The next ticket takes the slot of a refused one. Slot i fills output row rows[i].
     """
     if p.plain:
         return _take_plain(p, columns, out, rows, first, count)

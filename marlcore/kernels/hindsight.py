@@ -1,31 +1,25 @@
 """Replaces the goals of drawn transitions by goals that their own episodes achieved."""
 
-import numpy as np
-
 from .jit import copy_bytes, inlined, int64_at, jit, prefetch, uint8_at, uint64_at
+from .plan import record
 from .random import below
 from .rows import age_of, place_of, record_of, row_of
 
 FUTURE, FINAL, EPISODE = range(3)
 
 # One sampler's hindsight, an array of one record; its maker keeps the memory at its addresses alive
-HINDSIGHT = np.dtype(
-    [
-        ("strategy", "i8"),  # one of the above
-        ("k", "i8"),  # relabelled draws for each one that keeps its goal
-        ("achieved", "i8"),  # the numbers of both goals' columns
-        ("desired", "i8"),
-        ("relabelled", "i8"),  # address of uint8 [batch]: whether each output row has another goal
-        ("last", "i8"),  # addresses of scratch, int64 [batch]
-        ("end", "i8"),
-        ("step", "i8"),
-    ]
-)
+HINDSIGHT = record("""
+    strategy          FUTURE, FINAL or EPISODE
+    k                 relabelled draws for each one that keeps its goal
+    achieved desired  the numbers of both goals' columns
+    relabelled        address of uint8 [batch]: whether each output row has another goal
+    last end step     addresses of scratch, int64 [batch]
+""")
 
 
 @inlined
 def _follows(p, lane, ticket, later):
-    """Returns whether a later row is of the same episode: age - ticket is then equal, else lower."""
+    """Returns whether a later row is of the same episode: then age - ticket is equal, otherwise lower."""
     return age_of(place_of(p, lane, later)) - later == age_of(place_of(p, lane, ticket)) - ticket
 
 
@@ -60,7 +54,7 @@ def _find_last(p, h, count):
 
 @inlined
 def _goal(p, h, lane, ticket, last):
-    """Draws the ticket of the row with the new goal: the row after an action has the goal that the action achieved."""
+    """Draws the ticket of the row with the new goal: the row after an action holds the goal that it achieved."""
     generator = uint64_at(p.generator)
     if h.strategy == FUTURE:
         return ticket + 1 + below(generator, last - ticket)

@@ -1,4 +1,4 @@
-"""Arithmetic of policy gradients, row by row: computing advantages."""
+"""Computes the advantages of policy gradients, row by row."""
 
 from .jit import jit
 
@@ -10,7 +10,7 @@ def trace(reward, discount, value, following, continues, ratio, decay, rho_bar, 
     With a ratio of 1 in each row, the advantages are those of GAE (Schulman et al. 2016, arXiv:1506.02438) with the
     lambda `decay`. All arrays are float32 [B], except `continues`, bool: whether the next row is the episode's next
     transition. `following` is the value of the next observation. `ratio` is the action's probability today, divided by
-    that when it was taken; `rho_bar` clips it in the error of its row, `c_bar` in the weight of later errors.
+    its probability then; `rho_bar` clips it in the error of its row, `c_bar` in the weight of later errors.
     """
     later = 0.0  # the next row's target minus its value
     for i in range(len(reward) - 1, -1, -1):

@@ -21,6 +21,7 @@ from .jit import (
     uint8_at,
     uint64_at,
 )
+from .plan import record
 from .powers import raise_all
 from .random import unit
 from .rows import NEVER, NO_ROWS, PENDING, SAMPLEABLE, check, find_seams, prefetch_row, row_of
@@ -30,27 +31,21 @@ from .sumtree import find, repair, repair_range
 ABSENT, PRESENT, DRAWN = range(3)
 
 # One sampler's priorities, an array of one record; its maker keeps the memory at its addresses alive
-PRIORITIES = np.dtype(
-    [
-        ("alpha", "f8"),
-        ("epsilon", "f8"),
-        ("highest", "f8"),  # so far
-        ("limit", "f8"),  # the highest priority for which the sum of all masses is finite
-        ("tree", "i8"),  # address and length of float64, and of int64 [levels + 1]; see sumtree.py
-        ("nodes", "i8"),
-        ("offsets", "i8"),
-        ("levels", "i8"),
-        ("marks", "i8"),  # address of uint8, one for each leaf
-        ("floor", "i8"),  # addresses of int64 [lanes]
-        ("caught", "i8"),
-        ("initial", "i8"),  # address of the actors' priority in row 0, float32; 0 without one
-        ("initial_stride", "i8"),
-        ("bad_lane", "i8"),  # place of an actor's priority that is negative or too high; -1 without one
-        ("bad_ticket", "i8"),
-        ("points", "i8"),  # addresses of scratch: float64 and int64, one for each slot or update
-        ("leaves", "i8"),
-        ("masses", "i8"),  # address of float64 [batch]: the mass of each output row
-    ]
+PRIORITIES = record(
+    """
+    alpha epsilon   see replay.Prioritized
+    highest         the highest priority so far
+    limit           the highest priority for which the sum of all masses is finite
+    tree nodes      address and length of float64; see sumtree.py
+    offsets levels  address of int64 [levels + 1], and the number of levels; see sumtree.py
+    marks           address of uint8, one for each leaf
+    floor caught    addresses of int64 [lanes]
+    initial initial_stride  address of the actors' priority in row 0, float32, and bytes from row to row; 0 without one
+    bad_lane bad_ticket     place of an actor's priority that is negative or too high; -1 without one
+    points leaves   addresses of scratch: float64 and int64, one for each slot or update
+    masses          address of float64 [batch]: the mass of each output row
+    """,
+    floats="alpha epsilon highest limit",
 )
 
 
@@ -105,7 +100,7 @@ def _initial(p, q, lane, ticket):
 
 @inlined
 def _take_in(p, q, lane):
-    """Gives mass to a lane's new tickets in order, up to the first that still waits for rows."""
+    """Gives mass to a lane's new tickets in order, up to the first one that still waits for rows."""
     tree, offsets = float64_array(q.tree, q.nodes), int64_array(q.offsets, q.levels + 1)
     first = ticket = int64_at(q.caught)[lane]
     last, mass = -1.0, 0.0  # without actors' priorities, all new tickets share one
@@ -129,7 +124,7 @@ def _take_in(p, q, lane):
 
 @jit
 def catch_up(plan, priorities):
-    """Gives mass to tickets written since the last call, removes that of overwritten tickets, and sets the seams."""
+    """Gives mass to new tickets, takes it from overwritten ones, and sets the seams."""
     p, q = plan[0], priorities[0]
     find_seams(p)
     for lane in range(p.lanes):

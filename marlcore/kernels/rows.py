@@ -75,7 +75,7 @@ def find_seams(p):
 
 @inlined
 def last_of(p, lane, ticket):
-    """Finds the last row of a ticket's n-step return, n-th or the episode's end; returns (verdict, ticket, flags)."""
+    """Finds the last row of a ticket's n-step return, n-th or the episode's last; returns (verdict, ticket, flags)."""
     hi, last = int64_at(p.hi)[lane], ticket
     flags = flags_of(place_of(p, lane, ticket))
     for _ in range(p.n_step - 1):
@@ -122,8 +122,8 @@ def check(p, lane, ticket):
 
     A transition can be drawn if it is not a boundary row, its lane holds all frames of its stack, and its n-step return
     is whole. A sequence begins with such a row, whose age must be a multiple of the period. It may end early with its
-    episode, or where a writer was replaced; otherwise it must be whole. A sequence that ends within its burn-in cannot
-    be drawn, since it has no transition to train on.
+    episode, or where a writer was replaced; otherwise it must be whole. A sequence that ends within its burn-in has no
+    transition to train on, and cannot be drawn.
     """
     place, hi = place_of(p, lane, ticket), int64_at(p.hi)[lane]
     whole_age = age_of(place)

@@ -1,8 +1,8 @@
 """A sum tree with 16 children a node: it finds the leaf at a point of the total mass with a few cache misses.
 
 Level 0 holds the leaves, each higher level one sum for 16 nodes, the last level the total. Each sum is recomputed from
-its children, never updated by differences, so that rounding errors cannot grow. A tree of minima works alike: its last
-level holds the least leaf.
+its children, never updated by differences, so that rounding errors cannot grow. In a tree of minima, the last level
+holds the least leaf.
 """
 
 import numpy as np
@@ -77,7 +77,7 @@ def repair(tree, offsets, leaves, count, least=False):
 
 @inlined
 def _child_at(tree, first, target):
-    """Finds without branches which of 16 children a point falls on; returns it and the point's place in the child."""
+    """Finds without branches on which of 16 children a point falls; returns the child and the point's place in it."""
     a = (tree[first] + tree[first + ONE]) + (tree[first + TWO] + tree[first + THREE])
     second, third = first + FOUR, first + EIGHT
     b = a + ((tree[second] + tree[second + ONE]) + (tree[second + TWO] + tree[second + THREE]))
@@ -116,7 +116,7 @@ def _walk(tree, first, width, targets, nodes, count):
 
 @jit
 def find(tree, offsets, targets, leaves, count):
-    """Finds the leaf of each of targets[:count], ascending in [0, total), never one without mass; changes targets."""
+    """Finds the leaf with mass at each of targets[:count], ascending in [0, total); changes the targets."""
     level = len(offsets) - 2
     while level > 0 and offsets[level] - offsets[level - 1] <= 2 * count:
         level -= 1

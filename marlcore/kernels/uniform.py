@@ -1,4 +1,4 @@
-"""Draws transitions or sequences, each drawable one with the same probability."""
+"""Draws transitions or sequences uniformly among those that can be drawn."""
 
 from .gather import take_chosen
 from .jit import inlined, int64_at, jit, uint64_at
@@ -39,7 +39,7 @@ def draw(plan, columns, out, rows):
 
 @jit
 def list_sampleable(plan, sampleable):
-    """Writes (lane, ticket) of up to n tickets that can be drawn to sampleable, int64 [2, n]; returns their number."""
+    """Lists (lane, ticket) of up to n tickets that can be drawn, in sampleable, int64 [2, n]; returns their number."""
     p = plan[0]
     find_seams(p)
     count = 0
@@ -56,7 +56,7 @@ def list_sampleable(plan, sampleable):
 
 @jit
 def draw_listed(plan, columns, out, rows, sampleable, listed):
-    """Draws from the list of `list_sampleable`, for few drawable tickets; returns the number of slots filled."""
+    """Draws from the list of `list_sampleable`, if few tickets can be drawn; returns the number of slots filled."""
     p = plan[0]
     for slot in range(len(rows)):
         pick = below(uint64_at(p.generator), listed)

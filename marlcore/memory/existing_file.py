@@ -14,6 +14,7 @@ from .space import SHM_DIR, free_bytes, full, noticing_full
 from .survey import SEGMENT_LOCK
 
 SWEEP_S = 1.0  # far longer than a sweep holds a file's lock
+EXPECTED, ADVICE = "expected a file without holes", "copy it with `cp --sparse=never`"
 
 
 def open_named(path: Path, writable: bool) -> File:
@@ -71,8 +72,7 @@ def check_allocated(file: File, path: Path, writable: bool) -> None:
     if os.lseek(file.fd, 0, os.SEEK_HOLE) == status.st_size:
         return
     if not writable:
-        raise SegmentCorrupt(f"{path}: expected a file without holes, got one of {missing} bytes; "
-                             "copy it with `cp --sparse=never`")  # fmt: skip
+        raise SegmentCorrupt(f"{path}: {EXPECTED}, got one of {missing} bytes; {ADVICE}")
     free = free_bytes(path.parent)
     if missing > free:
         raise full(path.parent, missing, free)
@@ -82,5 +82,5 @@ def check_allocated(file: File, path: Path, writable: bool) -> None:
     except OSError as error:
         if error.errno != errno.EOPNOTSUPP:
             raise
-        raise SegmentCorrupt(f"{path}: expected a file without holes, got one on a file system that cannot fill them; "
-                             "copy it with `cp --sparse=never`") from None  # fmt: skip
+        got = "one on a file system that cannot fill them"
+        raise SegmentCorrupt(f"{path}: {EXPECTED}, got {got}; {ADVICE}") from None

@@ -1,4 +1,4 @@
-"""Open and mapped files. One object owns each file, from before it is opened or mapped until it is released."""
+"""Open and mapped files: one object owns each file, from before it is opened or mapped until it is released."""
 
 import errno
 import os
@@ -17,7 +17,7 @@ class File(Closing):
     """An open file, to which `link` can give a name. It closes at `close`, or when its last reference is gone.
 
     The object exists before the descriptor, and C code opens, names and closes the file. So an exception between two
-    steps of Python leaks no descriptor, and closes none twice: another file could have got its number.
+    steps of Python leaks no descriptor, and closes no number that another file has got meanwhile.
     """
 
     def __init__(self, name: str | os.PathLike[str] = "") -> None:
@@ -72,11 +72,9 @@ class MappedFile:
         self._raw = ffi.gc(ffi.new("struct mc_mapping *"), lib.mc_mapping_close)
         code = lib.mc_mapping_open(self._raw, fd, nbytes, writable)
         if code == -errno.ENOMEM:
-            raise SharedMemoryFull(
-                f"{path}: {nbytes} bytes of address space asked for, fewer are free; raise `ulimit -v`"
-            )
-        if code:
-            raise OSError(-code, os.strerror(-code), str(path))
+            asked = f"{nbytes} bytes of address space asked for"
+            raise SharedMemoryFull(f"{path}: {asked}, fewer are free; raise `ulimit -v`")
+        _raise_os_error(code, path)
         self._writable = writable
 
     @property
@@ -95,8 +93,8 @@ class MappedFile:
 
 def too_many_files(path: str | os.PathLike[str]) -> MarlcoreError:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return MarlcoreError(f"{os.fspath(path)}: expected a free file descriptor, got none below the limit of {limit}; "
-                         "raise `ulimit -n`")  # fmt: skip
+    got = f"none below the limit of {limit}; raise `ulimit -n`"
+    return MarlcoreError(f"{os.fspath(path)}: expected a free file descriptor, got {got}")
 
 
 def _raise_os_error(code: int, path: str | os.PathLike[str]) -> None:
@@ -114,7 +112,7 @@ def is_descriptor(path: Path) -> bool:
 
 
 def same_file(fd: int, path: Path) -> bool:
-    """Returns whether the path still leads to the opened file; the name may vanish between open and lock."""
+    """Returns whether the path still leads to the opened file."""
     try:
         there = os.stat(path, follow_symlinks=is_descriptor(path))
     except FileNotFoundError:

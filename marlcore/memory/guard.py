@@ -1,4 +1,4 @@
-"""Guards of objects that serve one thread of one process: a second thread and a forked child get an error."""
+"""Guards objects that serve one thread of one process: a second thread and a forked child get an error."""
 
 import os
 import time
@@ -23,9 +23,7 @@ def one_thread(method: F) -> F:
     The method's object has `_inside: dict[int, None]`, the numbers of the threads inside: at most one, and briefly
     those that are being refused. The guard never waits. Each change of the dict is one instruction, and CPython handles
     no signal between it and the `try`, so an exception at any moment leaves no thread marked as inside. `Writer.add`
-    inlines this code to save a call.
-
-    Raises: UsedByTwoThreads.
+    inlines this code to save a call. Raises: UsedByTwoThreads.
     """
 
     @wraps(method)

@@ -84,8 +84,7 @@ class LaneGeometry:
         """Returns the lanes in a mapped body. Raises ValueError: the body is too short for them."""
         if self.nbytes > len(body):
             raise ValueError(f"body: expected {self.nbytes} bytes of lanes, got {len(body)}")
-        columns = [(self.column_offset(k), size, self.stride(k), self.every[k]) for k, size in enumerate(self.columns)]
-        return NativeLanes(body, self.lanes, self.capacity, self.counters_offset(0), columns)
+        return NativeLanes(body, self)
 
 
 def writer_lock(lane: int) -> int:

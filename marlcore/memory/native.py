@@ -1,4 +1,4 @@
-"""The C core's lanes, events, words and locks: takes pointers once, and turns return codes into exceptions."""
+"""Binds the C core's lanes, events, words and locks: it takes pointers once, and turns return codes into exceptions."""
 
 import errno
 import os
@@ -42,33 +42,27 @@ Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
 
 
+_ERRORS: dict[int, tuple[type[Exception], str]] = {
+    errno.EUCLEAN: (SegmentCorrupt, "the lane's counters contradict one another; the lane is quarantined"),
+    errno.ESTALE: (MarlcoreError, "writers overwrote every row from which the count was read; use a larger capacity"),
+    errno.ESHUTDOWN: (ClosedError, "the writer was closed"),
+    errno.EDOM: (ValueError, "reward: expected a finite number, got NaN or infinity"),
+    errno.EPROTO: (ValueError, "final_obs: expected one observation for each truncated row, got None"),
+    errno.EINVAL: (ValueError, "rows: expected at least one and at most the lane's capacity"),
+}
+
+
 def error_of(code: int) -> Exception:
     """Returns the exception for a negative return code that is not an ordinary result."""
-    if code == -errno.EUCLEAN:
-        return SegmentCorrupt("the lane's counters contradict one another; the lane is quarantined")
-    if code == -errno.ESHUTDOWN:
-        return ClosedError("the writer was closed")
-    if code == -errno.EDOM:
-        return ValueError("reward: expected a finite number, got NaN or infinity")
-    if code == -errno.EPROTO:
-        return ValueError("final_obs: expected one observation for each truncated row, got None")
-    if code == -errno.EINVAL:
-        return ValueError("rows: expected at least one and at most the lane's capacity")
-    return MarlcoreError(os.strerror(-code))
+    kind, text = _ERRORS.get(-code, (MarlcoreError, os.strerror(-code)))
+    return kind(text)
 
 
-def _counted(count: int) -> int:
-    if count == -errno.ESTALE:
-        raise MarlcoreError("writers overwrote every row from which the count was read; use a larger capacity")
-    if count < 0:
-        raise error_of(count)
-    return count
-
-
-def _lane_of(lanes: Any, lane: int) -> Any:
-    raw = ffi.new("struct mc_lane *")
-    lib.mc_lanes_nth(lanes, lane, raw)
-    return raw
+def checked(result: int) -> int:
+    """Returns a result of the C core. Raises: the error of a negative result."""
+    if result < 0:
+        raise error_of(result)
+    return result
 
 
 def pointer_to(array: NDArray[Any], ctype: str = "uint8_t[]") -> Any:
@@ -77,49 +71,46 @@ def pointer_to(array: NDArray[Any], ctype: str = "uint8_t[]") -> Any:
 
 
 class NativeLanes:
-    """The lanes of one segment as the C core sees them; the cost of this object does not grow with their number.
+    """The lanes of one segment as the C core sees them; the cost of this object does not grow with their number."""
 
-    `memory` is the segment's body, which begins with the event line. `counters` is the offset of the first lane's
-    counters; `columns` has (offset, size, stride, tickets per row) of each column of the first lane.
-    """
-
-    def __init__(
-        self, memory: Bytes, count: int, capacity: int, counters: int, columns: list[tuple[int, int, int, int]]
-    ) -> None:
-        self._memory = pointer_to(memory)
-        self.count = count
+    def __init__(self, body: Bytes, geometry: Any) -> None:
+        """Takes the segment's body, which begins with the event line, and the lanes' LaneGeometry."""
+        self._memory = pointer_to(body)
+        self.count: int = geometry.lanes
         self.raw = raw = ffi.new("struct mc_lane *")
-        raw.capacity = capacity
-        raw.counters = self._memory + counters
+        raw.capacity = geometry.capacity
+        raw.counters = self._memory + geometry.counters_offset(0)
         raw.event = self._memory
-        raw.columns = len(columns)
-        for k, (offset, size, stride, every) in enumerate(columns):
-            raw.column[k].base = self._memory + offset
+        raw.columns = len(geometry.columns)
+        for k, size in enumerate(geometry.columns):
+            raw.column[k].base = self._memory + geometry.column_offset(k)
             raw.column[k].size = size
-            raw.column[k].stride = stride
-            raw.column[k].every = every
-        self._nth = lru_cache(_LANES_KEPT)(partial(_lane_of, raw))
+            raw.column[k].stride = geometry.stride(k)
+            raw.column[k].every = geometry.every[k]
+
+        @lru_cache(_LANES_KEPT)
+        def nth(lane: int) -> Any:
+            one = ffi.new("struct mc_lane *")
+            lib.mc_lanes_nth(raw, lane, one)
+            return one
+
+        self._nth = nth
 
     def check(self, lane: int) -> None:
         """Checks a lane's counters, for the lane's writer. Raises SegmentCorrupt: they contradict each other."""
-        code = lib.mc_lane_check(self._nth(lane))
-        if code:
-            raise error_of(code)
+        checked(lib.mc_lane_check(self._nth(lane)))
 
     def committed(self, lane: int) -> int:
         """Counts the rows committed to the lane since its creation. Raises SegmentCorrupt: the count is impossible."""
-        count = int(lib.mc_lane_committed(self._nth(lane)))
-        if count < 0:
-            raise error_of(count)
-        return count
+        return checked(lib.mc_lane_committed(self._nth(lane)))
 
     def transitions(self, lane: int) -> int:
         """Counts the transitions that a replay lane holds, without boundary rows."""
-        return _counted(lib.mc_lane_transitions(self._nth(lane)))
+        return checked(lib.mc_lane_transitions(self._nth(lane)))
 
     def all_transitions(self) -> int:
         """Counts the transitions that all lanes together hold."""
-        return _counted(lib.mc_lanes_transitions(self.raw, self.count))
+        return checked(lib.mc_lanes_transitions(self.raw, self.count))
 
     def appender(self, lane: int, source: NDArray[Any]) -> Callable[..., None]:
         """Returns append(rows=1) for the writer of a one-column lane; it appends up to `capacity` rows of `source`."""
@@ -127,19 +118,17 @@ class NativeLanes:
 
         def append(rows: int = 1) -> None:
             sources[0] = row
-            code = lib.mc_lane_append(self._nth(lane), rows, sources)
-            if code:
-                raise error_of(code)
+            checked(lib.mc_lane_append(self._nth(lane), rows, sources))
 
         return append
 
     def inserted(self) -> int:
         """Counts the transitions ever written to all lanes of a replay with a limiter, without boundary rows."""
-        return _counted(lib.mc_lanes_inserted(self.raw, self.count))
+        return checked(lib.mc_lanes_inserted(self.raw, self.count))
 
     def written(self, lane: int) -> int:
-        """Counts the transitions ever written to a lane, without boundary rows, if no append fills the whole lane."""
-        return _counted(lib.mc_lanes_inserted(self._nth(lane), 1))
+        """Counts the transitions ever written to a lane, without boundary rows. No append may fill the whole lane."""
+        return checked(lib.mc_lanes_inserted(self._nth(lane), 1))
 
     def read(self, lane: int, ticket: int, rows: int, dest: NDArray[Any]) -> int:
         """Copies `rows` rows of column 0, starting at `ticket`; returns 0, -EAGAIN (not yet) or -ESTALE (lapped)."""
@@ -147,12 +136,10 @@ class NativeLanes:
         dests[0] = pointer = pointer_to(dest)
         code = int(lib.mc_lane_read(self._nth(lane), ticket, rows, dests))
         del pointer
-        if code not in (0, -errno.EAGAIN, -errno.ESTALE):
-            raise error_of(code)
-        return code
+        return code if code in (-errno.EAGAIN, -errno.ESTALE) else checked(code)
 
     def newest_reader(self, lane: int, dest: NDArray[Any]) -> Callable[[], int | None]:
-        """Returns a function that copies the newest row to `dest`; it returns ticket + 1, 0 (no row), None (lapped)."""
+        """Returns a function that copies the newest row to `dest`: it returns ticket + 1, 0 (no row), None (lapped)."""
         raw, pointer = self._nth(lane), pointer_to(dest.view(np.uint8))
         return lambda: None if (count := lib.mc_lane_read_newest(raw, pointer)) == -errno.ESTALE else count
 

@@ -1,13 +1,19 @@
-"""The C core's writing ends of one lane and of several: they take pointers once, and return codes for `error_of`."""
+"""Binds the C core's writers: of one lane, of several lanes, and of raw rows, which are read as well."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from .native import MAX_COLUMNS, Bytes, Ints, NativeLanes, error_of, ffi, lib, pointer_to
+from .native import MAX_COLUMNS, Bytes, Ints, NativeLanes, checked, ffi, lib, pointer_to
 
 Coded = Callable[[bool], int]  # returns 0 or a negative code
+
+# Words of a span and of a part: see csrc/api.h
+LANE, AFTER, FIRST, ROWS = range(4)
+PART_LANE, OFFSET, SPAN_ROWS, SKIP, TAKE, SEAM = range(6)
+_SPANS, _PARTS = "struct mc_span[]", "struct mc_part[]"
 
 
 class _WritingEnd:
@@ -38,9 +44,7 @@ class NativeWriter(_WritingEnd):
         lib.mc_lanes_nth(lanes.raw, lane, ffi.addressof(self.raw, "lane"))
         self._records = pointer_to(records)
         self.raw.records = self._records
-        code = lib.mc_writer_open(self.raw)
-        if code:
-            raise error_of(code)
+        checked(lib.mc_writer_open(self.raw))
         self.add_row = lib.mc_writer_add  # the hot path calls it with `raw`, and gives a negative result to `error_of`
 
     def rows_adder(self, records: Bytes, ends: Bytes, boundaries: bool) -> Callable[[list[NDArray[Any]]], int]:
@@ -88,9 +92,7 @@ class NativeVector(_WritingEnd):
             lib.mc_lanes_nth(lanes.raw, lane, ffi.addressof(writer, "lane"))
             for column, row in blanks.items():
                 writer.final_frames[column] = row
-            code = lib.mc_writer_open(writer)
-            if code:
-                raise error_of(code)
+            checked(lib.mc_writer_open(writer))
         self.raw = ffi.new("struct mc_vector *")
         self.raw.writers = self._writers
         self.raw.final_needed = final_needed
@@ -100,9 +102,9 @@ class NativeVector(_WritingEnd):
         """Returns a function that appends n staged rows, one to each of n lanes, and one that only checks them.
 
         Both take a bool, whether ended rows have boundary rows, and return 0 or a negative code. `records`, uint8 [2 n,
-        record bytes], has each row's record and its boundary row's; `which`, int64 [n], has the index of each row's
-        writer; `ends`, uint8 [3, n], has three flags: terminated, truncated, left out. Each append fills `tickets`,
-        int64 [n], with -1 for a row that was left out.
+        record bytes], has each row's record and its boundary row's; `which`, int64 [n], the index of each row's writer;
+        `ends`, uint8 [3, n], three flags: terminated, truncated, left out. Each append fills `tickets`, int64 [n], with
+        -1 for a row that was left out.
         """
         raw, rows, records_at, ends_at = self.raw, len(which), pointer_to(records), pointer_to(ends)
         which_at, tickets_at = pointer_to(which, "int64_t[]"), pointer_to(tickets, "int64_t[]")
@@ -130,3 +132,38 @@ class NativeVector(_WritingEnd):
     @property
     def closed(self) -> bool:
         return bool(self.raw.count == 0)
+
+
+class NativeRows:
+    """Reads raw rows out of lanes, and appends raw rows to them; `spans` are int64 [n, 4], `parts` int64 [n, 6]."""
+
+    def __init__(self, lanes: NativeLanes) -> None:
+        self._lanes = lanes
+
+    def place(self, spans: Ints, room: int) -> tuple[Ints, int]:
+        """Returns the offset of each span's bytes, int64 [n], and their total. Raises ValueError: it exceeds `room`."""
+        offsets = np.empty(len(spans), np.int64)
+        at = pointer_to(offsets, "int64_t[]")
+        total = int(lib.mc_spans_place(self._lanes.raw, len(spans), pointer_to(spans, _SPANS), room, at))
+        if total < 0:
+            raise ValueError(f"spans: expected rows of at most {room} bytes, got more")
+        return offsets, total
+
+    def read(self, spans: Ints, dest: Bytes) -> int:
+        """Copies the spans' rows into `dest`, which has room for them; returns the number of bytes.
+
+        It sets the row count of each span whose rows were lapped to 0.
+        """
+        raw = pointer_to(spans, _SPANS)
+        return checked(lib.mc_spans_read(self._lanes.raw, len(spans), raw, pointer_to(dest)))
+
+    def append(self, parts: Ints, source: Bytes) -> None:
+        """Appends parts of the spans in `source`, each part whole. The caller holds the lanes' locks."""
+        raw = pointer_to(parts, _PARTS)
+        checked(lib.mc_parts_append(self._lanes.raw, len(parts), raw, pointer_to(source)))
+
+    def committed(self) -> Ints:
+        """Returns the number of rows committed to each lane since its creation, int64 [lanes]."""
+        lo, hi = np.zeros((2, self._lanes.count), np.int64)
+        self._lanes.windows(lo, hi)()
+        return hi

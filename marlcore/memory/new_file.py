@@ -30,17 +30,15 @@ Put = Callable[[int, NDArray[np.uint8]], None]  # put(offset, data) writes bytes
 def lasting(target: Path) -> Path:
     """Checks and returns the path of a file that must persist. Raises ValueError: `sweep` would remove the file."""
     if target.parent == SHM_DIR and target.name.startswith(PREFIX):
-        raise ValueError(
-            f"path: expected a name without {PREFIX!r} in {SHM_DIR}, where unused segments are removed, got {target}"
-        )
+        expected = f"a name without {PREFIX!r} in {SHM_DIR}, where unused segments are removed"
+        raise ValueError(f"path: expected {expected}, got {target}")
     return target
 
 
 def open_nameless(target: Path, nbytes: int, name: Path | None = None) -> File:
     """Creates a file of `nbytes` allocated bytes, without a name, in target's directory, which must exist.
 
-    Args:
-        name: the name that `link` will give the file; None: none, or `target` for a moment without O_TMPFILE.
+    `link` will give the file this `name`. Without a name, and without O_TMPFILE, it is called `target` for a moment.
     """
     file = File(name or "")
     if not target.parent.is_dir():

@@ -209,7 +209,7 @@ class Segment:
             again.close()
 
     def forked(self) -> None:
-        """In a forked child: releases the segment, and makes later use raise; arrays of its bytes stay valid."""
+        """In a forked child: releases the segment. Later uses raise, but arrays of its bytes stay valid."""
         if self._closed is None:
             self._mapping.detach(self._file.fd)
         self._let_go(StaleHandle, "it was opened before a fork; use spawn, or attach to its handle in the child")

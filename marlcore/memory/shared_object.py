@@ -13,7 +13,7 @@ S = TypeVar("S", bound="Shared")
 
 
 def described_workers(segment: Segment) -> list[str]:
-    """Returns the names of a run's workers; each has a part of the segment. Raises ValueError: the names are wrong."""
+    """Returns the distinct names of a run's workers, one for each part of the segment. Raises ValueError."""
     names: Any = segment.description["workers"]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
         raise ValueError(f"workers: expected distinct names, got {brief(names)}")
@@ -21,7 +21,7 @@ def described_workers(segment: Segment) -> list[str]:
 
 
 class Shared(Closing):
-    """Base of all shared objects: a segment whose description names this `kind`, and this process's view of it.
+    """Base of all shared objects: this process's view of a segment whose description names this `kind`.
 
     Unpickling attaches to the same memory. As a context manager, the object closes itself.
     """

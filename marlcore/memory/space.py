@@ -1,4 +1,4 @@
-"""The room for segments: how many bytes may be allocated, and the error if there are too few."""
+"""The space for segments: the number of bytes that may be allocated, and the error if there are too few."""
 
 import contextlib
 import errno
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def check_shm_dir() -> None:
-    """Checks the directory of segments. Raises ValueError, in one line: it is no absolute path, or does not exist."""
+    """Raises ValueError, in one line: the directory of segments is no absolute path, or does not exist."""
     if not SHM_DIR.is_absolute() or not SHM_DIR.is_dir():
         raise ValueError(f"MARLCORE_SHM_DIR: expected the absolute path of a directory, got '{SHM_DIR}'")
 

@@ -51,10 +51,7 @@ def sweep() -> list[str]:
     return [file.name for file in survey_segments(remove=True) if not file.held]
 
 
-@functools.cache
-def sweep_once() -> None:
-    """Removes the segments of dead processes, before this process creates its first one."""
-    sweep()
+sweep_once = functools.cache(sweep)  # before this process creates its first segment
 
 
 def _names(directory: Path) -> list[str]:

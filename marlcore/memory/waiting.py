@@ -27,7 +27,7 @@ def interrupt_waits_with(check: Check | None) -> Check | None:
 
 @contextmanager
 def interrupting_own_waits_with(check: Check) -> Iterator[None]:
-    """Makes waits of this thread call `check` too, within the block, except waits inside `check`."""
+    """Makes this thread's waits in the block call `check` too, except waits inside `check`."""
     before = getattr(_own, "check", None)
 
     def checked() -> None:

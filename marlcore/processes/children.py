@@ -1,6 +1,6 @@
-"""The one owner of child processes: it starts them, watches them and ends them.
+"""Starts, watches and ends child processes, for the one owner that each child has.
 
-Its users decide what a death means: `Supervisor` restarts, `Workers` fails fast, `Pool` replaces.
+The owner decides what a death means: `Supervisor` restarts, `Workers` fails fast, `Pool` replaces.
 """
 
 import errno
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 class Children(Closing):
-    """The child processes of one user, forked by a server that has imported `preload`.
+    """The child processes of one owner, forked by a server that has imported `preload`.
 
     `interrupts` notes signals that end the wait for a starting server; None: only within `uninterrupted`. A `server`
     of other children is used but not closed. `fork`, `early`: see `ForkServer`.
@@ -82,7 +82,7 @@ class Children(Closing):
     def start_worker(
         self, name: str, work: Callable[[], None], prepare: Callable[[], None] | None = None, early: bool = False
     ) -> "Child":
-        """Runs work() in a new process, after `prepare` (such as of its log); `Child.failure` tells how it ended.
+        """Runs work() in a new process, after `prepare`, which may set up its log; `Child.failure` tells how it ended.
 
         Definitions that another process cannot import are pickled by value: those in `__main__`, in a notebook or in a
         function's body. So a worker never imports the program that started it.
@@ -203,7 +203,7 @@ def _surroundings(name: str) -> dict[str, Any]:
 
 
 def failure_of(name: str, error: BaseException, short: bool = False) -> WorkerFailed:
-    """Returns a worker's failure for the exception being handled, with its traceback unless the message tells all.
+    """Returns a worker's failure for the exception being handled, with a traceback unless the message says everything.
 
     `short` leaves out this package's frames.
     """
@@ -225,7 +225,7 @@ def failure_of(name: str, error: BaseException, short: bool = False) -> WorkerFa
 def short_traceback(error: BaseException) -> str | None:
     """Returns the traceback without the package's frames, except for frames that called other code.
 
-    None if no frame would be left out; empty if no other code has a frame, since the error is the package's own.
+    Returns None if no frame would be left out, and an empty text if only the package has frames.
     """
     whole = TracebackException.from_exception(error)
     stacks = [(part, _foreign(part.stack)) for part in _chain(whole)]

@@ -70,7 +70,7 @@ class Control(Shared):
 
     @contextmanager
     def checked_waits(self, check: Callable[[], None]) -> Iterator[None]:
-        """Makes waits in the block call `check`. The block swallows its ClosedError if the workers are stopping."""
+        """Makes waits in the block call `check`; its ClosedError ends the block silently if workers are stopping."""
         interrupt_waits_with(check)
         try:
             yield

@@ -1,8 +1,7 @@
 """The parent's side of the fork server, which has imported the workers' modules and starts a worker in milliseconds.
 
-The server is a new program, or, if asked for, a fork of the parent, which is ready at once.
-
-If the parent dies, the kernel kills the server and every worker, stopped ones included (`PR_SET_PDEATHSIG`).
+The server is a new program, or, if asked for, a fork of the parent, which is ready at once. If the parent dies, the
+kernel kills the server and every worker, stopped ones included (`PR_SET_PDEATHSIG`).
 """
 
 import errno
@@ -55,9 +54,9 @@ class _Gone(Exception):
 class ForkServer:
     """Starts the server, which imports `preload`, on first use, and again after it died.
 
-    `early`: modules that it imports first. It then forks a second server, which has these alone and is ready sooner.
-    `hurry` returns True to give up the wait for a server that is still starting. `fork`: the server is a fork of this
-    process; None: where `is_safe_to_fork`.
+    The server imports the modules `early` first, and then forks a second server, which has only these and is ready
+    sooner. `hurry` returns True to give up the wait for a server that is still starting. `fork` makes the server a fork
+    of this process; None decides by `is_safe_to_fork`.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class ForkServer:
         self._lock = threading.Lock()  # several runs may share the server
 
     def begin(self) -> None:
-        """Starts the server, unless it was started, without waiting for it; `fork` waits until it is ready."""
+        """Starts the server, unless it was started before, and does not wait; `fork` waits until it is ready."""
         if self._channels:
             return
         with ExitStack() as stack:
@@ -101,9 +100,8 @@ class ForkServer:
     def fork(self, report: int, function: Callable[..., None], *args: Any, early: bool = False) -> tuple[int, int, int]:
         """Runs function(connection, *args) in a new process; `report` is the descriptor of its connection.
 
-        `early`: the second server forks it, if there is one.
-
-        The function and its arguments must be picklable, and importable without `__main__`.
+        With `early`, the second server forks it, if there is one. The function and its arguments must be picklable, and
+        importable without `__main__`.
 
         Returns: its pid, its pidfd, and a pipe that delivers its exit status, see `read_status`.
 
@@ -194,7 +192,7 @@ class ForkServer:
 def start_child(start: Callable[[], Program]) -> Program:
     """Calls `start` in a thread that outlives the child, since the thread's end would kill it (PR_SET_PDEATHSIG).
 
-    The process's first thread never ends and needs no other. Raises: OSError: no thread starts; errors of `start`.
+    The first thread never ends, and calls `start` itself. Raises: OSError: no thread starts; errors of `start`.
     """
     if threading.get_native_id() == os.getpid():
         return start()
@@ -279,7 +277,7 @@ def is_safe_to_fork() -> bool:
     """Whether a fork of this process can work: no other thread may hold a lock that the fork needs, and no GPU is open.
 
     Native threads of array libraries bear this process's name and handle forks, as long as a fork that uses OpenMP
-    stays at one thread. Other threads have other names. TensorBoard's thread waits for its own queue alone.
+    keeps to one thread. Other threads have other names. TensorBoard's thread waits only for its own queue.
     """
     numba_threads = getattr(sys.modules.get("numba.np.ufunc.parallel"), "_is_initialized", False)
     harmless = sum(type(thread).__module__.startswith("tensorboard.") for thread in threading.enumerate())

@@ -1,4 +1,4 @@
-"""The log file of a worker's process, with its stacks should it hang."""
+"""The log file of a worker's process, which also gets its stacks if it hangs."""
 
 import logging
 import os
@@ -10,12 +10,12 @@ from .signals import write_stacks_when_asked
 
 
 def opener(path: str, flags: int) -> int:
-    """For `open`: makes a file that all may read and this user may write, and refuses links and pipes."""
+    """An `opener` for `open`: the file is readable by all, writable by this user, and no link or pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
 
 
 def setup_logging(path: str | Path) -> None:
-    """Send this process's log records of level INFO and above, and its warnings, to a file."""
+    """Sends this process's log records of level INFO and above, and its warnings, to a file."""
     logging.basicConfig(
         handlers=[_LogFile(path)],
         level=logging.INFO,
@@ -33,7 +33,7 @@ def has_log_file() -> bool:
 def setup_worker(path: str | Path | None) -> None:
     """Does `setup_logging`; if the worker hangs, its stacks go to the same file before it is killed.
 
-    None leaves the log as it is; the stacks go to standard error.
+    A path of None leaves the log as it is, and the stacks go to standard error.
     """
     if path is None:
         write_stacks_when_asked()

@@ -1,4 +1,4 @@
-"""A pool of processes that answer requests, each one request at a time; a dead process's request goes to another.
+"""A pool of processes, each of which answers one request at a time; another answers the request of a dead process.
 
 Replies come in the order of their arrival. A process gets its next request only once its reply was read whole, so that
 neither side waits for the other.
@@ -61,8 +61,8 @@ class Pool(Closing):
     def ask(self, key: int, request: bytes) -> None:
         """Gives a request to a free process; `replies` returns the answer with this key.
 
-        If an exception passes through, such as one of a signal handler, the request stays in the pool; to ask again
-        with the same key is harmless.
+        If an exception passes through, such as one of a signal handler, the request stays in the pool; asking
+        again with the same key is harmless.
 
         Raises: OSError: the system starts no process. WorkerFailed: each process that got the request died.
         """

@@ -1,7 +1,7 @@
-"""The fork server's own process, and how its forks begin and end.
+"""Runs the fork server in its own process, and begins and ends its forks.
 
-It runs no user code before a fork, has no Python threads and never initialises a GPU, so a fork starts clean. If the
-server is a fork of the parent, it has the parent's state instead; see `is_safe_to_fork`.
+The server runs no user code before a fork, has no Python threads and never initialises a GPU, so a fork starts clean.
+If the server is a fork of the parent, it has the parent's state instead; see `is_safe_to_fork`.
 """
 
 import ctypes
@@ -75,7 +75,7 @@ def receive(channel: socket.socket, nbytes: int, count: int) -> tuple[bytes, lis
 
 
 def serve(parent: int, channels: Sequence[int], preload: Sequence[str], early: Sequence[str] = ()) -> None:
-    """Serves the first channel once all modules are imported; a fork serves the second one with `early` alone."""
+    """Serves the first channel once all modules are imported; a fork with only `early` imported serves the second."""
     end_with_parent(parent)
     show_title("fork server")
     pidfd, (channel, *others) = os.pidfd_open(parent), channels
@@ -174,7 +174,7 @@ def fork() -> int:
 
 
 def open_child(pid: int) -> int:
-    """Opens a pidfd of a forked process. Raises OSError: none is available; the process was killed."""
+    """Opens a pidfd of a forked process. Raises OSError: no descriptor is free, and the process was killed."""
     try:
         return os.pidfd_open(pid)
     except OSError:
@@ -202,7 +202,7 @@ def _run(task: int, report: int, tracker: int) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Exits at once; the kernel closes everything, since an orderly teardown of torch would take a second."""
+    """Exits at once and lets the kernel close everything, since an orderly teardown of torch would take a second."""
     for child in multiprocessing.active_children():
         if child.daemon:  # an ordinary exit would terminate it too
             child.terminate()

@@ -23,9 +23,9 @@ _masks = threading.local()
 
 
 def stopped(folder: str, resume: str = "") -> KeyboardInterrupt:
-    """Returns a KeyboardInterrupt for work in `folder` that `resume`, by default the folder's name, can continue.
+    """Returns a KeyboardInterrupt that says how to continue the work in `folder`: with `resume`, by default the folder.
 
-    It has no class of its own: Python ends by the signal, as shells expect, only after KeyboardInterrupt itself.
+    It has no class of its own, since Python ends by the signal, as shells expect, only after KeyboardInterrupt itself.
     """
     stop: Any = KeyboardInterrupt(f"stopped; call it again with resume={resume or folder!r} to continue")
     stop.folder = folder
@@ -33,7 +33,7 @@ def stopped(folder: str, resume: str = "") -> KeyboardInterrupt:
 
 
 class Interrupts:
-    """The one place where work is told to end: by a signal, or by `stop` or `finish`, from any thread.
+    """The one place that ends work: after a signal, or by `stop` or `finish`, from any thread.
 
     While entered, it notes SIGINT, SIGTERM and SIGHUP instead of raising at an arbitrary point. An ignored SIGHUP, as
     under nohup, stays ignored. Outside the main thread no signal is noted.
@@ -113,7 +113,7 @@ def outlive_signals() -> None:
     """Makes this process, started with the stop signals blocked, survive them.
 
     It installs handlers that do nothing. Blocked or ignored signals would stay so in every program started from here,
-    and such a program could not be terminated. Programs, and forks of this process, get the default actions.
+    so that no signal could terminate such a program. Programs, and forks of this process, get the default actions.
     """
     for signum in STOPPING:
         if signal.getsignal(signum) is not signal.SIG_IGN:
@@ -154,10 +154,8 @@ def write_stacks_when_asked(file: TextIO | None = None) -> None:
 @contextmanager
 def handlers_kept() -> Iterator[None]:
     """Restores the handlers of SIGINT and SIGTERM after a library's call that replaces them, as `ray.init` does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    replaceable = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    handlers = {signum: signal.getsignal(signum) for signum in replaceable}
     try:
         yield
     finally:

@@ -1,8 +1,8 @@
 """Restarts workers that die, kills workers that hang, and ends the run on repeated failure.
 
-Only the kernel tells that a process is dead, and only then does its successor start, so that its lanes and weights are
-free. A worker whose heartbeat, a counter in the control block, does not change for its timeout hangs: it is asked for
-its stacks, and killed `STACKS_S` later.
+A successor starts only once the kernel says that the worker before it is dead, so that its lanes and weights are free.
+A worker hangs if its heartbeat, a counter in the control block, does not change for its timeout: it is asked for its
+stacks, and killed `STACKS_S` later.
 """
 
 import logging
@@ -66,7 +66,7 @@ class Supervisor:
 
 
 class Supervised:
-    """One worker: its current process, and how its earlier ones ended."""
+    """One worker: its current process, and the ends of its earlier ones."""
 
     def __init__(
         self, name: str, children: Children, control: Control, start: Start, timeout: float, policy: RestartPolicy
@@ -178,8 +178,8 @@ class Supervised:
     def _will_fail_again(self) -> bool:
         """Whether a restart cannot help.
 
-        The worker diverged, is deadlocked, raised before its first step, or raised the same twice without a step or an
-        update between; or its environment raised twice before any episode.
+        The worker diverged, is deadlocked, raised before its first step, or raised the same error twice without a step
+        or an update between them; or its environment raised twice before any episode ended.
         """
         last = [(failure.reason, failure.traceback, done) for _, done, failure in self._failures[-2:]]
         reasons = [reason for reason, *_ in last]

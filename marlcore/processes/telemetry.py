@@ -1,4 +1,4 @@
-"""Metrics from workers to their parent: each worker writes a lane, and the parent tails all lanes in order."""
+"""Sends metrics from workers to their parent: each worker writes a lane, and the parent tails all lanes in order."""
 
 import errno
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class Metric:
 
 
 class Telemetry(Shared):
-    """The lanes of metrics, one for each worker; `lost` counts those overwritten before the parent read them."""
+    """The lanes of metrics, one for each worker; `lost` counts metrics overwritten before the parent read them."""
 
     kind = "telemetry lane"
 

@@ -11,7 +11,7 @@ from .control import BEATS, Control
 
 
 class WorkerBase:
-    """A worker in its process. In a process that its environment forked, each method ends that process."""
+    """A worker in its process. If the worker's environment forked, each method ends the fork."""
 
     def __init__(self, name: str, control: Control, attempt: int) -> None:
         self.name = name

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec
+from typing import Concatenate, ParamSpec
 
 from ..checks import brief, deadline_of
 from ..closing import ClosedAfterError
@@ -102,9 +102,11 @@ class Workers:
     """
 
     def __init__(self, grace: float = 10.0, preload: Sequence[str] = PRELOAD) -> None:
-        """Args:
-        grace: seconds between telling the workers to stop and killing them.
-        preload: modules imported once, before the first worker, so that workers start with them loaded.
+        """Makes a group.
+
+        Args:
+            grace: seconds between telling the workers to stop and killing them.
+            preload: modules imported once, before the first worker, so that workers start with them loaded.
         """
         if not grace >= 0:
             raise ValueError(f"grace: expected seconds of at least 0, got {grace!r}")
@@ -168,13 +170,15 @@ class Workers:
         with self._children.uninterrupted():
             telemetry = Telemetry.create([name])
             with ClosedAfterError(telemetry):
-                life = partial(_live, name, self._control, telemetry, self._began, function, args, kwargs)
-                self._workers.append(Worker(self._children.start_worker(name, life), self))
+                act = partial(
+                    _live, name, self._control, telemetry, self._began, lambda c: function(c, *args, **kwargs)
+                )
+                self._workers.append(Worker(self._children.start_worker(name, act), self))
             self._telemetries.append(telemetry)
         return self._workers[-1]
 
     def check(self) -> None:
-        """Raises WorkerFailed: a worker failed, and this was not raised yet. ClosedError: not inside the block."""
+        """Raises WorkerFailed: a worker's failure was not raised yet. ClosedError: not inside the block."""
         if os.getpid() != self._owner:
             raise StaleHandle("the workers were started before a fork, and are the parent's")
         if not self._open:
@@ -208,7 +212,7 @@ class Workers:
         return reports
 
     def __iter__(self) -> Iterator[Worker]:
-        """Iterates over all workers, also ended ones, in the order of their start."""
+        """Iterates over all workers, ended ones too, in the order of their start."""
         return iter([*self._workers])
 
     def __len__(self) -> int:
@@ -286,20 +290,14 @@ class Workers:
 
 
 def _live(
-    name: str,
-    control: Control,
-    telemetry: Telemetry,
-    began: float,
-    function: Callable[..., object],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    name: str, control: Control, telemetry: Telemetry, began: float, act: Callable[[WorkerContext], object]
 ) -> None:
     if "torch" in sys.modules:
         sys.modules["torch"].seed()  # otherwise all workers would draw the same numbers
     context = WorkerContext(name, control, telemetry, began)
     with control.checked_waits(context.check_waits):
         try:
-            function(context, *args, **kwargs)
+            act(context)
         except SystemExit as end:
             if end.code not in (None, 0):  # as usual, sys.exit() counts as success
                 raise

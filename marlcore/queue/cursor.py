@@ -6,9 +6,9 @@ Only the reader writes these slots of the segment:
                    longest   rows of the largest add for which the reader can always make room
                    (unused; queues in ordinary files keep their layout)
                    passed    transitions of all lanes below the cursor
-                   wanted    unread transitions with which the reader surely finds a batch, if it waits for more; or 0
-                   looks     looks that found too few rows for a batch; each then made the room
-                             that writers had asked for
+                   wanted    unread transitions in which a reader that waits surely finds a batch; or 0
+                   looks     looks that found too few rows for a batch, but made the room that writers
+                             had asked for
     slot 1 + lane  released  rows below this ticket may be overwritten
                    two halves of position, passed, dropped, skipped: see kernels/inorder.py
 
@@ -16,8 +16,8 @@ The reader writes the next cursor of all lanes into the invalid half; then one s
 batch is consumed whole or not at all, wherever the reader dies. Only then does the reader release rows.
 
 On its lane's counters line, a writer counts in `refused` the transitions that found no room, and writes in `asked` the
-rows of an add that waits for room, or 0. A reader that waits for more rows takes all whole rows of such a lane at once:
-the two sides never wait for each other, however unequally the lanes are filled.
+rows of an add that waits for room, or 0. A reader that waits for more rows takes all whole rows of such a lane at once,
+so that the two sides never wait for each other, however unequally the lanes are filled.
 """
 
 from itertools import pairwise
@@ -66,7 +66,7 @@ class CursorLines:
         return np.array(words, np.int64)
 
     def word(self, word: int) -> int:
-        """Returns a word of slot 0, which stays after the reader's end until a successor opens the queue."""
+        """Returns a word of slot 0. It stays after the reader's end until a successor opens the queue."""
         return self._words.load(word)
 
     def released(self, lane: int) -> int:
@@ -81,7 +81,7 @@ class CursorLines:
         self._counters.add(lane * _LINE_WORDS + _REFUSED, transitions)
 
     def ask(self, lane: int, rows: int) -> bool:
-        """For the lane's writer: asks the reader for room for `rows` rows (0: none). False if that was asked last."""
+        """For the lane's writer: asks the reader for room for `rows` rows (0: none). Returns False for a repetition."""
         if rows == self._last_asked.get(lane):
             return False
         self._counters.store(lane * _LINE_WORDS + _ASKED, rows)

@@ -1,6 +1,5 @@
-"""The gates that a trajectory queue's writers pass before each add: they wait for room, or drop rows without it."""
+"""The gates that a trajectory queue's writers pass before each add: they wait for room, or drop rows that find none."""
 
-from collections.abc import Iterable
 from functools import partial
 
 import numpy as np
@@ -9,7 +8,7 @@ from numpy.typing import NDArray
 from ..checks import deadline_of
 from ..errors import Deadlocked, SegmentCorrupt, TimedOut
 from ..memory import ROOM_OFFSET, Check, Event, sleep_until
-from ..transitions import LaneView, share_of
+from ..transitions import Gate, LaneView, share_of
 from .cursor import LONGEST, LOOKS, PASSED, WANTED, CursorLines
 
 _UNLIMITED = 1 << 62  # rows
@@ -19,7 +18,7 @@ Flags = NDArray[np.bool_]
 
 
 class UnreadLimit:
-    """Makes writers wait while `most` transitions are unread, or as many as the reader waits for if these are more."""
+    """Makes writers wait while `most` transitions are unread, or more if the reader waits for more."""
 
     def __init__(self, view: LaneView, lines: CursorLines, most: int) -> None:
         self._view = view
@@ -48,38 +47,27 @@ class UnreadLimit:
         return max(0, 1 - self.left())
 
 
-class QueueGate:
-    """The gate that a lane's writer passes before each add; `wait` is a transitions.Gate.
+class LaneGate:
+    """The gate of one lane, which waits for room in this lane."""
 
-    `unread` is the queue's limit of unread transitions; None if there is none, or another gate applies it.
-    """
-
-    def __init__(self, view: LaneView, lane: int, when_full: str, unread: UnreadLimit | None = None) -> None:
+    def __init__(self, view: LaneView, lane: int, when_full: str, lines: CursorLines) -> None:
         self._view = view
         self._lane = lane
         self._capacity = view.geometry.capacity
         self._when_full = when_full
-        self._unread = unread
-        self._lines = CursorLines(view.segment, view.geometry)
+        self._lines = lines
         self._room = Event(view.segment.body, ROOM_OFFSET)
         self._looks = 0  # the reader's looks when this gate last asked it
         self.left = _UNLIMITED if when_full == "drop_oldest" else 0  # a lower bound of the rows that may be added
 
     def wait(
-        self,
-        transitions: int,
-        boundaries: int,
-        timeout: float | None,
-        check_open: Check,
-        deadline: float | None = None,
+        self, transitions: int, boundaries: int, timeout: float | None, check_open: Check, deadline: float | None = None
     ) -> bool:
         """Waits for room until the deadline, by default `timeout` from now; False if the rows are dropped instead.
 
-        Dropped rows are counted. `check_open` raises the errors of an add; it is called in waits and before a drop.
+        Dropped rows are counted. `check_open`, which is called in waits and before a drop, raises the errors of an add.
         """
         rows = transitions + boundaries
-        if self._unread is not None:
-            deadline = self._unread.wait(timeout, check_open)
         if rows <= 2 and rows <= self.left:
             self.left -= rows
             return True
@@ -94,28 +82,25 @@ class QueueGate:
             return False
         deadline = deadline_of(timeout) if deadline is None else deadline
         if not sleep_until(missing, self._room, deadline, check_open):
-            path = self._view.segment.path
-            raise TimedOut(f"{path}: the reader made no room for {rows} more rows in lane {self._lane} "
-                               f"in {timeout} seconds")  # fmt: skip
+            late = f"the reader made no room for {rows} more rows in lane {self._lane} in {timeout} seconds"
+            raise TimedOut(f"{self._view.segment.path}: {late}")
         return True
 
     def _missing(self, rows: int) -> int:
         """Returns the rows that the reader must release before `rows` rows fit; if they fit, reserves the room.
 
         Raises: ValueError: the reader cannot always make room for this many rows. SegmentCorrupt: damaged counters.
-        Deadlocked: the reader had too few rows twice since it was asked for room, and made none.
         """
-        looks, longest = self._lines.word(LOOKS), self._lines.word(LONGEST)  # first: rows they freed count below
+        # Loaded first, so that rows released by these looks count below.
+        looks, longest = self._lines.word(LOOKS), self._lines.word(LONGEST)
         released, committed = self._lines.released(self._lane), self._view.native.committed(self._lane)
         left = released + self._capacity - committed
         if not (0 <= longest < self._capacity and 0 <= released <= committed and left >= 0):
             path = self._view.segment.path
             raise SegmentCorrupt(f"{path}: the counters of lane {self._lane} and of its reader contradict one another")
         if rows > (most := longest or self._capacity - 1):
-            raise ValueError(
-                f"reward: expected at most {most} rows in one add, final_obs included, since the queue's "
-                f"reader needs the rest of a lane's {self._capacity}, got {rows}"
-            )
+            why = f"since the queue's reader needs the rest of a lane's {self._capacity}"
+            raise ValueError(f"reward: expected at most {most} rows in one add, final_obs included, {why}, got {rows}")
         if rows <= left:
             self.left = left - rows
         if self._when_full == "wait":
@@ -123,27 +108,39 @@ class QueueGate:
         return max(0, rows - left)
 
     def _ask(self, rows: int, looks: int) -> None:
-        """Asks the reader for room for `rows` rows; 0: there is room."""
+        """Asks the reader for room for `rows` rows; 0: there is room.
+
+        Raises Deadlocked: since then, the reader twice had too few rows for a batch, and made no room.
+        """
         if self._lines.ask(self._lane, rows):
             self._looks = self._lines.word(LOOKS)  # a look that had begun by now does not count
         elif rows and looks - self._looks > 1:
-            path = self._view.segment.path
-            raise Deadlocked(
-                f"{path}: the writer of lane {self._lane} waits for room for {rows} rows, and the reader for more rows "
-                f"before it makes some"
-            )
+            ours = f"the writer of lane {self._lane} waits for room for {rows} rows"
+            theirs = "the reader for more rows before it makes some"
+            raise Deadlocked(f"{self._view.segment.path}: {ours}, and {theirs}")
 
 
 class QueueGates:
-    """The gates of several lanes, which their one writer passes before each add; `wait_each` is a VectorGate."""
+    """The gates of a writer's lanes: `wait` is a transitions.Gate, `wait_each` a VectorGate, `room_for` a RowsGate."""
 
-    def __init__(self, gates: Iterable[QueueGate], unread: UnreadLimit | None = None) -> None:
-        self._gates = list(gates)
-        self._unread = unread
+    def __init__(self, view: LaneView, lanes: list[int], when_full: str, unread: UnreadLimit | None) -> None:
+        self._view, self._when_full, self._unread = view, when_full, unread
+        self._lines = CursorLines(view.segment, view.geometry)
+        self._gates = [LaneGate(view, lane, when_full, self._lines) for lane in lanes]
         self._left = np.array([gate.left for gate in self._gates], np.int64)
 
+    @property
+    def wait(self) -> Gate:
+        """The gate of a writer of one lane, with as few calls as possible."""
+        return self._gates[0].wait if self._unread is None else self._wait_for_both
+
+    def _wait_for_both(self, transitions: int, boundaries: int, timeout: float | None, check_open: Check) -> bool:
+        """Waits until few enough transitions are unread, and then for room in the only lane."""
+        deadline = None if self._unread is None else self._unread.wait(timeout, check_open)
+        return self._gates[0].wait(transitions, boundaries, timeout, check_open, deadline)
+
     def wait_each(self, which: Ints, boundaries: Flags, timeout: float | None, check_open: Check) -> Flags | bool:
-        """Waits for room in one lane after another; earlier lanes keep theirs, since only this writer fills them.
+        """Waits for room in one lane after another; the room in earlier lanes stays, since only this writer fills them.
 
         If the wait for a lane fails, earlier gates count their rows as added, although they were not. That is
         harmless: such a gate only looks at the reader's cursor earlier than it must.
@@ -162,17 +159,12 @@ class QueueGates:
             self._left[i] = gate.left
         return left_out
 
-
-class RowsRoom:
-    """The gate of raw rows in a queue whose writers wait: limits each lane, and all lanes together."""
-
-    def __init__(self, view: LaneView, unread: UnreadLimit | None) -> None:
-        self._view = view
-        self._unread = unread
-        self._lines = CursorLines(view.segment, view.geometry)
-
     def room_for(self, lanes: Ints, wanted: Ints) -> Ints:
-        """See transitions.RowsGate."""
+        """Returns the raw rows for which each lane, and all lanes together, have room."""
+        if self._when_full == "drop_newest":
+            raise ValueError("when_full: expected 'wait' or 'drop_oldest' for rows from elsewhere, got 'drop_newest'")
+        if self._when_full == "drop_oldest":
+            return wanted
         numbers, capacity = lanes.tolist(), self._view.geometry.capacity
         free = [self._lines.released(lane) + capacity - self._view.native.committed(lane) for lane in numbers]
         for lane, room in zip(numbers, free, strict=True):

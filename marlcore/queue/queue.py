@@ -1,7 +1,6 @@
 """The trajectory queue: lanes of transitions that one reader consumes in order, for on-policy learners."""
 
 import os
-from collections.abc import Iterable
 from typing import Any, Literal
 
 import numpy as np
@@ -12,11 +11,10 @@ from ..kernels.inorder import DROPPED, PASSED, SKIPPED
 from ..memory import Segment
 from ..observations import Pad
 from ..spec import TransitionSpec
-from ..transitions import Gate, RowsGate, RowsReader, TransitionLanes, VectorGate, Writer
+from ..transitions import RowsReader, TransitionLanes, Writer
 from .cursor import CursorLines
-from .gates import QueueGate, QueueGates, RowsRoom, UnreadLimit
-from .raw_rows import QueueRowsReader
-from .reader import TrajectoryReader, checked_window
+from .gates import QueueGates, UnreadLimit
+from .reader import QueueRowsReader, TrajectoryReader, checked_window
 
 WHEN_FULL = ("wait", "drop_oldest", "drop_newest")
 LEAST_ROWS = 3  # a transition with its final_obs, plus the newest row
@@ -175,8 +173,8 @@ class TrajectoryQueue(TransitionLanes):
     def dropped(self) -> NDArray[np.int64]:
         """Transitions lost in each lane, int64 [lanes]: overwritten before they were read, or refused for lack of room.
 
-        Exact, like `len`, as long as fewer than 2^32 are overwritten between two batches and fewer than 2^32 boundary
-        rows are written to a lane; while other processes are active, the value may be a moment old.
+        The count is exact, like `len`, as long as fewer than 2^32 are overwritten between two batches and fewer than
+        2^32 boundary rows are written to a lane. While other processes are active, it may be a moment old.
         """
         cursor, _, overwritten = self._counts()
         refused = np.array([self._lines.refused(lane) for lane in range(self.lanes)])
@@ -187,7 +185,7 @@ class TrajectoryQueue(TransitionLanes):
     def skipped(self) -> NDArray[np.int64]:
         """Transitions of each lane that no batch could hold, int64 [lanes].
 
-        Either their episode does not continue: their writer died, began another episode or dropped the next row. Or an
+        Their episode does not continue, since their writer died, began another episode or dropped the next row. Or an
         unroll would have to begin with them, but no recurrent state is stored there.
         """
         self._segment.check_open()
@@ -195,29 +193,16 @@ class TrajectoryQueue(TransitionLanes):
         return skipped
 
     def __len__(self) -> int:
-        """Transitions written, but neither read nor overwritten; without boundary rows."""
+        """Counts the transitions that were neither read nor overwritten, without boundary rows."""
         return int(self._counts()[1].sum())
 
     @classmethod
     def _slots(cls, description: dict[str, Any]) -> int:
         return 1 + int(description["lanes"])
 
-    def _gate(self, lane: int) -> Gate:
-        return QueueGate(self._mapped, lane, self.when_full, self._unread_limit()).wait
-
-    def _vector_gate(self, lanes: Iterable[int]) -> VectorGate:
-        gates = (QueueGate(self._mapped, lane, self.when_full) for lane in lanes)
-        return QueueGates(gates, self._unread_limit()).wait_each
-
-    def _rows_gate(self) -> RowsGate | None:
-        if self.when_full == "drop_newest":
-            raise ValueError("when_full: expected 'wait' or 'drop_oldest' for rows from elsewhere, got 'drop_newest'")
-        return None if self.when_full == "drop_oldest" else RowsRoom(self._mapped, self._unread_limit()).room_for
-
-    def _unread_limit(self) -> UnreadLimit | None:
-        if self.max_unread is None:
-            return None
-        return UnreadLimit(self._mapped, self._lines, self.max_unread)
+    def _gates(self, lanes: list[int]) -> QueueGates:
+        unread = None if self.max_unread is None else UnreadLimit(self._mapped, self._lines, self.max_unread)
+        return QueueGates(self._mapped, lanes, self.when_full, unread)
 
     def _counts(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         self._segment.check_open()

@@ -1,4 +1,4 @@
-"""The reader of a trajectory queue: it copies rows after the cursor, validates them, and then consumes them."""
+"""The readers of a trajectory queue, which consume whole transitions or unrolls in order, or raw rows."""
 
 import time
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from ..checks import check_whole, deadline_of
 from ..closing import ClosedAfterError, Closing
-from ..errors import ClosedError, MarlcoreError, NotEnoughData, TimedOut
+from ..errors import ClosedError, MarlcoreError, NotEnoughData, SegmentCorrupt, TimedOut
 from ..kernels import inorder, rows
-from ..memory import claim_reader, close_when_alone, one_thread, sleep_until
+from ..memory import BOUNDARY, claim_reader, close_when_alone, one_thread, sleep_until
 from ..spec import Sequence
-from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, LaneView, ReadPlan, Window
-from .cursor import CURSOR_ROWS, ReadCursor
+from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, LaneView, ReadPlan, RowsReader, Window
+from .cursor import CURSOR_ROWS, Ints, ReadCursor
 
 
 @dataclass
@@ -42,8 +42,8 @@ def lane_rows_for(
 ) -> int:
     """Returns how many rows a lane needs so that writers of `together` lanes each seldom wait for the reader.
 
-    All rows of a writer's share of a batch then fit into one of its lanes, with as many boundary rows. `state_every` is
-    the interval at which the spec stores recurrent states; n_step is 1.
+    A writer's whole share of a batch, with as many boundary rows, then fits into one of its lanes. `state_every` is the
+    interval at which the spec stores recurrent states; n_step is 1.
     """
     still_needed = max(stack, state_every if length is not None else 1) - 1
     return 2 + still_needed + (length or 1) + (batch_size - 1) * ((length or 1) + 1) * together // lanes
@@ -54,24 +54,19 @@ def checked_window(
 ) -> Window:
     """Returns a reader's window from the options of `TrajectoryQueue.reader`; raises the same errors."""
     spec, lane_rows = lanes.spec, lanes.geometry.capacity
-    unroll = {} if length is None else {"length": length}
-    for name, value in {"batch_size": batch_size, "stack": stack, "n_step": n_step, **unroll}.items():
-        check_whole(name, value)
+    check_whole("batch_size", batch_size)
     if length is not None:
+        check_whole("length", length)
         if spec.next_obs:
             raise ValueError("length: expected None, since rows of a spec with next_obs do not follow one another")
         if length % spec.state_every:
-            raise ValueError(
-                f"length: expected a multiple of the {spec.state_every} rows from one stored state to the next, "
-                f"got {length}"
-            )
+            interval = f"{spec.state_every} rows from one stored state to the next"
+            raise ValueError(f"length: expected a multiple of the {interval}, got {length}")
     window = Window(stack, n_step, gamma, pad, None if length is None else Sequence(length, period=spec.state_every))
     spare = _longest_add(lanes, window)
     if spare < 2:
-        raise ValueError(
-            f"reader: expected a queue of at least {lane_rows + 2 - spare} rows a lane for its stack {stack}, "
-            f"n_step {n_step} and length {length}, got {lane_rows}"
-        )
+        least = f"{lane_rows + 2 - spare} rows a lane for its stack {stack}, n_step {n_step} and length {length}"
+        raise ValueError(f"reader: expected a queue of at least {least}, got {lane_rows}")
     window.check(spec, lane_rows)
     return window
 
@@ -129,10 +124,9 @@ class TrajectoryReader(Closing):
     def read(self, timeout: float | None = None) -> Batch:
         """Consumes the next batch and returns it.
 
-        One store, after everything else, consumes the batch. If the reader dies before the store, the next reader gets
-        the batch. If the reader dies after the store, or a signal interrupts it just then, the batch is lost. Rows
-        taken early, from a full lane whose writer waits, are consumed at once. So each transition is delivered at most
-        once, and is lost only with the reader that took it.
+        One store, after everything else, consumes the batch: the next reader gets the batch of a reader that dies
+        before the store. A batch is lost if its reader dies, or a signal interrupts it, just after the store. Rows
+        taken early, from a full lane whose writer waits, are consumed at once.
 
         Args:
             timeout: seconds to wait for data; None does not wait.
@@ -264,3 +258,38 @@ class TrajectoryReader(Closing):
     def _shortage(self, ready: int) -> str:
         of = "transitions" if self._window.length is None else f"unrolls of {self._window.length}"
         return f"{self._view.segment.path}: expected {self._batch_size} {of} that are whole, got {ready}"
+
+
+class QueueRowsReader(RowsReader):
+    """Reads unchanged rows in place of the queue's reader; made by `TrajectoryQueue.rows_reader`."""
+
+    once = True
+
+    def __init__(self, view: LaneView) -> None:
+        super().__init__(view)
+        self._claim = claim_reader(view.segment, view.geometry)
+        self._record = np.zeros((1, view.layout.record_bytes), np.uint8)
+        with ClosedAfterError(self._claim):
+            longest = view.geometry.capacity - 1  # the newest row holds the number of written transitions
+            self._cursor = ReadCursor(view.segment, view.native, view.geometry, longest)
+
+    def release(self, tickets: Ints) -> None:
+        """Consumes the rows below these tickets, one per lane, which makes room for others."""
+        cursor = self._cursor.now.copy()
+        position, passed = cursor[inorder.POSITION], cursor[inorder.PASSED]
+        for lane in np.flatnonzero(tickets > position).tolist():
+            passed[lane] += (self._transitions(lane, int(tickets[lane])) - passed[lane]) & 0xFFFFFFFF
+            position[lane] = tickets[lane]
+        self._cursor.move(cursor)
+        self._cursor.release(position)
+
+    def close(self) -> None:
+        """Lets another reader continue from here. Repeated calls are harmless."""
+        self._claim.close()
+
+    def _transitions(self, lane: int, ticket: int) -> int:
+        """Returns the number of a lane's transitions below a ticket, modulo 2^32, from the row before the ticket."""
+        if self._view.native.read(lane, ticket - 1, 1, self._record):
+            raise SegmentCorrupt(f"{self._view.segment.path}: lane {lane} lacks row {ticket - 1}, which is unread")
+        ordinal, place = map(int, self._record[0, :8].view(np.uint32))
+        return ordinal + (not place >> 24 & BOUNDARY)

@@ -14,4 +14,3 @@ from .prioritized import Prioritized
 from .rate_limiter import RateLimiter
 from .sampler import Sampler
 from .saving import Stateful
-from .uniform import Uniform

@@ -1,7 +1,6 @@
 """The replay buffer: lanes of transitions in one segment; actors write them and learners sample them."""
 
 import os
-from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import chain, islice
 from typing import Any
@@ -12,7 +11,7 @@ from ..checks import as_path, brief, check_type
 from ..memory import Segment
 from ..observations import Pad
 from ..spec import Sequence, TransitionSpec
-from ..transitions import Gate, LaneView, RowsGate, TransitionLanes, VectorGate, Window, Writer
+from ..transitions import LaneView, TransitionLanes, Window, Writer
 from .episodes import RecordedEpisodes, rows_taken
 from .hindsight import Hindsight
 from .prioritized import Prioritized
@@ -72,10 +71,8 @@ class ReplayBuffer(TransitionLanes):
         if limiter is not None and lane_rows < 3:
             raise ValueError(f"capacity: expected at least {3 * lanes} with a limiter, 3 rows a lane, got {capacity}")
         if lane_rows < 2 and not spec.next_obs:
-            raise ValueError(
-                f"capacity: expected at least {2 * lanes}, 2 rows a lane for a truncated transition and its final_obs, "
-                f"got {capacity}"
-            )
+            least = f"at least {2 * lanes}, 2 rows a lane for a truncated transition and its final_obs"
+            raise ValueError(f"capacity: expected {least}, got {capacity}")
         return cls._create(spec, lanes, lane_rows, name, path, limiter=limiter and asdict(limiter))
 
     @classmethod
@@ -125,8 +122,8 @@ class ReplayBuffer(TransitionLanes):
         An episode is a dict of arrays: `obs` [T, ...], or [T + 1, ...] with the observation after the last action (a
         dict of arrays for several fields, or a tuple whose parts the spec or Minari's space names); `action` and
         `reward` [T, ...]; `terminated`, `truncated`: a bool, or bool [T]; `final_obs` [...] or `next_obs` [T, ...],
-        where obs has T rows; extras of the spec [T, ...]. Other entries are ignored. The names of Minari and D4RL will
-        do too, such as `observations` and `timeouts`. An episode that does not terminate counts as truncated, and needs
+        where obs has T rows; extras of the spec [T, ...]. Other entries are ignored. The names of Minari and D4RL work
+        too, such as `observations` and `timeouts`. An episode that does not terminate counts as truncated, and needs
         its last observation. Recurrent states of the spec (`every` above 1) that an episode lacks are set to 0.
 
         Args:
@@ -134,9 +131,9 @@ class ReplayBuffer(TransitionLanes):
                 hold all episodes one after another, with a `final_obs` for each episode that does not terminate; in a
                 file the parts of an obs have names such as "obs.position".
             spec: the fields of a transition; None: obs and action as the first episode has them, without extras.
-            action_space: a Gymnasium space, in which all actions must lie; those of a Discrete or MultiDiscrete are
-                counted from its start, as training does. None checks nothing, and takes them as counted from 0; the
-                start of a Minari dataset's own space is known.
+            action_space: a Gymnasium space that must contain all actions; those of a Discrete or MultiDiscrete are
+                counted from its start, as training does. None: a Minari dataset's own space; other actions count from
+                0, unchecked.
             capacity: rows, one for each transition and one for each episode that does not terminate. With it, episodes
                 are written as they are read; None reads all of them first, and makes the replay as large as they are.
             name, path: as for `create`.
@@ -160,9 +157,8 @@ class ReplayBuffer(TransitionLanes):
                 for index, batch in enumerate(chain(batches, read)):
                     left -= rows_taken(batch)
                     if left < 0:
-                        raise ValueError(
-                            f"capacity: expected {-left} rows more for episodes 0 to {index}, got {capacity}"
-                        )
+                        more = f"{-left} rows more for episodes 0 to {index}"
+                        raise ValueError(f"capacity: expected {more}, got {capacity}")
                     writer.add_batch(**batch)
         except BaseException:
             replay.unlink()
@@ -289,11 +285,5 @@ class ReplayBuffer(TransitionLanes):
     def _slots(cls, description: dict[str, Any]) -> int:
         return SLOTS if description["limiter"] or description.get(UNLIMITED) else 0
 
-    def _gate(self, lane: int) -> Gate | None:
-        return None if self.limiter is None else WriteGate(self._mapped, self.limiter).wait
-
-    def _vector_gate(self, lanes: Iterable[int]) -> VectorGate | None:
-        return None if self.limiter is None else WriteGate(self._mapped, self.limiter).wait_each
-
-    def _rows_gate(self) -> RowsGate | None:
-        return None if self.limiter is None else WriteGate(self._mapped, self.limiter).room_for
+    def _gates(self, lanes: list[int]) -> WriteGate | None:
+        return None if self.limiter is None else WriteGate(self._mapped, self.limiter)

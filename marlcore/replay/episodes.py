@@ -1,4 +1,4 @@
-"""Recorded episodes, of a .npz file, a Minari dataset or any iterator; each is checked before it is written."""
+"""Recorded episodes from a .npz file, a Minari dataset or any iterator; each is checked before it is written."""
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -168,9 +168,8 @@ def _episodes_in(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
     last = np.union1d(np.flatnonzero(terminated | truncated), [*seams, steps - 1])
     cut = {step: number for number, step in enumerate(last[~terminated[last]].tolist())}
     if finals is not None and any(array.shape[:1] != (len(cut),) for array in by_name(finals).values()):
-        raise ValueError(
-            f"final_obs: expected {len(cut)} rows, one for each episode that does not terminate, got others"
-        )
+        rows = f"{len(cut)} rows, one for each episode that does not terminate"
+        raise ValueError(f"final_obs: expected {rows}, got others")
     for first, after in pairwise([0, *(last + 1).tolist()]):
         episode = {name: rows_at(values, slice(first, after)) for name, values in fields.items()}
         if finals is not None and after - 1 in cut:
@@ -292,7 +291,7 @@ def _values(label: str, spec: TransitionSpec, obs: Any, rows: int) -> Values:
 
 
 def _ends(name: str, value: Any, steps: int) -> bool:
-    """Whether an episode ends this way, given as a bool, or as bools of its transitions, True at most for the last."""
+    """Whether an episode ends this way: a bool, or bools of its transitions of which only the last may be True."""
     if value is None or isinstance(value, (bool, np.bool_)):
         return bool(value)
     flags = rows_of(name, _FLAG, value, steps)

@@ -21,9 +21,8 @@ Compute = Callable[[Any, Any, Any], Any]
 
 def _function(label: str, value: Any) -> Any:
     if not callable(value):
-        raise TypeError(
-            f"{label}: expected a function of achieved goals, desired goals and info, or None, got {brief(value)}"
-        )
+        expected = "a function of achieved goals, desired goals and info, or None"
+        raise TypeError(f"{label}: expected {expected}, got {brief(value)}")
     return value
 
 

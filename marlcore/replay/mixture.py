@@ -72,29 +72,26 @@ class Mixture:
         count = len(replays)
         check_whole("min_size", min_size)  # unlike a sampler's, it cannot be None
         self._fractions = _checked_fractions(fractions, count)
-        several = isinstance(prioritized, (list, tuple))
-        preferred = _for_each("prioritized", "one", prioritized if several else [prioritized] * count, count)
-        parts = _for_each("lanes", "a range", [None] * count if lanes is None else lanes, count)
+        preferred = _for_each("prioritized", "one", prioritized, count)
+        parts = _for_each("lanes", "a range", lanes, count)
         window, seeds = Window(stack, n_step, gamma, pad, sequence), _seeds(seed, count)
-        check_whole("batch_size", batch_size)
-        self._batch_size = int(batch_size)
         self._parts: list[RowSampler] = []
         self.samplers: list[Sampler] = []
         self._inside: dict[int, None] = {}  # see guard.py
-        # By each replay's nonce: its gate, and the numbers of those parts of it that have a share
+        # For each replay, by its nonce: its gate, and the numbers of its parts whose fraction is above 0
         self._replays: dict[int, tuple[SampleGate | None, list[int]]] = {}
         for i, replay in enumerate(replays):
             view, nonce = replay.view(parts[i]), replay.handle.nonce
             part = RowSampler(view, window, batch_size, min_size, preferred[i], seeds[i], hindsight)
             if nonce not in self._replays:
-                self._replays[nonce] = SampleGate.of(view, self._batch_size), []
+                self._replays[nonce] = SampleGate.of(view, part.batch_size), []
             gate, numbers = self._replays[nonce]
             if self._fractions[i] > 0:
                 numbers.append(i)
             self._parts.append(part)
             self.samplers.append(Sampler(part, gate, self._inside))
         self._gates = [(gate, numbers) for gate, numbers in self._replays.values() if gate is not None and numbers]
-        self._owed = np.zeros(count)
+        self._batch_size, self._owed = self._parts[0].batch_size, np.zeros(count)
 
     @one_thread
     def can_sample(self) -> bool:
@@ -140,11 +137,8 @@ class Mixture:
 
     @one_thread
     def update_priorities(self, index: ArrayLike, priority: ArrayLike) -> None:
-        """Gives drawn rows new priorities, each in its own replay; skips rows of replays drawn uniformly.
-
-        Args and errors: see `Sampler.update_priorities`.
-        """
-        limit = min(part.strategy.limit for part in self._parts)
+        """Does `Sampler.update_priorities` in each row's own replay; skips rows of replays that are drawn uniformly."""
+        limit = min(part.limit for part in self._parts)
         indices, priorities = checked_priorities(index, priority, limit)
         indices, source = np.divmod(indices, len(self._parts))
         for i, part in enumerate(self._parts):
@@ -173,7 +167,7 @@ class Mixture:
 
     @one_thread
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Returns the carried fractions and the samplers' states; its keys start with the replay's number and a dot."""
+        """Returns the carried fractions and the samplers' states; a sampler's keys begin with its number and a dot."""
         state: dict[str, NDArray[Any]] = {"owed": self._owed.copy()}
         for i, part in enumerate(self._parts):
             state |= {f"{i}.{name}": array for name, array in part.state_dict().items()}
@@ -181,11 +175,7 @@ class Mixture:
 
     @one_thread
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restores the state of a mixture of the same replays, or of their saves.
-
-        Raises ValueError: a part is missing, or of another shape, dtype or sampler; TypeError: the state is not a dict.
-        Nothing was changed.
-        """
+        """Does `Sampler.load_state_dict` for a mixture of the same replays, or of their saves."""
         count = len(self._parts)
         owed = state_array(state, "owed", (count,), np.float64).copy()
         if not (abs(owed) < count).all() or abs(owed.sum()) > 1e-6:
@@ -245,9 +235,11 @@ class Mixture:
 
 
 def _for_each(name: str, what: str, values: Any, replays: int) -> list[Any]:
-    if len(values) != replays:
-        raise ValueError(f"{name}: expected {what} for each of {replays} replays, got {len(values)}")
-    return list(values)
+    """Returns a list's values, or another value once for each replay."""
+    each = list(values) if isinstance(values, Several) else [values] * replays
+    if len(each) != replays:
+        raise ValueError(f"{name}: expected {what} for each of {replays} replays, got {len(each)}")
+    return each
 
 
 def _apportion(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:
@@ -262,7 +254,7 @@ def _apportion(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:
 
 
 def _check_replays(replays: Any) -> None:
-    """Checks the replays. Raises TypeError: no list of replays. LayoutMismatch: specs differ; it names a field."""
+    """Raises TypeError if `replays` is no list of replays, LayoutMismatch if their specs differ."""
     check_type("replays", replays, Several, expected="a list of ReplayBuffers")
     for i, replay in enumerate(replays):
         check_type(f"replays[{i}]", replay, ReplayBuffer)
@@ -279,8 +271,8 @@ def _checked_fractions(fractions: Several[float], replays: int) -> NDArray[np.fl
         raise ValueError(f"fractions: expected one for each of {replays} replays, at least one, got {fractions!r}")
     if not (shares >= 0).all() or not math.isclose(shares.sum(), 1.0, abs_tol=1e-6):
         raise ValueError(f"fractions: expected numbers of at least 0 whose sum is 1, got {fractions!r}")
-    exact: NDArray[np.float64] = shares / shares.sum()
-    return exact
+    shares /= shares.sum()
+    return shares
 
 
 def _seeds(seed: int | None, replays: int) -> list[int | None]:

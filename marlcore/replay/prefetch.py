@@ -32,7 +32,7 @@ class _Sampler(Protocol[Drawn]):
 
 
 class Prefetch(Generic[B], Closing):
-    """A sampler whose batches are drawn ahead of time, for one consumer thread; it takes over the sampler.
+    """Draws a sampler's batches ahead of time, for one consumer thread, which must not use the sampler itself.
 
     The thread draws whenever fewer than `depth` batches are ready, so a batch may lag behind the newest transitions and
     priorities by `depth` batches.
@@ -110,25 +110,19 @@ class Prefetch(Generic[B], Closing):
         return self._work.can_take()
 
     def update_priorities(self, index: Any, priority: Any) -> None:
-        """See the sampler's method. Waits for the current draw, if any; applies to all later ones."""
+        """Does the sampler's method after the current draw, if any; it applies to all later draws."""
         self._work.call("update_priorities", index, priority)
 
     def clear(self) -> None:
-        """See the sampler's method. Drops the ready batches."""
+        """Does the sampler's method, and drops the ready batches."""
         self._work.call("clear", drop=True)
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Returns the sampler's state after the current draw, if any; for `ReplayBuffer.save`.
-
-        Batches that are ready count as drawn: a resumed run does not get them.
-        """
+        """Returns the sampler's state after the current draw, if any. A resumed run lacks the ready batches."""
         return self._work.call("state_dict")  # type: ignore[no-any-return]
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
-        """See the sampler's method. Drops the ready batches, so that the next batch is the state's first.
-
-        Raises: see the sampler's method; then the ready batches stay.
-        """
+        """Does the sampler's method, and unless it raises drops the ready batches: the state's first batch is next."""
         self._work.call("load_state_dict", state, drop=True)
 
     @property

@@ -218,9 +218,8 @@ class Mover:
             torch.empty(1, pin_memory=True)  # without a device this fails here, not in the thread
         except RuntimeError as error:
             label = "pin_memory" if self._device.type == "cpu" else "device"
-            raise RuntimeError(
-                f"{label}: expected an accelerator, which pins memory, got none ({brief(error)})"
-            ) from None
+            expected = f"{label}: expected an accelerator, which pins memory"
+            raise RuntimeError(f"{expected}, got none ({brief(error)})") from None
         self._stream: Any = None
         if self._device.type == "cuda":
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
@@ -239,7 +238,7 @@ class Mover:
         return moved
 
     def arrive(self, batch: TorchBatch) -> None:
-        """In the consumer: marks memory allocated on the thread's stream as used by the consumer's."""
+        """In the consumer: marks memory that the thread's stream allocated as used by the consumer's stream."""
         if self._stream is not None:
             stream = self._torch.cuda.current_stream(self._device)
             _replace(batch, lambda tensor: tensor.record_stream(stream) or tensor)

@@ -59,7 +59,7 @@ EQUAL = Prioritized(alpha=0.0)
 
 
 class PriorityTree:
-    """Draws rows by priority, from a sum tree in private memory. It has Uniform's methods, and weighs rows."""
+    """Draws rows by priority, from a sum tree in private memory; see row_sampler._Uniform. It also weighs rows."""
 
     def __init__(self, options: Prioritized, lanes: LaneView, read_plan: ReadPlan) -> None:
         geometry, batch_size = lanes.geometry, read_plan.chosen.shape[1]
@@ -158,10 +158,8 @@ class PriorityTree:
         d = self._read_plan
         d.chosen[:, 0] = lane, ticket, ticket
         if not len(d.lapped(1)):  # else the row was overwritten, perhaps during the read
-            raise ValueError(
-                f"{self._path}: {self._options.initial}: expected priorities from 0 to "
-                f"{self.limit:.3g}, got another in lane {lane}, ticket {ticket}"
-            )
+            label, got = f"{self._path}: {self._options.initial}", f"another in lane {lane}, ticket {ticket}"
+            raise ValueError(f"{label}: expected priorities from 0 to {self.limit:.3g}, got {got}")
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         return {
@@ -178,9 +176,8 @@ class PriorityTree:
             state_array(state, name, array.shape, array.dtype)
         for name, same in self._kind.items():
             if (state[name] != same).any():
-                raise ValueError(
-                    f"state: expected that of a sampler with the {name} {same.tolist()}, got {state[name].tolist()}"
-                )
+                expected = f"that of a sampler with the {name} {same.tolist()}"
+                raise ValueError(f"state: expected {expected}, got {state[name].tolist()}")
         masses = state["masses"]
         if not ((masses >= 0).all() and masses.sum() < np.inf):
             raise ValueError("state: expected masses of at least 0 with a finite sum")
@@ -217,10 +214,8 @@ def checked_priorities(
     row = kernels.first_bad(values, limit)
     if row >= 0:
         highest = f", not above {limit:.3g}" if values[row] > limit and values[row] < np.inf else ""
-        raise ValueError(
-            f"priority: expected finite numbers of at least 0{highest}, "
-            f"got {values[row]} in row {row}, index {indices[row]}"
-        )
+        got = f"{values[row]} in row {row}, index {indices[row]}"
+        raise ValueError(f"priority: expected finite numbers of at least 0{highest}, got {got}")
     return np.ascontiguousarray(indices, np.int64), values
 
 

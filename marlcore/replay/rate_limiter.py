@@ -69,10 +69,8 @@ class RateLimiter:
     def __post_init__(self) -> None:
         check_declared(self)
         if self.tolerance < self.samples_per_insert:
-            raise ValueError(
-                f"tolerance: expected at least samples_per_insert = {self.samples_per_insert:g}, since no row could "
-                f"ever be added, got {self.tolerance:g}"
-            )
+            least = f"samples_per_insert = {self.samples_per_insert:g}, since no row could ever be added"
+            raise ValueError(f"tolerance: expected at least {least}, got {self.tolerance:g}")
 
     def inserts_missing(self, inserted: int, sampled: int, batch: float) -> int:
         """Returns the transitions that writers must insert before a sampler may draw `batch` rows; 0: none."""
@@ -137,12 +135,10 @@ class WriteGate(_Side):
 
     def wait(self, transitions: int, boundaries: int, timeout: float | None, check_open: Check) -> bool:
         """Waits until the transitions may be added; boundary rows do not count. Raises ValueError, TimeoutError."""
-        limiter = self._limiter
-        if limiter.samples_per_insert * transitions > limiter.tolerance:
-            raise ValueError(
-                f"tolerance: expected a limiter with at least samples_per_insert * rows = "
-                f"{limiter.samples_per_insert * transitions:g} for an add of {transitions}, got {limiter.tolerance:g}"
-            )
+        limiter, least = self._limiter, self._limiter.samples_per_insert * transitions
+        if least > limiter.tolerance:
+            expected = f"at least samples_per_insert * rows = {least:g} for an add of {transitions}"
+            raise ValueError(f"tolerance: expected a limiter with {expected}, got {limiter.tolerance:g}")
         if not self._missing(transitions):
             return True
         bulk = limiter.tolerance / limiter.samples_per_insert / 2
@@ -177,7 +173,7 @@ class WriteGate(_Side):
 class SampleGate(_Side):
     """The gate that a sampler or a mixture passes before each batch, and its slot, which counts the rows it drew.
 
-    `most` is the highest cost of a batch, in rows, at which both sides never wait for each other.
+    `most` is the highest cost of a batch, in rows, at which the two sides cannot both wait.
     """
 
     @classmethod
@@ -188,17 +184,14 @@ class SampleGate(_Side):
 
     def __init__(self, view: LaneView, limiter: RateLimiter, batch: int) -> None:
         if batch > limiter.tolerance:
-            raise ValueError(
-                f"tolerance: expected a limiter with at least the batch_size {batch}, got {limiter.tolerance:g}"
-            )
+            least = f"at least the batch_size {batch}"
+            raise ValueError(f"tolerance: expected a limiter with {least}, got {limiter.tolerance:g}")
         lead = limiter.tolerance if limiter.lead is None else limiter.lead
         self._batch, self.most = batch, limiter.tolerance + lead - limiter.samples_per_insert
         if batch > self.most:
-            raise ValueError(
-                f"tolerance: expected a limiter with at least batch_size + samples_per_insert - lead = "
-                f"{batch + limiter.samples_per_insert - lead:g}, or samplers and writers would both wait, got "
-                f"{limiter.tolerance:g}"
-            )
+            least = f"at least batch_size + samples_per_insert - lead = {batch + limiter.samples_per_insert - lead:g}"
+            expected = f"a limiter with {least}, or samplers and writers would both wait"
+            raise ValueError(f"tolerance: expected {expected}, got {limiter.tolerance:g}")
         super().__init__(view, limiter)
         self._weight, self._cost = 1.0, float(batch)  # the rows that a drawn row and a whole batch count as
         self._rest = 0.0  # the part of a row that is not yet counted
@@ -225,21 +218,20 @@ class SampleGate(_Side):
 
     def _weigh(self, weight: float) -> None:
         if self._batch * weight > self.most:
-            raise ValueError(
-                f"limit_to: expected at least batch_size / (tolerance + lead - samples_per_insert), or samplers and "
-                f"writers would both wait, got {1.0 / weight:g}"
-            )
+            least = "at least batch_size / (tolerance + lead - samples_per_insert)"
+            expected = f"{least}, or samplers and writers would both wait"
+            raise ValueError(f"limit_to: expected {expected}, got {1.0 / weight:g}")
         self._weight, self._cost = weight, self._batch * weight
 
-    def _price(self, share_at: Callable[[float], float]) -> None:
-        """Charges the next batch at the share in force when it falls due."""
-        sampled, ratio = self._sampled(), self._limiter.samples_per_insert
-        if sampled == self._priced_at:
+    def _price(self) -> None:
+        """Charges the next batch at the share in force when it falls due, if the share is a function."""
+        if self._share is None or (sampled := self._sampled()) == self._priced_at:
             return
+        ratio = self._limiter.samples_per_insert
         paid = self._limiter.min_size + (sampled + self._rest) / ratio
         ahead = paid - self._lanes.inserted()
         left, whole = self._batch / ratio, 0
-        while (share := SHARE("limit_to", share_at(ahead + whole))) < left and whole * ratio <= self.most:
+        while (share := SHARE("limit_to", self._share(ahead + whole))) < left and whole * ratio <= self.most:
             left -= share
             whole += 1
         self._weigh((whole + left / share) * ratio / self._batch)
@@ -275,15 +267,13 @@ class SampleGate(_Side):
 
     def may_sample(self) -> bool:
         """Whether `wait` would return at once."""
-        if self._share is not None:
-            self._price(self._share)
+        self._price()
         return self._missing(self._cost) == 0
 
     @property
     def due(self) -> bool:
         """Whether a batch is due by samples_per_insert alone, without the tolerance."""
-        if self._share is not None:
-            self._price(self._share)
+        self._price()
         inserted = self._lanes.inserted()
         return inserted >= self._limiter.min_size and self._limiter.balance(inserted, self._sampled()) >= self._cost
 

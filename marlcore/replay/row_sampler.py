@@ -1,6 +1,7 @@
-"""Rows of batches, drawn from one replay: chosen, copied, validated, and drawn again where a writer overwrote them."""
+"""Draws the rows of batches from one replay: chooses, copies and validates them, and replaces overwritten ones."""
 
 import errno
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,12 +12,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..checks import check_type, check_whole, state_array
 from ..errors import MarlcoreError
+from ..kernels import uniform
 from ..kernels.rows import HI, LO, ORDINAL, PLACE
 from ..memory import BOUNDARY, error_of
 from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, LaneView, ReadPlan, Window
 from .hindsight import Hindsight, Relabelling
 from .prioritized import EQUAL, Prioritized, PriorityTree
-from .uniform import Uniform
 
 Ints = NDArray[np.int64]
 
@@ -50,7 +51,6 @@ class RowSampler:
     Attributes:
         stats: rows drawn, lapped and drawn again.
         prioritized: the options of prioritized drawing; None for uniform drawing.
-        strategy: chooses the rows, uniformly or by priority.
         batch: makes a `Batch` of the arrays in a block of memory, whose rows were drawn and checked before.
     """
 
@@ -86,8 +86,8 @@ class RowSampler:
         if prioritized is None and window.period > 1:
             prioritized = EQUAL  # few rows begin a sequence: drawing any row would nearly always fail
         self._tree = None if prioritized is None else PriorityTree(prioritized, view, plan)
-        self.strategy = self._tree or Uniform(plan)
-        self.strategy.prepare(plan.memory())  # now instead of in the first draw
+        self._strategy = self._tree or _Uniform(plan)
+        self._strategy.prepare(plan.memory())  # now instead of in the first draw
         self._relabelling: Relabelling | None = None
         self.batch: Callable[[BatchMemory], Batch] = BatchMemory.batch
         if hindsight is not None:
@@ -98,16 +98,16 @@ class RowSampler:
     def lacking(self) -> int:
         """Returns the least number of transitions that must come before a row can be drawn; 0 if one can be drawn."""
         self.check_open()
-        return self._too_few() or int(not self.strategy.can_draw())
+        return self._too_few() or int(not self._strategy.can_draw())
 
     def fill(self, memory: BatchMemory, rows: Ints) -> Ints:
-        """Draws these rows of a batch; returns those for which the replay has nothing to draw, if any."""
+        """Draws these rows of a batch; returns the rows for which the replay has nothing to draw."""
         self.check_open()
         if not self._enough and self._too_few():
             return rows
         lapped_since = None
         while True:
-            filled, refused = self.strategy.draw(memory, rows)
+            filled, refused = self._strategy.draw(memory, rows)
             self.stats.redrawn += refused
             if filled == 0:
                 return rows
@@ -136,6 +136,11 @@ class RowSampler:
         self.check_open()
         self.stats.ignored += self._tree.update(index, priority)
 
+    @property
+    def limit(self) -> float:
+        """The highest priority that an update may give."""
+        return sys.float_info.max if self._tree is None else self._tree.limit
+
     def clear(self) -> None:
         self.check_open()
         self._plan.read_windows()
@@ -143,7 +148,9 @@ class RowSampler:
         self._enough = False
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        state = {"generator": self._plan.generator.copy()} | self.strategy.state_dict()
+        state: dict[str, NDArray[Any]] = {"generator": self._plan.generator.copy()}
+        if self._tree is not None:
+            state |= self._tree.state_dict()
         if self._plan.has_floor:
             state["floor"] = self._plan.floor.copy()
         return state
@@ -158,7 +165,8 @@ class RowSampler:
             self._plan.read_windows()
             if not ((floor >= 0) & (floor <= self._plan.windows[HI])).all():
                 raise ValueError("state: expected floor as tickets of this replay, got others")
-        self.strategy.load_state_dict(state)
+        if self._tree is not None:
+            self._tree.load_state_dict(state)
         self._plan.generator[:] = generator
         self._plan.set_floor(floor)
         self._enough = False
@@ -168,7 +176,7 @@ class RowSampler:
         count, window = self._held, self._window
         if count < self._least:
             why = f"expected at least {self._least} transitions, got {count}"
-        elif self.strategy.all_zero:
+        elif self._tree is not None and self._tree.all_zero:
             why = f"each of the {count} transitions has a priority of 0, and epsilon is 0"
         elif window.length is not None:
             why = f"none of the {count} transitions begins a sequence of {window.length} that is held whole"
@@ -217,3 +225,38 @@ class RowSampler:
         after = newest[:, ORDINAL] + (newest[:, PLACE] >> 24 & BOUNDARY == 0)
         count: NDArray[np.uint32] = after - first[:, ORDINAL]
         return count.astype(np.int64)
+
+
+class _Uniform:
+    """Chooses rows without priorities: each transition or sequence that can be drawn is equally likely, of weight 1."""
+
+    def __init__(self, read_plan: ReadPlan) -> None:
+        self._read_plan = read_plan
+        self._one_ticket = np.zeros((2, 1), np.int64)
+
+    def prepare(self, memory: BatchMemory) -> None:
+        """Compiles or loads the kernels without drawing."""
+        uniform.draw(self._read_plan.plan, self._read_plan.columns, memory.address, _NO_ROWS)
+        self.can_draw()
+
+    def can_draw(self) -> bool:
+        """Whether any row can be drawn; the call changes no draw, past or future."""
+        self._read_plan.read_windows()
+        return bool(uniform.list_sampleable(self._read_plan.plan, self._one_ticket))
+
+    def draw(self, memory: BatchMemory, rows: Ints) -> tuple[int, int]:
+        """Draws transitions into the output rows, slot i into rows[i]; returns (slots filled, draws refused).
+
+        It fills no slot if no row can be drawn.
+        """
+        d = self._read_plan
+        d.read_windows()
+        filled, refused = uniform.draw(d.plan, d.columns, memory.address, rows)
+        return filled or self._draw_listed(memory, rows), refused
+
+    def _draw_listed(self, memory: BatchMemory, rows: Ints) -> int:
+        """Draws from a list of the tickets that can be drawn, where `draw` would refuse nearly all its choices."""
+        d = self._read_plan
+        tickets = np.empty((2, int(np.sum(d.windows[1] - d.windows[0]))), np.int64)
+        listed = uniform.list_sampleable(d.plan, tickets)
+        return int(uniform.draw_listed(d.plan, d.columns, memory.address, rows, tickets, listed)) if listed else 0

@@ -129,7 +129,7 @@ def _checked_array(name: Any, value: Any) -> NDArray[Any]:
 
 
 def _saved_arrays(view: LaneView) -> dict[str, NDArray[Any]]:
-    """Returns the described arrays in the segment's memory, each checked to lie in the body after the lanes."""
+    """Returns the described arrays in the segment's memory, and checks that each lies in the body after the lanes."""
     segment = view.segment
     described = segment.description.get(STATE, {})
     array_at = partial(_array_at, segment.body, view.geometry.nbytes)

@@ -23,17 +23,9 @@ if TYPE_CHECKING:
 
 
 # The fields that kernels compute; each of them is an offset in the kernels' plan
-COMPUTED = {
-    "reward": "float32",
-    "discount": "float32",
-    "terminated": "bool",
-    "truncated": "bool",
-    "policy_version": "int64",
-    "valid": "bool",
-    "mask": "bool",
-    "index": "int64",
-    "weight": "float32",
-}
+COMPUTED = dict.fromkeys(("reward", "discount", "weight"), "float32")
+COMPUTED |= dict.fromkeys(("terminated", "truncated", "valid", "mask"), "bool")
+COMPUTED |= dict.fromkeys(("policy_version", "index"), "int64")
 
 
 @dataclass(frozen=True)
@@ -97,7 +89,7 @@ class Batch:
     relabelled: NDArray[np.bool_] | None = None
 
     def __init__(self, fields: dict[str, Any], dicts: tuple[str, ...]) -> None:
-        """`dicts` names the fields that are dicts; each batch has its own copy of them."""
+        """Takes the arrays by field; `dicts` names the fields that are dicts, of which each batch has its own copy."""
         attributes = self.__dict__
         attributes.update(fields)
         for name in dicts:
@@ -158,7 +150,7 @@ class TorchBatch:
 
 
 class BatchLayout:
-    """Lays out the arrays of `batch` transitions or sequences in a block, and lists the columns copied into them.
+    """Lays out the arrays of `batch` transitions or sequences in a block, and lists the columns copied into the block.
 
     The bases of the columns (see kernels/plan.py) are offsets in the segment's body.
     """
@@ -189,10 +181,8 @@ class BatchLayout:
             self._add(name, (*once, stack) if name == "valid" else once, dtype)
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if self.nbytes > memory:
-            raise ValueError(
-                f"batch_size: expected a batch within this machine's {memory:,} bytes of memory, got {batch}, "
-                f"which takes {self.nbytes:,} bytes"
-            )
+            expected = f"a batch within this machine's {memory:,} bytes of memory"
+            raise ValueError(f"batch_size: expected {expected}, got {batch}, which takes {self.nbytes:,} bytes")
         self.columns = np.array(columns, COLUMN)
 
     def offset(self, name: str) -> int:
@@ -220,7 +210,7 @@ class BatchLayout:
         return self._geometry.column_offset(place.column) + place.offset, self._geometry.stride(place.column)
 
     def _frames(self, place: Place) -> tuple[int, ...]:
-        """Adds a block of frames for each slot; makes obs, and next_obs unless it is stored, views of it."""
+        """Adds a block of frames for each slot; obs, and next_obs unless it is stored, become views of the block."""
         stack, field, frame = self._stack, place.field, place.field.nbytes
         near = stack - 1 + self.length + (self._next == ONE_MORE)
         far = self.length * stack if self._next == OWN_STACKS else 0  # stacks of next_obs alone

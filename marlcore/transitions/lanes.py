@@ -25,7 +25,7 @@ W = TypeVar("W", bound=Closing)
 
 
 class TransitionLanes(Shared):
-    """Base of containers of transitions: a spec, and lanes of rows with at most one writer each."""
+    """Base of the replay and the queue: a spec, and lanes of rows with at most one writer each."""
 
     _spills = False  # see Segment.create
 
@@ -50,10 +50,8 @@ class TransitionLanes(Shared):
             raise ValueError(f"capacity: expected from {lanes} rows, one a lane, to {MAX_ROWS}, got {capacity}")
         lane_rows = int(capacity) // int(lanes) // spec.state_every * spec.state_every
         if lane_rows == 0:
-            raise ValueError(
-                f"capacity: expected at least {spec.state_every} rows a lane, one interval of the stored states, "
-                f"got {capacity} in {lanes} lanes"
-            )
+            least = f"at least {spec.state_every} rows a lane, one interval of the stored states"
+            raise ValueError(f"capacity: expected {least}, got {capacity} in {lanes} lanes")
         return lane_rows
 
     @classmethod
@@ -106,7 +104,8 @@ class TransitionLanes(Shared):
             ValueError: a lane does not exist or comes twice, or the timeout is negative.
         """
         numbers = self._checked_lanes(range(self.lanes) if lanes is None else lanes)
-        gate = self._vector_gate(numbers)
+        gates = self._gates(numbers)
+        gate: VectorGate | None = gates and gates.wait_each
         return self._opened(lambda lock: VectorWriter(self._mapped, numbers, lock, timeout, gate), numbers, timeout)
 
     def rows_writer(self, lanes: Iterable[int]) -> RowsWriter:
@@ -114,7 +113,10 @@ class TransitionLanes(Shared):
 
         Raises: LaneBusy: one of the lanes has a living writer. ValueError: a lane does not exist or comes twice.
         """
-        return self._opened(lambda lock: RowsWriter(self._mapped, lock, self._rows_gate()), self._checked_lanes(lanes))
+        numbers = self._checked_lanes(lanes)
+        gates = self._gates(numbers)
+        gate: RowsGate | None = gates and gates.room_for
+        return self._opened(lambda lock: RowsWriter(self._mapped, lock, gate), numbers)
 
     def close(self) -> None:
         """Closes its writers, and a queue's reader, and releases the memory.
@@ -138,20 +140,16 @@ class TransitionLanes(Shared):
     def _slots(cls, description: dict[str, Any]) -> int:
         raise NotImplementedError
 
-    def _gate(self, lane: int, /) -> Gate | None:
-        raise NotImplementedError
-
-    def _vector_gate(self, lanes: Iterable[int], /) -> VectorGate | None:
-        raise NotImplementedError
-
-    def _rows_gate(self) -> RowsGate | None:
+    def _gates(self, lanes: list[int]) -> Any:
+        """Returns an object whose `wait`, `wait_each` and `room_for` a writer of these lanes passes; None: no gate."""
         raise NotImplementedError
 
     def _open_writer(self, lane: int, timeout: float | None, shared: bool = False) -> Writer:
         self._segment.check_open()
         if not self._has_lane(lane):
             raise ValueError(f"lane: expected 0 to {self.lanes - 1}, got {lane!r}")
-        lane, gate = int(lane), self._gate(int(lane))
+        lane, gates = int(lane), self._gates([int(lane)])
+        gate: Gate | None = gates and gates.wait
         return self._opened(
             lambda lock: Writer(self._mapped, lane, lock, shared, timeout, gate), [lane], timeout, shared
         )

@@ -1,8 +1,8 @@
 """The layout of a transition's fields in a lane's row, and the lanes as a process has them mapped.
 
 Column 0 is the record: a 16-byte head (`struct mc_row` in csrc/api.h), then the fields of up to INLINE_BYTES each, so
-that a small transition fits one cache line. A larger field, such as a frame, has its own column. So does a field stored
-at intervals, with one row per interval.
+that a small transition fits one cache line. A larger field, such as a frame, has its own column, and so does a field
+stored at intervals, with one row per interval.
 """
 
 from dataclasses import dataclass, replace

@@ -31,7 +31,7 @@ class RowsReader(Closing):
     Attributes:
         lo, hi: by lane, the range of tickets that `look` found, int64 [lanes].
         row_bytes: the approximate bytes of a row in a message.
-        once: whether `release` consumes rows, so that nothing reads them again.
+        once: whether `release` consumes rows, so that no later reader gets them.
     """
 
     once = False
@@ -49,7 +49,7 @@ class RowsReader(Closing):
     def first_to_send(self, lane: int, ticket: int) -> int:
         """Returns the first ticket, from `ticket` on, that may follow lost rows; without one, the end of the lane.
 
-        With stored recurrent states its row begins an episode, since states match the rows of whole episodes alone.
+        If recurrent states are stored, this row begins an episode, since states match only the rows of whole episodes.
         """
         if self._view.spec.state_every == 1 or ticket >= self.hi[lane]:
             return ticket
@@ -85,9 +85,7 @@ class RowsWriter(Closing):
     def append(self, parts: Ints, source: Bytes, timeout: float) -> Ints:
         """Writes rows of a message's spans, whose bytes are `source`, if they find room within `timeout` seconds.
 
-        Args:
-            parts: int64 [n, 6], the parts of the spans to write, of different lanes: see `mc_part` in csrc/api.h.
-
+        `parts`, int64 [n, 6], are the parts of the spans to write, of different lanes: see `mc_part` in csrc/api.h.
         Returns: the rows written of each part, int64 [n].
         """
         self._view.segment.check_open()

@@ -1,4 +1,4 @@
-"""Setters: callables that check a field's value and write it into memory, with the cheapest code for its kind."""
+"""Setters check a field's value and write it into memory, with the cheapest code for the field's kind."""
 
 from collections.abc import Callable, Mapping
 from contextvars import Context
@@ -21,7 +21,7 @@ _FLOATS = frozenset(map(np.dtype, ("float16", "float32", "float64")))
 
 
 class FieldSetters:
-    """Setters of a transition's fields, except reward and ends; `put_of(place, label, is_boundary_row)` makes each."""
+    """Setters of a transition's fields, except reward and ends, made by `put_of(place, label, is_boundary_row)`."""
 
     def __init__(
         self, spec: TransitionSpec, layout: RecordLayout, put_of: Callable[[Place, str, bool], Setter]
@@ -48,7 +48,7 @@ class FieldSetters:
 
 
 def put_all(label: str, puts: Mapping[str, Setter], values: Mapping[str, Any]) -> None:
-    """Sets named values. Raises ValueError: a name is missing or unknown."""
+    """Sets each named value by its setter. Raises ValueError: a name is missing or unknown."""
     if values.keys() != puts.keys():
         raise names_error(label, puts.keys(), values)
     for name, put in puts.items():
@@ -112,7 +112,7 @@ def _array_put(label: str, field: Field, view: NDArray[Any]) -> Setter:
 
 @dataclass(frozen=True)
 class Slots:
-    """The places of `count` rows among the staged ones."""
+    """The places of `count` rows among the staged rows."""
 
     count: int
     where: slice | NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""Staging of many transitions for one call of the C core: each field's array is checked, then copied or lent."""
+"""Stages many transitions for one call of the C core: each field's array is checked, then copied or lent."""
 
 import errno
 from typing import Any
@@ -131,7 +131,7 @@ class BatchStaging(_Staging):
 class VectorStaging(_Staging):
     """Rows of different lanes, for `VectorWriter.add`; record 2 i is row i's, record 2 i + 1 its boundary row's.
 
-    `which` holds the index of each row's writer; `left_out` marks rows that a queue has no room for.
+    `which` holds the index of each row's writer; `left_out` marks rows for which a queue has no room.
     """
 
     def __init__(self, native: NativeVector, view: LaneView, records: Bytes) -> None:

@@ -1,4 +1,4 @@
-"""The writer of several replay lanes: it checks and stages a row for each, and appends all of them with one call."""
+"""The writer of several lanes: it checks and stages a row for each, and appends all of them with one call."""
 
 import errno
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ Ints = NDArray[np.int64]
 class VectorWriter(WriterBase):
     """Appends transitions to several lanes, one a lane in each call; made by the `vector_writer` of a replay or queue.
 
-    For vectorised environments: copy i of the environment writes to lane i. A call costs little more than one
-    `Writer.add` and about 30 ns a row of a few floats. The values, checks and errors are those of `Writer`, and so is
-    the rule for threads: one at a time may use it, any may call `close`.
+    It serves vectorised environments: copy i of the environment writes to lane i. A call costs little more than one
+    `Writer.add`, and about 30 ns for each row of a few floats. Values, checks, errors and the rule for threads are
+    those of `Writer`.
 
     Attributes:
         lanes: the lanes' numbers, in the order of the rows.

@@ -1,4 +1,4 @@
-"""Code that all readers of transitions share: the lanes' windows, memory for batches, and the check after copying."""
+"""The code that all readers of transitions share: windows, memory for batches, and the check after copying."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import check_type
-from ..declared import Number, Whole, check_declared
+from ..declared import Declared, Number, Whole
 from ..kernels import rows
 from ..kernels.plan import PLAN
 from ..memory import Event, LaneGeometry
@@ -21,8 +21,8 @@ LAP_LIMIT_S = 10.0  # a reader whose every copy is lapped for so long reports it
 
 
 @dataclass(frozen=True)
-class Window:
-    """The rows read around a ticket: see `ReplayBuffer.sampler` and `Sequence`."""
+class Window(Declared):
+    """Which rows a sampler or reader reads around a ticket: see `ReplayBuffer.sampler` and `Sequence`."""
 
     stack: Annotated[int, Whole(1)] = 1
     n_step: Annotated[int, Whole(1)] = 1
@@ -43,16 +43,13 @@ class Window:
         return self.sequence.period or self.sequence.length - self.sequence.burn_in if self.sequence else 1
 
     def check(self, spec: TransitionSpec, lane_rows: int) -> None:
-        """Checks the window for lanes of this many rows. Raises ValueError, TypeError: the message names the field."""
-        check_declared(self)
+        """Raises ValueError, TypeError, naming the field: lanes of this many rows cannot serve the window."""
         check_type("sequence", self.sequence, Sequence, or_none=True)
         if self.pad not in get_args(Pad):
             raise ValueError(f"pad: expected 'repeat' or 'zero', got {self.pad!r}")
         if spec.next_obs and (self.stack > 1 or self.n_step > 1):
-            raise ValueError(
-                "stack, n_step: expected 1 and 1, since rows of a spec with next_obs do not follow one another, "
-                f"got {self.stack} and {self.n_step}"
-            )
+            why = "since rows of a spec with next_obs do not follow one another"
+            raise ValueError(f"stack, n_step: expected 1 and 1, {why}, got {self.stack} and {self.n_step}")
         if spec.next_obs and self.length is not None:
             raise ValueError("sequence: expected None, since rows of a spec with next_obs do not follow one another")
         read = [self.stack, self.n_step] if self.length is None else [self.stack, self.n_step, self.length - 1]
@@ -61,10 +58,8 @@ class Window:
             got = " + ".join(map(str, read))
             raise ValueError(f"{names}: expected at most the {lane_rows} rows of a lane, got {got}")
         if self.length is not None and self.period % spec.state_every:
-            raise ValueError(
-                f"sequence.period: expected a multiple of the {spec.state_every} rows from one stored state to "
-                f"the next, got {self.period}"
-            )
+            interval = f"{spec.state_every} rows from one stored state to the next"
+            raise ValueError(f"sequence.period: expected a multiple of the {interval}, got {self.period}")
 
     def least_rows(self, spec: TransitionSpec) -> int:
         """Returns how many rows a lane needs so that it always holds a whole window; one begins every `period` rows."""
@@ -76,14 +71,13 @@ class Window:
         """Raises ValueError if a lane may at times hold no whole window of a sequence."""
         least = self.least_rows(spec)
         if self.length is not None and least > lane_rows:
-            raise ValueError(
-                f"sequence: expected a lane of at least {least} rows, so that it always holds a whole window of "
-                f"{self.length} transitions, one of which begins every {self.period} rows, got {lane_rows}"
-            )
+            whole = f"a whole window of {self.length} transitions, one of which begins every {self.period} rows"
+            expected = f"a lane of at least {least} rows, so that it always holds {whole}"
+            raise ValueError(f"sequence: expected {expected}, got {lane_rows}")
 
 
 class ReadPlan:
-    """The kernels' arguments for batches of one size and kind of window; see kernels/plan.py and kernels/rows.py."""
+    """The kernels' arguments for batches of one size and window; see kernels/plan.py and kernels/rows.py."""
 
     def __init__(self, lanes: LaneView, window: Window, batch_size: int, reads_more: bool = False) -> None:
         """`reads_more`: the caller reads further rows for each slot, and sets their lowest tickets."""
@@ -114,22 +108,15 @@ class ReadPlan:
             "record_stride": geometry.stride(0),
             "capacity": geometry.capacity,
             "lanes": geometry.lanes,
-            "stack": window.stack,
-            "n_step": window.n_step,
-            "gamma": window.gamma,
-            "length": layout.length,
-            "burn_in": window.burn_in,
-            "period": window.period,
             "repeat": window.pad == "repeat",
             "stored_next": spec.next_obs,
             "state_every": spec.state_every if window.length is not None else 1,
             "plain": window.stack == window.n_step == 1 and window.length is None,
-            "frames": layout.frames,
-            "fields": layout.fields,
-            "states": layout.states,
             "far": len(geometry.columns) > 1,
             "batch": layout.batch_size,
         }
+        settings |= {name: getattr(window, name) for name in ("stack", "n_step", "gamma", "burn_in", "period")}
+        settings |= {name: getattr(layout, name) for name in ("length", "frames", "fields", "states")}
         settings |= {name: layout.offset(name) for name in COMPUTED}
         names = ("lo", "hi", "seam", "lane", "ticket", "lowest", "successors", "generator")
         arrays = (*self.windows, *self.chosen, self._successors, self.generator)
@@ -149,7 +136,7 @@ class ReadPlan:
         self.has_floor = bool(tickets.any())
 
     def memory(self) -> BatchMemory:
-        """Returns memory for a batch: a recent batch's, if its user has released it, otherwise new memory."""
+        """Returns memory for a batch: that of a recent batch if its user has released it, otherwise new memory."""
         for memory in self._pool:
             if memory.is_free():
                 return memory
@@ -159,9 +146,7 @@ class ReadPlan:
 
     def lapped(self, filled: int) -> NDArray[np.int64]:
         """Returns the slots, among the first `filled`, whose rows writers overwrote before the copy was complete."""
-        if not self._validate(filled):
-            return _NONE
-        return np.flatnonzero(self._ok[:filled] == 0)
+        return np.flatnonzero(self._ok[:filled] == 0) if self._validate(filled) else _NONE
 
 
 def address_of(array: NDArray[Any]) -> int:

@@ -1,4 +1,4 @@
-"""The writer of a replay lane: it checks a transition, stages it, and appends it with one call."""
+"""The writer of one lane: it checks a transition, stages it, and appends it with one call."""
 
 import errno
 import math
@@ -39,7 +39,7 @@ _REWARD = Field((), "float32")
 class Writer(WriterBase):
     """Appends transitions to one lane; made by `ReplayBuffer.writer` or `TrajectoryQueue.writer`.
 
-    Any thread may use it, but only one at a time: a second thread inside it gets UsedByTwoThreads. Any thread
+    Any thread may use the writer, but only one at a time: a second thread inside it gets UsedByTwoThreads. Any thread
     may call `close`.
 
     Every value is checked before the first write, so that a bad value leaves the replay unchanged. Values of another
@@ -212,7 +212,7 @@ class Writer(WriterBase):
             raise self._error_of(code)
 
     def _leave_out(self) -> int:
-        """Leaves out rows without room; a new episode begins, since later rows do not follow those in the lane."""
+        """Leaves out rows that find no room; the next row begins an episode, since it follows no row in the lane."""
         self._native.new_episode()
         return -1
 

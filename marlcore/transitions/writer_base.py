@@ -1,4 +1,4 @@
-"""The base of all writers: a claim on lanes, which ends when the writer is closed and which a fork does not inherit."""
+"""The base of all writers: a claim on lanes, which closing ends and a fork does not inherit."""
 
 import errno
 from collections.abc import Callable

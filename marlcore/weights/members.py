@@ -9,7 +9,7 @@ _END = object()  # after the last member, so that an added or removed member is 
 
 
 def members_kept(module: Any) -> Callable[[], bool]:
-    """Returns a function that tells whether a torch module still has its present parameters, buffers and submodules.
+    """Returns a function that tells whether a torch module still has the same parameters, buffers and submodules.
 
     The objects must be the same; their memory may have moved.
     """

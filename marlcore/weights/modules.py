@@ -1,4 +1,4 @@
-"""Weights of torch users: a module whose tensors are views of a row."""
+"""Weights of torch users: the tensors of a module become views of a row."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -56,7 +56,7 @@ class ModuleWeights:
         return tuple(group.spec for group in _unique_tensors(model))
 
     def _bind(self) -> None:
-        """Copies the model's tensors into a new row and makes them views of it; after an error, none has moved."""
+        """Copies the model's tensors into a new row and makes them views of it; after an error, no tensor has moved."""
         groups = self._fitting_groups()
         tensors = [tensor for group in groups for tensor in group.tensors]
         device = tensors[0].device if tensors else None

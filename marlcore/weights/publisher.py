@@ -57,7 +57,7 @@ class Publisher(Closing):
                 that `np.asarray` takes. Arrays on the CPU are copied only once, into the row.
             extras: values by name: all at the publisher's first publish, later those that changed. NaN is allowed.
 
-        Returns: the new version. The store's first one is `begins_after` + 1, so 1 by default.
+        Returns: the new version; the store's first version is `begins_after` + 1, so 1 by default.
 
         Raises:
             LayoutMismatch: a tensor of the model was added or removed, or changed its name, shape or dtype.

@@ -1,4 +1,4 @@
-"""The rows of a store and their versions: the common part of writers and readers."""
+"""The rows of a store and their versions, which writers and readers share."""
 
 from collections.abc import Callable
 from time import monotonic, sleep
@@ -67,7 +67,7 @@ class VersionedRows(Shared):
         return self._versions.load(ticket % self.slots * (self.layout.nbytes // 8))
 
     def _ticket_of(self, version: int) -> int:
-        """Returns the only ticket that may hold a version; for a version that a mirror lacks, its next row's ticket."""
+        """Returns the only ticket that may hold a version; for one that a mirror lacks, the ticket of its next row."""
         if not self.is_mirror:
             return version - 1
         committed = self._lanes.committed(0)
@@ -83,11 +83,11 @@ class VersionedRows(Shared):
         """Copies the newest row out of shared memory, whole, for a caller that moves rows and needs no model.
 
         Args:
-            copy: called with the row in shared memory, uint8 [layout.nbytes], read-only; called again with the newest
-                row if the publisher overwrote the row during the call. It must not keep the row.
+            copy: called with the row in shared memory, uint8 [layout.nbytes], read-only, which it must not keep; called
+                again with the newest row if the publisher overwrote the row during the call.
             timeout: seconds to keep trying.
 
-        Returns: the version, and what `copy` returned for it.
+        Returns: the version, and the result of `copy`.
 
         Raises:
             NotEnoughData: no version was published yet. TimeoutError: every attempt was overwritten. ValueError: the
@@ -107,10 +107,9 @@ class VersionedRows(Shared):
     def copy_next(self, newer_than: int, copy: Callable[[NDArray[np.uint8]], T]) -> tuple[int, T] | None:
         """Copies the oldest version after `newer_than` that the store still holds. The store must not be a mirror.
 
-        Args:
-            copy: as for `copy_newest`; it must not return None.
+        `copy` is as for `copy_newest`, and must not return None.
 
-        Returns: the version, and what `copy` returned for it; None if the store holds no later version.
+        Returns: the version, and the result of `copy`; None if the store holds no later version.
         """
         newest = self.version
         for version in range(max(newer_than, self.begins_after, newest - self.slots) + 1, newest + 1):

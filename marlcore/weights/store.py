@@ -71,23 +71,12 @@ class ParameterStore(VersionedRows):
         Raises:
             ValueError, TypeError: an argument is out of range. SharedMemoryFull: no room for the store.
         """
-        slots = slots_of(mode)
         if extras is not None and not isinstance(extras, Mapping):
             raise TypeError(f"extras: expected a dict of shapes or Fields by name, got {brief(extras)}")
         fields = {key: extra_field(key, extra) for key, extra in (extras or {}).items()}
         layout = RowLayout(_kind_of(model).specs(model), fields)
         check_whole("begins_after", begins_after, 0, MOST_VERSIONS)
-        described = mode if isinstance(mode, str) else slots
-        about = {"mode": described, "begins_after": int(begins_after), "is_mirror": False}
-        description = {"kind": cls.kind, **about, **layout.to_dict()}
-        geometry = LaneGeometry(1, slots, (layout.nbytes,))
-
-        def fill(put: Put) -> None:
-            # committed, reserved: the window of whole rows, [reserved - capacity, committed), is empty.
-            counters = np.array([begins_after, begins_after + geometry.capacity], np.int64)
-            put(geometry.counters_offset(0), counters.view(np.uint8))
-
-        return cls(Segment.create(name, description, geometry.nbytes, path, fill if begins_after else None))
+        return cls._create(layout, mode, name, path, begins_after=int(begins_after), is_mirror=False)
 
     @classmethod
     def create_mirror(
@@ -110,16 +99,28 @@ class ParameterStore(VersionedRows):
         Raises:
             ValueError: an argument is out of range, or not a store's description. SharedMemoryFull: no room for it.
         """
-        slots = slots_of(mode)
-        if slots < 2:  # a reader of the version must never meet the row that is being written
+        if slots_of(mode) < 2:  # a reader of the version must never meet the row that is being written
             raise ValueError(f"mode: expected at least two slots for a mirror, got {mode!r}")
         try:
             layout = RowLayout.from_dict(dict(description))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"description: expected a parameter store's, got {brief(description)}") from error
-        about = {"mode": mode if isinstance(mode, str) else slots, "begins_after": 0, "is_mirror": True}
-        body = LaneGeometry(1, slots, (layout.nbytes,)).nbytes
-        return cls(Segment.create(name, {"kind": cls.kind, **about, **layout.to_dict()}, body, path))
+        return cls._create(layout, mode, name, path, begins_after=0, is_mirror=True)
+
+    @classmethod
+    def _create(
+        cls, layout: RowLayout, mode: Any, name: str, path: Any, begins_after: int, is_mirror: bool
+    ) -> "ParameterStore":
+        geometry = LaneGeometry(1, slots_of(mode), (layout.nbytes,))
+        about = {"mode": mode if isinstance(mode, str) else int(mode), "begins_after": begins_after}
+        description = {"kind": cls.kind, **about, "is_mirror": is_mirror, **layout.to_dict()}
+
+        def fill(put: Put) -> None:
+            # committed, reserved: the window of whole rows, [reserved - capacity, committed), is empty.
+            counters = np.array([begins_after, begins_after + geometry.capacity], np.int64)
+            put(geometry.counters_offset(0), counters.view(np.uint8))
+
+        return cls(Segment.create(name, description, geometry.nbytes, path, fill if begins_after else None))
 
     def publisher(self, model: Model) -> Publisher:
         """Returns the publisher, which this process holds exclusively until it closes the publisher or dies.

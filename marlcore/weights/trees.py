@@ -104,7 +104,7 @@ class TreeWeights:
 
 
 class RowWeights(TreeWeights):
-    """Read-only arrays by the tensors' names, of two rows that take turns, so that a pull is one copy.
+    """Read-only arrays by the tensors' names. They lie in two rows that take turns, so that a pull is one copy.
 
     Raises TypeError: a tensor's dtype is none of NumPy's.
     """
@@ -122,7 +122,7 @@ class RowWeights(TreeWeights):
 
 
 class LoadedWeights(RowWeights):
-    """Read-only arrays by the tensors' names, given to an object's method `load` by each pull."""
+    """Gives an object's method `load`, in each pull, read-only arrays by the tensors' names."""
 
     def __init__(self, local: Any, layout: RowLayout, fill: bool) -> None:
         super().__init__(layout)

@@ -233,7 +233,7 @@ class Priorities:
         self.drawn.update(indices)
         masses = np.array([self.masses[index] for index in indices])
         np.testing.assert_allclose(batch.weight, (masses.min() / masses) ** beta, rtol=1e-6)
-        assert np.isclose(sampler._rows.strategy.total, math.fsum(self.masses.values()), rtol=1e-12, atol=0)
+        assert np.isclose(sampler._rows._tree.total, math.fsum(self.masses.values()), rtol=1e-12, atol=0)
         assert sampler.stats.ignored == self.ignored
 
     def check_masses(self, sampler: Any) -> None:

@@ -43,7 +43,7 @@ def trusting() -> Iterator[None]:
 def without_gates() -> None:
     """The control of every wait for room: writers that this process opens from now on pass no gate."""
     none = SimpleNamespace(wait=None, wait_each=None)
-    replace("queue", QueueGate=lambda *arguments: none)
+    replace("queue", QueueGates=lambda *arguments: none)
     replace("replay", WriteGate=lambda *arguments: none)
 
 

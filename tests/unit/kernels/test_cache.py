@@ -1,4 +1,4 @@
-"""Compiled kernels are kept in a directory of the user, and of nobody else, and never beside the sources."""
+"""Compiled kernels are kept in a directory that only this user can write, and never beside the sources."""
 
 import os
 import re
@@ -29,7 +29,7 @@ COMPILES = """if True:
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """The home directory, empty; other roots lie in it."""
+    """An empty home directory; other roots lie in it."""
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -49,7 +49,7 @@ def test_a_compiled_kernel_leaves_the_package_as_it_is(tmp_path):
 
 
 def test_the_sources_of_all_kernels_name_the_directory():
-    """`test_kernels.py` changes some, and sees them compiled anew."""
+    """`test_kernels.py` changes some of them, and sees them compiled anew."""
     named = {file for pattern in cache.SOURCES for file in PACKAGE.glob(pattern)}
     compiled = re.compile(r"^(from|import) numba|\bjit import", re.M)
     assert {file for file in PACKAGE.rglob("*.py") if compiled.search(file.read_text())} <= named
@@ -122,7 +122,7 @@ def test_a_full_disk_is_passed_over(home, monkeypatch, small_tmpfs):
 
 
 def test_a_directory_is_stale_once_its_installation_is_gone(home, monkeypatch):
-    """Or changed: its version, or a kernel's source. One that was just made is not, whatever it lacks."""
+    """Likewise if the version or a kernel's source changed. A directory that was just made is not stale."""
     installed = home / "site" / "marlcore"
     (installed / "kernels").mkdir(parents=True)
     version, kernel = installed / "__init__.py", installed / "kernels" / "rows.py"
@@ -160,7 +160,7 @@ def halved(x):
 
 
 def test_processes_that_save_at_once_mix_no_signatures(home):
-    """Each saw no other's file when it chose a name for its own; the index of one is lost."""
+    """Neither process saw the other's file when it chose a file name; one index overwrites the other."""
     first, second, later = (jit.jit(halved) for _ in range(3))
     for kernel in (first, second, later):
         kernel._cache._cache_path = kernel._cache._cache_file._cache_path = str(home)

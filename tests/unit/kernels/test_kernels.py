@@ -1,4 +1,4 @@
-"""The kernels against an oracle of plain Python: a replay is lists of episodes of rows."""
+"""The kernels against an oracle of plain Python, in which a replay is lists of episodes of rows."""
 
 import json
 import shutil
@@ -38,7 +38,7 @@ def rng() -> np.random.Generator:
 
 @pytest.fixture
 def few(rng) -> Iterator[tuple[ReplayBuffer, Model]]:
-    """A replay of which 1800 steps follow three rows alone, and its model."""
+    """A replay in which only three rows have 1800 further steps, and its model."""
     spec = SPECS["vector"]
     with ReplayBuffer.create(spec, 2000) as replay, replay.writer() as writer:
         model = Model(spec, 1, 2000)
@@ -51,7 +51,7 @@ def few(rng) -> Iterator[tuple[ReplayBuffer, Model]]:
 
 
 def test_batches_are_right_where_few_rows_may_be_drawn(few, monkeypatch):
-    """Chance draws fail here, and the sampler lists the rows; what it had filled before must stay as it was."""
+    """Random draws fail here, so the sampler lists the rows; slots that were filled before stay as they were."""
     replay, model = few
     allowed = model.sampleable(1, 1800)
     assert set(allowed) == {0, 1, 2}
@@ -65,7 +65,7 @@ def test_batches_are_right_where_few_rows_may_be_drawn(few, monkeypatch):
 
 
 def test_a_listed_row_overwritten_meanwhile_is_replaced(few, monkeypatch):
-    """As if a writer came between list and copy: the list has a row that is no transition; each row is filled."""
+    """The list has a row that cannot be drawn, as if a writer had come between list and copy; every slot is filled."""
     (replay, model), list_sampleable = few, uniform.list_sampleable
 
     def list_one_more(*args):
@@ -85,7 +85,7 @@ MASK = 2**64 - 1
 
 
 def xoshiro256plusplus(state: list[int]) -> int:
-    """Blackman and Vigna's reference, in Python's integers."""
+    """Implements Blackman and Vigna's reference in Python's integers."""
 
     def rotl(x, k):
         return ((x << k) | (x >> (64 - k))) & MASK
@@ -103,7 +103,7 @@ def xoshiro256plusplus(state: list[int]) -> int:
 
 @pytest.mark.parametrize("seed", [[1, 2, 3, 4], [MASK] * 4, [0, 0, 0, 1], [2**63, 5, MASK, 77]])
 def test_the_generator_is_xoshiro256plusplus(seed):
-    """The first numbers are those that other implementations' tests list of the published code."""
+    """Other implementations' tests list the same first numbers."""
     state, reference = np.array(seed, np.uint64), list(seed)
     expected = [xoshiro256plusplus(reference) for _ in range(1000)]
     assert [int(next_random(state)) for _ in range(1000)] == expected
@@ -118,7 +118,7 @@ def test_an_inlined_function_cannot_be_called_from_python():
 
 @pytest.mark.parametrize("bound", [1, 2, 3, 7, 64, 100, 3 * 2**30])
 def test_below_is_uniform(bound):
-    """For 3 * 2^30 a quarter of all draws is thrown away: without that, one number in three comes twice as often."""
+    """For 3 * 2^30, `below` must reject a quarter of all draws, or every third number would come twice as often."""
     state = np.array([1, 2, 3, 4], np.uint64)
     draws = np.empty(30_000, np.int64)
     draw_below(state, bound, draws)
@@ -132,7 +132,7 @@ def test_below_is_uniform(bound):
 
 @pytest.mark.parametrize("exponent", [0.0, 0.01, 0.4, 0.6, 1.0, 2.5, 3.0, 5.0, 7.0, 30.0])
 def test_powers_are_those_of_the_c_library(exponent, rng):
-    """Within the range of the polynomials, up to 2^200, and beyond it."""
+    """The numbers lie inside and outside the polynomials' range, which ends at 2^200."""
     samples = [2.0 ** rng.uniform(-spread, spread, 1000) for spread in (1.0, 40.0, 150.0, 600.0)]
     for extreme in (0.0, 5e-324, 2.0**-201, 2.0**-200, 2.0**200, 2.0**201, 1e300):
         samples.append(np.array([1.0, extreme, 2.0, 3.0, 0.1]))

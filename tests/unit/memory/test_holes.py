@@ -1,4 +1,4 @@
-"""Files with holes, and headers that promise more than there is: no signal from the kernel, no memory for nothing."""
+"""Files with holes, and headers that promise too much: no process gets a signal, and no memory is allocated in vain."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ SPEC = TransitionSpec(Field((), "float32"), Field((), "int64"))
 
 
 def sparse(path: Path, nbytes: int = 1 << 20) -> Path:
-    """A copy of a segment of mostly zeros, with holes."""
+    """Makes a copy of a segment of mostly zeros, with holes."""
     Segment.create("test", {}, nbytes, path=path.with_suffix(".whole")).close()
     with path.open("wb") as file:
         file.write(path.with_suffix(".whole").read_bytes()[:4096])
@@ -65,7 +65,7 @@ except SharedMemoryFull as full:
 @pytest.mark.long
 @pytest.mark.parametrize("free_is_known", [True, False])
 def test_holes_that_cannot_be_filled_are_an_error(small_tmpfs, program, free_is_known):
-    """A later write to a hole found the disk full, and SIGBUS ended its process."""
+    """Otherwise a later write to a hole would find the disk full, and SIGBUS would end its process."""
     whole = small_tmpfs.parent / "save"
     ReplayBuffer.create(SPEC, 100_000, path=whole).close()
     subprocess.run(["cp", "--sparse=always", whole, small_tmpfs / "copy"], check=True)
@@ -75,8 +75,8 @@ def test_holes_that_cannot_be_filled_are_an_error(small_tmpfs, program, free_is_
     assert said.startswith(f"{small_tmpfs}: ") and "bytes asked for" in said and "\n" not in said
 
 
-def test_holes_are_told_from_compression(tmp_path: Path, monkeypatch):
-    """Compressed files have fewer blocks than bytes; what is allocated and never written is a hole to SEEK_HOLE."""
+def test_compression_is_not_taken_for_holes(tmp_path: Path, monkeypatch):
+    """Compressed files have fewer blocks than bytes; SEEK_HOLE reports allocated but unwritten pages as holes."""
     path = tmp_path / "file"
     with closing(Segment.create("test", {}, 1 << 20, path=path)) as made:
         made.body[:] = 1
@@ -97,7 +97,7 @@ def _with_few_blocks(status: os.stat_result) -> SimpleNamespace:
 
 
 def test_memory_does_not_grow_with_the_number_of_lanes(tmp_path: Path):
-    """200,000 lanes took 120 MB in each process, whatever was written to them."""
+    """200,000 lanes once took 120 MB in each process."""
     with ReplayBuffer.create(SPEC, 400_000, 200_000, path=tmp_path / "lanes"):
         before = private()
         with ReplayBuffer.attach(tmp_path / "lanes") as replay, replay.writer(199_999) as writer:
@@ -107,7 +107,7 @@ def test_memory_does_not_grow_with_the_number_of_lanes(tmp_path: Path):
 
 
 def private() -> int:
-    """Bytes of memory that are this process's own."""
+    """Returns the bytes of memory that belong to this process alone."""
     lines = dict(line.split(":", 1) for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
     return 1024 * int(lines["Anonymous"].split()[0])
 
@@ -137,8 +137,8 @@ except MarlcoreError as error:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("limit", "says"), [("files", "MarlcoreError"), ("memory", "SharedMemoryFull")])
-def test_a_process_at_its_limits_is_told_so_in_one_line(tmp_path: Path, program, limit: str, says: str):
-    """Each other call at its limits fails in tests/crash/test_crash_points.py."""
+def test_a_process_at_its_limits_gets_one_clear_line(tmp_path: Path, program, limit: str, says: str):
+    """test_crash_points.py covers the other calls that fail at a limit."""
     with ReplayBuffer.create(SPEC, 200_000, path=tmp_path / "replay"):
         got = program(LIMITED, args=[tmp_path / "replay", limit]).finish()
     assert got.startswith(says) and "ulimit" in got and "\n" not in got, got

@@ -1,4 +1,4 @@
-"""Lanes: where their bytes lie, one writer each, proof of death before a takeover, quarantine."""
+"""Lanes: the places of their bytes, one writer each, proof of death before a takeover, and quarantine."""
 
 import os
 import signal
@@ -69,7 +69,7 @@ def test_a_lane_has_one_writer_in_a_process(segment, lanes):
 
 
 def test_a_stopped_writer_keeps_its_lane_and_a_killed_one_not(segment, lanes, program):
-    """The child that it leaves holds nothing. A heartbeat would call a stopped writer dead, which then wakes up."""
+    """A stopped writer may wake up, so a heartbeat must not call it dead. Its child does not keep the lane."""
     holder = program(CLAIM, args=[segment.path])
     child = int(holder.line())
     os.kill(holder.pid, signal.SIGSTOP)

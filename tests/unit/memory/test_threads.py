@@ -1,4 +1,4 @@
-"""A second thread is refused what a first one is inside of, and nobody else's rows are mixed into its own."""
+"""An object refuses a second thread while a first one is inside, and never mixes the rows of two threads."""
 
 import contextlib
 import signal
@@ -27,7 +27,7 @@ def replay() -> Iterator[ReplayBuffer]:
 
 @pytest.fixture
 def hasty() -> Iterator[None]:
-    """Threads take turns as often as they can."""
+    """Threads take turns as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -44,7 +44,7 @@ def together(*acts: Callable[[], None]) -> None:
 
 @pytest.mark.usefixtures("hasty")
 def test_no_row_of_two_threads_is_mixed(replay: ReplayBuffer):
-    """Each value of a row is its thread's number; a call that is refused writes nothing."""
+    """Each value of a row is its thread's number; a refused call writes nothing."""
     refused, added = [], []
     with replay.writer() as writer:
 
@@ -65,7 +65,7 @@ def test_no_row_of_two_threads_is_mixed(replay: ReplayBuffer):
 
 
 def calls_of(replay: ReplayBuffer, queue: TrajectoryQueue, store: ParameterStore, model: Any) -> list[tuple[Any, Any]]:
-    """What one thread at a time may use, and a call of it."""
+    """Returns objects for one thread at a time, each with a call that uses it."""
     with replay.writer() as writer:
         writer.add_batch(np.zeros((50, 400), np.int64), np.zeros(50, np.int64), np.zeros(50))
     writer, vector, sampler, reader = replay.writer(), replay.vector_writer([1]), replay.sampler(4), queue.reader(4)

@@ -1,4 +1,4 @@
-"""Child processes: how the end of each is seen, that nothing waits for one for ever, and that none is lost."""
+"""Child processes: the parent sees how each ends, never waits for ever for one, and loses none."""
 
 import errno
 import logging
@@ -28,12 +28,12 @@ LONG_S = 3600.0
 
 
 def end(connection: Connection, *arguments: Any) -> None:
-    """A process that is over at once, without a message."""
+    """Ends the process at once, without a message."""
     os._exit(0)
 
 
 def stay(connection: Connection, *arguments: Any) -> None:
-    """A process that only a signal ends."""
+    """Waits until a signal ends the process."""
     signal.pause()
 
 
@@ -43,7 +43,7 @@ def await_stopped_server() -> None:
 
 
 def fork(raises: bool) -> None:
-    """Work whose fork returns from it first."""
+    """Forks; the fork returns from this function first."""
     child = os.fork()
     if child:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == raises
@@ -71,7 +71,7 @@ def step_once() -> None:
 
 
 def of_main() -> None:
-    """Stands in for a function of a script, which its environment runs in a process of its own."""
+    """Stands in for a function of a script that its environment runs in a process of its own."""
 
 
 def spawn_of_main() -> None:
@@ -126,7 +126,7 @@ def test_a_child_of_a_worker_that_stands_in_main_is_explained(owner: Children) -
 
 @pytest.mark.parametrize("raises", [False, True], ids=["returns", "raises"])
 def test_a_workers_fork_reports_nothing(owner: Children, raises: bool) -> None:
-    """An environment may fork; the fork is not the worker, and leaves where the environment's code ends."""
+    """A fork that an environment made is not the worker, and ends where the environment's code ends."""
     worker = owner.start_worker("actor-0", partial(fork, raises))
     owner.wait(LONG_S)
     assert worker.failure() is None
@@ -174,7 +174,7 @@ def test_a_process_that_cannot_end_is_named(
 
 @pytest.mark.parametrize("logs", [True, False])
 def test_a_failure_shows_the_users_frames_if_the_log_has_all(owner: Children, tmp_path: Path, logs: bool) -> None:
-    """And of the package's frames only those that called them."""
+    """Of the package's frames it shows only those that called the user's code."""
     log = tmp_path / "actor-0.log"
     worker = owner.start_worker("actor-0", step_once, prepare=partial(setup_worker, log if logs else None))
     owner.wait(LONG_S)

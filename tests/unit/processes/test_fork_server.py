@@ -1,4 +1,4 @@
-"""The fork server: its forks are as good as new processes, die with it, and tell how they ended."""
+"""The fork server: its forks work like new processes, die with it, and report how they ended."""
 
 import os
 import select
@@ -36,7 +36,7 @@ def tell_of_gpus(report: Connection) -> None:
 
 
 def run_helpers(report: Connection) -> None:
-    """Reports how three kinds of helpers end that get a signal at once."""
+    """Starts three kinds of helpers, sends each a signal at once, and reports how they end."""
     sleep = [sys.executable, "-c", "import signal; signal.pause()"]
     codes = []
     for signum in sorted(STOPPING):
@@ -55,7 +55,7 @@ def run_helpers(report: Connection) -> None:
 
 @pytest.fixture
 def server(request: pytest.FixtureRequest) -> Iterator[ForkServer]:
-    """One of the test's own, which imports as little as it can, or is a fork of the test's process."""
+    """A server of the test's own that imports little, or is a fork of the test's process."""
     with closing(ForkServer(fork=getattr(request, "param", False))) as one:
         yield one
 
@@ -99,14 +99,14 @@ def test_signals_end_what_a_worker_starts(fork_server: ForkServer) -> None:
 
 
 def test_what_is_forked_may_open_a_gpu(fork_server: ForkServer) -> None:
-    """Counting GPUs before the fork is enough to fail, where torch was built for one."""
+    """If the server had only counted the GPUs, a fork could not use them."""
     pytest.importorskip("torch")
     with closing(Child(fork_server, tell_of_gpus)) as child:
         assert child.receive() is False
 
 
 def test_a_child_holds_nothing_of_the_server(fork_server: ForkServer) -> None:
-    """A forked child holds nothing of the server and its other children."""
+    """It has no descriptor of the server or of the server's other children."""
     with closing(Child(fork_server, linger)) as other:
         other.receive()
         held = told(fork_server, "descriptors")
@@ -114,7 +114,7 @@ def test_a_child_holds_nothing_of_the_server(fork_server: ForkServer) -> None:
 
 
 @pytest.mark.parametrize("how", [0, 3, int(-signal.SIGKILL), int(-signal.SIGSEGV)])
-def test_how_a_process_ended_is_told(fork_server: ForkServer, how: int) -> None:
+def test_the_exit_status_of_a_process_is_reported(fork_server: ForkServer, how: int) -> None:
     with closing(Child(fork_server, end, how)) as child:
         assert child.status() == how
 
@@ -151,7 +151,7 @@ def test_a_stopped_server_is_replaced(server: ForkServer) -> None:
 
 
 def test_a_second_server_has_the_early_modules_alone() -> None:
-    """It need not be used, and dies with the first, with all that both have forked."""
+    """The second server, used or not, dies with the first, and so do all forks of both."""
     with closing(ForkServer(["wave"], early=["colorsys"])) as server:
         children = [Child(server, linger, early=early) for early in (True, False)]
         assert [told(server, "modules", early=early) for early in (True, False)] == [[], ["wave"]]
@@ -217,7 +217,7 @@ def test_only_a_fork_of_the_caller_has_its_imports(server: ForkServer, monkeypat
 
 
 def test_stacks_need_no_stderr_of_the_programs_own(program: Any) -> None:
-    """A fork of a program that captures its output has an object there without a descriptor."""
+    """In a fork of a program that captures its output, sys.stderr has no descriptor."""
     captured = program("""
         import io, sys
         from marlcore.processes.signals import write_stacks_when_asked
@@ -229,7 +229,7 @@ def test_stacks_need_no_stderr_of_the_programs_own(program: Any) -> None:
 
 
 def test_the_thread_for_stacks_ends_before_a_fork(program: Any) -> None:
-    """Python 3.12 and later warn of forks beside threads, by the kernel's count."""
+    """Python 3.12 and later warn of forks beside threads, as the kernel counts them."""
     forking = program("""
         import os, threading
 
@@ -249,7 +249,7 @@ def test_the_thread_for_stacks_ends_before_a_fork(program: Any) -> None:
 
 
 def test_torch_has_one_thread_in_a_fork() -> None:
-    """OpenMP's others do not exist there, and it would wait for them forever."""
+    """OpenMP's other threads do not exist in a fork, and torch would wait for them for ever."""
     torch = pytest.importorskip("torch")
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -262,7 +262,7 @@ def test_torch_has_one_thread_in_a_fork() -> None:
 
 
 def test_a_process_is_forked_only_where_that_is_safe(program: Any) -> None:
-    """Threads of NumPy's library, which every program here has, do not count."""
+    """The threads of NumPy's library, which every program here has, do not count."""
     asked = program("""
         import ctypes, sys, threading, types
         from marlcore.processes import fork_server
@@ -308,7 +308,7 @@ def test_a_process_is_forked_only_where_that_is_safe(program: Any) -> None:
     ),
 )
 def test_a_killed_parent_takes_server_and_children_along(program: Any, thread: str, how: str) -> None:
-    """Stopped ones too, which cannot end by themselves. A thread's end ends neither."""
+    """Stopped processes die too. The end of the thread that started the server ends neither."""
     parent = program(
         """
         import os, signal, sys, threading
@@ -371,7 +371,7 @@ def test_a_child_has_what_its_program_would_give_it(case: str, tmp_path: Path) -
 
 
 def test_memory_shared_by_python_outlives_a_child(fork_server: ForkServer) -> None:
-    """As if it were spawned: a process with a tracker of its own would take the name away at its end."""
+    """A process with a resource tracker of its own would remove the name at its end."""
     memory = SharedMemory(create=True, size=4)
     try:
         memory.buf[:4] = b"here"
@@ -392,7 +392,7 @@ def test_an_error_in_a_fork_ends_that_alone(fork_server: ForkServer, capfd: pyte
 
 
 def test_a_server_that_nobody_asked_ends_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
-    """As that of a run which is refused meanwhile: its answer, that it is ready, stays unread."""
+    """A refused run leaves such a server; its answer, that it is ready, stays unread."""
     with closing(ForkServer()) as server:
         server.begin()
         while not server.ready:

@@ -1,4 +1,4 @@
-"""A pool answers every request, whatever process of it dies; a request that kills every process is named."""
+"""A pool answers every request, whichever of its processes dies, and names a request that kills every process."""
 
 import itertools
 import os
@@ -22,7 +22,7 @@ LARGE = b"x" * (4 << 20)  # fits into no socket's buffer
 
 @pytest.fixture
 def open_pool(shared_fork_server: None) -> Iterator[Open]:
-    """open_pool(make, size) is a pool on the server that tests share, closed when the test ends."""
+    """open_pool(make, size) is a pool on the server that tests share; it is closed when the test ends."""
     with ExitStack() as stack:
         yield lambda *arguments, **options: stack.enter_context(Pool(*arguments, **options))
 
@@ -32,13 +32,13 @@ def echo() -> Callable[[bytes], bytes]:
 
 
 def ask(pool: Pool, key: int, request: bytes = b"") -> tuple[int, bytes]:
-    """Asks one thing and waits for the number and the text of its answer."""
+    """Asks one request; returns the number and the text of its answer."""
     pool.ask(key, request)
     return answers(pool, 1)[key]
 
 
 def answers(pool: Pool, count: int) -> dict[int, tuple[int, bytes]]:
-    """By key: the number that an answer begins with, mostly its process, and the rest."""
+    """Returns answers by key, each as its first number, mostly its process, and the rest."""
     replies: dict[int, tuple[int, bytes]] = {}
     while len(replies) < count:
         for key, reply in pool.replies(None):
@@ -109,7 +109,7 @@ def test_a_request_that_kills_every_process_is_an_error(open_pool: Open) -> None
 
 
 def test_a_killed_server_is_replaced() -> None:
-    """And the first one starts without a wait."""
+    """`begin` does not wait for the server."""
     with Pool(echo, 2) as pool:
         server = pool._children.server
         assert not pool.ready
@@ -128,7 +128,7 @@ def test_a_killed_server_is_replaced() -> None:
 
 
 def test_a_signal_during_a_start_loses_no_process(open_pool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The signal is delivered once the process is known, so that closing the pool ends it."""
+    """The signal is delivered once the pool knows the process, so that closing the pool ends it."""
     started: list[Any] = []
 
     class Interrupted(children.Child):
@@ -164,7 +164,7 @@ def test_large_requests_and_replies_never_wait_for_each_other(open_pool: Open) -
 def test_an_error_of_a_signal_handler_passes_through(
     open_pool: Open, monkeypatch: pytest.MonkeyPatch, call: str, error: type[Exception]
 ) -> None:
-    """Also in the middle of a message: the calls after it give every answer, and each once."""
+    """Even if it cuts a message in two, later calls return every answer once."""
 
     def handler(*_: Any) -> None:
         monkeypatch.undo()
@@ -190,7 +190,7 @@ def test_an_error_of_a_signal_handler_passes_through(
 
 
 def test_a_request_whose_answer_raises_is_over(open_pool: Open) -> None:
-    """Its process answers the next request; a message that UTF-8 cannot hold is passed on escaped."""
+    """Its process answers the next request; a message that UTF-8 cannot hold is escaped."""
 
     def answer(request: bytes) -> bytes:
         if not request:
@@ -208,7 +208,7 @@ def test_a_request_whose_answer_raises_is_over(open_pool: Open) -> None:
 
 
 def test_an_interrupted_close_is_finished_by_the_next(open_pool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No descriptor is left, and none is closed twice."""
+    """Every descriptor is closed, and only once."""
 
     def interrupted(seconds: float, *fds: int) -> set[int]:
         monkeypatch.undo()
@@ -237,7 +237,7 @@ def test_a_fork_of_a_process_answers_nothing(open_pool: Open) -> None:
 
 
 def test_a_process_that_dies_in_its_reply_is_replaced(open_pool: Open) -> None:
-    """Also if a fork of it lives on, which must not keep the connection open."""
+    """A fork of the process may live on; it must not keep the connection open."""
 
     def forking() -> Callable[[bytes], bytes]:
         fork = os.fork()

@@ -1,4 +1,4 @@
-"""Supervision: its decisions, on made-up processes; and whole runs whose workers die, fail and hang."""
+"""Supervision: its decisions, on fake processes; and whole runs whose workers die, fail and hang."""
 
 import ctypes
 import os
@@ -52,7 +52,7 @@ class Process:
 
 
 class Scene:
-    """A supervisor of one worker, whose clock and processes are the test's."""
+    """A supervisor of one worker; the test controls its clock and its processes."""
 
     def __init__(self, control: Control, monkeypatch: pytest.MonkeyPatch, config: SupervisionConfig) -> None:
         self.now = 0.0
@@ -73,7 +73,7 @@ class Scene:
         return Process(self.log, attempt)
 
     def wait(self, seconds: float) -> None:
-        """The clock is the test's."""
+        """Returns at once: the test controls the clock."""
 
     def end(self, process: Any) -> None:
         self.log.append(f"end {process.attempt}")
@@ -95,7 +95,7 @@ class Scene:
         self.supervisor.watch(0.0)
 
     def back_off(self, step: float) -> float:
-        """Seconds from a death to the restart."""
+        """Returns the seconds from a death to the restart."""
         self.die()
         died = self.now
         while self.process is None:
@@ -105,7 +105,7 @@ class Scene:
 
 @pytest.fixture
 def starting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    """Its worker is not ready yet."""
+    """A scene whose worker is not ready yet."""
     with Control.create(["actor-0"]) as control:
         yield Scene(control, monkeypatch, getattr(request, "param", CONFIG))
 
@@ -299,7 +299,7 @@ def test_a_worker_that_hangs_leaves_its_stacks_in_its_log(
     path, monotonic = tmp_path / "actor-0.log", time.monotonic
 
     def now() -> float:
-        """The time for stacks is over once they are there."""
+        """Ends the time for stacks once they are in the log."""
         return monotonic() + supervision.STACKS_S * (path.exists() and " in hang\n" in path.read_text())
 
     monkeypatch.setattr(supervision.time, "monotonic", now)
@@ -325,7 +325,7 @@ runs = Runs(
 
 
 def fall(trap: Path, how: str) -> None:
-    """Fails as `how` says, if no other worker was caught in the trap before."""
+    """Fails as `how` says, unless another worker was caught in the trap before."""
     try:
         trap.unlink()
     except FileNotFoundError:

@@ -43,7 +43,7 @@ UNFIT += [(Control, {"workers": ["a"], "tallies": [], "about": about}) for about
 
 @pytest.mark.parametrize(("kind", "description"), UNFIT, ids=lambda value: str(value)[:30])
 def test_a_segment_with_an_unfit_description_is_refused(kind: type[Shared], description: dict[str, object]) -> None:
-    """Its workers are no names or too many for it, or it does not describe a run."""
+    """Its list of workers is wrong or too long, or it does not describe a run."""
     room_for_two = LINE * 5 if kind is Control else LaneGeometry(2, ROWS, (88,)).nbytes
     segment = Segment.create("foreign", {"kind": kind.kind, "tallies": [], **description}, room_for_two)
     for attach in (kind.attach, kind.watch):

@@ -1,4 +1,4 @@
-"""Workers: processes for people who keep their own loop; they fail loudly, stop when told, die with their parent."""
+"""Workers: processes for programs with their own loop; failures raise, and workers end with the block or the parent."""
 
 import gc
 import logging
@@ -60,7 +60,7 @@ def reports_of(workers: mc.Workers, count: int) -> list[Any]:
 
 
 def await_end(pids: list[int]) -> None:
-    """Waits until none of the processes is there; never ends if one stays."""
+    """Waits until each of the processes has ended."""
     while any(Path(f"/proc/{pid}").exists() and state(pid) != "Z" for pid in pids):
         time.sleep(0.01)
 
@@ -128,7 +128,7 @@ def test_a_failure_is_raised_once_by_the_next_call(subtests: pytest.Subtests) ->
 
 
 def test_a_failure_that_nothing_noticed_is_raised_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
-    """Others are logged; all of them, if the block raised another exception."""
+    """Further failures are logged; all of them, if the block raised another exception."""
     for raised in (None, ValueError("of the block")):
         caplog.clear()
         with pytest.raises(ValueError if raised else mc.WorkerFailed), mc.Workers() as workers:
@@ -186,7 +186,7 @@ def test_a_killed_worker_has_not_failed() -> None:
 
 
 def waits(replay: mc.ReplayBuffer, queue: mc.TrajectoryQueue, store: mc.ParameterStore) -> dict[str, Any]:
-    """By name: waits for what never comes, some in objects of the caller's process."""
+    """Returns, by name, waits for data that never comes, some of them in objects of the caller's process."""
     subscriber = store.subscriber({"weight": np.zeros((2, 2))})
 
     def prefetched() -> None:
@@ -333,7 +333,7 @@ def test_refuses(subtests: pytest.Subtests) -> None:
 
 
 def test_a_block_that_ended_holds_no_descriptor() -> None:
-    """Also before the collector runs: a loop of blocks would come to the limit of open files."""
+    """It holds none before a garbage collection either: a loop of blocks would reach the limit of open files."""
     before = set(os.listdir("/proc/self/fd"))
     gc.disable()
     try:

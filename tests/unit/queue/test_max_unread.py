@@ -1,4 +1,4 @@
-"""A queue's limit of unread transitions: writers wait at it, but never while the reader waits for more."""
+"""A queue's limit of unread transitions: writers wait at it, but never while the reader waits for more rows."""
 
 from contextlib import nullcontext
 
@@ -23,7 +23,7 @@ def add(writer, number, **ends):
 
 
 def fill(writer) -> int:
-    """Adds rows to all lanes until the writer would wait; how often."""
+    """Adds rows to all lanes until the writer would wait; returns the number of adds."""
     for number in range(100):
         try:
             add(writer, number)
@@ -47,7 +47,7 @@ def test_writers_wait_at_the_limit(queue, kind):
 
 
 def test_a_reader_that_waits_gets_its_batch_and_not_whole_lanes(queue):
-    """Else both could wait: the newest row of each lane is unread, but not whole before the next one comes."""
+    """Otherwise both could wait: each lane's newest row is unread, but not whole before the next row comes."""
     with queue.vector_writer(timeout=0.0) as writer, queue.reader(batch_size=10) as reader:
         assert fill(writer) == 4
         with pytest.raises(NotEnoughData):
@@ -60,7 +60,7 @@ def test_a_reader_that_waits_gets_its_batch_and_not_whole_lanes(queue):
 
 
 def test_a_timeout_counts_once(queue, monkeypatch):
-    """The time that a writer waited at the limit is not left for a full lane."""
+    """The wait for room in a full lane gets only the time that the wait at the limit left."""
     times = iter(range(100))
     monkeypatch.setattr("marlcore.queue.gates.deadline_of", lambda timeout: next(times))
     waits = []
@@ -88,7 +88,7 @@ def test_a_waiting_writer_is_woken_by_a_reader_that(queue, no_slices, batch_size
 
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_batch_makes_room_for_as_many_more(queue, replaced):
-    """A successor of the reader counts what its predecessor took."""
+    """A successor of the reader counts the rows that its predecessor took."""
     with queue.vector_writer(timeout=0.0) as writer, queue.reader(batch_size=4) as reader:
         assert fill(writer) == 4
         reader.read()
@@ -99,7 +99,7 @@ def test_a_batch_makes_room_for_as_many_more(queue, replaced):
 
 
 def test_a_row_continues_where_the_next_is_its_successor():
-    """Not at an episode's end, at the seam of another writer, or where the next row is of another lane."""
+    """It does not continue at an episode's end, at another writer's seam, or before a row of another lane."""
     with TrajectoryQueue.create(SPEC, 64 * LANES, LANES) as queue, queue.vector_writer() as writer:
         ends = [(3, "terminated"), (5, "truncated")]
         for number in range(9):

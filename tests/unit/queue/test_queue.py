@@ -1,4 +1,4 @@
-"""The trajectory queue: each transition once and in order, or counted; whoever is slow, closes, or is killed."""
+"""The trajectory queue delivers each transition once and in order, or counts it, whichever end dies or closes."""
 
 import contextlib
 import pickle
@@ -38,7 +38,7 @@ def fill(writer, numbers, **more):
 
 
 def fill_until_full(writer, number=0) -> int:
-    """Adds rows until there is no room; the first number that was not added."""
+    """Adds rows until there is no room; returns the first number that was not added."""
     while True:
         try:
             writer.add(number, number, 0.0)
@@ -48,20 +48,20 @@ def fill_until_full(writer, number=0) -> int:
 
 
 def lines(queue) -> CursorLines:
-    """The cursor, as any process sees it."""
+    """Returns the cursor as any process sees it."""
     mapped = Mapped(queue)
     return CursorLines(mapped.segment, mapped.geometry)
 
 
 def held(queue) -> np.ndarray:
-    """Transitions of each lane that are there to be read, int64 [lanes]."""
+    """Counts the transitions in each lane that are still to be read, int64 [lanes]."""
     native, lanes = Mapped(queue).lanes, range(queue.lanes)
     behind = np.array([native.written(lane) for lane in lanes]) - lines(queue).load()[inorder.PASSED]
     return np.minimum(behind, [native.transitions(lane) for lane in lanes])
 
 
 def drain(reader) -> list[int]:
-    """The actions of all whole batches that are there."""
+    """Returns the actions of all whole batches in the queue."""
     actions: list[int] = []
     while True:
         try:
@@ -71,7 +71,7 @@ def drain(reader) -> list[int]:
 
 
 def random_rows(dice, numbers, count, finals):
-    """Transitions that end in every way; `finals` says whether a terminated one may have a final_obs."""
+    """Makes transitions that end in every way; `finals` allows a final_obs after termination."""
     endings = ["none"] * 5 + ["terminated", "truncated"] + ["terminated with final_obs"] * finals
     rows = []
     for _ in range(count):
@@ -85,7 +85,7 @@ def random_rows(dice, numbers, count, finals):
 
 
 def write_something(dice, writer, order: InOrder, numbers, when_full):
-    """One random add, of one row or of several; mirrored in the model when it was written."""
+    """Makes a random add of one row or of several, and mirrors it in the model if it was written."""
     lane = writer.lane
     if dice.random() < 0.1:
         writer.new_episode()
@@ -141,7 +141,7 @@ CASES = [
 
 @pytest.mark.parametrize(("lanes", "stack", "n_step", "length", "when_full"), CASES)
 def test_every_transition_is_delivered_once_in_order_or_counted(when_full, lanes, stack, n_step, length):
-    """Against the model, with every end of an episode, seams, wraps, and readers and writers that are replaced."""
+    """Against the model, with every end of an episode, seams, wraps, and replaced readers and writers."""
     dice = random.Random(f"{when_full} {lanes} {stack} {n_step} {length}")
     batch_size, numbers = 4, iter(range(10**9))
     options = {"stack": stack, "n_step": n_step, "gamma": GAMMA, "length": length}
@@ -181,7 +181,7 @@ def test_every_transition_is_delivered_once_in_order_or_counted(when_full, lanes
 
 @contextlib.contextmanager
 def written_after_a_look(write):
-    """The next time that a reader looks how far the lanes are, rows are written before it reads any."""
+    """Writes rows after the reader's next look at the lanes' ends, before it reads any row."""
     look, todo = ReadPlan.read_windows, [write]
 
     def look_and_write(drawing):
@@ -195,7 +195,7 @@ def written_after_a_look(write):
 
 @pytest.mark.parametrize(("stack", "n_step", "length"), [(1, 1, None), (3, 1, None), (1, 3, None), (3, 2, 4)])
 def test_rows_overwritten_before_the_copy_are_read_again(stack, n_step, length):
-    """By so many rows: what was copied first is of another lap, in part or as a whole, and is told from its rows."""
+    """After `more` new rows, the first copy has some or only rows of another lap, which their content shows."""
     for more in range(24):
         with make(24, when_full="drop_oldest") as queue, queue.writer() as writer:
             fill(writer, range(24))
@@ -212,36 +212,6 @@ def test_rows_overwritten_before_the_copy_are_read_again(stack, n_step, length):
             assert batch.index[0] - (stack - 1) >= more or batch.index[0] == read
             assert batch.index[1] == batch.index[0] + (length or 1)
             assert queue.dropped.sum() == batch.index[0] - read
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("more", range(24))
-def test_overwritten_rows_are_counted_right(more):
-    with make(24, when_full="drop_oldest") as queue, queue.writer() as writer, queue.reader(2) as reader:
-
-        def fragments(rows):
-            for _ in range(rows):
-                writer.add(0, 0, 0.0)
-                writer.new_episode()
-
-        fragments(30)
-        with written_after_a_look(lambda: fragments(more)), pytest.raises(mc.NotEnoughData, match=r"got 0$"):
-            reader.read()
-        dropped, skipped = queue.dropped.sum(), queue.skipped.sum()
-        assert (dropped + skipped, len(queue)) == (29 + more, 1)
-        assert 6 + more <= dropped <= 8 + more  # it stays away from the two oldest rows when it looks again
-
-
-def test_a_refused_writer_writes_nothing():
-    with make(8) as queue, queue.writer(timeout=0.0) as writer, queue.reader(2) as reader:
-        assert fill_until_full(writer) == 8
-        with pytest.raises(TimeoutError, match=r"the reader made no room for 1 more rows in lane 0 in 0\.0 seconds$"):
-            writer.add(8, 8, 0.0)
-        assert Mapped(queue).committed() == len(queue) == 8
-        assert reader.read().action.tolist() == [0, 1]
-        assert fill_until_full(writer, 8) == 10
-        assert drain(reader) == [2, 3, 4, 5, 6, 7]
-        assert queue.dropped.tolist() == queue.skipped.tolist() == [0]
 
 
 @pytest.mark.parametrize("when_full", ["wait", "drop_newest"])
@@ -266,7 +236,7 @@ STATE = mc.TransitionSpec(mc.Field((), "int64"), mc.Field((), "int64"), {"h": mc
 
 
 def test_an_unroll_comes_with_the_state_at_its_first_row():
-    """Zeros at an episode's beginning, what was stored otherwise; none is overwritten before it is read."""
+    """The state is 0 at an episode's first row, otherwise the stored one, which stays until it is read."""
     with mc.TrajectoryQueue.create(STATE, 40) as queue:
         writer, reader = queue.writer(timeout=0.0), queue.reader(1, length=8)
         number = place = 0
@@ -373,7 +343,7 @@ def test_a_reader_that_was_closed_in_its_sleep_reads_no_more(no_slices):
 
 @pytest.mark.parametrize("end", ["reader", "writer", "vector_writer"])
 def test_an_end_closes_when_no_other_thread_is_inside(end):
-    """Its successor would work beside that thread."""
+    """A successor that opened earlier would work beside that thread."""
     with make(8) as queue:
         opened = {"reader": lambda: queue.reader(2)}.get(end, getattr(queue, end))
         first = opened()
@@ -388,7 +358,7 @@ def test_an_end_closes_when_no_other_thread_is_inside(end):
 
 
 def test_a_full_lane_drops_only_what_it_would_take():
-    """An end that is closed, and rows that are refused, are not counted as dropped."""
+    """Refused rows, and adds of a closed writer, are not counted as dropped."""
     with make(8, when_full="drop_newest") as queue, queue.writer() as writer:
         fill(writer, range(20))
         dropped = queue.dropped.sum()
@@ -437,7 +407,7 @@ def test_a_longer_stack_drops_rows_without_frames():
 
 @contextlib.contextmanager
 def dies_before(count: int):
-    """The `count`-th store from now on does not take place any more."""
+    """Makes the `count`-th store from now on raise instead."""
     store = Words.store
 
     def counted(words, index, value):
@@ -452,7 +422,7 @@ def dies_before(count: int):
 
 
 def reads_until_one_dies_at(queue, writers, count):
-    """Five batches and one that dies before that store: what was delivered, what was in hand, and the reader."""
+    """Reads five batches and one that dies before a store; returns the delivered and the lost rows, and the reader."""
     for i, writer in enumerate(writers):
         fill(writer, range(100 * i, 100 * i + 12))
     reader = queue.reader(3)
@@ -477,7 +447,7 @@ def reads_until_one_dies_at(queue, writers, count):
 
 @pytest.mark.parametrize("survives", [False, True], ids=["killed", "interrupted"])
 def test_a_reader_stopped_at_any_store_delivers_at_most_once(survives):
-    """What was in hand, one batch, is lost behind the store that consumes it, and nothing before that."""
+    """The batch in hand is lost only after the store that consumes it."""
     outcomes = Counter()
     for count in range(100):
         with make(32, lanes=2) as queue:
@@ -518,7 +488,7 @@ def test_a_reader_stopped_at_any_store_delivers_at_most_once(survives):
 
 
 def test_an_interrupted_read_leaves_nothing_in_idle_lanes():
-    """Lane 0 had a row in the interrupted batch, and has none in the next one, nor had it in the one before."""
+    """Lane 0 had a row in the interrupted batch, but none in the batches before and after it."""
     for count in range(10):
         with make(48, lanes=3) as queue, queue.writer(0) as first, queue.writer(1) as second, queue.writer(2) as third:
             reader = queue.reader(2)
@@ -534,7 +504,7 @@ def test_an_interrupted_read_leaves_nothing_in_idle_lanes():
 
 
 def test_the_next_try_gives_the_room_of_an_interrupted_one():
-    """Though it finds too little to read: writers that wait for room would never write more."""
+    """It does so although it finds too few rows: writers that wait for room would never add more."""
     for count in range(10):
         with make(8) as queue, queue.writer(timeout=0.0) as writer, queue.reader(3) as reader:
             fill(writer, range(8))
@@ -546,7 +516,7 @@ def test_the_next_try_gives_the_room_of_an_interrupted_one():
 
 
 def test_a_look_that_a_request_for_room_meets_does_not_count():
-    """The reader begins it before the writer reads their number: only two later ones without room are a deadlock."""
+    """The look may have begun before the request: only two later looks without room are a deadlock."""
     with make(8) as queue, queue.writer(timeout=0.0) as writer:
         fill(writer, range(8))
         looks = partial(lines(queue)._words.add, LOOKS, 1)
@@ -559,7 +529,7 @@ def test_a_look_that_a_request_for_room_meets_does_not_count():
 
 
 def test_a_half_written_add_is_never_seen():
-    """It had reserved, overwritten a row of the lane, and not committed; its successor begins an episode there."""
+    """The writer died after it had overwritten rows and before it committed any; its successor begins an episode."""
     with make(8, when_full="drop_oldest") as queue:
         writer = queue.writer()
         fill(writer, range(8))
@@ -620,7 +590,7 @@ def test_a_damaged_description_is_refused(when_full):
     ("word", "value"),
     [(0, 3), (0, -1), (1, 7), (1, -1), (1, 2**62), (2, 3), (2, -1), (3, 3), (3, 2**63 - 1), (4, 3), (4, -1)],
 )
-def test_a_readers_damaged_counters_are_told(word, value):
+def test_a_readers_damaged_counters_are_refused(word, value):
     """Six rows were written and two read; a lane's words: released, then twice position, passed, dropped, skipped."""
     with make(8) as queue, queue.writer() as writer:
         fill(writer, range(6))
@@ -658,7 +628,7 @@ def test_damaged_counters_stop_a_writer_and_do_not_make_it_wait(slot, word, valu
 
 
 def test_a_held_up_reader_stays_inside_its_lane():
-    """Held up between its two loads of the counters of a lane that goes on meanwhile."""
+    """The reader is stopped between its loads of a lane's two counters, which change meanwhile."""
     with make(16, when_full="drop_oldest") as queue, queue.writer() as writer, queue.reader(2) as reader:
         fill(writer, range(16))
         counters = Mapped(queue).counters()
@@ -699,11 +669,11 @@ ROWS = 14 * 1024  # whole pairs of episodes, so that the last row can be deliver
 
 
 class Ledger:
-    """Everything that was delivered, and what is wrong with it.
+    """Notes every delivered transition, and counts faults.
 
     Attributes:
         numbers: of each lane, the transitions in the order in which they came.
-        faults: transitions that are torn, of another episode than what is behind them, come twice, or late.
+        faults: transitions that are torn, followed by another episode's row, or delivered twice or late.
     """
 
     def __init__(self, lanes: int):
@@ -736,7 +706,7 @@ def start(program, queue, lane, rows=ROWS, before=""):
 
 @pytest.mark.long
 def test_the_ledger_sees_lost_rows_and_torn_ones(program):
-    """The positive controls of the test below: no writer's gate, and no validation."""
+    """These are the controls of the test below: a writer without its gate, and a reader without validation."""
     with make(64, spec=LARGE) as queue:
         ungated = start(program, queue, 0, rows=-1, before="from seams import without_gates; without_gates()")
         ledger = Ledger(1)
@@ -754,7 +724,7 @@ def test_the_ledger_sees_lost_rows_and_torn_ones(program):
 @pytest.mark.long
 @pytest.mark.parametrize("when_full", MODES)
 def test_every_row_that_is_not_read_is_counted(program, when_full):
-    """Of each lane: written == read + dropped + skipped, to the row."""
+    """In each lane, written == read + dropped + skipped, to the row."""
     lanes, rows = 2, 2 * ROWS
     with make(lanes * 64, lanes, when_full, FRAMES) as queue, queue.reader(8) as reader:
         writers = [start(program, queue, lane, rows=rows) for lane in range(lanes)]
@@ -781,7 +751,7 @@ def test_every_row_that_is_not_read_is_counted(program, when_full):
 
 
 def test_the_highest_counters_are_counted_on_from():
-    """A damaged count is wrong by itself; it ends neither a reader's batch nor a writer's add."""
+    """A damaged counter is wrong by itself; it ends neither a reader's batch nor a writer's add."""
     with make(8, when_full="drop_newest") as queue, queue.writer() as writer:
         mapped = Mapped(queue)
         mapped.words(mapped.geometry.counters_offset(0))[2] = 2**63 - 1  # refused
@@ -796,7 +766,7 @@ def test_the_highest_counters_are_counted_on_from():
             assert successor.read().action.tolist() == [6]
 
 
-def test_a_newest_row_that_counts_too_much_is_told():
+def test_a_newest_row_that_counts_too_much_is_refused():
     with make(8) as queue, queue.writer() as writer:
         fill(writer, range(3))
         Mapped(queue).column(0)[2].view(np.uint32)[0] = 9
@@ -805,20 +775,12 @@ def test_a_newest_row_that_counts_too_much_is_told():
         check_refused(lambda: Mapped(queue).lanes.committed(0), mc.SegmentCorrupt, "counters contradict one another")
 
 
-def test_damaged_counters_that_leave_nothing_are_seen():
-    """The reader would otherwise take what it never looked at for overwritten, again and again."""
-    with make(8) as queue, queue.writer() as writer, queue.reader(2) as reader:
-        fill(writer, range(6), terminated=True)
-        assert drain(reader) == list(range(6))
-        Mapped(queue).counters()[1] = 2**62 - 1  # reserved
-        check_refused(reader.read, mc.NotEnoughData, "got 0")
-        assert reader.stats.lapped == 0
-
-
-def test_a_reader_waits_behind_rows_called_overwritten():
-    """No copy of the rows that it has not read would ever be valid: it would copy until it gives up."""
+@pytest.mark.parametrize("read", [0, 6])
+def test_a_reader_waits_behind_rows_called_overwritten(read):
+    """A copy of the unread rows would never be valid, so a reader that copied would repeat until it gives up."""
     with make(16, lanes=2) as queue, queue.writer(0) as damaged, queue.writer(1) as sound, queue.reader(2) as reader:
-        fill(damaged, range(6))
+        fill(damaged, range(6), terminated=True)
+        assert read == 0 or drain(reader) == list(range(6))
         Mapped(queue).counters()[1] = 100  # reserved
         check_refused(reader.read, mc.NotEnoughData, "expected 2 transitions that are whole, got 0")
         check_refused(lambda: reader.read(timeout=0.01), TimeoutError, "got 0")

@@ -1,4 +1,4 @@
-"""Refused arguments of a trajectory queue's doors: the queue itself, its writers and its reader."""
+"""Refused arguments of a trajectory queue, its writers and its reader."""
 
 import math
 import pickle

@@ -14,7 +14,6 @@ from tiers import long_but
 
 from marlcore import Field, NotEnoughData, TrajectoryQueue, TransitionSpec
 from marlcore.queue.cursor import LONGEST, CursorLines
-from marlcore.queue.gates import QueueGates
 
 SPEC = TransitionSpec(Field((4,)), Field((), "int64"))
 
@@ -39,7 +38,7 @@ def test_rows_of_a_vector_are_read_lane_by_lane(when_full):
 
 
 def test_a_call_waits_until_each_lane_has_room():
-    """Nothing is written while one lane is full, and all once the reader has read of it."""
+    """Nothing is written while one lane is full, and every row once the reader has read from that lane."""
     with TrajectoryQueue.create(SPEC, 16, lanes=4) as queue:
         reader = queue.reader(1)
         with queue.writer(2) as writer:
@@ -76,16 +75,18 @@ def test_the_waits_for_all_lanes_share_one_timeout():
             began.append((timeout, now))
             return True
 
-    gates = QueueGates([Gate(), Gate()])
-    for timeout in (5.0, None):
-        assert not np.any(gates.wait_each(np.arange(2), np.zeros(2, bool), timeout, lambda: None))
+    with TrajectoryQueue.create(SPEC, 16, lanes=2) as queue:
+        gates = queue._gates([0, 1])
+        gates._gates[:] = Gate(), Gate()
+        for timeout in (5.0, None):
+            assert not np.any(gates.wait_each(np.arange(2), np.zeros(2, bool), timeout, lambda: None))
     assert began[0] == began[1]
     assert isinstance(began[0][1], float)
     assert began[2:] == [(None, None)] * 2
 
 
 def test_rows_without_room_are_left_out_and_counted():
-    """Their tickets are -1, and the next rows of their lanes begin episodes; the other lanes get theirs."""
+    """Their tickets are -1, and the next rows of their lanes begin episodes; the other lanes get their rows."""
     with TrajectoryQueue.create(SPEC, 16, lanes=4, when_full="drop_newest") as queue:
         reader = queue.reader(1)
         with queue.vector_writer() as vector:
@@ -104,7 +105,7 @@ def test_rows_without_room_are_left_out_and_counted():
 
 
 def test_a_lane_whose_writer_waits_begins_the_batch(no_slices):
-    """All of 18 rows go to lane 0 of 4, which holds 6, as if every other agent had died; none is lost, nor doubled."""
+    """All 18 rows go to lane 0, which holds 6, as if every other agent had died; no row is lost or doubled."""
     with (
         TrajectoryQueue.create(SPEC, 24, lanes=4) as queue,
         queue.vector_writer() as vector,
@@ -132,7 +133,7 @@ Adds = list[Callable[[int], object]]  # called with the rounds in which nothing 
 
 
 def lane_by_lane(queue, dice) -> Adds:
-    """The longest adds that the reader allows, to lanes that are each filled alone, and the shortest episodes."""
+    """Adds the longest batches that the reader allows, each lane by its own writer, with many short episodes."""
     mapped, truncated = Mapped(queue), dice.random()
     longest = CursorLines(mapped.segment, mapped.geometry).word(LONGEST)
 
@@ -147,7 +148,7 @@ def lane_by_lane(queue, dice) -> Adds:
 
 
 def vectors(queue, dice) -> Adds:
-    """Adds to any lanes, and episodes that end early in lane 0."""
+    """Adds rows to random lanes; episodes in lane 0 end early."""
     lanes = list(range(queue.lanes))
     ends = np.array([dice.choice([0.0, 0.5, 1.0]), *[dice.choice([0.0, 0.3])] * 3])
 

@@ -1,4 +1,4 @@
-"""Every value that does not fit is refused by its field's name at each door of writers, and nothing is written."""
+"""Writers refuse every value that does not fit, name its field, and write nothing."""
 
 import math
 from collections.abc import Callable
@@ -26,14 +26,13 @@ def observation(rows: int = 0, **changes: Any) -> dict[str, Any]:
 
 
 def transition(rows: int = 0, **changes: Any) -> dict[str, Any]:
-    """The arguments of an add; `rows` of them, or one; `...` leaves a field out."""
+    """Returns the arguments of an add of one row, or of `rows` rows; a change to `...` leaves the field out."""
     one = {"action": 1, "reward": 1.0, "log_prob": 0.5, "big": np.zeros(70, np.float32), "flag": True}
     values = {"obs": observation(rows), **(column([one] * rows) if rows else one)} | changes
     return {name: value for name, value in values.items() if value is not ...}
 
 
 def with_fault(rows: int, field: str, value: Any) -> dict[str, Any]:
-    """An add with this value in a field of each row."""
     value = np.array([value] * rows) if rows else value
     fault = {field: value}
     return transition(rows, **({"obs": observation(rows, **fault)} if field in SPEC.obs else fault))
@@ -141,7 +140,7 @@ def label(field: str) -> str:
 
 
 def cases(door: str) -> list[tuple[str, dict[str, Any], type[Exception]]]:
-    """What each bad add must say, its arguments and its error."""
+    """Returns for each bad add its message, its arguments and its error."""
     rows, tables = {"add": (0, (ROW,)), "add_batch": (ROWS, (MANY, BATCH)), "vector": (ROWS, (MANY, VECTOR))}[door]
     faults = [
         (f"{label(field)}: {says(lambda *s: (rows, *s) if rows else s)}", with_fault(rows, field, value), error)
@@ -155,7 +154,7 @@ def cases(door: str) -> list[tuple[str, dict[str, Any], type[Exception]]]:
 
 @pytest.mark.parametrize("door", ["add", "add_batch", "vector"])
 def test_a_bad_value_is_refused_by_name_and_changes_nothing(door, subtests):
-    """The error is one line that begins with the field's name; later rows are as if nothing had come before."""
+    """The error is one line that begins with the field's name; later adds work as if the bad one had not come."""
     lanes = ROWS if door == "vector" else 1
     with (
         ReplayBuffer.create(SPEC, 10 * lanes, lanes) as replay,

@@ -1,4 +1,4 @@
-"""A replay filled from recorded episodes: in each form the rows are the episodes', and bad data leaves nothing."""
+"""Recorded episodes fill a replay: every form of the data gives the same rows, and bad data leaves nothing behind."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ LENGTHS = [3, 1, 5, 2, 4]
 
 
 def recorded(names=("place",), terminated=(True, False, False, True, False)):
-    """Episodes of observations [T + 1, ...], their numbers growing by one from row to row."""
+    """Yields episodes with observations [T + 1, ...], whose numbers grow by 1 from row to row."""
     number = 0.0
     for length, end in zip(LENGTHS, terminated, strict=True):
         rows = (number + np.arange(length + 1, dtype=np.float32))[:, None]
@@ -30,7 +30,7 @@ def recorded(names=("place",), terminated=(True, False, False, True, False)):
 
 
 def flat(episodes, **renamed):
-    """All episodes in one array a field, with the last observations of those that do not terminate."""
+    """Joins all episodes to one array a field; `final_obs` has one row for each episode that does not terminate."""
     episodes = list(episodes)
     ends = [np.arange(len(episode["reward"])) == len(episode["reward"]) - 1 for episode in episodes]
     columns = {name: [episode[name] for episode in episodes] for name in ("action", "reward")}
@@ -43,7 +43,7 @@ def flat(episodes, **renamed):
 
 
 def as_minari(episodes):
-    """What a Minari dataset offers: episodes as objects, and the space of its actions, which begin at 7."""
+    """Imitates a Minari dataset: episodes are objects, and the action space begins at 7."""
     of_minari = {"obs": "observations", "action": "actions", "reward": "rewards"}
     objects = []
     for episode in episodes:
@@ -74,7 +74,7 @@ def in_other_forms(tmp_path):
 
 
 def rows_of(replay):
-    """Each transition that can be drawn, by its ticket."""
+    """Returns each transition that can be drawn, by its ticket."""
     batch = replay.sampler(400, seed=0, min_size=1).sample()
     fields = (batch.obs, batch.action, batch.reward, batch.next_obs, batch.discount, batch.terminated, batch.truncated)
     return {int(index): tuple(np.asarray(field[i]).tolist() for field in fields) for i, index in enumerate(batch.index)}
@@ -132,7 +132,7 @@ def test_a_data_set_of_minari_gives_the_rows_of_its_episodes(tmp_path, monkeypat
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_the_spec_says_what_a_tuple_holds(steps):
-    """Two parts, or the steps of one array; where nothing does, the tuple is refused."""
+    """A tuple is either two parts or the steps of one array; without a spec it is refused."""
     rows = np.arange(2.0 * steps + 2, dtype=np.float32).reshape(-1, 2)
     rest = {"action": np.zeros(steps, np.int64), "reward": np.zeros(steps), "terminated": True}
     two = {"part_0": mc.Field((2,)), "part_1": mc.Field((2,)), "of__0": mc.Field((2,)), "of__1": mc.Field((2,))}
@@ -208,7 +208,7 @@ def test_with_a_capacity_episodes_are_written_as_they_are_read(tmp_path):
 
 
 class ActionSpace:
-    """Of a Discrete(2, start=1)."""
+    """Imitates Discrete(2, start=1)."""
 
     n, start = 2, 1
 
@@ -217,7 +217,7 @@ class ActionSpace:
 
 
 def with_one_bad(**changes):
-    """Three good episodes and one with other fields; a field of None is left out."""
+    """Returns three good episodes and one with changed fields; a change to None removes the field."""
     episodes = list(recorded())
     return [*episodes[:3], {name: value for name, value in {**episodes[3], **changes}.items() if value is not None}]
 

@@ -1,6 +1,5 @@
-"""Hindsight against an oracle of plain lists: which goals a row may get, how often, and what follows from them."""
+"""Hindsight against an oracle of plain lists: the goals that a row may get, their frequencies, and their rewards."""
 
-import multiprocessing
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -29,12 +28,12 @@ Goal = tuple[int, ...]
 
 
 def reward_of(achieved: Any, desired: Any, info: Any) -> Any:
-    """A number that tells all of its arguments."""
+    """Returns a number that differs for different values of any argument."""
     return 100.0 * achieved[..., 2] + desired[..., 2] + info["bonus"]
 
 
 class Step(NamedTuple):
-    """A row of the oracle: the goals of its episode that rows hold, by ticket; its own step and whether it is last."""
+    """The oracle's view of one row; `goals` has the achieved goals of all rows of its episode, by ticket."""
 
     goals: dict[int, Goal]
     achieved: Goal
@@ -42,7 +41,7 @@ class Step(NamedTuple):
     truncated: bool
 
     def allowed(self, strategy: str, ticket: int, lo: int) -> list[Goal]:
-        """The goals that it may get; none if its next observation is not stored."""
+        """Returns the goals that the row may get; none if its next observation is not stored."""
         if ticket + 1 not in self.goals:
             return []
         if strategy == "final":
@@ -60,7 +59,7 @@ def observed(lane: int, episode: int, step: int, ticket: int = 0) -> dict[str, A
 
 
 class Written:
-    """Two lanes of episodes of 1 to 9 steps with each kind of end, whose oldest rows are overwritten."""
+    """Writes two lanes of episodes of 1 to 9 steps, with each kind of end; the lanes' oldest rows are overwritten."""
 
     def __init__(self, replay: ReplayBuffer, episodes: int = 40) -> None:
         rng = np.random.default_rng(3)
@@ -101,7 +100,7 @@ def replay() -> Iterator[ReplayBuffer]:
     ids=["plain", "stack", "zeros", "prioritized", "mixture"],
 )
 def test_rows_get_each_allowed_goal_equally_often(replay, strategy, options):
-    """And what follows from it: the reward, the end and the discount are those of the new goal."""
+    """Reward, termination and discount are those of the new goal."""
     written = Written(replay)
     hindsight = Hindsight(3, strategy, reward_of, lambda achieved, desired, info: (achieved == desired).all(axis=-1))
     options |= {"gamma": 0.5, "seed": 1, "min_size": 1, "hindsight": hindsight}
@@ -143,7 +142,7 @@ def test_rows_get_each_allowed_goal_equally_often(replay, strategy, options):
 
 
 def test_functions_are_called_once_for_a_batch(replay):
-    """With all rows; without compute_terminated, ends stay as they were stored."""
+    """Each call gets all rows; without compute_terminated, a row keeps its stored end."""
     Written(replay)
     calls: list[tuple[Any, ...]] = []
 
@@ -175,9 +174,9 @@ def test_a_wrong_result_is_refused(replay, functions, says):
 
 
 def overtaken(replay: ReplayBuffer, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Draws while a writer laps the goals' rows between the copy of a row and that of its goal; returns the lapped.
+    """Draws while a writer overwrites goals' rows after the drawn rows were copied; returns the number of lapped rows.
 
-    The episode of 40 rows fills most of the lane; the writer then overwrites its first 20 with another episode.
+    One episode of 40 rows fills most of the lane; the writer then overwrites its first 20 rows with another episode.
     """
     relabel, writer = Relabelling.draw, replay.writer()
     for step in range(40):
@@ -207,50 +206,8 @@ def test_a_lapped_goal_is_drawn_again_and_counted(replay, monkeypatch):
 
 
 def test_control_without_the_goals_tickets_it_is_not(replay, monkeypatch):
-    """The same with the drawn rows' own tickets validated, as they are without hindsight."""
+    """The control validates only the drawn rows' tickets, not those of their goals."""
     made = ReadPlan.__init__
     monkeypatch.setattr(ReadPlan, "__init__", lambda self, *options: made(self, *options[:3]))
     with pytest.raises(AssertionError, match="a goal of another episode"):
         overtaken(replay, monkeypatch)
-
-
-def write_for_ever(handle: Any, lane: int, started: Any, stop: Any) -> None:
-    with ReplayBuffer.attach(handle) as replay, replay.writer(lane) as writer:
-        episode = 0
-        while not stop.is_set():
-            length = episode % 13 + 1
-            for step in range(length):
-                final = observed(lane, episode, length) if step == length - 1 else None
-                writer.add(
-                    observed(lane, episode, step), 0, 0.0, truncated=final is not None, final_obs=final, bonus=0.0
-                )
-            episode += 1
-            if episode == 20:
-                started.release()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_goals_are_of_the_same_episode_while_many_write(replay, strategy):
-    """Each goal of a row is an achieved goal of the row's episode, at a later step, whatever is overwritten."""
-    context = multiprocessing.get_context("spawn")
-    started, stop = context.Semaphore(0), context.Event()
-    writers = [context.Process(target=write_for_ever, args=(replay.handle, i, started, stop)) for i in range(2)]
-    try:
-        for process in writers:
-            process.start()
-        for _ in writers:
-            started.acquire()
-        sampler = replay.sampler(16, seed=0, hindsight=Hindsight(4, strategy, reward_of), min_size=1)
-        for _ in range(300):
-            batch = sampler.sample(timeout=60)
-            row, goal = (batch.obs[key][batch.relabelled] for key in ("achieved_goal", "desired_goal"))
-            after = batch.next_obs["achieved_goal"][batch.relabelled]
-            assert (goal[:, :2] == row[:, :2]).all() and (goal[:, :2] == after[:, :2]).all() and (goal[:, 3] == 1).all()
-            assert (after[:, 2] == row[:, 2] + 1).all()
-            assert (goal[:, 2] > (0 if strategy == "episode" else row[:, 2])).all()
-    finally:
-        stop.set()
-        for process in writers:
-            process.join()
-    assert sampler.stats.drawn == 300 * 16

@@ -1,4 +1,4 @@
-"""Writers and samplers: what ends them, what ends their waits, and that they belong to one process."""
+"""Writers and samplers: closing ends them and their waits, and each belongs to one process."""
 
 import os
 import pickle
@@ -57,7 +57,7 @@ KINDS = WRITERS | SAMPLERS
 
 @pytest.fixture
 def replay() -> Iterator[mc.ReplayBuffer]:
-    """Three lanes, with rows in the last."""
+    """A replay of three lanes; the last lane has rows."""
     with mc.ReplayBuffer.create(SPEC, 300, lanes=3) as made:
         with made.writer(2) as writer:
             writer.add_batch(**ROWS)
@@ -66,7 +66,7 @@ def replay() -> Iterator[mc.ReplayBuffer]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_closed_refuses_every_use(replay, kind):
-    """A writer; and whatever its replay has, with which it closes."""
+    """A writer can be closed alone; closing the replay closes its writers and samplers too."""
     end, uses = KINDS[kind](replay)
     if kind in WRITERS:
         end.close()
@@ -136,7 +136,7 @@ def test_a_forked_child_attaches_anew(replay):
 
 @pytest.fixture
 def full() -> Iterator[mc.ReplayBuffer]:
-    """Its limiter admits no more rows."""
+    """A replay whose limiter admits no more rows."""
     with mc.ReplayBuffer.create(SPEC, 300, lanes=3, limiter=mc.RateLimiter(2.0, 4, 8.0)) as made:
         with made.writer(2) as writer:
             for _ in range(FULL):
@@ -147,7 +147,7 @@ def full() -> Iterator[mc.ReplayBuffer]:
 @pytest.mark.parametrize("kind", WRITERS)
 @pytest.mark.parametrize("error", [Rang, mc.ClosedError])
 def test_a_signal_or_closing_ends_a_wait_for_room(full, kind, error, alarm):
-    """With nothing written."""
+    """The add writes nothing."""
     end, (add, *_) = WRITERS[kind](full)
     alarm(ring if error is Rang else end.close)
     with pytest.raises(error):
@@ -166,7 +166,7 @@ def test_closing_the_replay_ends_a_samplers_wait(full, alarm):
 
 @pytest.mark.parametrize("interruption", ["raises", "closes", "lets in"])
 def test_what_ends_a_wait_for_a_turn_in_a_shared_lane(replay, interruption, alarm):
-    """A signal whose handler raises, or closes the writer; one whose handler returns lets the wait go on."""
+    """The wait ends if a signal's handler raises or closes the writer; it continues if the handler returns."""
     end, (add, *_) = writer(replay, shared=True)
     held = Mapped(replay).segment.lock(add_lock(3, 0))
     handler, error = {"raises": (ring, Rang), "closes": (end.close, mc.ClosedError), "lets in": (held.close, None)}[

@@ -23,7 +23,7 @@ THIRDS = [0.5, 0.25, 0.25]
 
 
 def write(replay: mc.ReplayBuffer, lane: int, rows: int, base: int = 0, **options: Any) -> None:
-    """Row t of a lane holds the action base + t; episodes of ten."""
+    """Writes episodes of ten; row t holds the action base + t."""
     with replay.writer(lane, **options) as writer:
         for t in range(rows):
             frame = np.full(64, (lane + t) % 256, np.uint8)
@@ -31,7 +31,7 @@ def write(replay: mc.ReplayBuffer, lane: int, rows: int, base: int = 0, **option
 
 
 class Sources:
-    """What mixtures draw from: three replays of 1, 2 and 3 lanes, or parts of one replay."""
+    """The sources of mixtures: three replays of 1, 2 and 3 lanes, or three parts of one replay."""
 
     def __init__(self, parts: bool) -> None:
         self.lanes = PARTS if parts else [range(1), range(2), range(3)]
@@ -63,7 +63,7 @@ def sources(request: pytest.FixtureRequest) -> Iterator[Sources]:
 
 @pytest.fixture
 def replays() -> Iterator[list[mc.ReplayBuffer]]:
-    """Two; the first one is filled."""
+    """Two replays; only the first one is filled."""
     with mc.ReplayBuffer.create(SPEC, 1000) as first, mc.ReplayBuffer.create(SPEC, 1000, lanes=2) as second:
         write(first, 0, 200)
         yield [first, second]
@@ -71,7 +71,7 @@ def replays() -> Iterator[list[mc.ReplayBuffer]]:
 
 @pytest.fixture
 def pair(replays: list[mc.ReplayBuffer]) -> list[mc.ReplayBuffer]:
-    """Both are filled."""
+    """Two filled replays."""
     for lane in range(2):
         write(replays[1], lane, 200)
     return replays
@@ -98,7 +98,7 @@ def test_each_row_says_which_source_it_is_from(sources):
 
 
 def test_a_source_is_left_out_until_it_has_rows(sources):
-    """The others give its share, in proportion to theirs."""
+    """The other sources give its share, in proportion to their own."""
     mixture = sources.mixture([0.5, 0.125, 0.375], seed=0)
     assert not mixture.can_sample()
     each = "; ".join([r".*marlcore-replay-.*: expected at least 1 transitions, got 0"] * 3)
@@ -119,7 +119,7 @@ def test_a_source_is_left_out_until_it_has_rows(sources):
     ("fractions", "batch_size"), [([1 / 3, 2 / 3], 256), ([0.5, 0.5], 1), ([0.1, 0.9], 7), ([0.0, 1.0], 5)]
 )
 def test_shares_are_exact_in_the_long_run(pair, fractions, batch_size):
-    """No batch is a row off."""
+    """After every batch, each source has given its fraction of all rows, to within one row."""
     mixture, drawn = mc.Mixture(pair, fractions, batch_size, seed=1), np.zeros(2)
     for batches in range(1, 301):
         drawn += counts(mixture.sample())
@@ -127,7 +127,7 @@ def test_shares_are_exact_in_the_long_run(pair, fractions, batch_size):
 
 
 def test_a_replay_is_drawn_from_once_it_holds_its_minimum(replays):
-    """One with no share is never drawn from."""
+    """A replay with the fraction 0 is never drawn from."""
     mixture, other = (mc.Mixture(replays, shares, 8, seed=0, min_size=20) for shares in ([0.5, 0.5], [0.0, 1.0]))
     for lane in range(2):
         assert counts(mixture.sample()) == [8, 0] and not other.can_sample()
@@ -135,16 +135,6 @@ def test_a_replay_is_drawn_from_once_it_holds_its_minimum(replays):
             other.sample()
         write(replays[1], lane, 10)
     assert counts(mixture.sample()) == [4, 4] and counts(other.sample()) == [0, 8]
-
-
-def test_waiting_for_data_does_not_move_the_shares(pair):
-    with mc.ReplayBuffer.create(SPEC, 100) as late:
-        mixture, plain = (mc.Mixture([late, late], [0.3, 0.7], 1, seed=0) for _ in range(2))
-        for _ in range(5):
-            with pytest.raises(TimedOut):
-                mixture.sample(timeout=0.0)
-        write(late, 0, 50)
-        assert [mixture.sample().source[0] for _ in range(10)] == [plain.sample().source[0] for _ in range(10)]
 
 
 @pytest.mark.parametrize("prioritized", [None, mc.Prioritized()])
@@ -189,7 +179,7 @@ def test_a_limited_replays_share_goes_to_no_other(replays, fractions):
 
 
 def test_a_refused_share_limits_no_replay(replays):
-    """Neither where a later replay has no limiter, nor where its limiter is too narrow."""
+    """A later replay may refuse: it has no limiter, or its limiter is too narrow."""
     with limited(tolerance=100.0) as wide, limited() as narrow:
         write(wide, 0, 8)
         for other, says in ((replays[0], "a replay with a limiter"), (narrow, "at least batch_size / ")):
@@ -228,7 +218,7 @@ def test_a_limited_replay_short_of_data_sets_its_writers_free(replays):
 
 
 def test_carried_fractions_of_small_shares_are_whole_rows():
-    """Some shares of the eighth batch are negative, and the integers of the others too many."""
+    """In the eighth batch some shares are negative, and the other shares' integers sum to more than the batch."""
     with ExitStack() as open_replays:
         replays = [open_replays.enter_context(mc.ReplayBuffer.create(SPEC, 20)) for _ in range(5)]
         for replay in replays:
@@ -252,7 +242,7 @@ def parted() -> Iterator[mc.ReplayBuffer]:
 
 
 def fills(replay: mc.ReplayBuffer, lane: int) -> int:
-    """Rows that fit before the limiter stops the lane's writer."""
+    """Returns how many rows fit before the limiter stops the lane's writer."""
     before = len(replay)
     with pytest.raises(TimedOut):
         write(replay, lane, 1000, timeout=0)
@@ -260,7 +250,7 @@ def fills(replay: mc.ReplayBuffer, lane: int) -> int:
 
 
 def test_one_limiter_counts_all_parts_together(parted, monkeypatch):
-    """A part without rows never sets the writers free as long as the others give its share, not even for a moment."""
+    """While other parts give its share, an empty part never, even briefly, lets the writers exceed the limit."""
     asked: list[SampleGate] = []
     monkeypatch.setattr(SampleGate, "starve", asked.append)
     mixture = mc.Mixture([parted] * 3, [0.25, 0.5, 0.25], 16, seed=1, lanes=PARTS)
@@ -289,7 +279,7 @@ def test_a_mixture_that_can_draw_nothing_sets_the_writers_free(parted):
 
 
 def test_parts_beside_another_replay_have_one_limiter(parted, replays):
-    """An empty part of a replay does not set its writers free; all its parts together do."""
+    """Writers may exceed the limit only if all parts of the replay are empty."""
     mixture = mc.Mixture([parted, parted, replays[0]], [0.25, 0.5, 0.25], 16, seed=1, lanes=[*PARTS[:2], None])
     assert fills(parted, 2) == 20 + 64 / 2
     assert mixture.can_sample() and counts(mixture.sample(), 3) == [0, 11, 5]
@@ -300,7 +290,7 @@ def test_parts_beside_another_replay_have_one_limiter(parted, replays):
 
 
 def test_rows_drawn_for_an_empty_replay_are_weighed_too(replays):
-    """With the others, in one batch of beta_steps."""
+    """All rows of a batch are weighed together, and the batch counts once towards beta_steps."""
     prioritized = mc.Prioritized(alpha=1.0, epsilon=0.0, beta=0.0, beta_steps=10)
     mixture = mc.Mixture(replays, [0.5, 0.5], 64, seed=0, prioritized=prioritized)
     given = {}
@@ -315,7 +305,7 @@ def test_rows_drawn_for_an_empty_replay_are_weighed_too(replays):
 
 
 def test_priorities_go_back_to_the_replay_that_a_row_came_from(pair):
-    """And weights are divided by the largest of their replay's rows."""
+    """A weight is divided by the largest weight among its own replay's rows."""
     mixture = mc.Mixture(pair, [0.5, 0.5], 64, seed=2, prioritized=mc.Prioritized(alpha=1.0, epsilon=0.0, beta=0.5))
     given = [{}, {}]
     for _ in range(300):  # in which every row is drawn
@@ -349,7 +339,7 @@ def states_of(mixture: mc.Mixture) -> dict[str, Any]:
 
 @pytest.mark.parametrize("bad", [np.nan, 1e200])
 def test_a_bad_priority_changes_nothing_in_any_replay(pair, bad):
-    """Nor does one that only the last replay's alpha makes too high."""
+    """1e200 is too high for the last replay's alpha alone."""
     mixture = mc.Mixture(pair, [0.5, 0.5], 8, seed=2, prioritized=[mc.Prioritized(), mc.Prioritized(alpha=2.0)])
     batch, before = mixture.sample(), states_of(mixture)
     says = rf"^priority: expected finite numbers of at least 0.*, got {re.escape(str(bad))} in row 7, index"
@@ -371,7 +361,7 @@ def test_sequences_are_mixed_and_one_seed_gives_one_result(sources):
 
 
 def test_a_mixture_continues_from_its_state(sources, tmp_path):
-    """With the shares of a row; from a file that a replay was saved to with it."""
+    """The state, loaded from a saved replay, includes the carried fractions of rows."""
     sources.fill(0, 1, 2)
     options = {"prioritized": [mc.Prioritized(beta_steps=9), None, mc.Prioritized()]}
     mixture, other = (sources.mixture([0.3, 0.1, 0.6], 7, seed=seed, **options) for seed in (1, 2))

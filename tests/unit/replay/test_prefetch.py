@@ -1,4 +1,4 @@
-"""Prefetch: a sampler's batches, drawn ahead of time by a thread."""
+"""Prefetch: a thread draws a sampler's batches ahead of time."""
 
 import contextlib
 import gc
@@ -44,7 +44,7 @@ def threads():
 
 
 class Counting:
-    """A sampler whose batches are numbers, which fails at one of them, and which counts who is inside it."""
+    """A sampler whose batches are numbers; it fails at a chosen number, and counts the calls inside it."""
 
     stats = "its stats"
 
@@ -79,7 +79,7 @@ def test_batches_are_the_samplers_own_in_its_order(filled):
 
 
 def test_it_waits_for_data_as_its_sampler_does(replay):
-    """A thread that found nothing so far finds new rows at once, also without a timeout."""
+    """After a draw without data, the thread finds new rows at once, also for a call without a timeout."""
     with mc.Prefetch(replay.sampler(8)) as batches:
         for sampler in (replay.sampler(8), batches):
             assert not sampler.can_sample()
@@ -98,7 +98,7 @@ def test_a_timeout_of_any_length_waits_for_a_writer(replay, timeout):
 
 
 def test_the_threads_error_comes_once_behind_its_batches():
-    """With its traceback."""
+    """The error has the thread's traceback."""
     with mc.Prefetch(Counting(fails_at=3)) as batches:
         assert [batches.sample(), batches.sample()] == [1, 2]
         with pytest.raises(OSError, match="the disk is gone") as caught:
@@ -125,7 +125,7 @@ def test_priorities_are_updated_between_draws():
 @pytest.mark.parametrize("count", [0, 50])
 @pytest.mark.parametrize("end", ["closed", "abandoned"])
 def test_its_thread_ends_with_it(replay, count, end):
-    """Whether it waits for data or for room."""
+    """The thread ends whether it waits for data or for room."""
     fill(replay, count)
     batches = mc.Prefetch(replay.sampler(8), depth=4)
     if count:
@@ -239,7 +239,7 @@ def test_a_batch_on_its_way_while_a_state_is_loaded_is_dropped():
 
 
 def test_every_wait_refuses_what_is_no_timeout(filled):
-    """Beside the adds' and the reader's, which have tests of their own."""
+    """Other tests check the timeouts of adds and of the queue's reader."""
     weights = {"weight": np.zeros(2)}
     store = mc.ParameterStore.create(weights)
     with store, mc.Prefetch(filled.sampler(8)) as batches, mc.Workers() as workers:
@@ -255,7 +255,7 @@ def test_every_wait_refuses_what_is_no_timeout(filled):
 
 @pytest.fixture
 def no_device(monkeypatch):
-    """Memory that is called pinned, and a device that is the CPU: a batch goes its whole way without one."""
+    """Fakes pinned memory and a CUDA device, so that batches pass through all steps without one."""
     torch = pytest.importorskip("torch")
     empty, to, used = torch.empty, torch.Tensor.to, []
 
@@ -289,7 +289,7 @@ def no_device(monkeypatch):
 
 
 def same(found, expected):
-    """Every field of a TorchBatch is the Batch's."""
+    """Checks that every field of a TorchBatch equals the Batch's."""
     for name, value in vars(expected.torch()).items():
         got = getattr(found, name)
         if isinstance(value, dict):
@@ -325,7 +325,7 @@ def test_batches_for_a_device_are_the_samplers_field_by_field(filled, no_device,
 @pytest.mark.long
 @pytest.mark.parametrize("options", [{"device": "cuda"}, {"pin_memory": True}], ids=str)
 def test_a_batch_on_a_device_is_the_samplers(cuda, filled, options):
-    """Where there is no CUDA, that is said when the Prefetch is made."""
+    """Without CUDA, the Prefetch refuses to be made."""
     if not cuda:
         with pytest.raises(RuntimeError):
             mc.Prefetch(filled.sampler(8), **options)

@@ -1,4 +1,4 @@
-"""The limiter: a sampler and writers stay in step, whoever starts late, stops, fails or is killed."""
+"""The limiter keeps a sampler and writers in step, whichever of them starts late, stops, fails or is killed."""
 
 import time
 from fractions import Fraction
@@ -33,7 +33,7 @@ def fill(writer, rows, **extras):
 
 
 def rows_until_full(writer, **extras) -> int:
-    """How many rows a writer that does not wait may add."""
+    """Returns how many rows a writer that does not wait may add."""
     for added in range(1000):
         try:
             fill(writer, 1, **extras)
@@ -44,7 +44,7 @@ def rows_until_full(writer, **extras) -> int:
 
 @pytest.mark.parametrize("ratio", [Fraction(1, 4), Fraction(1), Fraction(7, 2)])
 def test_sampler_and_writer_stay_in_the_band(ratio):
-    """Every state that two sides reach in any order, against the rule written in fractions."""
+    """Checks every state that two sides can reach, in any order, against the rule written in fractions."""
     batch, rows, min_size = 3, 2, 5
     tolerance = max(Fraction(batch), ratio * rows)
     limiter = RateLimiter(float(ratio), min_size, float(tolerance))
@@ -82,7 +82,7 @@ def test_a_smaller_share_makes_each_row_count_more(mixed):
 @pytest.mark.parametrize("late", [1, 7, 200])
 @pytest.mark.parametrize("mixed", [False, True])
 def test_a_changing_share_counts_as_of_each_insert(mixed, late):
-    """However late a batch is drawn, the samples are the sum of the shares over the inserts, times the ratio."""
+    """However late batches are drawn, their rows are the ratio times the sum of the shares of all inserts."""
 
     def share_at(inserts):
         return min(0.001 + inserts / 210, 1.0)
@@ -148,7 +148,7 @@ def test_one_writer_and_one_sampler(story):
 
 @pytest.mark.parametrize("needs", [{"n_step": 19}, {"n_step": 16, "stack": 4}])
 def test_a_sampler_of_long_windows_gets_its_rows(needs):
-    """By a draw that finds none, without can_sample."""
+    """A failed draw lets the writers continue, without a call of can_sample."""
     with make() as replay, replay.writer(timeout=0.0) as writer:
         sampler = replay.sampler(2, **needs)
         assert rows_until_full(writer) == 8
@@ -265,7 +265,7 @@ WRITE = """
 @pytest.mark.long
 @pytest.mark.parametrize(("ratio", "gates"), [(0.25, True), (1.0, True), (8.0, True), (1.0, False)])
 def test_two_writers_and_a_sampler_flat_out_stay_in_the_band(program, ratio, gates):
-    """Looked at after each batch: W - 1 adds beyond the tolerance are allowed. The control: writers without gates."""
+    """After each batch, W - 1 adds beyond the tolerance are allowed. In the control, writers have no gates."""
     opened = "" if gates else "from seams import without_gates; without_gates()"
     with ReplayBuffer.create(SPEC, 10_000, 2, limiter=RateLimiter(ratio, 100, 64.0)) as replay:
         writers = [program(opened, WRITE, args=[replay.handle.path, lane]) for lane in range(2)]

@@ -1,4 +1,4 @@
-"""The replay through its public face: what goes in comes out, and what is wrong does not go in."""
+"""The replay through its public methods: batches have the rows that were added, and bad rows are refused."""
 
 from contextlib import nullcontext
 
@@ -199,7 +199,7 @@ def test_obs_and_next_obs_share_frames():
         assert batch.next_obs.ctypes.data == batch.obs.ctypes.data + 84 * 84
 
 
-def test_rows_that_count_too_many_transitions_are_told():
+def test_rows_that_count_too_many_transitions_are_refused():
     with ReplayBuffer.create(TransitionSpec(Field(), Field()), 8) as replay, replay.writer() as writer:
         writer.add(0.0, 0.0, 0.0)
         cleared = replay.sampler(8)
@@ -214,7 +214,7 @@ def test_rows_that_count_too_many_transitions_are_told():
 
 
 def test_the_ends_of_one_batch_are_not_those_of_the_next():
-    """Also where a check failed in between; the staging is kept for batches of the same length."""
+    """The staging is reused for batches of one length, also after a check failed."""
     rows = {"obs": np.zeros(3, np.float32), "action": np.zeros(3, np.int64), "reward": np.zeros(3, np.float32)}
     ends = np.array([False, True, False])
     with ReplayBuffer.create(SCALAR, 64) as replay, replay.writer() as writer:
@@ -228,7 +228,7 @@ def test_the_ends_of_one_batch_are_not_those_of_the_next():
 
 
 def add_tickets(replay, first, end):
-    """Transitions of both lanes, whose observations are their tickets; each ends its episode."""
+    """Adds transitions to both lanes; each ends its episode, and its observation is its ticket."""
     tickets = np.arange(first, end)
     for lane in range(2):
         with replay.writer(lane) as writer:
@@ -237,7 +237,7 @@ def add_tickets(replay, first, end):
 
 @pytest.mark.parametrize("limiter", [None, RateLimiter(1.0, 10, 20.0)], ids=["free", "limited"])
 def test_min_size_counts_from_the_clearing(limiter):
-    """For this sampler, and one that has its state; a limiter lets writers add the rows that they lack."""
+    """This holds for the cleared sampler and for one with its state; a limiter lets writers add the missing rows."""
     with ReplayBuffer.create(SCALAR, 200, lanes=2, limiter=limiter) as replay:
         add_tickets(replay, 0, 10)
         sampler, other = replay.sampler(8, min_size=40), replay.sampler(8)
@@ -258,7 +258,7 @@ def test_min_size_counts_from_the_clearing(limiter):
 
 
 def test_a_cleared_sampler_bears_a_lane_torn_whole():
-    """A writer dies inside an append of as many rows as the lane has; the next one counts on from a torn row."""
+    """A writer died in an append of a whole lane, so the next writer continues the counts of a torn row."""
     with ReplayBuffer.create(SCALAR, 16, lanes=2) as replay:
         write(replay, 3)
         sampler = replay.sampler(64, min_size=4)

@@ -1,4 +1,4 @@
-"""Refused arguments of a replay's doors: the replay itself, writers, samplers, mixtures, prefetches, limiters."""
+"""Refused arguments of replays, writers, samplers, mixtures, prefetches and limiters."""
 
 import math
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def create(**arguments: Any) -> mc.ReplayBuffer:
 
 
 def on(call: Callable[[mc.ReplayBuffer], object], **arguments: Any) -> object:
-    """A call with a new replay, of two lanes."""
+    """Makes the call with a new replay of two lanes."""
     with create(**{"lanes": 2} | arguments) as replay:
         return call(replay)
 
@@ -245,7 +245,7 @@ def test_limits_of_the_options_are_allowed():
 
 
 def test_an_add_that_its_limiter_could_never_admit_is_refused():
-    """Either alone; so 2 * tolerance is never less than a batch and the samples of an add together."""
+    """So no batch and no add is ever larger than the tolerance."""
     rows = np.zeros(8)
     with mc.ReplayBuffer.create(SCALAR, 64, limiter=mc.RateLimiter(2.0, 4, 8.0)) as replay, replay.writer() as writer:
         says = "samples_per_insert * rows = 10 for an add of 5, got 8"

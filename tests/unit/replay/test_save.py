@@ -1,4 +1,4 @@
-"""A save is a moment of a replay, whole: no row of it is torn, and no death leaves half a file."""
+"""A save holds a replay at one moment: no row is torn, and no death leaves half a file."""
 
 import errno
 import json
@@ -44,7 +44,7 @@ WRITER = """
 
 
 class State:
-    """In a sampler's place: something with a state."""
+    """Stands in for a sampler with a state."""
 
     def __init__(self, named=None, **arrays) -> None:
         self.arrays = arrays if named is None else named
@@ -71,7 +71,7 @@ def window(replay: mc.ReplayBuffer) -> list[tuple[int, int]]:
 
 
 def wrong_rows(replay: mc.ReplayBuffer) -> int:
-    """Rows in the windows that are not the row of their ticket, whole; straight from the memory."""
+    """Counts the windows' rows, read from the memory itself, that differ from the row written under their ticket."""
     wrong, mapped = 0, Mapped(replay)
     for lane, (lo, hi) in enumerate(window(replay)):
         tickets, fields = np.arange(lo, hi), {}
@@ -86,7 +86,7 @@ def wrong_rows(replay: mc.ReplayBuffer) -> int:
 @pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
 @pytest.mark.parametrize("seed", long_but(range(5), range(20)))
 def test_a_save_is_cut_when_it_begins(tmp_path, monkeypatch, words, seed):
-    """Writers go on at each write to the file, so that what has to be in it is known to the row."""
+    """Writers add rows at each write to the file, so the test knows the content of the save to the row."""
     rng = np.random.default_rng(seed)
     rows = int(rng.integers(1, 30))
     with mc.ReplayBuffer.create(spec_of(words), 3 * rows, lanes=3) as replay:
@@ -127,7 +127,7 @@ def test_a_save_is_cut_when_it_begins(tmp_path, monkeypatch, words, seed):
 @pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
 @pytest.mark.parametrize("excluding", [True, False], ids=["", "control"])
 def test_no_saved_row_is_torn_while_writers_lap(program, tmp_path, words, excluding):
-    """The control: a save that keeps lapped rows has rows of other tickets."""
+    """The control saves lapped rows too, and so rows of other tickets."""
     seen, saved = Counter(), 0
     with mc.ReplayBuffer.create(spec_of(words), 2048, lanes=2) as replay, nullcontext() if excluding else trusting():
         writers = [program(WRITER, args=[replay.handle.path, lane]) for lane in range(2)]
@@ -186,7 +186,7 @@ def test_a_loaded_copy_is_independent_of_its_save(tmp_path):
 
 
 def test_a_save_with_a_limiter_is_drawn_from_without_it(tmp_path):
-    """With its priorities, and with the same rows, also of a save of the copy."""
+    """The rows and priorities stay the same, also in a save of the copy."""
     limiter = mc.RateLimiter(samples_per_insert=1.0, min_size=5, tolerance=8.0, lead=0.0)
     with mc.ReplayBuffer.create(spec_of(4), 20, limiter=limiter) as replay, replay.writer() as writer:
         add_rows(writer, 4, 0, 5)
@@ -203,7 +203,7 @@ def test_a_save_with_a_limiter_is_drawn_from_without_it(tmp_path):
 
 
 def test_a_save_opened_in_place_is_a_replay_in_a_file(tmp_path):
-    """So each of its bytes is allocated."""
+    """Each byte of the file is allocated."""
     with mc.ReplayBuffer.create(spec_of(4), 20) as replay, replay.writer() as writer:
         add_rows(writer, 4, 0, 5)
         replay.save(tmp_path / "save")
@@ -321,7 +321,7 @@ def test_a_save_replaced_while_it_is_opened_is_loaded(tmp_path, monkeypatch, rem
 
 @pytest.fixture
 def saved(tmp_path):
-    """The path of a save of five rows, with a state."""
+    """The path of a save of five rows, with a sampler's state."""
     with mc.ReplayBuffer.create(spec_of(4), 20) as replay, replay.writer() as writer:
         add_rows(writer, 4, 0, 5)
         replay.save(tmp_path / "save", State(priorities=np.arange(5.0)))
@@ -361,7 +361,7 @@ def test_a_save_that_does_not_fit_is_refused_beforehand(saved, monkeypatch):
 
 
 def describe(path: Path, change) -> None:
-    """Changes a segment's description, with a checksum that is right again."""
+    """Changes a segment's description and corrects its checksum."""
     raw = bytearray(path.read_bytes())
     header_bytes, text_bytes = struct.unpack_from("<Q", raw, 16)[0], struct.unpack_from("<Q", raw, 40)[0]
     described = json.loads(raw[48 : 48 + text_bytes])
@@ -392,7 +392,7 @@ STATES = [
 
 
 def test_a_list_of_arrays_that_fits_is_read(saved):
-    """So those refused below are refused for their fault, in place too."""
+    """This is the control of the damaged lists below; the second list is refused in place too."""
     describe(saved, lambda description: description | {"sampler": {"p": FITS}})
     with mc.ReplayBuffer.attach(saved) as replay:
         assert replay.sampler_state["p"].tolist() == [0, 1, 2, 3, 4]
@@ -502,7 +502,7 @@ def test_a_save_with_any_bit_flipped_is_refused(saved):
 
 @pytest.mark.long
 def test_a_sampler_loads_only_the_pages_that_it_touches(program, tmp_path):
-    """What makes a replay larger than memory: its pages are the file's, and come and go."""
+    """So a replay can be larger than memory."""
     path = tmp_path / "replay"
     with mc.ReplayBuffer.create(spec_of(4096), 2048, path=path) as replay, replay.writer() as writer:  # 67 MB
         for first in range(0, 2048, 64):

@@ -1,4 +1,4 @@
-"""Batches of sequences, [B, T], against the oracle of plain Python lists; and what may be no sequence."""
+"""Batches of sequences, [B, T], against the oracle of plain Python lists."""
 
 import model
 import numpy as np
@@ -37,7 +37,7 @@ def rng() -> np.random.Generator:
 
 
 def write(replay: ReplayBuffer, rows: int, *last: int) -> None:
-    """Rows of episodes that end with the tickets `last`; the observation is the ticket."""
+    """Adds rows of episodes that end at the tickets `last`; the observation is the ticket."""
     with replay.writer() as writer:
         for ticket in range(rows):
             extras = {"h": np.full(2, ticket)} if "h" in replay.spec.extras else {}
@@ -49,7 +49,7 @@ def write(replay: ReplayBuffer, rows: int, *last: int) -> None:
 @pytest.mark.parametrize(("stack", "n_step", "pad"), WINDOWS)
 @pytest.mark.parametrize("name", SPECS)
 def test_every_allowed_window_is_drawn_as_the_oracle_says(name, stack, n_step, pad, prioritized):
-    """Single transitions and sequences."""
+    """The windows are single transitions and sequences."""
     spec, rng = SPECS[name], np.random.default_rng(len(name) + 10 * stack + 100 * n_step + bool(prioritized))
     if spec.next_obs:
         stack, n_step = 1, 1
@@ -69,7 +69,7 @@ def test_every_allowed_window_is_drawn_as_the_oracle_says(name, stack, n_step, p
 
 
 def test_the_oracle_notices_options_that_are_off_by_one(rng):
-    """A positive control of the test above: a period, burn-in or length that is off by one."""
+    """This is the positive control of the test above: a period, burn-in or length is off by one."""
     with ReplayBuffer.create(SPECS["vector"], 32) as replay:
         oracle = Model(SPECS["vector"], 1, 32)
         fill(replay, oracle, rng, [60], end=0.05)
@@ -114,7 +114,7 @@ def test_a_sequence_ends_at_a_seam(n_step, lengths):
 
 
 def test_an_episode_longer_than_any_age_has_sequences():
-    """Ages go on at about half of 2^24, at the same place between stored states."""
+    """After 2^24 rows, ages continue at about 2^23, at the same place between stored states."""
     with ReplayBuffer.create(STATE, 16) as replay, replay.writer() as writer:
         writer._native.raw.age = 2**24 - 6
         for ticket in range(16):

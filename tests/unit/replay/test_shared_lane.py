@@ -1,4 +1,4 @@
-"""A lane that several writers share: nothing lost, nothing torn, and nobody blocked by a writer that was killed."""
+"""Several writers share a lane: no row is lost or torn, and a killed writer blocks no other."""
 
 import errno
 import os
@@ -59,7 +59,7 @@ def add(writer, value):
 
 
 def faults(batch) -> int:
-    """Rows of a batch that nobody ever wrote so."""
+    """Counts a batch's rows that no writer wrote so."""
     key = batch.action
     good = (batch.obs == filled(WORDS, key)).all(1) & (batch.next_obs == filled(WORDS, key + 1)).all(1)
     good &= batch.reward == key % (1 << 40) % 1000
@@ -121,7 +121,7 @@ def test_writers_at_once_lose_no_row_and_tear_none(program):
 @pytest.mark.parametrize("batch", [False, True])
 @pytest.mark.parametrize(("code", "gate_s"), [(errno.EINTR, 0.0), (errno.EAGAIN, 4.0)], ids=["signals", "gate"])
 def test_room_and_a_turn_are_waited_for_within_one_timeout(monkeypatch, code, gate_s, batch):
-    """Many signals do not put it off; a gate may take 4 of 5 seconds, so that others may be busy for one more."""
+    """Signals do not extend the timeout; if the gate takes 4 of 5 seconds, 1 second remains for the turn."""
     clock, attempts = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now), []
 
     def gate(transitions, boundaries, timeout, check_open):

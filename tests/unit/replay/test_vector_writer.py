@@ -1,4 +1,4 @@
-"""The writer of several lanes: the same bytes as one writer a lane would leave, or none at all."""
+"""The writer of several lanes leaves the bytes that one writer a lane would leave, or changes nothing."""
 
 import gc
 import os
@@ -27,7 +27,7 @@ LANES = 5
 
 
 def rows(k, value=0.0, **changes):
-    """Arguments of an `add` of k rows to a replay of SMALL."""
+    """Returns the arguments of an `add` of k rows to a replay of SMALL."""
     made = {"obs": np.full((k, 4), value, np.float32), "action": np.full(k, int(value)), "reward": np.full(k, value)}
     return made | changes
 
@@ -51,9 +51,9 @@ steps = st.lists(
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(program=steps, seed=st.integers(0, 2**32 - 1))
 def test_a_vector_writer_leaves_the_bytes_of_single_writers(name, program, seed):
-    """Whatever is added: counters, records, frames and states at intervals are the same, wherever lanes wrap.
+    """Counters, records, frames and states at intervals are the same, wherever lanes wrap.
 
-    So do rows that are held until their outcomes come. The tickets that a call returned outlive the next call.
+    Rows held until their outcomes come leave the same bytes too. A later call does not change returned tickets.
     """
     spec, rng = ALL_SPECS[name], np.random.default_rng(seed)
     one, many, late = (ReplayBuffer.create(spec, 9 * LANES, LANES) for _ in range(3))
@@ -116,7 +116,7 @@ def test_large_arrays_are_lent_and_given_back():
 
 @pytest.mark.parametrize("damaged", range(3))
 def test_a_damaged_lane_is_found_before_anything_is_written(damaged):
-    """And before it is claimed."""
+    """A damaged lane cannot be claimed either."""
     with ReplayBuffer.create(SMALL, 30, lanes=3) as replay:
         with replay.vector_writer() as vector:
             vector.add(**rows(3))
@@ -150,7 +150,7 @@ def test_all_lanes_are_claimed_or_none():
 
 
 def test_the_limiter_counts_every_row_of_a_call():
-    """After the values were checked; a call that it could never admit is refused."""
+    """Values are checked first; a call that the limiter could never admit is refused."""
     with (
         ReplayBuffer.create(SMALL, 400, 4, limiter=RateLimiter(1.0, 1, 8.0)) as replay,
         replay.vector_writer(timeout=0.0) as vector,
@@ -176,7 +176,7 @@ def test_the_limiter_counts_every_row_of_a_call():
 
 
 def test_a_waiting_sampler_wakes_once_all_lanes_have_their_row():
-    """One notification of the sum of rows completes what the sampler waits for."""
+    """One notification reports the rows of all lanes."""
     with ReplayBuffer.create(SMALL, 400, 4) as replay, replay.vector_writer() as vector:
         sampler, batches = replay.sampler(4, min_size=4), []
         waiter = threading.Thread(target=lambda: batches.append(sampler.sample(timeout=600.0)))

@@ -1,17 +1,21 @@
-"""Mirrors of a store: rows of a home store, some of them, under the home's versions, whole or not at all."""
+"""Stores of many slots, and mirrors, which hold some of a home store's rows: each version is whole or not held."""
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count, takewhile
 from typing import Any
 
 import numpy as np
 import pytest
-from filled import MODELS, fill, tree, value_of, words
+from filled import MODELS, fill, tree, value_of, words, words_of_row
+from mapped import Mapped
 from meanwhile import soon
 from refused import check_refused, refused
 
 from marlcore import ClosedError, LaneBusy, MarlcoreError, NotEnoughData, ParameterStore
 
 EXTRAS = {"epsilon": ()}
+SLOTS = 5
 
 
 @pytest.fixture
@@ -32,7 +36,7 @@ def row_of(home: ParameterStore) -> tuple[int, np.ndarray]:
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_mirror_serves_the_homes_versions(kind: str) -> None:
-    """It never gets version 2 or 4; each pull is what the home's publisher published."""
+    """The mirror never gets versions 2 and 4; each pull gives the weights that the home's publisher published."""
     model, local = MODELS[kind](), MODELS[kind]()
     with ParameterStore.create(model, extras=EXTRAS) as home, ParameterStore.create_mirror(home.description) as mirror:
         subscriber = mirror.subscriber(local)
@@ -62,7 +66,7 @@ def test_versions_only_grow(home: ParameterStore, mirror: ParameterStore) -> Non
 
 
 def test_held_versions_are_pulled_by_their_number(home: ParameterStore, mirror: ParameterStore) -> None:
-    """Of 3 slots; one that never came or was overwritten is refused, whatever stands in the slots."""
+    """The mirror has 3 slots; a version that never came, or was overwritten, is refused."""
     model, local = tree(), tree()
     subscriber = mirror.subscriber(local)
     with home.publisher(model) as publisher, mirror.mirror_writer() as writer:
@@ -163,3 +167,71 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 @pytest.mark.parametrize("case", BAD)
 def test_a_bad_argument_is_refused(home: ParameterStore, case: str) -> None:
     check_refused(lambda: BAD[case][0](home.description), ValueError, BAD[case][1])
+
+
+@pytest.fixture
+def store() -> Iterator[ParameterStore]:
+    with ParameterStore.create(tree(), SLOTS, {"epsilon": ()}) as made:
+        yield made
+
+
+def publish(store: ParameterStore, versions: Iterable[int]) -> None:
+    model = tree()
+    with store.publisher(model) as publisher:
+        for version in versions:
+            assert publisher.publish(fill(model, version), epsilon=version / 10) == version
+
+
+def held(subscriber: Any, local: Any, versions: range) -> list[int]:
+    """Returns the versions that can be pulled; a refused pull changes nothing."""
+    pulled = []
+    for version in versions:
+        before = value_of(words(local))
+        if subscriber.pull_version(version):
+            epsilon = subscriber.extras["epsilon"]
+            assert (value_of(words(local)), subscriber.version, epsilon) == (version, version, version / 10)
+            pulled.append(version)
+        else:
+            assert value_of(words(local)) == before
+    return pulled
+
+
+@pytest.mark.parametrize(("published", "expected"), [(3, [1, 2, 3]), (5, [1, 2, 3, 4, 5]), (12, [8, 9, 10, 11, 12])])
+def test_the_last_versions_are_pulled_by_number(store: ParameterStore, published: int, expected: list[int]) -> None:
+    local = tree()
+    subscriber = store.subscriber(local)
+    publish(store, range(1, published + 1))
+    assert held(subscriber, local, range(1, 16)) == expected
+    assert subscriber.pull() is (expected[-1] != subscriber.version)
+    assert held(subscriber, local, range(15, 0, -1)) == expected[::-1], "an older one after a newer one"
+
+
+def test_a_version_whose_slot_is_being_overwritten_is_not_held(store: ParameterStore) -> None:
+    """A publisher killed in a publish leaves one more row reserved than committed."""
+    local = tree()
+    subscriber = store.subscriber(local)
+    publish(store, range(1, 8))
+    Mapped(store).counters()[1] += 1
+    assert held(subscriber, local, range(1, 10)) == [4, 5, 6, 7]
+
+
+def test_a_publishing_thread_never_tears_a_numbered_pull(store: ParameterStore) -> None:
+    """It pulls the version that is overwritten next; the control reads that slot without validation."""
+    local = tree()
+    subscriber, enough = store.subscriber(local), threading.Event()
+    thread = threading.Thread(target=publish, args=(store, takewhile(lambda _: not enough.is_set(), count(1))))
+    thread.start()
+    pulled = lost = wrong = 0
+    try:
+        while not (pulled > 100 and lost and wrong):
+            version = max(1, store.version - SLOTS + 1)
+            if subscriber.pull_version(version):
+                assert (value_of(words(local)), subscriber.extras["epsilon"]) == (version % 4096, version / 10)
+                pulled += 1
+            else:
+                lost += 1
+            version = max(1, store.version - SLOTS + 1)
+            wrong += value_of(words_of_row(store, (version - 1) % SLOTS)) != version % 4096
+    finally:
+        enough.set()
+        thread.join()

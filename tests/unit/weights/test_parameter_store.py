@@ -1,4 +1,4 @@
-"""The parameter store: what is published arrives whole, whatever happens to models, processes and slots."""
+"""The parameter store: published weights arrive whole, whatever happens to models, processes and slots."""
 
 import contextlib
 import copy
@@ -25,7 +25,7 @@ MODES = {"snapshot": 1, "double_buffer": 2, "triple_buffer": 3}
 
 
 class Odd(nn.Module):
-    """Tied weights, a BatchNorm's integer buffer, mixed dtypes, a frozen and an empty and a transposed tensor."""
+    """A model with tied weights, an integer buffer, mixed dtypes, and a frozen, an empty and a transposed tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,13 +86,12 @@ def subscriber(store):
 
 @pytest.fixture(params=["copied", "in turn"])
 def either_way(request, monkeypatch):
-    """Small modules are pulled as large ones are, too: by two rows that take turns."""
+    """Small modules are pulled in both ways: by a copy, and by two rows that take turns."""
     if request.param == "in turn":
         monkeypatch.setattr("marlcore.weights.modules.SWAP_BYTES", 0)
 
 
 def addresses(model: nn.Module) -> list[int]:
-    """Where its tensors lie."""
     return [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())]
 
 
@@ -338,7 +337,7 @@ HERE, ELSEWHERE = contextlib.nullcontext(), torch.device("cpu")  # a default dev
     ("kind", "place", "moves"), [*((kind, HERE, kind == "large") for kind in MODELS), ("large", ELSEWHERE, False)]
 )
 def test_an_interrupted_pull_leaves_one_version(kind, place, moves):
-    """Wherever the interrupt came, the next pull of a large module fills the row in which the module does not lie."""
+    """After any interrupt, the next pull of a large module fills the row that the module does not use."""
     model, local = MODELS[kind](), fill(MODELS[kind](), 1)
     with mc.ParameterStore.create(model) as store, store.publisher(model) as publisher, place:
         subscriber, came, number = store.subscriber(local), True, 0
@@ -357,7 +356,7 @@ def test_an_interrupted_pull_leaves_one_version(kind, place, moves):
 
 
 def test_an_earlier_state_can_be_assigned():
-    """Its tensors lie in the row that the next pull would fill, and keep their values."""
+    """The state's tensors lie in the row that the next pull would fill, and keep their values."""
     model, local = MODELS["large"](), MODELS["large"]()
     with mc.ParameterStore.create(model) as store, store.publisher(model) as publisher:
         subscriber, states = store.subscriber(local), []
@@ -602,7 +601,6 @@ PUBLISHES = """
 
 
 def intact(arrays, epsilon: float, version: int) -> bool:
-    """Whether all words are those of this version."""
     return value_of(arrays) == version % CYCLE and epsilon == version
 
 
@@ -646,7 +644,7 @@ def test_no_torn_weights_are_accepted(kind, mode, pulls, program):
 
 
 def test_a_publisher_killed_inside_leaves_older_slots():
-    """What it leaves: reserved one ahead of committed, and a slot that is half of each version."""
+    """The dead publisher leaves `reserved` one above `committed`, and a slot with halves of two versions."""
     model, local = MODELS["tree"](), MODELS["tree"]()
     with mc.ParameterStore.create(model, "double_buffer") as store:
         subscriber = store.subscriber(local)

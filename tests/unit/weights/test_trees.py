@@ -1,4 +1,4 @@
-"""Mappings of arrays instead of a module: what is published arrives, in place, in any order and nesting."""
+"""Mappings of arrays instead of a module: published arrays arrive, in place, in any order and nesting."""
 
 import subprocess
 import sys
@@ -33,7 +33,7 @@ TREES: dict[str, Any] = {
 
 
 def flat(tree: Any) -> dict[str, Any]:
-    """The oracle: the arrays of a tree by their paths."""
+    """Returns the arrays of a tree by their paths, as an oracle."""
     pairs = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, (list, tuple)) else None
     if pairs is None:
         return {} if tree is None else {"": tree}
@@ -41,7 +41,7 @@ def flat(tree: Any) -> dict[str, Any]:
 
 
 def changed(tree: Any, change: Any) -> Any:
-    """A tree of the same form."""
+    """Returns a tree of the same form with changed arrays."""
     if tree is None:
         return None
     if isinstance(tree, dict):
@@ -60,7 +60,7 @@ def assert_equal(got: Any, expected: Any) -> None:
 
 
 def read_only(array: Any) -> Any:
-    """As JAX's arrays: immutable, and not in the order of C."""
+    """Returns an array like JAX's: immutable, and not in C order."""
     frozen = np.array(array, order="F")
     frozen.flags.writeable = False
     return frozen
@@ -229,7 +229,7 @@ print("torch" in sys.modules)
 
 
 def test_an_object_is_given_whole_versions() -> None:
-    """Its `load` gets all arrays by name after each pull, and no other object has to be there."""
+    """After each pull, the object's `load` gets all arrays by name."""
     given: list[dict[str, list[int]]] = []
     tree = {"layers": [np.arange(3), np.arange(2)]}
     local: Any = SimpleNamespace(
