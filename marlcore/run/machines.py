@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..config import AssignedPolicy, crews, learner_names
 from ..memory import SegmentHandle
@@ -22,6 +22,8 @@ from .spec import RunSpec
 if TYPE_CHECKING:
     from ..cluster.nodes import Uplink
 
+MakeStore: TypeAlias = Callable[[int], ParameterStore]  # of versions that follow this one, and those of checkpoints
+
 
 @dataclass
 class OneMachine:
@@ -33,13 +35,13 @@ class OneMachine:
     learners: Sequence[str] = ()  # learner processes on other machines
     holds: Mapping[str, Hold] = field(default_factory=dict)  # of each policy that learns there, on its checkpoint
 
-    def place(self, policy: AssignedPolicy, store: ParameterStore) -> tuple[SegmentHandle, SegmentHandle]:
-        """Returns a policy's transitions and weights; `store` was made here. Raises ValueError, SharedMemoryFull."""
-        transitions = self.spec.recorded.get(policy.name)
+    def place(self, policy: AssignedPolicy, make_store: MakeStore) -> tuple[SegmentHandle, SegmentHandle]:
+        """Returns a policy's transitions and weights. Raises ValueError, SharedMemoryFull."""
+        transitions, version = self.spec.recorded.get(policy.name), 0
         if transitions is None:
             saved = self.directory.replay_path(policy.name)
-            transitions = create_transitions(self.stack, policy, self.spec.config, saved)
-        return transitions, store.handle
+            transitions, version = create_transitions(self.stack, policy, self.spec.config, saved)
+        return transitions, make_store(version).handle
 
     def sweep(self) -> None:
         """Removes leftovers on other machines of an earlier part of the run that was killed."""
@@ -71,12 +73,12 @@ class Cluster(OneMachine):
             make = partial(make_beside_anchors, make, anchors)
         self._cluster = stack.enter_context(RayCluster(config.cluster, make, environment, interrupts, trials))
 
-    def place(self, policy: AssignedPolicy, store: ParameterStore) -> tuple[SegmentHandle, SegmentHandle]:
+    def place(self, policy: AssignedPolicy, make_store: MakeStore) -> tuple[SegmentHandle, SegmentHandle]:
         if policy.name not in self.holds:
-            return super().place(policy, store)
+            return super().place(policy, make_store)
         from ..cluster.nodes import Uplink
 
-        config, crew = self.spec.config, crews(self.spec.config)[0]
+        config, crew, store = self.spec.config, crews(self.spec.config)[0], make_store(0)
         uplink = Uplink(self.stack, policy, config, crew, store.description, config.cluster.seats, 1)
         store.close()  # its learner's machine has its own store
         self._uplinks[policy.name] = uplink

@@ -52,12 +52,17 @@ class Memory:
 
 @dataclass(frozen=True)
 class OwnerOf:
-    """Saves a policy's name beside its replay's rows, and checks it when the replay is loaded."""
+    """Saves a policy's name, and the version of its weights, beside its replay's rows.
+
+    The replay is saved before the checkpoint. A run that was killed between the two has rows of versions that its
+    checkpoint does not know.
+    """
 
     policy: str
+    version: int = 0
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        return {"policy": np.frombuffer(self.policy.encode(), np.uint8)}
+        return {"policy": np.frombuffer(self.policy.encode(), np.uint8), "version": np.array([self.version])}
 
     def check(self, replay: ReplayBuffer, path: Path) -> None:
         """Checks a loaded replay. Raises ValueError: it belongs to another policy."""
@@ -77,11 +82,18 @@ def transition_spec(policy: AssignedPolicy, config: Config) -> TransitionSpec:
     return replace(spec, extras={**spec.extras, RETURN: Field()})
 
 
-def create_transitions(stack: ExitStack, policy: AssignedPolicy, config: Config, saved: Path) -> SegmentHandle:
-    """Makes a policy's queue or replay, or loads a saved one. Raises ValueError: it does not fit; SharedMemoryFull."""
+def create_transitions(
+    stack: ExitStack, policy: AssignedPolicy, config: Config, saved: Path
+) -> tuple[SegmentHandle, int]:
+    """Makes a policy's queue or replay, or loads a saved one; returns it, and the highest version of weights in it.
+
+    Raises ValueError: it does not fit; SharedMemoryFull.
+    """
     source, lanes = policy.source, len(policy.agents) * config.lanes
     if not isinstance(source, QueueSource):
-        return _create_replay(stack, policy, config, saved).handle
+        replay = _create_replay(stack, policy, config, saved)
+        (version,) = (replay.sampler_state or {}).get("version", [0])
+        return replay.handle, int(version)
     config = config.of(policy.name)
     spec = transition_spec(policy, config)
     frames, block = config.replay.frames, spec.state_every
@@ -89,7 +101,7 @@ def create_transitions(stack: ExitStack, policy: AssignedPolicy, config: Config,
     rows = -(-rows // block) * block
     unread = source.ahead * source.batch_size * (source.length or 1)
     queue = TrajectoryQueue.create(spec, rows * lanes, lanes, max_unread=unread, name=f"queue.{policy.index}")
-    return stack.enter_context(queue).handle
+    return stack.enter_context(queue).handle, 0
 
 
 def _create_replay(stack: ExitStack, policy: AssignedPolicy, config: Config, saved: Path) -> ReplayBuffer:

@@ -7,14 +7,15 @@ import time
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..config import EVALUATOR, actor_names, crews, node_names
+from ..config import EVALUATOR, AssignedPolicy, actor_names, crews, node_names
 from ..evaluation import save_policies
 from ..interfaces import ReplaySource
 from ..processes import PID, Children, Control, Telemetry
 from ..record import CallbackSink, Monitor, Progress, StopConditions, Table, open_sinks
 from ..self_play import create_self_play
+from ..weights import ParameterStore
 from .async_run import run_async, start_all, supervisor_of
 from .launch import Launch
 from .machines import Cluster, OneMachine
@@ -22,6 +23,9 @@ from .memory import Memory, create_weights, deal_steps, publish_untrained
 from .resumption import NewRun, ResumedRun
 from .serial import run_serial
 from .spec import share_of
+
+if TYPE_CHECKING:
+    from ..loops import PolicyModel
 
 
 class Session:
@@ -87,11 +91,9 @@ class Session:
         spec, directory, transitions, weights, saved = self.spec, self.directory, {}, {}, {}
         for policy in spec.policies:
             model, version = beginning.model_of(policy)
-            store = stack.enter_context(create_weights(policy, spec.config, model, version))
+            make_store = partial(self._store, stack, policy, model, version, beginning.publishes)
+            transitions[policy.name], weights[policy.name] = self._machines.place(policy, make_store)
             saved[policy.name] = [*model.acting.state_dict()]
-            if beginning.publishes:
-                publish_untrained(store, policy, spec.config, model)
-            transitions[policy.name], weights[policy.name] = self._machines.place(policy, store)
         league = create_self_play(stack, spec.policies, spec.config, directory.path)
         reloaded = {name for name in spec.names if directory.replay_path(name).exists()}
         seconds = beginning.commit(self.control, self._machines)
@@ -109,6 +111,16 @@ class Session:
             reloaded=reloaded,
             holds=self._machines.holds,
         )
+
+    def _store(
+        self, stack: ExitStack, policy: AssignedPolicy, model: PolicyModel, version: int, publishes: bool, newest: int
+    ) -> ParameterStore:  # fmt: skip
+        """Makes a policy's store; its versions follow the checkpoint's `version` and the `newest` of saved rows."""
+        config = self.spec.config
+        store = stack.enter_context(create_weights(policy, config, model, max(version, newest)))
+        if publishes:
+            publish_untrained(store, policy, config, model)
+        return store
 
     def work(self) -> None:
         """Runs the workers until all steps are taken or a signal comes. Raises WorkerFailed: one failed for good."""

@@ -16,7 +16,18 @@ from gymnasium.spaces import Box, Discrete
 from hunt import HUNT
 from processes import sweep, until
 from seams import undrawn
-from whole_runs import LONG, Runs, checkpoint, config_of, finished, learners_saved, marlcore, metrics_of, steps_of
+from whole_runs import (
+    LONG,
+    Runs,
+    checkpoint,
+    config_of,
+    finished,
+    learners_saved,
+    marlcore,
+    metrics_of,
+    saved_replay,
+    steps_of,
+)
 
 import marlcore as mc
 from marlcore.config import assign
@@ -62,6 +73,21 @@ def test_a_run_goes_on_where_it_ended(tmp_path: Path, mode: Any) -> None:
     for agent in AGENTS:
         epsilons = [m.value for m in later if (m.agent, m.name) == (agent, "epsilon")]
         assert epsilons == sorted(epsilons, reverse=True) and epsilons[-1] < epsilons[0] < 1.0
+
+
+def test_versions_go_on_after_those_of_a_newer_replay(tmp_path: Path) -> None:
+    """A run that is killed while it saves has a new replay beside an old checkpoint."""
+    train(tmp_path, HUNT, total_steps=400, replay=SAVED)
+    paths = [tmp_path / "run" / "checkpoints" / f"{agent}.pt" for agent in AGENTS]
+    old = [path.read_bytes() for path in paths]
+    train(tmp_path, HUNT, total_steps=800, replay=SAVED, resume=True)
+    versions = [state["version"] for state in checkpoints(tmp_path / "run")]
+    for path, data in zip(paths, old, strict=True):
+        path.write_bytes(data)
+    train(tmp_path, HUNT, total_steps=1000, replay=SAVED, resume=True)
+    for agent, state, newest in zip(AGENTS, checkpoints(tmp_path / "run"), versions, strict=True):
+        with saved_replay(tmp_path / "run", agent) as replay:
+            assert newest < replay.sampler(1000, min_size=1).sample().policy_version.max() <= state["version"]
 
 
 @LONG

@@ -72,15 +72,17 @@ class LearnerNode:
         saved = hold.checkpoint.with_suffix(".replay")
         hold.begin()
         version = max(version, load_checkpoint(hold.checkpoint).get("version", 0))
-        self._store = stack.enter_context(create_weights(policy, config, build_model(policy, config), version))
+        transitions, newest = create_transitions(stack, policy, config, saved)
+        model, version = build_model(policy, config), max(version, newest)
+        self._store = stack.enter_context(create_weights(policy, config, model, version))
         return Memory(
             crew=Crew(0, 0),
             run_dir=hold.checkpoint.parents[1],
             began=began,
             control=self._control.handle,
             telemetry=self._telemetry.handle,
-            reloaded=[policy.name] if saved.exists() else [],  # checked before this run saves its own
-            transitions={policy.name: create_transitions(stack, policy, config, saved)},
+            reloaded=[policy.name] if saved.exists() else [],
+            transitions={policy.name: transitions},
             weights={policy.name: self._store.handle},
             holds={policy.name: hold},
         )

@@ -79,11 +79,14 @@ class ReplayBatches:
         sums = {name: sum(getattr(stats, counter) for stats in each) for name, counter in counters.items()}
         return {"rows": len(self._replay), **sums}
 
-    def save(self) -> dict[str, Any]:
-        """Saves the replay, then returns the sampler's state: a replay newer than its checkpoint does no harm."""
+    def save(self, version: int) -> dict[str, Any]:
+        """Saves the replay, whose rows' weights have at most this version, then returns the sampler's state.
+
+        A replay newer than its checkpoint does no harm.
+        """
         if self._saves:
             saved = self._memory.checkpoint(self._name).with_suffix(".replay")
-            self._replay.save(saved, OwnerOf(self._name))
+            self._replay.save(saved, OwnerOf(self._name, version))
         state = {name: torch.from_numpy(array) for name, array in self._source.state_dict().items()}
         return {"sampler": state, "replay": self._handle.nonce}
 
@@ -141,5 +144,5 @@ class QueueBatches(Batches):
         counters = {"lapped": stats.lapped, "skipped": stats.skipped, "waited_s": stats.waited}
         return {"rows": len(self._queue), **counters}
 
-    def save(self) -> dict[str, Any]:
+    def save(self, version: int) -> dict[str, Any]:
         return {}

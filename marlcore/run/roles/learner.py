@@ -119,7 +119,7 @@ class LearnerRole(Role):
         began, hold = time.monotonic(), self.memory.holds.get(policy)
         if hold is not None:
             hold.check()  # also before the replay is replaced
-        further = batches.save()  # before the checkpoint
+        further = batches.save(state["version"])  # before the checkpoint
         if league is not None:
             further |= {"self_play": league.state_dict()}
         whole = {**state, **model.saved(), **further, "torch": torch.get_rng_state()}
