@@ -290,63 +290,47 @@ void mc_values_best(int64_t rows, int64_t actions, const float *outputs, int64_t
 void mc_values_taken(int64_t rows, int64_t actions, int dueling, const float *outputs, int64_t row,
                      const int64_t *action, float *value);
 
-/* ---- updates of Q-learning: losses, gradients, and descent; see q_learning.c. What stays between updates is
- * in a struct; all layers' arrays have enough rows ---- */
+/* ---- updates of Q-learning: losses, gradients, and descent; see q_learning.c ---- */
 
 struct mc_chain {
     const struct mc_layer *layers;
     int64_t count;
 };
 
-struct mc_values { /* what the updates share */
+struct mc_values_network { /* head(torso(x) embedding(cosines)), or head(x); a torso may have no layers */
+    struct mc_chain torso, embedding, head;
+};
+
+struct mc_q_learning { /* DQN, CQL or IQN; all arrays, those of layers too, have enough rows */
     int64_t actions;
     int dueling;
     int twice; /* the next action is the best one of the network itself, not of its target */
     double reward_scale;
-    int64_t rows;
-    const float *x; /* padded [2 rows, inputs]: the observations, then the next ones */
-    int64_t x_row;
+    double alpha; /* the weight of CQL's penalty */
+    double kappa; /* errors beyond it count linearly */
+    struct mc_values_network online, target;
     const struct mc_descent *descent;
-    double loss, q_mean, norm; /* results; q_mean in units of the reward, the norm that of the gradient */
-};
-
-struct mc_batch {
+    int64_t rows;           /* of a batch: */
+    const float *x, *after; /* padded [rows, inputs]: observations, and the next ones */
+    int64_t x_row;
     const int64_t *action;                   /* [rows] */
     const uint8_t *allowed, *allowed_after;  /* [rows, actions] now and then; NULL: all */
     const float *reward, *discount, *weight; /* [rows] */
-    float *error;                            /* result [rows]: the priorities */
-};
-
-struct mc_dqn {
-    struct mc_values values;
-    struct mc_chain online, target;
-    double alpha;   /* the weight of CQL's penalty */
-    double penalty; /* result; the loss includes it */
-};
-
-struct mc_quantiles { /* a network: head(torso(x) embedding(cosines)); the torso may have no layers */
-    struct mc_chain torso, embedding, head;
-};
-
-struct mc_iqn {
-    struct mc_values values;
-    struct mc_quantiles online, target;
+    int64_t predicted, sampled, midpoints; /* fractions for the prediction, the target and the choice; or 1 */
+    const float *fractions, *of_samples;   /* [rows, predicted] and [rows, sampled]; without embedding NULL */
+    const float *shared;                   /* [midpoints] */
     int64_t features, cosines;
-    int64_t predicted, sampled; /* fractions of a row, for the prediction and for the target */
-    int64_t midpoints;          /* and for the choice of actions: */
-    const float *shared;        /* [midpoints] */
-    double kappa;
-    float *cosine;          /* scratch: padded [rows times the largest of the three, cosines] */
-    float *product, *slope; /* likewise, features */
-    float *line;            /* [3 predicted] */
-    int64_t *best;          /* [rows] */
+    float *cosine;                      /* scratch: padded [rows times the largest of the three, cosines] */
+    float *product, *slope;             /* likewise, features */
+    float *line;                        /* [3 predicted] */
+    int64_t *best;                      /* [rows] */
+    float *error;                       /* result [rows]: the priorities */
+    double loss, penalty, q_mean, norm; /* results; the loss includes the penalty, q_mean is in units of the
+                                           reward, the norm is that of the gradient */
 };
 
 /* Makes an update. 0; -EINVAL, and nothing changed: an action's number is none of the actions'. */
-int mc_dqn_update(struct mc_dqn *dqn, const struct mc_batch *batch);
-/* The fractions drawn [rows, predicted] and [rows, sampled]. */
-int mc_iqn_update(struct mc_iqn *iqn, const struct mc_batch *batch, const float *fractions,
-                  const float *of_samples);
+int mc_q_update(struct mc_q_learning *q);
 
 /* ---- random choices of actions, by numbers in [0, 1) that the caller draws; see draws.c ---- */
 

@@ -16,7 +16,7 @@ struct mc_product {
     float *y;
     int64_t y_row;
     int whole;             /* whether y's rows reach to a multiple of MC_PAD, which may be written */
-    int activation;        /* of y, or where slope_of is given, the one that slope_of[r, c] came from: */
+    int activation;        /* of y, which then is whole, or the one that slope_of[r, c] came from: */
     const float *slope_of; /* y[r, c] is multiplied by the activation's derivative there */
     int64_t slope_row;
 };
