@@ -23,9 +23,11 @@ struct mc_product {
 
 struct mc_dense { /* the kernels for one level of processors */
     void (*multiply)(const struct mc_product *product);
-    void (*adam)(const struct mc_tensor *tensor, const struct mc_descent *descent, float rate, float root,
-                 float scale);
-    void (*move)(const struct mc_tensor *tensor, float share);
+    /* y[c] = the sum over r of padded x[r, c]. */
+    void (*add_rows)(int64_t rows, int64_t columns, const float *x, int64_t x_row, float *y);
+    /* Adam's step, and the target's move. */
+    void (*descend)(const struct mc_tensor *tensor, const struct mc_descent *descent, float rate, float root,
+                    float scale);
     double (*squares)(const float *x, int64_t n);
     /* Sets padded y [rows, count] to cos(pi j fractions[r]) for each row r and each j; |j fractions[r]| is
      * below 2^22. */

@@ -164,37 +164,50 @@ KERNEL static void LEVEL(multiply)(const struct mc_product *p) {
             *(loose *)y = LEVEL(tanh)(LEVEL(load)(y));
 }
 
-KERNEL static void LEVEL(adam)(const struct mc_tensor *tensor, const struct mc_descent *descent, float rate,
-                               float root, float scale) {
+/* y[c]: the sum over r of x[r, c], as four sums, so that none waits for another. */
+KERNEL static void LEVEL(add_rows)(int64_t rows, int64_t columns, const float *x, int64_t x_row, float *y) {
+    for (int64_t c = 0; c < columns; c += LANES) {
+        vec sum[4] = {{0}};
+        int64_t r = 0;
+        for (; r + 4 <= rows; r += 4)
+            EACH (k, 4)
+                sum[k] += LEVEL(load)(x + (r + k) * x_row + c);
+        for (; r < rows; r++)
+            sum[0] += LEVEL(load)(x + r * x_row + c);
+        sum[0] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+        memcpy(y + c, sum, (size_t)(columns - c < LANES ? columns - c : LANES) * sizeof *y);
+    }
+}
+
+KERNEL static void LEVEL(descend)(const struct mc_tensor *tensor, const struct mc_descent *descent,
+                                  float rate, float root, float scale) {
     float *restrict weight = tensor->weight, *restrict mean = tensor->mean, *restrict square = tensor->square;
     const float *restrict gradient = tensor->gradient;
+    float *restrict target = tensor->target;
     const float first = (float)descent->beta1, second = (float)descent->beta2,
-                epsilon = (float)descent->epsilon;
+                epsilon = (float)descent->epsilon, share = (float)descent->share;
     for (int64_t i = 0; i < tensor->size; i++) {
         float g = gradient[i] * scale;
         mean[i] = first * mean[i] + (1.0f - first) * g;
         square[i] = second * square[i] + (1.0f - second) * g * g;
         weight[i] -= rate * mean[i] / (sqrtf(square[i]) * root + epsilon);
     }
-}
-
-KERNEL static void LEVEL(move)(const struct mc_tensor *tensor, float share) {
-    float *restrict target = tensor->target;
-    const float *restrict weight = tensor->weight;
-    for (int64_t i = 0; i < tensor->size; i++)
+    for (int64_t i = 0; share > 0.0f && i < tensor->size; i++)
         target[i] = share < 0.5f ? target[i] + share * (weight[i] - target[i])
                                  : weight[i] - (weight[i] - target[i]) * (1.0f - share);
 }
 
-/* The sum of squares: of 16 lanes each, whatever LANES is, and of each 4,096 numbers apart. */
+/* The sum of squares: of 64 sums in turns, whatever LANES is, and of each 4,096 numbers apart. */
 KERNEL static double LEVEL(squares)(const float *x, int64_t n) {
     double total = 0.0;
     while (n > 0) {
-        vec sum[16 / LANES] = {{0}};
+        vec sum[64 / LANES] = {{0}};
         int64_t i = 0, part = n < 4096 ? n : 4096;
-        for (; i + 16 <= part; i += 16)
-            for (int v = 0; v < 16 / LANES; v++)
+        for (; i + 64 <= part; i += 64)
+            for (int v = 0; v < 64 / LANES; v++)
                 sum[v] += LEVEL(load)(x + i + v * LANES) * LEVEL(load)(x + i + v * LANES);
+        for (int v = 16 / LANES; v < 64 / LANES; v++)
+            sum[v % (16 / LANES)] += sum[v];
         for (int k = 0; k < 16; k++)
             total += (double)sum[k / LANES][k % LANES];
         for (; i < part; i++)
@@ -223,8 +236,8 @@ KERNEL static void LEVEL(cosines)(int64_t rows, int64_t count, const float *frac
         }
 }
 
-static const struct mc_dense LEVEL(kernels) = {LEVEL(multiply), LEVEL(adam), LEVEL(move), LEVEL(squares),
-                                               LEVEL(cosines)};
+static const struct mc_dense LEVEL(kernels) = {LEVEL(multiply), LEVEL(add_rows), LEVEL(descend),
+                                               LEVEL(squares), LEVEL(cosines)};
 
 #undef vec
 #undef loose

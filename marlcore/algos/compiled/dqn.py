@@ -49,12 +49,13 @@ class CompiledDQN(CompiledTrainer):
         """Makes the arrays for batches of this number of rows."""
         raw, actions = self._raw, self._raw.actions
         self._rows = raw.rows = rows
-        self._now, self._after = (padded_zeros(rows, self._inputs.size) for _ in range(2))
+        self._x = now, after = padded_zeros(rows, self._inputs.size), padded_zeros(rows, self._inputs.size)
+        self._fill_now, self._fill_after = map(self._inputs.into, self._x)
         self._reward, self._discount, self._weight, self._error = np.empty((4, rows), np.float32)
         self._line = np.empty(3 * raw.predicted, np.float32)
         self._action, self._best = np.empty((2, rows), np.int64)
         self._allowed, self._allowed_after = np.empty((2, rows, actions), np.bool_)
-        raw.x, raw.after, raw.x_row = pointer(self._now), pointer(self._after), self._now.shape[1]
+        raw.x, raw.after, raw.x_row = pointer(now), pointer(after), now.shape[1]
         raw.reward, raw.discount, raw.weight = map(pointer, (self._reward, self._discount, self._weight))
         raw.error, raw.line = pointer(self._error), pointer(self._line)
         raw.action, raw.best = (ffi.from_buffer("int64_t[]", array) for array in (self._action, self._best))
@@ -72,14 +73,17 @@ class CompiledDQN(CompiledTrainer):
         trainer.follow_schedules(batch)
         if len(action) != self._rows:
             self.grow(len(action))
-        self._inputs.fill(batch.obs, self._now)
-        self._inputs.fill(batch.next_obs, self._after)
+        self._fill_now(batch.obs)
+        self._fill_after(batch.next_obs)
         if action.ndim > 1:
             action = trainer.network.actions.encode(torch.from_numpy(action))
-        self._action[:], self._reward[:] = action, batch.reward
-        self._discount[:], self._weight[:] = batch.discount, batch.weight
-        if raw.allowed:
-            self._allowed[:], self._allowed_after[:] = self._mask(batch.obs), self._mask(batch.next_obs)
+        self._action[...] = action
+        self._reward[...] = batch.reward
+        self._discount[...] = batch.discount
+        self._weight[...] = batch.weight
+        if trainer.network.spaces.masked:
+            self._allowed[...] = self._mask(batch.obs)
+            self._allowed_after[...] = self._mask(batch.next_obs)
         self._descent.prepare(self._share())
         if self.update_values():
             least, most = self._action.min(), self._action.max()
@@ -101,9 +105,9 @@ class CompiledDQN(CompiledTrainer):
             return self.hyper.tau  # type: ignore[no-any-return]
         return 0.0 if (self.trainer.updates + 1) % interval else 1.0
 
-    def _mask(self, obs: Any) -> torch.Tensor:
+    def _mask(self, obs: Any) -> Any:
         network = self.trainer.network
-        return network.actions.allowed(torch.from_numpy(network.spaces.mask_in(obs)))  # type: ignore[no-any-return]
+        return network.actions.allowed(torch.from_numpy(network.spaces.mask_in(obs))).numpy()
 
 
 class CompiledCQL(CompiledDQN):
