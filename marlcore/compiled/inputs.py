@@ -47,11 +47,12 @@ class Inputs:
             encode(values, matrix[:, columns])
 
     def into(self, matrix: Floats) -> Callable[[Any], None]:
-        """Returns `fill` for this matrix and observations that are not normalized: faster, for many calls."""
+        """Returns `fill` for this matrix, without normalization: faster, for many calls."""
         if self._is_named:
             return partial(self.fill, matrix=matrix)
         ((_, columns, encode),) = self._columns
-        return partial(encode, columns=matrix[:, columns])
+        part = matrix[:, columns]
+        return lambda obs: encode(obs, part)
 
     def matrix(self, obs: Any) -> Floats:
         """Returns observations [k, ...] as a new padded matrix, or the observations themselves if they are one."""
