@@ -231,7 +231,7 @@ int mc_lock_held(int fd, int64_t offset);
 
 enum { MC_PAD = 16, MC_LINEAR = 0, MC_RELU = 1, MC_TANH = 2, MC_BASELINE = 0, MC_AVX2 = 1, MC_AVX512 = 2 };
 
-struct mc_layer { /* output = activation(x times weight, plus bias), for padded x [rows, inputs] */
+struct mc_layer { /* output = activation(x times weight, plus bias), for x [rows, inputs] */
     int64_t inputs, outputs;
     int activation;
     int inputs_first; /* whether weight is [inputs, outputs]; otherwise [outputs, inputs], as torch has it */
@@ -251,14 +251,15 @@ struct mc_layer { /* output = activation(x times weight, plus bias), for padded 
 int mc_dense_use(int level);
 /* The level in use. */
 int mc_dense_level(void);
-/* Copies each layer's weight and bias into forward, backward and row, for all later calls. */
+/* Copies each layer's weight and bias into forward, backward and row, for all later calls. The first layer's
+ * backward is copied by mc_layers_backward, where x_gradient asks for it. */
 void mc_layers_pack(const struct mc_layer *layers, int64_t count);
 /* Computes each layer's output, the first one's from x [rows, inputs], whose rows are x_row floats apart. */
 void mc_layers_forward(const struct mc_layer *layers, int64_t count, int64_t rows, const float *x,
                        int64_t x_row);
-/* After mc_layers_forward of padded x: by the last layer's `gradient`, in which the caller put that of its
- * output, sets the gradients of each layer's weight and bias, if `trains`, and padded x_gradient, if it is
- * given. */
+/* After mc_layers_forward of x, of whose last row whole multiples of MC_PAD floats can be read: by the last
+ * layer's `gradient`, in which the caller put that of its output, sets the gradients of each layer's weight
+ * and bias, if `trains`, and padded x_gradient, if it is given. */
 void mc_layers_backward(const struct mc_layer *layers, int64_t count, int64_t rows, const float *x,
                         int64_t x_row, float *x_gradient, int trains);
 
@@ -311,7 +312,7 @@ struct mc_q_learning { /* DQN, CQL or IQN; all arrays, those of layers too, have
     struct mc_values_network online, target;
     const struct mc_descent *descent;
     int64_t rows;           /* of a batch: */
-    const float *x, *after; /* padded [rows, inputs]: observations, and the next ones */
+    const float *x, *after; /* [rows, inputs], as for mc_layers_backward: now and after */
     int64_t x_row;
     const int64_t *action;                   /* [rows] */
     const uint8_t *allowed, *allowed_after;  /* [rows, actions] now and then; NULL: all */

@@ -25,6 +25,8 @@ struct mc_dense { /* the kernels for one level of processors */
     void (*multiply)(const struct mc_product *product);
     /* y[c] = the sum over r of padded x[r, c]. */
     void (*add_rows)(int64_t rows, int64_t columns, const float *x, int64_t x_row, float *y);
+    /* y[i] = a[i] b[i], or adds that to y[i]. */
+    void (*scale)(int64_t n, const float *a, const float *b, int adds, float *y);
     /* Adam's step, and the target's move. */
     void (*descend)(const struct mc_tensor *tensor, const struct mc_descent *descent, float rate, float root,
                     float scale);

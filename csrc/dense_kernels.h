@@ -179,6 +179,11 @@ KERNEL static void LEVEL(add_rows)(int64_t rows, int64_t columns, const float *x
     }
 }
 
+KERNEL static void LEVEL(scale)(int64_t n, const float *a, const float *b, int adds, float *restrict y) {
+    for (int64_t i = 0; i < n; i++)
+        y[i] = a[i] * b[i] + (adds ? y[i] : 0.0f);
+}
+
 KERNEL static void LEVEL(descend)(const struct mc_tensor *tensor, const struct mc_descent *descent,
                                   float rate, float root, float scale) {
     float *restrict weight = tensor->weight, *restrict mean = tensor->mean, *restrict square = tensor->square;
@@ -236,8 +241,8 @@ KERNEL static void LEVEL(cosines)(int64_t rows, int64_t count, const float *frac
         }
 }
 
-static const struct mc_dense LEVEL(kernels) = {LEVEL(multiply), LEVEL(add_rows), LEVEL(descend),
-                                               LEVEL(squares), LEVEL(cosines)};
+static const struct mc_dense LEVEL(kernels) = {LEVEL(multiply), LEVEL(add_rows), LEVEL(scale),
+                                               LEVEL(descend),  LEVEL(squares),  LEVEL(cosines)};
 
 #undef vec
 #undef loose

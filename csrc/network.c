@@ -40,12 +40,17 @@ static void arrange(float *to, const float *from, int64_t rows, int64_t columns,
     }
 }
 
+static void arrange_backward(const struct mc_layer *layer) {
+    if (layer->backward && layer->backward != layer->weight)
+        arrange(layer->backward, layer->weight, layer->outputs, layer->inputs, layer->inputs_first);
+}
+
 void mc_layers_pack(const struct mc_layer *layers, int64_t count) {
     for (const struct mc_layer *layer = layers; layer < layers + count; layer++) {
         if (layer->forward != layer->weight)
             arrange(layer->forward, layer->weight, layer->inputs, layer->outputs, !layer->inputs_first);
-        if (layer->backward && layer->backward != layer->weight)
-            arrange(layer->backward, layer->weight, layer->outputs, layer->inputs, layer->inputs_first);
+        if (layer > layers)
+            arrange_backward(layer);
         memcpy(layer->row, layer->bias, (size_t)layer->outputs * sizeof *layer->row);
     }
 }
@@ -129,6 +134,8 @@ void mc_layers_backward(const struct mc_layer *layers, int64_t count, int64_t ro
         float *to = below ? below->gradient : x_gradient;
         if (!to)
             return;
+        if (!below)
+            arrange_backward(layer);
         struct mc_product product = {.rows = rows,
                                      .inner = layer->outputs,
                                      .columns = layer->inputs,

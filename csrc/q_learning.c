@@ -3,7 +3,7 @@
  * advantages and after them the state's value, to which an advantage adds less the mean advantage. */
 #include <errno.h>
 #include <math.h>
-#include <string.h>
+#include <stddef.h>
 
 #include "dense.h"
 
@@ -73,12 +73,10 @@ static void multiply(const struct mc_q_learning *q, const struct mc_values_netwo
         x_row = pitch;
     }
     const float *embedded = network->embedding.layers->output;
-    float *restrict product = q->product;
-    for (int64_t i = 0; i < q->rows * count; i++) {
-        const float *feature = x + i / count * x_row, *by = embedded + (shared ? i % count : i) * pitch;
-        for (int64_t k = 0; k < q->features; k++)
-            product[i * pitch + k] = feature[k] * by[k];
-    }
+    for (int64_t r = 0; r < q->rows; r++)
+        for (int64_t i = r * count; i < (r + 1) * count; i++)
+            mc_dense()->scale(q->features, x + r * x_row, embedded + (shared ? i - r * count : i) * pitch, 0,
+                              q->product + i * pitch);
 }
 
 /* The last layer, with outputs [rows times count, row] for x [rows, x_row] at the fractions [rows, count] or,
@@ -202,18 +200,14 @@ static void backward(const struct mc_q_learning *q) {
     const float *x = torso->count ? last_of(torso)->output : q->x;
     float *of_torso = torso->count ? last_of(torso)->gradient : NULL;
     int64_t x_row = torso->count ? pitch : q->x_row;
-    for (int64_t i = 0; i < rows; i++) {
-        const float *slope = q->slope + i * pitch, *feature = x + i / count * x_row;
-        const float *embedded = embedding->output + i * pitch;
-        float *restrict of_embedding = embedding->gradient + i * pitch;
-        float *restrict of_feature = of_torso ? of_torso + i / count * pitch : NULL;
-        if (of_torso && i % count == 0)
-            memset(of_feature, 0, (size_t)pitch * sizeof *of_feature);
-        for (int64_t k = 0; k < q->features; k++)
-            of_embedding[k] = slope[k] * feature[k];
-        for (int64_t k = 0; of_torso && k < q->features; k++)
-            of_feature[k] += slope[k] * embedded[k];
-    }
+    for (int64_t r = 0; r < q->rows; r++)
+        for (int64_t i = 0; i < count; i++) {
+            int64_t at = (r * count + i) * pitch;
+            mc_dense()->scale(q->features, q->slope + at, x + r * x_row, 0, embedding->gradient + at);
+            if (of_torso)
+                mc_dense()->scale(q->features, q->slope + at, embedding->output + at, i > 0,
+                                  of_torso + r * pitch);
+        }
     mc_layers_backward(embedding, 1, rows, q->cosine, mc_padded(q->cosines), NULL, 1);
     if (torso->count)
         mc_layers_backward(torso->layers, torso->count, q->rows, q->x, q->x_row, NULL, 1);

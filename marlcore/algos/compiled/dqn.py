@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...compiled import Chain, Inputs, padded_zeros, pointer
+from ...compiled import Chain, Inputs, pointer
 from ...interfaces import Update
 from ...memory import ffi, lib
 from ..networks.qnetwork import Head, QNetwork
@@ -49,13 +49,15 @@ class CompiledDQN(CompiledTrainer):
         """Makes the arrays for batches of this number of rows."""
         raw, actions = self._raw, self._raw.actions
         self._rows = raw.rows = rows
-        self._x = now, after = padded_zeros(rows, self._inputs.size), padded_zeros(rows, self._inputs.size)
-        self._fill_now, self._fill_after = map(self._inputs.into, self._x)
+        size = self._inputs.size
+        self._x = np.zeros(2 * rows * size + lib.MC_PAD, np.float32)  # the core reads whole vectors
+        now, after = self._x[: -lib.MC_PAD].reshape(2, rows, size)
+        self._fill_now, self._fill_after = self._inputs.into(now), self._inputs.into(after)
         self._reward, self._discount, self._weight, self._error = np.empty((4, rows), np.float32)
         self._line = np.empty(3 * raw.predicted, np.float32)
         self._action, self._best = np.empty((2, rows), np.int64)
         self._allowed, self._allowed_after = np.empty((2, rows, actions), np.bool_)
-        raw.x, raw.after, raw.x_row = pointer(now), pointer(after), now.shape[1]
+        raw.x, raw.after, raw.x_row = pointer(now), pointer(after), size
         raw.reward, raw.discount, raw.weight = map(pointer, (self._reward, self._discount, self._weight))
         raw.error, raw.line = pointer(self._error), pointer(self._line)
         raw.action, raw.best = (ffi.from_buffer("int64_t[]", array) for array in (self._action, self._best))
