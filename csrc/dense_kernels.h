@@ -139,6 +139,7 @@ INLINE void LEVEL(rows)(const struct mc_product *p, int64_t c, const int most, c
 }
 
 INLINE void LEVEL(columns)(const struct mc_product *p, const int slope) {
+    /* in shorter vectors picking lanes takes as long as it saves */
     const int few = slope == MC_LINEAR && LANES > 8 && p->a_inner == 1 ? p->columns : LANES;
     int64_t c = 0;
     for (; c + (VECTORS - 1) * LANES < p->columns; c += VECTORS * LANES)

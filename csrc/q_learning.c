@@ -16,9 +16,10 @@ static int64_t best_of(int64_t actions, const float *outputs, const uint8_t *all
     float most = -INFINITY;
     for (int64_t a = 0; a < actions; a++) {
         float value = allowed && !allowed[a] ? -INFINITY : outputs[a];
-        int is_better = !(value <= most) & !isnan(most); /* as torch: a NaN is the greatest */
-        most = is_better ? value : most;
-        best = is_better ? a : best;
+        if (isnan(value)) /* as torch: the greatest */
+            return a;
+        best = value > most ? a : best;
+        most = value > most ? value : most;
     }
     return best;
 }
