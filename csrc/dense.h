@@ -4,8 +4,7 @@
 
 #include "api.h"
 
-/* y[r, c] = after(bias[c] + the sum over i of a[r, i] b[i, c]), in the order of i whatever the other rows
- * are. */
+/* y[r, c] = after(bias[c] + the sum over i of a[r, i] b[i, c]), in an order that the sizes of b decide. */
 struct mc_product {
     int64_t rows, inner, columns;
     const float *a;
