@@ -39,7 +39,7 @@ class CompiledDQN(CompiledTrainer):
         raw.actions, raw.dueling, raw.descent = actions, network.head.dueling, self._descent.raw
         raw.twice, raw.reward_scale, raw.kappa = hyper.double, hyper.reward_scale, 1.0
         raw.predicted = raw.sampled = raw.midpoints = 1
-        self._rows = 0
+        self._is_masked, self._rows = network.spaces.masked, 0
 
     def chains_of(self, network: Any, trains: bool) -> dict[str, Chain]:
         """Returns the chains of the core's `mc_values_network`, by name."""
@@ -61,7 +61,7 @@ class CompiledDQN(CompiledTrainer):
         raw.reward, raw.discount, raw.weight = map(pointer, (self._reward, self._discount, self._weight))
         raw.error, raw.line = pointer(self._error), pointer(self._line)
         raw.action, raw.best = (ffi.from_buffer("int64_t[]", array) for array in (self._action, self._best))
-        if self.trainer.network.spaces.masked:
+        if self._is_masked:
             raw.allowed = ffi.from_buffer("uint8_t[]", self._allowed)
             raw.allowed_after = ffi.from_buffer("uint8_t[]", self._allowed_after)
         most = max(raw.predicted, raw.sampled, raw.midpoints)
@@ -83,7 +83,7 @@ class CompiledDQN(CompiledTrainer):
         self._reward[...] = batch.reward
         self._discount[...] = batch.discount
         self._weight[...] = batch.weight
-        if trainer.network.spaces.masked:
+        if self._is_masked:
             self._allowed[...] = self._mask(batch.obs)
             self._allowed_after[...] = self._mask(batch.next_obs)
         self._descent.prepare(self._share())
