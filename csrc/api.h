@@ -231,7 +231,7 @@ int mc_lock_held(int fd, int64_t offset);
 
 enum { MC_PAD = 16, MC_LINEAR = 0, MC_RELU = 1, MC_TANH = 2, MC_BASELINE = 0, MC_AVX2 = 1, MC_AVX512 = 2 };
 
-struct mc_layer { /* output = activation(x times weight, plus bias), for padded x [rows, inputs] */
+struct mc_layer { /* output = activation(x times weight, plus bias), for x [rows, inputs] */
     int64_t inputs, outputs;
     int activation;
     int inputs_first; /* whether weight is [inputs, outputs]; otherwise [outputs, inputs], as torch has it */
@@ -251,14 +251,15 @@ struct mc_layer { /* output = activation(x times weight, plus bias), for padded 
 int mc_dense_use(int level);
 /* The level in use. */
 int mc_dense_level(void);
-/* Copies each layer's weight and bias into forward, backward and row, for all later calls. */
+/* Copies each layer's weight and bias into forward, backward and row, for all later calls. The first layer's
+ * backward is copied by mc_layers_backward, where x_gradient asks for it. */
 void mc_layers_pack(const struct mc_layer *layers, int64_t count);
 /* Computes each layer's output, the first one's from x [rows, inputs], whose rows are x_row floats apart. */
 void mc_layers_forward(const struct mc_layer *layers, int64_t count, int64_t rows, const float *x,
                        int64_t x_row);
-/* After mc_layers_forward of padded x: by the last layer's `gradient`, in which the caller put that of its
- * output, sets the gradients of each layer's weight and bias, if `trains`, and padded x_gradient, if it is
- * given. */
+/* After mc_layers_forward of x, of whose last row whole multiples of MC_PAD floats can be read: by the last
+ * layer's `gradient`, in which the caller put that of its output, sets the gradients of each layer's weight
+ * and bias, if `trains`, and padded x_gradient, if it is given. */
 void mc_layers_backward(const struct mc_layer *layers, int64_t count, int64_t rows, const float *x,
                         int64_t x_row, float *x_gradient, int trains);
 
@@ -290,63 +291,47 @@ void mc_values_best(int64_t rows, int64_t actions, const float *outputs, int64_t
 void mc_values_taken(int64_t rows, int64_t actions, int dueling, const float *outputs, int64_t row,
                      const int64_t *action, float *value);
 
-/* ---- updates of Q-learning: losses, gradients, and descent; see q_learning.c. What stays between updates is
- * in a struct; all layers' arrays have enough rows ---- */
+/* ---- updates of Q-learning: losses, gradients, and descent; see q_learning.c ---- */
 
 struct mc_chain {
     const struct mc_layer *layers;
     int64_t count;
 };
 
-struct mc_values { /* what the updates share */
+struct mc_values_network { /* head(torso(x) embedding(cosines)), or head(x); a torso may have no layers */
+    struct mc_chain torso, embedding, head;
+};
+
+struct mc_q_learning { /* DQN, CQL or IQN; all arrays, those of layers too, have enough rows */
     int64_t actions;
     int dueling;
     int twice; /* the next action is the best one of the network itself, not of its target */
     double reward_scale;
-    int64_t rows;
-    const float *x; /* padded [2 rows, inputs]: the observations, then the next ones */
-    int64_t x_row;
+    double alpha; /* the weight of CQL's penalty */
+    double kappa; /* errors beyond it count linearly */
+    struct mc_values_network online, target;
     const struct mc_descent *descent;
-    double loss, q_mean, norm; /* results; q_mean in units of the reward, the norm that of the gradient */
-};
-
-struct mc_batch {
+    int64_t rows;           /* of a batch: */
+    const float *x, *after; /* [rows, inputs], as for mc_layers_backward: now and after */
+    int64_t x_row;
     const int64_t *action;                   /* [rows] */
     const uint8_t *allowed, *allowed_after;  /* [rows, actions] now and then; NULL: all */
     const float *reward, *discount, *weight; /* [rows] */
-    float *error;                            /* result [rows]: the priorities */
-};
-
-struct mc_dqn {
-    struct mc_values values;
-    struct mc_chain online, target;
-    double alpha;   /* the weight of CQL's penalty */
-    double penalty; /* result; the loss includes it */
-};
-
-struct mc_quantiles { /* a network: head(torso(x) embedding(cosines)); the torso may have no layers */
-    struct mc_chain torso, embedding, head;
-};
-
-struct mc_iqn {
-    struct mc_values values;
-    struct mc_quantiles online, target;
+    int64_t predicted, sampled, midpoints; /* fractions for the prediction, the target and the choice; or 1 */
+    const float *fractions, *of_samples;   /* [rows, predicted] and [rows, sampled]; without embedding NULL */
+    const float *shared;                   /* [midpoints] */
     int64_t features, cosines;
-    int64_t predicted, sampled; /* fractions of a row, for the prediction and for the target */
-    int64_t midpoints;          /* and for the choice of actions: */
-    const float *shared;        /* [midpoints] */
-    double kappa;
-    float *cosine;          /* scratch: padded [rows times the largest of the three, cosines] */
-    float *product, *slope; /* likewise, features */
-    float *line;            /* [3 predicted] */
-    int64_t *best;          /* [rows] */
+    float *cosine;                      /* scratch: padded [rows times the largest of the three, cosines] */
+    float *product, *slope;             /* likewise, features */
+    float *line;                        /* [3 predicted] */
+    int64_t *best;                      /* [rows] */
+    float *error;                       /* result [rows]: the priorities */
+    double loss, penalty, q_mean, norm; /* results; the loss includes the penalty, q_mean is in units of the
+                                           reward, the norm is that of the gradient */
 };
 
 /* Makes an update. 0; -EINVAL, and nothing changed: an action's number is none of the actions'. */
-int mc_dqn_update(struct mc_dqn *dqn, const struct mc_batch *batch);
-/* The fractions drawn [rows, predicted] and [rows, sampled]. */
-int mc_iqn_update(struct mc_iqn *iqn, const struct mc_batch *batch, const float *fractions,
-                  const float *of_samples);
+int mc_q_update(struct mc_q_learning *q);
 
 /* ---- random choices of actions, by numbers in [0, 1) that the caller draws; see draws.c ---- */
 

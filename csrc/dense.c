@@ -16,12 +16,14 @@
 #define KERNEL __attribute__((target("avx512f,avx2,fma")))
 #define LANES 16
 #define VECTORS 4
+#define ROWS 4
 #include "dense_kernels.h"
 
 #define LEVEL(name) name##_avx2
 #define KERNEL __attribute__((target("avx2,fma")))
 #define LANES 8
 #define VECTORS 2
+#define ROWS 6
 #include "dense_kernels.h"
 #endif
 
@@ -30,8 +32,10 @@
 #define LANES 4
 #if defined(__x86_64__)
 #define VECTORS 2
+#define ROWS 6
 #else
 #define VECTORS 4
+#define ROWS 4
 #endif
 #include "dense_kernels.h"
 

@@ -4,8 +4,7 @@
 
 #include "api.h"
 
-/* y[r, c] = after(bias[c] + the sum over i of a[r, i] b[i, c]), in the order of i whatever the other rows
- * are. */
+/* y[r, c] = after(bias[c] + the sum over i of a[r, i] b[i, c]), in an order that the sizes of b decide. */
 struct mc_product {
     int64_t rows, inner, columns;
     const float *a;
@@ -16,16 +15,20 @@ struct mc_product {
     float *y;
     int64_t y_row;
     int whole;             /* whether y's rows reach to a multiple of MC_PAD, which may be written */
-    int activation;        /* of y, or where slope_of is given, the one that slope_of[r, c] came from: */
+    int activation;        /* of y, which then is whole, or the one that slope_of[r, c] came from: */
     const float *slope_of; /* y[r, c] is multiplied by the activation's derivative there */
     int64_t slope_row;
 };
 
 struct mc_dense { /* the kernels for one level of processors */
     void (*multiply)(const struct mc_product *product);
-    void (*adam)(const struct mc_tensor *tensor, const struct mc_descent *descent, float rate, float root,
-                 float scale);
-    void (*move)(const struct mc_tensor *tensor, float share);
+    /* y[c] = the sum over r of padded x[r, c]. */
+    void (*add_rows)(int64_t rows, int64_t columns, const float *x, int64_t x_row, float *y);
+    /* y[i] = a[i] b[i], or adds that to y[i]. */
+    void (*scale)(int64_t n, const float *a, const float *b, int adds, float *y);
+    /* Adam's step, and the target's move. */
+    void (*descend)(const struct mc_tensor *tensor, const struct mc_descent *descent, float rate, float root,
+                    float scale);
     double (*squares)(const float *x, int64_t n);
     /* Sets padded y [rows, count] to cos(pi j fractions[r]) for each row r and each j; |j fractions[r]| is
      * below 2^22. */

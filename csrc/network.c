@@ -40,12 +40,17 @@ static void arrange(float *to, const float *from, int64_t rows, int64_t columns,
     }
 }
 
+static void arrange_backward(const struct mc_layer *layer) {
+    if (layer->backward && layer->backward != layer->weight)
+        arrange(layer->backward, layer->weight, layer->outputs, layer->inputs, layer->inputs_first);
+}
+
 void mc_layers_pack(const struct mc_layer *layers, int64_t count) {
     for (const struct mc_layer *layer = layers; layer < layers + count; layer++) {
         if (layer->forward != layer->weight)
             arrange(layer->forward, layer->weight, layer->inputs, layer->outputs, !layer->inputs_first);
-        if (layer->backward && layer->backward != layer->weight)
-            arrange(layer->backward, layer->weight, layer->outputs, layer->inputs, layer->inputs_first);
+        if (layer > layers)
+            arrange_backward(layer);
         memcpy(layer->row, layer->bias, (size_t)layer->outputs * sizeof *layer->row);
     }
 }
@@ -94,7 +99,6 @@ enum { FEW = 8, STRIP = 64 };
 /* Of one layer, by the gradient g of its sums before the activation. */
 static void of_weights(const struct mc_layer *layer, int64_t rows, const float *x, int64_t x_row,
                        const float *g) {
-    static const float one = 1.0f;
     int64_t pitch = mc_padded(layer->outputs), inputs = layer->inputs, outputs = layer->outputs;
     float *to = layer->weight_gradient, strip[FEW * STRIP];
     if (layer->inputs_first)
@@ -109,7 +113,7 @@ static void of_weights(const struct mc_layer *layer, int64_t rows, const float *
                 for (int64_t i = 0; i < inputs; i++)
                     to[(first + o) * inputs + i] = strip[i * STRIP + o];
         }
-    transposed_times(rows, &one, 0, 1, g, pitch, outputs, layer->bias_gradient, 0);
+    mc_dense()->add_rows(rows, outputs, g, pitch, layer->bias_gradient);
 }
 
 void mc_layers_backward(const struct mc_layer *layers, int64_t count, int64_t rows, const float *x,
@@ -130,6 +134,8 @@ void mc_layers_backward(const struct mc_layer *layers, int64_t count, int64_t ro
         float *to = below ? below->gradient : x_gradient;
         if (!to)
             return;
+        if (!below)
+            arrange_backward(layer);
         struct mc_product product = {.rows = rows,
                                      .inner = layer->outputs,
                                      .columns = layer->inputs,
@@ -158,10 +164,7 @@ double mc_descend(const struct mc_descent *descent) {
     float scale = longer > 1.0 || isnan(longer) ? (float)(1.0 / longer) : 1.0f;
     float rate = (float)(descent->rate / (1.0 - pow(descent->beta1, number)));
     float root = (float)(1.0 / sqrt(1.0 - pow(descent->beta2, number)));
-    for (const struct mc_tensor *tensor = tensors; tensor < end; tensor++) {
-        mc_dense()->adam(tensor, descent, rate, root, scale);
-        if (descent->share > 0.0)
-            mc_dense()->move(tensor, (float)descent->share);
-    }
+    for (const struct mc_tensor *tensor = tensors; tensor < end; tensor++)
+        mc_dense()->descend(tensor, descent, rate, root, scale);
     return norm;
 }

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,14 @@ class Inputs:
             if name in self.moments:
                 values = normalized(values, *self.moments[name])
             encode(values, matrix[:, columns])
+
+    def into(self, matrix: Floats) -> Callable[[Any], None]:
+        """Returns `fill` for this matrix, without normalization: faster, for many calls."""
+        if self._is_named:
+            return partial(self.fill, matrix=matrix)
+        ((_, columns, encode),) = self._columns
+        part = matrix[:, columns]
+        return lambda obs: encode(obs, part)
 
     def matrix(self, obs: Any) -> Floats:
         """Returns observations [k, ...] as a new padded matrix, or the observations themselves if they are one."""

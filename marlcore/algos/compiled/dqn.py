@@ -1,13 +1,11 @@
 """Updates of DQN and CQL, each in one call of the core; the text is bases/q_learning.py and cql.py."""
 
-from abc import abstractmethod
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from ...compiled import Inputs, padded_zeros, pointer
+from ...compiled import Chain, Inputs, pointer
 from ...interfaces import Update
 from ...memory import ffi, lib
 from ..networks.qnetwork import Head, QNetwork
@@ -15,73 +13,93 @@ from ..networks.torso import Torso
 from .plain import OTHER_SIZES, NotPlain, chain_of
 from .trainer import CompiledTrainer, Descent
 
-_floats = partial(np.ascontiguousarray, dtype=np.float32)
 
-
-class CompiledValues(CompiledTrainer):
-    """The base: the core makes an update of action values, from the batch's arrays to its priorities."""
+class CompiledDQN(CompiledTrainer):
+    """Makes the updates of a DQNTrainer: the core turns arrays of this object, filled from a batch, into priorities."""
 
     network_class: type = QNetwork
 
     def networks(self) -> list[Any]:
         return [self.trainer.network]
 
-    def describe(self, raw: Any, inputs: int, outputs: int) -> None:
-        """Sets the part `values` of the core's struct; takes the chains' sizes.
-
-        Raises NotPlain: the layers do not fit the spaces, or the network is of another kind.
-        """
+    def build(self) -> None:
         trainer, hyper, network = self.trainer, self.hyper, self.trainer.network
         part: Any
         for part, kind in ((network, self.network_class), (network.torso, Torso), (network.head, Head)):
             if type(part) is not kind:
                 raise NotPlain(type(part).__name__)
-        self._raw, self._values, self._batch = raw, raw.values, ffi.new("struct mc_batch *")
-        self._inputs, values = Inputs(network.spaces), self._values
-        if (inputs, outputs) != (self._inputs.size, network.actions.count + network.head.dueling):
+        self._chains = self.chains_of(network, trains=True), self.chains_of(trainer.target, trains=False)
+        self._inputs, actions, online = Inputs(network.spaces), network.actions.count, self._chains[0]
+        sizes = online.get("torso", online["head"]).inputs, online["head"].outputs
+        if sizes != (self._inputs.size, actions + network.head.dueling):
             raise NotPlain(OTHER_SIZES)
-        values.actions, values.dueling = network.actions.count, network.head.dueling
-        values.twice, values.reward_scale = hyper.double, hyper.reward_scale
         self._descent = Descent(trainer.optimizer, hyper.max_grad_norm, [*trainer.target.parameters()])
-        values.descent = self._descent.raw
-        self._rows = 0
+        self._raw = raw = ffi.new("struct mc_q_learning *")
+        raw.online, raw.target = ({name: chain.raw for name, chain in chains.items()} for chains in self._chains)
+        raw.actions, raw.dueling, raw.descent = actions, network.head.dueling, self._descent.raw
+        raw.twice, raw.reward_scale, raw.kappa = hyper.double, hyper.reward_scale, 1.0
+        raw.predicted = raw.sampled = raw.midpoints = 1
+        self._is_masked, self._rows = network.spaces.masked, 0
+
+    def chains_of(self, network: Any, trains: bool) -> dict[str, Chain]:
+        """Returns the chains of the core's `mc_values_network`, by name."""
+        return {"head": chain_of(network.torso, network.head, trains=trains)}
 
     def grow(self, rows: int) -> None:
-        """Makes the arrays fit for batches of this number of rows."""
-        self._rows = self._values.rows = rows
-        self._x = padded_zeros(2 * rows, self._inputs.size)  # observations, then next observations
-        self._values.x, self._values.x_row = pointer(self._x), self._x.shape[1]
-        self._now, self._after = self._x[:rows], self._x[rows:]
+        """Makes the arrays for batches of this number of rows."""
+        raw, actions = self._raw, self._raw.actions
+        self._rows = raw.rows = rows
+        size = self._inputs.size
+        self._x = np.zeros(2 * rows * size + lib.MC_PAD, np.float32)  # the core reads whole vectors
+        now, after = self._x[: -lib.MC_PAD].reshape(2, rows, size)
+        self._fill_now, self._fill_after = self._inputs.into(now), self._inputs.into(after)
+        self._reward, self._discount, self._weight, self._error = np.empty((4, rows), np.float32)
+        self._line = np.empty(3 * raw.predicted, np.float32)
+        self._action, self._best = np.empty((2, rows), np.int64)
+        self._allowed, self._allowed_after = np.empty((2, rows, actions), np.bool_)
+        raw.x, raw.after, raw.x_row = pointer(now), pointer(after), size
+        raw.reward, raw.discount, raw.weight = map(pointer, (self._reward, self._discount, self._weight))
+        raw.error, raw.line = pointer(self._error), pointer(self._line)
+        raw.action, raw.best = (ffi.from_buffer("int64_t[]", array) for array in (self._action, self._best))
+        if self._is_masked:
+            raw.allowed = ffi.from_buffer("uint8_t[]", self._allowed)
+            raw.allowed_after = ffi.from_buffer("uint8_t[]", self._allowed_after)
+        most = max(raw.predicted, raw.sampled, raw.midpoints)
+        for chains in self._chains:
+            for name, chain in chains.items():
+                chain.grow(rows if name == "torso" else rows * most)
 
     def compiled(self, batch: Any) -> Update:
         """Makes the trainer's update; see QNetworkTrainer and IQNTrainer."""
-        rows, raw, values = len(batch.reward), self._batch, self._values
-        self.trainer.follow_schedules(batch)
-        if rows != self._rows:
-            self.grow(rows)
-        self._inputs.fill(batch.obs, self._now)
-        self._inputs.fill(batch.next_obs, self._after)
-        actions, error = self._numbers_of(batch.action), np.empty(rows, np.float32)
-        raw.action = ffi.from_buffer("int64_t[]", actions)
-        reward, discount, weight = map(_floats, (batch.reward, batch.discount, batch.weight))
-        raw.reward, raw.discount, raw.weight = pointer(reward), pointer(discount), pointer(weight)
-        raw.error = pointer(error)
-        masks = self._mask(batch) if self.trainer.network.spaces.masked else ()
+        trainer, raw, action = self.trainer, self._raw, batch.action
+        trainer.follow_schedules(batch)
+        if len(action) != self._rows:
+            self.grow(len(action))
+        self._fill_now(batch.obs)
+        self._fill_after(batch.next_obs)
+        if action.ndim > 1:
+            action = trainer.network.actions.encode(torch.from_numpy(action))
+        self._action[...] = action
+        self._reward[...] = batch.reward
+        self._discount[...] = batch.discount
+        self._weight[...] = batch.weight
+        if self._is_masked:
+            self._allowed[...] = self._mask(batch.obs)
+            self._allowed_after[...] = self._mask(batch.next_obs)
         self._descent.prepare(self._share())
-        if self.update_values(raw):
-            most = values.actions - 1
-            raise ValueError(f"action: expected numbers from 0 to {most}, got {actions.min()} to {actions.max()}")
-        self.trainer.updates += 1
-        del masks  # which the core has read
-        return Update(self.metrics(), error)
+        if self.update_values():
+            least, most = self._action.min(), self._action.max()
+            raise ValueError(f"action: expected numbers from 0 to {raw.actions - 1}, got {least} to {most}")
+        trainer.updates += 1
+        return Update(self.metrics(), self._error.copy())
 
-    @abstractmethod
-    def update_values(self, raw: Any) -> int:
-        """Makes the update on the core's `mc_batch`; returns 0, or an error if an action is none."""
+    def update_values(self) -> int:
+        """Makes the update; returns 0, or an error if an action is none."""
+        return lib.mc_q_update(self._raw)  # type: ignore[no-any-return]
 
     def metrics(self) -> dict[str, float]:
-        values = self._values
-        return {"loss": values.loss, "q_mean": values.q_mean, "grad_norm": values.norm}
+        raw = self._raw
+        return {"loss": raw.loss, "q_mean": raw.q_mean, "grad_norm": raw.norm}
 
     def _share(self) -> float:
         interval = self.hyper.target_update_freq
@@ -89,39 +107,9 @@ class CompiledValues(CompiledTrainer):
             return self.hyper.tau  # type: ignore[no-any-return]
         return 0.0 if (self.trainer.updates + 1) % interval else 1.0
 
-    def _numbers_of(self, action: Any) -> Any:
-        if action.ndim > 1:
-            action = self.trainer.network.actions.encode(torch.from_numpy(action)).numpy()
-        return np.ascontiguousarray(action, np.int64)
-
-    def _mask(self, batch: Any) -> list[Any]:
-        """Sets the core's masks; returns the arrays, which it reads in the next update."""
+    def _mask(self, obs: Any) -> Any:
         network = self.trainer.network
-        masks = []
-        for name, obs in (("allowed", batch.obs), ("allowed_after", batch.next_obs)):
-            mask = network.actions.allowed(torch.from_numpy(network.spaces.mask_in(obs)))
-            masks.append(np.ascontiguousarray(mask.numpy()))
-            setattr(self._batch, name, ffi.from_buffer("uint8_t[]", masks[-1]))
-        return masks
-
-
-class CompiledDQN(CompiledValues):
-    """Makes the updates of a DQNTrainer."""
-
-    def build(self) -> None:
-        trainer, network = self.trainer, self.trainer.network
-        self._online = chain_of(network.torso, network.head, trains=True)
-        self._target = chain_of(trainer.target.torso, trainer.target.head)
-        raw = ffi.new("struct mc_dqn *", {"online": self._online.raw, "target": self._target.raw})
-        self.describe(raw, self._online.inputs, self._online.outputs)
-
-    def grow(self, rows: int) -> None:
-        super().grow(rows)
-        self._online.grow(2 * rows)
-        self._target.grow(rows)
-
-    def update_values(self, raw: Any) -> int:
-        return lib.mc_dqn_update(self._raw, raw)  # type: ignore[no-any-return]
+        return network.actions.allowed(torch.from_numpy(network.spaces.mask_in(obs))).numpy()
 
 
 class CompiledCQL(CompiledDQN):

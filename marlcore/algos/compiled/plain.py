@@ -44,8 +44,8 @@ class Watched:
         self._children = [part._modules for part in parts if part._modules]
         self._named = list(map(dict, self._children))
         self._hooks = [own[name] for own in self._own for name in HOOKS]
-        self._held = [part._parameters for part in parts if part._parameters]
-        self._tensors: list[Any] = list(self._each())
+        self._held = [part._parameters.values() for part in parts if part._parameters]
+        self._tensors: list[Any] = list(chain.from_iterable(self._held))
         self._trained = self._tensors if trained else []
         for tensor in self._tensors:
             if tensor.dtype != torch.float32 or tensor.device.type != "cpu" or not tensor.is_contiguous():
@@ -56,9 +56,6 @@ class Watched:
         if self._is_hooked() or not all(map(REQUIRES_GRAD, self._trained)):
             raise NotPlain("a part with a hook, or a tensor that is not trained")
         self._first = self._look()
-
-    def _each(self) -> Any:
-        return chain.from_iterable(map(dict.values, self._held))
 
     def _is_hooked(self) -> bool:
         return any(self._hooks) or any(GLOBAL_HOOKS) or any(map(any, map(TENSOR_HOOKS, self._trained)))
@@ -78,7 +75,7 @@ class Watched:
             if self._is_hooked():
                 return False
             self._handles = RemovableHandle.next_id
-        same = all(map(is_, self._each(), self._tensors)) and self._children == self._named
+        same = all(map(is_, chain.from_iterable(self._held), self._tensors)) and self._children == self._named
         return same and self._look() == self._first
 
 
