@@ -70,7 +70,7 @@ class CompiledDQN(CompiledTrainer):
                 chain.grow(rows if name == "torso" else rows * most)
 
     def compiled(self, batch: Any) -> Update:
-        """Makes the trainer's update; see QNetworkTrainer and IQNTrainer."""
+        """Makes the trainer's update; see QTrainer and IQNTrainer."""
         trainer, raw, action = self.trainer, self._raw, batch.action
         trainer.follow_schedules(batch)
         if len(action) != self._rows:
