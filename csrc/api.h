@@ -362,6 +362,30 @@ int64_t mc_explore(int64_t rows, int64_t actions, const double *draws, const dou
 void mc_categories_draw(int64_t rows, int64_t parts, const int64_t *sizes, const float *outputs, int64_t row,
                         const uint8_t *allowed, const double *places, int64_t *drawn, float *log_prob);
 
+/* ---- acting, in one call: the rest of a network (without layers, x has the outputs [rows, x_row]), then a
+ * choice as above by numbers of the caller's generator; see acting.c ---- */
+
+struct mc_uniform { /* a generator of numbers in [0, 1), multiples of 2^-53 */
+    double (*next)(void *state);
+    void *state;
+};
+
+struct mc_choices { /* arrays for calls to use, and the result */
+    int64_t actions;
+    double *draws;   /* [2, rows] */
+    double *epsilon; /* [rows]: those of the rows, unless one is given for all */
+    int64_t *action; /* result [rows] */
+};
+
+/* The best actions or, with uniform, those of mc_explore by an epsilon for all rows; NaN: by each its own. */
+void mc_act_by_values(const struct mc_choices *choices, const struct mc_chain *rest, int64_t rows,
+                      const float *x, int64_t x_row, const uint8_t *allowed, const struct mc_uniform *uniform,
+                      double epsilon);
+/* As mc_categories_draw; places [parts, rows] is for the call to use. */
+void mc_act_by_categories(const struct mc_chain *rest, int64_t rows, const float *x, int64_t x_row,
+                          int64_t parts, const int64_t *sizes, const uint8_t *allowed,
+                          const struct mc_uniform *uniform, double *places, int64_t *drawn, float *log_prob);
+
 /* ---- PPO's objective; see clipped.c ---- */
 
 /* Means over rows: the loss, its parts, the estimated divergence, the share of clipped ratios. */

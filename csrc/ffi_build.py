@@ -6,6 +6,7 @@ from pathlib import Path
 from cffi import FFI
 
 PARTS = [
+    "acting",
     "clipped",
     "copy",
     "dense",

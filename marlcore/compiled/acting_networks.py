@@ -1,7 +1,8 @@
 """Networks of actors, each a form of a torch network: they load published weights, and map observations to outputs.
 
 `load` takes the weights by name. `outputs` maps observations [k, ...], an array or arrays by name, to float32
-[k, ..., at least the network's outputs], which the next call overwrites.
+[k, ..., at least the network's outputs], which the next call overwrites. `begun` returns the layers that are left to
+compute, and their inputs [k, ...]: the core computes them in the call that chooses by the outputs.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..observations import ALONE
-from .chain import Floats, NamedChain, Weights
+from .chain import NO_LAYERS, Floats, NamedChain, Weights
 from .inputs import Inputs
 from .moments import normalized, of_observations
 
@@ -26,6 +27,12 @@ class DenseNetwork:
     def load(self, weights: Weights) -> None:
         self.inputs.moments = of_observations(weights)
         self.chain.load(weights)
+
+    def begun(self, obs: Any) -> tuple[Any, Floats]:
+        chain, x = self.chain, self.inputs.matrix(obs)
+        if len(x) > chain.rows:
+            chain.grow(len(x))
+        return chain.cdata, x
 
     def outputs(self, obs: Any) -> Floats:
         return self.chain.forward(self.inputs.matrix(obs))
@@ -51,6 +58,9 @@ class QuantileNetwork:
             if chain is not None:
                 chain.load(weights)
         self._embedded = self.embedding.forward(self.cosines)[:, : self.head.inputs].copy()
+
+    def begun(self, obs: Any) -> tuple[Any, Floats]:
+        return NO_LAYERS, self.outputs(obs)
 
     def outputs(self, obs: Any) -> Floats:
         features = self.inputs.matrix(obs)

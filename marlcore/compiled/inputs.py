@@ -48,7 +48,8 @@ class Inputs:
     def matrix(self, obs: Any) -> Floats:
         """Returns observations [k, ...] as a new padded matrix, or the observations themselves if they are one."""
         if self._is_matrix and not self.moments:
-            return np.ascontiguousarray(obs.reshape(len(obs), self.size), np.float32)
+            matrix: Floats = obs if obs.ndim == 2 else obs.reshape(len(obs), self.size)
+            return matrix if matrix.flags.c_contiguous else np.ascontiguousarray(matrix)
         values = next(iter(obs.values())) if isinstance(obs, dict) else obs
         matrix = padded_zeros(len(values), self.size)
         self.fill(obs, matrix)
