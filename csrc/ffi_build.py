@@ -6,7 +6,6 @@ from pathlib import Path
 from cffi import FFI
 
 PARTS = [
-    "acting",
     "clipped",
     "copy",
     "dense",

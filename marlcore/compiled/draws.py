@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..memory import ffi, lib
 from ..spec import Field
 from .actions import ScaledActions
-from .chain import FLOATS, NO_LAYERS, Floats, pointer
+from .chain import FLOATS, NO_LAYERS, Floats
 
 DRAWN = "drawn"  # the extra in which rows store what a Gaussian drew
 LOG_PROB = "log_prob"  # the extra in which rows store the logarithm of their action's probability
@@ -128,6 +128,7 @@ class Categories:
 
     def __init__(self, space: gym.Discrete | gym.MultiDiscrete) -> None:
         self.sizes = [int(size) for size in np.atleast_1d(getattr(space, "nvec", getattr(space, "n", 0)))]
+        self._sizes = np.array(self.sizes)
         self._alone = not space.shape
         self._dtype = np.dtype(space.dtype)
         self.outputs = sum(self.sizes)
@@ -141,10 +142,11 @@ class Categories:
         (rows, row), parts = x.shape, len(self.sizes)
         drawn, log_prob = np.empty((rows, parts), np.int64), np.empty(rows, np.float32)
         lib.mc_act_by_categories(
-            rest, rows, pointer(x), row, parts, self.sizes, flags_of(mask, (rows, self.outputs)),
-            uniform_of(generator), doubles_of(np.empty((parts, rows))), ints_of(drawn), pointer(log_prob),
+            rest, rows, ffi.from_buffer(FLOATS, x), row, parts, ffi.from_buffer(_INTS, self._sizes),
+            flags_of(mask, (rows, self.outputs)), uniform_of(generator), ffi.from_buffer(_INTS, drawn),
+            ffi.from_buffer(FLOATS, log_prob),
         )  # fmt: skip
-        action = drawn[:, 0] if self._alone else drawn
+        action = drawn.reshape(rows) if self._alone else drawn
         return action.astype(self._dtype, copy=False), log_prob, {}
 
     def mode(self, outputs: Any, mask: Any) -> Any:

@@ -23,13 +23,13 @@ class UnreadLimit:
 
     def __init__(self, view: LaneView, lines: CursorLines, most: int) -> None:
         self._view = view
-        self._lines = lines
+        self._passed, self._wanted = lines.loader(PASSED), lines.loader(WANTED)
         self._most = most
         self._room = Event(view.segment.body, ROOM_OFFSET)
 
     def wait(self, timeout: float | None, check_open: Check) -> float | None:
         """Waits until an add may begin; returns its deadline if it waited. Raises TimeoutError: too few were read."""
-        if not self._missing():
+        if self.left() > 0:
             return None
         deadline = deadline_of(timeout)
         if not sleep_until(self._missing, self._room, deadline, check_open):
@@ -39,9 +39,9 @@ class UnreadLimit:
 
     def left(self) -> int:
         """Returns the number of transitions that writers may add now; 0 or less if they must wait."""
-        passed = self._lines.word(PASSED)  # read first: changes between the two loads can only delay this writer
+        passed = self._passed()  # read first: changes between the two loads can only delay this writer
         unread = self._view.native.inserted() - passed
-        return max(self._most, self._lines.word(WANTED)) - unread
+        return max(self._most, self._wanted()) - unread
 
     def _missing(self) -> int:
         """Returns the number of transitions that the reader must take before a writer may add."""
@@ -141,6 +141,8 @@ class QueueGates:
         self._gates = list(gates)
         self._unread = unread
         self._left = np.array([gate.left for gate in self._gates], np.int64)
+        # Rows for which every lane surely has room, and those passed since `_left` was last up to date, at most
+        self._sure, self._passed = int(self._left.min()), 0
 
     def wait_each(self, which: Ints, boundaries: Flags, timeout: float | None, check_open: Check) -> Flags | bool:
         """Waits for room in one lane after another; earlier lanes keep theirs, since only this writer fills them.
@@ -149,10 +151,13 @@ class QueueGates:
         harmless: such a gate only looks at the reader's cursor earlier than it must.
         """
         deadline = None if self._unread is None else self._unread.wait(timeout, check_open)
-        left = self._left[which] - boundaries - 1
-        if left.min() >= 0:
-            self._left[which] = left
+        rows = 2 if np.count_nonzero(boundaries) else 1
+        if rows <= self._sure:
+            self._sure -= rows
+            self._passed += rows
             return False
+        self._left -= self._passed
+        self._sure = self._passed = 0
         deadline = deadline_of(timeout) if deadline is None else deadline
         left_out = np.zeros(len(which), np.bool_)
         for row, (i, boundary) in enumerate(zip(which.tolist(), boundaries.tolist(), strict=True)):
@@ -160,6 +165,7 @@ class QueueGates:
             gate.left = int(self._left[i])
             left_out[row] = not gate.wait(1, boundary, timeout, check_open, deadline)
             self._left[i] = gate.left
+        self._sure = int(self._left.min())
         return left_out
 
 

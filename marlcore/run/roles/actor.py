@@ -51,7 +51,8 @@ class ActorRole(Role):
         self._number = crew.first + self._index  # among the run's actors
         self._notes = self.control.notes[self.name]
         self._steps: int = self.counters.load(STEPS)
-        self.rounds = 0
+        self._store_steps, self._store_episodes = self.counters.storer(STEPS), self.counters.storer(EPISODES)
+        self.rounds, self._is_ready = 0, False
         self.tell_environments()
         self._device = None if spec.acts_compiled else choose_device(config.actor.device_of(self._index))
         had_torch = "torch" in sys.modules
@@ -175,11 +176,13 @@ class ActorRole(Role):
     def count_steps(self, steps: int) -> None:
         self._steps += steps
         self.rounds += 1
-        self.counters.store(STEPS, self._steps)
+        self._store_steps(self._steps)
         if self.env.episodes:
-            self.counters.store(EPISODES, self.env.episodes)
-        self.report_gpu(self._device)
-        if steps:
+            self._store_episodes(self.env.episodes)
+        if self._device is not None:
+            self.report_gpu(self._device)
+        if steps and not self._is_ready:
+            self._is_ready = True
             self.counters.store(READY, self.attempt)  # the supervisor does not restart a worker that raises before this
         self.beat()
 
