@@ -5,6 +5,7 @@
 compute, and their inputs [k, ...]: the core computes them in the call that chooses by the outputs.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,20 @@ from .moments import normalized, of_observations
 MEMBER = "member"  # the part of a member's observation that tells which one of its network's members it is
 
 
-class DenseNetwork:
+class ActingNetwork(ABC):
+    """The base of networks of actors."""
+
+    @abstractmethod
+    def load(self, weights: Weights) -> None: ...
+
+    @abstractmethod
+    def outputs(self, obs: Any) -> Floats: ...
+
+    def begun(self, obs: Any) -> tuple[Any, Floats]:
+        return NO_LAYERS, self.outputs(obs)
+
+
+class DenseNetwork(ActingNetwork):
     """One chain on the observations."""
 
     def __init__(self, inputs: Inputs, chain: NamedChain) -> None:
@@ -38,7 +52,7 @@ class DenseNetwork:
         return self.chain.forward(self.inputs.matrix(obs))
 
 
-class QuantileNetwork:
+class QuantileNetwork(ActingNetwork):
     """The network of IQN: the mean outputs over fixed fractions, whose embeddings multiply the observation's features.
 
     Args:
@@ -59,9 +73,6 @@ class QuantileNetwork:
                 chain.load(weights)
         self._embedded = self.embedding.forward(self.cosines)[:, : self.head.inputs].copy()
 
-    def begun(self, obs: Any) -> tuple[Any, Floats]:
-        return NO_LAYERS, self.outputs(obs)
-
     def outputs(self, obs: Any) -> Floats:
         features = self.inputs.matrix(obs)
         if self.torso is not None:
@@ -73,7 +84,7 @@ class QuantileNetwork:
         return means
 
 
-class MemberNetworks:
+class MemberNetworks(ActingNetwork):
     """The networks of a team's members; outputs are [k, members, ...].
 
     Args:

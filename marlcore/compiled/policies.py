@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ..interfaces import PRIORITY, RETURN, Action, CompiledPolicy
 from ..memory import lib
-from .acting_networks import DenseNetwork, MemberNetworks, QuantileNetwork
+from .acting_networks import ActingNetwork, MemberNetworks
 from .actions import EnumeratedActions, ScaledActions, TeamChoices
 from .chain import NO_LAYERS, Floats, Weights, pointer
 from .draws import (
@@ -31,7 +31,7 @@ REWARDS = "rewards"  # the module of a model that has the moments of discounted 
 class NetworkPolicy(CompiledPolicy):
     """Acts by a network's outputs; a pickle or a deep copy has the weights loaded last."""
 
-    def __init__(self, network: DenseNetwork | QuantileNetwork | MemberNetworks) -> None:
+    def __init__(self, network: ActingNetwork) -> None:
         self.network = network
         self.weights: Weights = {}
 

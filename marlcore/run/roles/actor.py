@@ -49,7 +49,7 @@ class ActorRole(Role):
         spec, crew, config = self.spec, self.memory.crew, self.config
         self._index = crew.names.index(self.name)
         self._number = crew.first + self._index  # among the run's actors
-        self._notes = self.control.notes[self.name]
+        self._share = self.control.notes[self.name].loader(SHARE)
         self._steps: int = self.counters.load(STEPS)
         self._store_steps, self._store_episodes = self.counters.storer(STEPS), self.counters.storer(EPISODES)
         self.rounds, self._is_ready = 0, False
@@ -152,7 +152,7 @@ class ActorRole(Role):
     @property
     def done(self) -> bool:
         """Whether it has taken its share of the steps."""
-        return self._steps >= self._notes.load(SHARE)
+        return self._steps >= self._share()
 
     def acting(self) -> bool:
         if not self.done:
