@@ -46,6 +46,7 @@ class Chain:
     Attributes:
         raw: the fields of the core's `mc_chain`, whose layers this object keeps.
         cdata: the same as a struct.
+        rows: for so many its arrays are long enough; see `grow`.
         gradient: padded [rows, outputs], with `trains`: the gradient of the outputs, which the caller sets.
     """
 
@@ -65,7 +66,7 @@ class Chain:
             raw.activation = ACTIVATIONS[layer.activation]
             backward = padded_zeros(layer.outputs, layer.inputs) if trains else None
             self._packs.append((padded_zeros(layer.inputs, layer.outputs), backward, padded_zeros(1, layer.outputs)))
-        self.rows = -1  # of its arrays; before the first call there are none
+        self.rows = -1  # before the first call there are no arrays
         self._kept: Any = ()  # the arrays to which the raw layers point
 
     def bind(self, weights: Sequence[Floats], gradients: Sequence[Floats] = ()) -> None:

@@ -141,8 +141,8 @@ class QueueGates:
         self._gates = list(gates)
         self._unread = unread
         self._left = np.array([gate.left for gate in self._gates], np.int64)
-        # Rows for which every lane surely has room, and those passed since `_left` was last up to date, at most
-        self._sure, self._passed = int(self._left.min()), 0
+        # Rows for which every lane surely has room, and those that lanes got at most since `_left` was up to date
+        self._sure, self._given = int(self._left.min()), 0
 
     def wait_each(self, which: Ints, boundaries: Flags, timeout: float | None, check_open: Check) -> Flags | bool:
         """Waits for room in one lane after another; earlier lanes keep theirs, since only this writer fills them.
@@ -154,10 +154,10 @@ class QueueGates:
         rows = 2 if np.count_nonzero(boundaries) else 1
         if rows <= self._sure:
             self._sure -= rows
-            self._passed += rows
+            self._given += rows
             return False
-        self._left -= self._passed
-        self._sure = self._passed = 0
+        self._left -= self._given
+        self._sure = self._given = 0
         deadline = deadline_of(timeout) if deadline is None else deadline
         left_out = np.zeros(len(which), np.bool_)
         for row, (i, boundary) in enumerate(zip(which.tolist(), boundaries.tolist(), strict=True)):
