@@ -165,8 +165,9 @@ class ActorRole(Role):
         self.count_steps(0)
 
     def report_ended(self, ended: Ended) -> None:
-        self.report_each(ended.agent, "episode_return", ended.returns.tolist())
-        self.report_each(ended.agent, "episode_length", ended.lengths.tolist())
+        step = self.control.steps
+        self.report_each(ended.agent, "episode_return", ended.returns.tolist(), step)
+        self.report_each(ended.agent, "episode_length", ended.lengths.tolist(), step)
         for _, numbers in ended.infos:
             for name, value in numbers.items():
                 self.report(ended.agent, f"info/{name}", value)
