@@ -68,9 +68,10 @@ class Choices:
         return self._action.copy() if rows == self._rows else self._action[:rows].copy()
 
     def _grow(self, rows: int) -> None:
-        self._rows, self._action, self._epsilon, draws = rows, np.empty(rows, np.int64), *np.empty((2, 2 * rows))
+        self._rows, self._action, self._epsilon = rows, np.empty(rows, np.int64), np.empty(rows)
+        self._kept = draws = np.empty(2 * rows)
         arrays = {"draws": doubles_of(draws), "epsilon": doubles_of(self._epsilon), "action": ints_of(self._action)}
-        self._arrays, self._raw = arrays, ffi.new("struct mc_choices *", {"actions": self.actions, **arrays})
+        self._raw = ffi.new("struct mc_choices *", {"actions": self.actions, **arrays})
 
     def __reduce__(self) -> Any:
         return type(self), (self.actions,)
