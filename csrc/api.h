@@ -340,12 +340,32 @@ int mc_q_update(struct mc_q_learning *q);
  * second picks the action. */
 int64_t mc_explore(int64_t rows, int64_t actions, const double *draws, const double *epsilon,
                    const uint8_t *allowed, int64_t *action);
-/* Draws one value of each part in each row, with the logarithm of their probability. outputs [rows, row] have
- * logarithms of probabilities, up to a constant for each part, of the parts' values one after another.
- * allowed [rows, values], or NULL; a row without an allowed value draws from all alike. places [parts, rows],
- * drawn [rows, parts], log_prob [rows]. */
-void mc_categories_draw(int64_t rows, int64_t parts, const int64_t *sizes, const float *outputs, int64_t row,
-                        const uint8_t *allowed, const double *places, int64_t *drawn, float *log_prob);
+/* ---- acting, in one call: the rest of a network, then a choice by its outputs and by numbers that the
+ * caller's generator draws. Without layers, x has the outputs [rows, x_row] ---- */
+
+struct mc_uniform { /* a generator of numbers in [0, 1), multiples of 2^-53 */
+    double (*next)(void *state);
+    void *state;
+};
+
+struct mc_choices { /* arrays for calls to use, and the result */
+    int64_t actions;
+    double *draws;   /* [2, rows] */
+    double *epsilon; /* [rows]: those of the rows, unless one is given for all */
+    int64_t *action; /* result [rows] */
+};
+
+/* The best actions or, with uniform, those of mc_explore by an epsilon for all rows; NaN: by each its own. */
+void mc_act_by_values(const struct mc_choices *choices, const struct mc_chain *rest, int64_t rows,
+                      const float *x, int64_t x_row, const uint8_t *allowed, const struct mc_uniform *uniform,
+                      double epsilon);
+/* Draws one value of each part in each row, part by part, with the logarithm of their probability. outputs
+ * have logarithms of probabilities, up to a constant for each part, of the parts' values one after another.
+ * allowed [rows, values], or NULL; a row without an allowed value draws from all alike. drawn [rows, parts],
+ * log_prob [rows]. */
+void mc_act_by_categories(const struct mc_chain *rest, int64_t rows, const float *x, int64_t x_row,
+                          int64_t parts, const int64_t *sizes, const uint8_t *allowed,
+                          const struct mc_uniform *uniform, int64_t *drawn, float *log_prob);
 
 /* ---- PPO's objective; see clipped.c ---- */
 

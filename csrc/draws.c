@@ -1,9 +1,9 @@
-/* Random choices of actions: which rows explore, and draws from categories. The caller draws the numbers in
- * [0, 1), multiples of 2^-53, by its own generator. */
+/* Choices of actions, at random or by the outputs of a network. Numbers in [0, 1), multiples of 2^-53, come
+ * from the caller or its generator. */
 #include <math.h>
-#include <stddef.h>
+#include <string.h>
 
-#include "api.h"
+#include "dense.h"
 
 /* The allowed action at `place` of [0, 1); 0 if none is allowed. */
 static int64_t picked(int64_t actions, const uint8_t *allowed, double place) {
@@ -53,21 +53,47 @@ static int64_t draw(int64_t n, const float *output, const uint8_t *allowed, doub
     return drawn;
 }
 
-void mc_categories_draw(int64_t rows, int64_t parts, const int64_t *sizes, const float *outputs, int64_t row,
-                        const uint8_t *allowed, const double *places, int64_t *drawn, float *log_prob) {
-    int64_t values = 0;
+/* Computes the rest of a network; returns the outputs, and sets the floats from row to row. */
+static const float *outputs_of(const struct mc_chain *rest, int64_t rows, const float *x, int64_t *row) {
+    if (!rest->count)
+        return x;
+    const struct mc_layer *last = &rest->layers[rest->count - 1];
+    mc_layers_forward(rest->layers, rest->count, rows, x, *row);
+    *row = mc_padded(last->outputs);
+    return last->output;
+}
+
+void mc_act_by_values(const struct mc_choices *choices, const struct mc_chain *rest, int64_t rows,
+                      const float *x, int64_t x_row, const uint8_t *allowed, const struct mc_uniform *uniform,
+                      double epsilon) {
+    int64_t actions = choices->actions;
+    const float *outputs = outputs_of(rest, rows, x, &x_row);
+    mc_values_best(rows, actions, outputs, x_row, allowed, choices->action);
+    if (!uniform)
+        return;
+    for (int64_t r = 0; !isnan(epsilon) && r < rows; r++)
+        choices->epsilon[r] = epsilon;
+    for (int64_t i = 0; i < 2 * rows; i++)
+        choices->draws[i] = uniform->next(uniform->state);
+    mc_explore(rows, actions, choices->draws, choices->epsilon, allowed, choices->action);
+}
+
+void mc_act_by_categories(const struct mc_chain *rest, int64_t rows, const float *x, int64_t x_row,
+                          int64_t parts, const int64_t *sizes, const uint8_t *allowed,
+                          const struct mc_uniform *uniform, int64_t *drawn, float *log_prob) {
+    const float *outputs = outputs_of(rest, rows, x, &x_row);
+    int64_t values = 0, first = 0;
     for (int64_t part = 0; part < parts; part++)
         values += sizes[part];
-    for (int64_t r = 0; r < rows; r++) {
-        const uint8_t *of_row = allowed ? allowed + r * values : NULL;
-        int64_t choices = 0, first = 0;
-        for (int64_t i = 0; of_row && i < values; i++)
-            choices += of_row[i];
-        const float *output = of_row && !choices ? NULL : outputs + r * row;
-        log_prob[r] = 0.0f;
-        for (int64_t part = 0; part < parts; first += sizes[part++])
-            drawn[r * parts + part] =
-                draw(sizes[part], output ? output + first : NULL, of_row ? of_row + first : NULL,
-                     places[part * rows + r], &log_prob[r]);
-    }
+    memset(log_prob, 0, (size_t)rows * sizeof *log_prob);
+    for (int64_t part = 0; part < parts; first += sizes[part++])
+        for (int64_t r = 0; r < rows; r++) {
+            const uint8_t *of_row = allowed ? allowed + r * values : NULL;
+            int64_t choices = 0;
+            for (int64_t i = 0; of_row && i < values; i++)
+                choices += of_row[i];
+            const float *output = of_row && !choices ? NULL : outputs + r * x_row + first;
+            drawn[r * parts + part] = draw(sizes[part], output, of_row ? of_row + first : NULL,
+                                           uniform->next(uniform->state), &log_prob[r]);
+        }
 }

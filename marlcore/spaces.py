@@ -117,8 +117,11 @@ class Spaces:
     def first_refused(self, action: NDArray[Any]) -> int | None:
         """Returns the index of the first of rows' actions [k, ...] outside the space; None if all are inside."""
         low, high = self._action_bounds
-        wrong = (action < low) | (action > high)
-        return int(wrong.reshape(len(action), -1).any(axis=1).argmax()) if wrong.any() else None
+        if isinstance(self.action, gym.Box):
+            wrong = (action < low) | (action > high)
+        else:
+            wrong = action.view(f"u{action.itemsize}") > high  # negative numbers too
+        return int(wrong.reshape(len(action), -1).any(axis=1).argmax()) if np.count_nonzero(wrong) else None
 
     @cached_property
     def _action_bounds(self) -> tuple[Any, Any]:

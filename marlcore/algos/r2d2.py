@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..compiled import Chooser
+from ..compiled import explore
 from ..interfaces import Action
 from ..spaces import Spaces
 from ..spec import TransitionSpec
@@ -48,7 +48,7 @@ class R2D2(WindowedQLearning):
         values, after = faster(model)(obs, request.state)
         allowed = model.actions.allowed(request.mask)
         chosen = array_of(best(values, allowed))
-        Chooser(chosen, model.actions.count).explore(array_of(allowed), request.explore["epsilon"], request.generator)
+        explore(chosen, model.actions.count, array_of(allowed), request.explore["epsilon"], request.generator)
         action = model.actions.decode(chosen)
         return Action(action, state=model.torso.acted(after, action))
 

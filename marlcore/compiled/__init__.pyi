@@ -20,9 +20,9 @@ from .draws import LOG_SQRT_2PI as LOG_SQRT_2PI
 from .draws import LOG_STD as LOG_STD
 from .draws import Bits as Bits
 from .draws import Categories as Categories
-from .draws import Chooser as Chooser
 from .draws import Normals as Normals
 from .draws import Sampled as Sampled
+from .draws import explore as explore
 from .draws import noisy_actions as noisy_actions
 from .draws import of_members as of_members
 from .inputs import Inputs as Inputs

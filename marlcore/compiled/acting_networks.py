@@ -1,23 +1,38 @@
 """Networks of actors, each a form of a torch network: they load published weights, and map observations to outputs.
 
 `load` takes the weights by name. `outputs` maps observations [k, ...], an array or arrays by name, to float32
-[k, ..., at least the network's outputs], which the next call overwrites.
+[k, ..., at least the network's outputs], which the next call overwrites. `begun` returns the layers that are left to
+compute, and their inputs [k, ...]: the core computes them in the call that chooses by the outputs.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ..observations import ALONE
-from .chain import Floats, NamedChain, Weights
+from .chain import NO_LAYERS, Floats, NamedChain, Weights
 from .inputs import Inputs
 from .moments import normalized, of_observations
 
 MEMBER = "member"  # the part of a member's observation that tells which one of its network's members it is
 
 
-class DenseNetwork:
+class ActingNetwork(ABC):
+    """The base of networks of actors."""
+
+    @abstractmethod
+    def load(self, weights: Weights) -> None: ...
+
+    @abstractmethod
+    def outputs(self, obs: Any) -> Floats: ...
+
+    def begun(self, obs: Any) -> tuple[Any, Floats]:
+        return NO_LAYERS, self.outputs(obs)
+
+
+class DenseNetwork(ActingNetwork):
     """One chain on the observations."""
 
     def __init__(self, inputs: Inputs, chain: NamedChain) -> None:
@@ -27,11 +42,17 @@ class DenseNetwork:
         self.inputs.moments = of_observations(weights)
         self.chain.load(weights)
 
+    def begun(self, obs: Any) -> tuple[Any, Floats]:
+        chain, x = self.chain, self.inputs.matrix(obs)
+        if len(x) > chain.rows:
+            chain.grow(len(x))
+        return chain.cdata, x
+
     def outputs(self, obs: Any) -> Floats:
         return self.chain.forward(self.inputs.matrix(obs))
 
 
-class QuantileNetwork:
+class QuantileNetwork(ActingNetwork):
     """The network of IQN: the mean outputs over fixed fractions, whose embeddings multiply the observation's features.
 
     Args:
@@ -63,7 +84,7 @@ class QuantileNetwork:
         return means
 
 
-class MemberNetworks:
+class MemberNetworks(ActingNetwork):
     """The networks of a team's members; outputs are [k, members, ...].
 
     Args:

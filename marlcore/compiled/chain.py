@@ -13,6 +13,7 @@ Floats = NDArray[np.float32]
 Weights = Mapping[str, NDArray[Any]]
 
 FLOATS = ffi.typeof("float[]")  # looked up once, which saves a third of a call's time
+NO_LAYERS = ffi.new("struct mc_chain *")
 PAD: int = lib.MC_PAD
 ACTIVATIONS: dict[str | None, int] = {None: lib.MC_LINEAR, "relu": lib.MC_RELU, "tanh": lib.MC_TANH}
 CPU = "MARLCORE_CPU"  # the environment's variable: the highest level that is used
@@ -44,6 +45,8 @@ class Chain:
 
     Attributes:
         raw: the fields of the core's `mc_chain`, whose layers this object keeps.
+        cdata: the same as a struct.
+        rows: for so many its arrays are long enough; see `grow`.
         gradient: padded [rows, outputs], with `trains`: the gradient of the outputs, which the caller sets.
     """
 
@@ -56,13 +59,14 @@ class Chain:
         self._count = len(self.layers)
         self._raw = ffi.new("struct mc_layer[]", self._count)
         self.raw = {"layers": self._raw, "count": self._count}
+        self.cdata = ffi.new("struct mc_chain *", self.raw)
         self._packs: list[tuple[Any, ...]] = []  # each layer's forward and backward copies and its bias
         for raw, layer in zip(self._raw, self.layers, strict=True):
             raw.inputs, raw.outputs, raw.inputs_first = layer.inputs, layer.outputs, layer.inputs_first
             raw.activation = ACTIVATIONS[layer.activation]
             backward = padded_zeros(layer.outputs, layer.inputs) if trains else None
             self._packs.append((padded_zeros(layer.inputs, layer.outputs), backward, padded_zeros(1, layer.outputs)))
-        self._rows = -1  # of its arrays; before the first call there are none
+        self.rows = -1  # before the first call there are no arrays
         self._kept: Any = ()  # the arrays to which the raw layers point
 
     def bind(self, weights: Sequence[Floats], gradients: Sequence[Floats] = ()) -> None:
@@ -93,9 +97,9 @@ class Chain:
 
     def grow(self, rows: int) -> None:
         """Makes the arrays long enough for this number of rows."""
-        if rows <= self._rows:
+        if rows <= self.rows:
             return
-        self._rows = rows
+        self.rows = rows
         self._outputs = [padded_zeros(rows, layer.outputs) for layer in self.layers]
         self._gradients = [padded_zeros(rows, layer.outputs) for layer in self.layers if self._trains]
         for raw, output in zip(self._raw, self._outputs, strict=True):

@@ -8,6 +8,7 @@ of the standard deviations of a Box, otherwise it is None.
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from ..memory import ffi, lib
 from ..spec import Field
 from .actions import ScaledActions
-from .chain import Floats, pointer
+from .chain import FLOATS, NO_LAYERS, Floats
 
 DRAWN = "drawn"  # the extra in which rows store what a Gaussian drew
 LOG_PROB = "log_prob"  # the extra in which rows store the logarithm of their action's probability
@@ -27,43 +28,76 @@ LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 # Actions [k, ...] in the space's dtype, their log-probabilities float32 [k], and further extras of rows
 Sampled = tuple[NDArray[Any], Floats, dict[str, NDArray[Any]]]
 
+_INTS, _DOUBLES, _FLAGS = (ffi.typeof(kind) for kind in ("int64_t[]", "double[]", "uint8_t[]"))
 
-class Chooser:
-    """Chooses an action for each of k rows: the best one, or a random one where the row explores.
 
-    Args:
-        action: int64 [k], where choices are written.
-        actions: their number.
-    """
+@lru_cache(16)
+def uniform_of(generator: np.random.Generator) -> Any:
+    """Returns the core's form of a generator: it draws the numbers that `generator.random` would draw next."""
+    bits = generator.bit_generator.cffi
+    next_double, state = ffi.cast("double (*)(void *)", bits.next_double), ffi.cast("void *", bits.state)
+    return ffi.new("struct mc_uniform *", {"next": next_double, "state": state})
 
-    def __init__(self, action: NDArray[np.int64], actions: int) -> None:
-        self.action, self._shape = action, (len(action), actions)
-        self._draws, self._epsilon = np.empty((2, len(action))), np.empty(len(action))
-        self._to_action = ffi.from_buffer("int64_t[]", action)
-        self._to_draws, self._to_epsilon = doubles_of(self._draws), doubles_of(self._epsilon)
 
-    def take_best(self, outputs: Floats, allowed: NDArray[np.bool_] | None) -> None:
-        """Chooses the actions of the greatest outputs [k, at least actions], the first of equal ones."""
-        row, flags = outputs.shape[1], flags_of(allowed, self._shape)
-        lib.mc_values_best(*self._shape, pointer(outputs), row, flags, self._to_action)
+class Choices:
+    """Chooses actions by a network's values of `actions` actions, for any number of rows."""
 
-    def explore(self, allowed: NDArray[np.bool_] | None, epsilon: Any, generator: np.random.Generator) -> int:
-        """Replaces the actions of the rows that explore by random ones; returns how many do.
+    def __init__(self, actions: int) -> None:
+        self.actions, self._rows = actions, 0
 
-        Neither `epsilon`, a number or [k] of them, nor the mask `allowed`, bool [k, actions], changes what the
-        generator draws. Each row draws a place from [0, 1), which picks number floor(place * n) of its n allowed
-        actions.
+    def choose(
+        self, rest: Any, x: Floats, allowed: NDArray[np.bool_] | None, epsilon: Any = None,
+        generator: np.random.Generator | None = None,
+    ) -> NDArray[np.int64]:  # fmt: skip
+        """Returns each row's best action among those allowed, the first of equal ones, after exploring by epsilon.
+
+        `rest` and `x`: what `begun` of a network returned. Epsilon None explores nothing and draws nothing; see
+        `explore`.
         """
-        flags = flags_of(allowed, self._shape)
-        generator.random(out=self._draws)
-        try:
-            self._epsilon[...] = epsilon
-        except ValueError:
-            raise ValueError(f"epsilon: expected a number or {len(self.action)} of them, got {len(epsilon)}") from None
-        return int(lib.mc_explore(*self._shape, self._to_draws, self._to_epsilon, flags, self._to_action))
+        rows, row = x.shape
+        if rows > self._rows:
+            self._grow(rows)
+        uniform, one = ffi.NULL, 0.0
+        if epsilon is not None:
+            uniform, one = uniform_of(generator), epsilon
+            if isinstance(epsilon, np.ndarray):
+                put_epsilon(self._epsilon[:rows], epsilon)
+                one = math.nan
+        flags = ffi.NULL if allowed is None else flags_of(allowed, (rows, self.actions))
+        lib.mc_act_by_values(self._raw, rest, rows, ffi.from_buffer(FLOATS, x), row, flags, uniform, one)
+        return self._action.copy() if rows == self._rows else self._action[:rows].copy()
+
+    def _grow(self, rows: int) -> None:
+        self._rows, self._action, self._epsilon = rows, np.empty(rows, np.int64), np.empty(rows)
+        self._kept = draws = np.empty(2 * rows)
+        arrays = {"draws": doubles_of(draws), "epsilon": doubles_of(self._epsilon), "action": ints_of(self._action)}
+        self._raw = ffi.new("struct mc_choices *", {"actions": self.actions, **arrays})
 
     def __reduce__(self) -> Any:
-        return type(self), (self.action, self._shape[1])
+        return type(self), (self.actions,)
+
+
+def explore(
+    action: NDArray[np.int64], actions: int, allowed: NDArray[np.bool_] | None, epsilon: Any,
+    generator: np.random.Generator,
+) -> int:  # fmt: skip
+    """Replaces the actions [k] of the rows that explore by random ones of `actions`; returns how many do.
+
+    Neither `epsilon`, a number or [k] of them, nor the mask `allowed`, bool [k, actions], changes what the
+    generator draws. Each row draws a place from [0, 1), which picks number floor(place * n) of its n allowed
+    actions.
+    """
+    rows, of_rows = len(action), np.empty(len(action))
+    put_epsilon(of_rows, epsilon)
+    arrays = doubles_of(generator.random((2, rows))), doubles_of(of_rows), flags_of(allowed, (rows, actions))
+    return int(lib.mc_explore(rows, actions, *arrays, ints_of(action)))
+
+
+def put_epsilon(of_rows: NDArray[np.float64], epsilon: Any) -> None:
+    try:
+        of_rows[:] = epsilon
+    except ValueError:
+        raise ValueError(f"epsilon: expected a number or {len(of_rows)} of them, got {len(epsilon)}") from None
 
 
 def of_members(epsilon: Any, rows: int, members: int) -> Any:
@@ -95,20 +129,25 @@ class Categories:
 
     def __init__(self, space: gym.Discrete | gym.MultiDiscrete) -> None:
         self.sizes = [int(size) for size in np.atleast_1d(getattr(space, "nvec", getattr(space, "n", 0)))]
+        self._sizes = np.array(self.sizes)
         self._alone = not space.shape
         self._dtype = np.dtype(space.dtype)
         self.outputs = sum(self.sizes)
         self.extras: dict[str, Field] = {}
 
     def draw(self, outputs: Any, mask: Any, generator: np.random.Generator, log_std: Any = None) -> Sampled:
-        rows, parts = len(outputs), len(self.sizes)
-        places = generator.random((parts, rows))
+        return self.act(NO_LAYERS, outputs, mask, generator)
+
+    def act(self, rest: Any, x: Floats, mask: Any, generator: np.random.Generator) -> Sampled:
+        """Draws by the outputs of a network; `rest` and `x`: what its `begun` returned."""
+        (rows, row), parts = x.shape, len(self.sizes)
         drawn, log_prob = np.empty((rows, parts), np.int64), np.empty(rows, np.float32)
-        lib.mc_categories_draw(
-            rows, parts, self.sizes, pointer(outputs), outputs.shape[1], flags_of(mask, (rows, self.outputs)),
-            doubles_of(places), ffi.from_buffer("int64_t[]", drawn), pointer(log_prob),
+        lib.mc_act_by_categories(
+            rest, rows, ffi.from_buffer(FLOATS, x), row, parts, ffi.from_buffer(_INTS, self._sizes),
+            flags_of(mask, (rows, self.outputs)), uniform_of(generator), ffi.from_buffer(_INTS, drawn),
+            ffi.from_buffer(FLOATS, log_prob),
         )  # fmt: skip
-        action = drawn[:, 0] if self._alone else drawn
+        action = drawn.reshape(rows) if self._alone else drawn
         return action.astype(self._dtype, copy=False), log_prob, {}
 
     def mode(self, outputs: Any, mask: Any) -> Any:
@@ -181,8 +220,12 @@ def flags_of(mask: NDArray[np.bool_] | None, shape: tuple[int, int]) -> Any:
         return ffi.NULL
     if mask.shape != shape:
         raise ValueError(f"mask: expected shape {shape}, got {mask.shape}")
-    return ffi.from_buffer("uint8_t[]", np.ascontiguousarray(mask, np.bool_))
+    return ffi.from_buffer(_FLAGS, np.ascontiguousarray(mask, np.bool_))
 
 
 def doubles_of(array: NDArray[np.float64]) -> Any:
-    return ffi.from_buffer("double[]", array)
+    return ffi.from_buffer(_DOUBLES, array)
+
+
+def ints_of(array: NDArray[np.int64]) -> Any:
+    return ffi.from_buffer(_INTS, array)

@@ -57,6 +57,9 @@ class Inputs:
     def matrix(self, obs: Any) -> Floats:
         """Returns observations [k, ...] as a new padded matrix, or the observations themselves if they are one."""
         if self._is_matrix and not self.moments:
+            if obs.shape == (len(obs), self.size) and obs.dtype == np.float32 and obs.flags.c_contiguous:
+                rows: Floats = obs
+                return rows
             return np.ascontiguousarray(obs.reshape(len(obs), self.size), np.float32)
         values = next(iter(obs.values())) if isinstance(obs, dict) else obs
         matrix = padded_zeros(len(values), self.size)

@@ -6,11 +6,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..interfaces import PRIORITY, RETURN, Action, CompiledPolicy
-from ..memory import ffi, lib
-from .acting_networks import DenseNetwork, MemberNetworks, QuantileNetwork
+from ..memory import lib
+from .acting_networks import ActingNetwork, MemberNetworks
 from .actions import EnumeratedActions, ScaledActions, TeamChoices
-from .chain import Floats, Weights, pointer
-from .draws import LOG_PROB, LOG_STD, Bits, Categories, Chooser, Normals, noisy_actions, of_members
+from .chain import NO_LAYERS, Floats, Weights, pointer
+from .draws import (
+    LOG_PROB,
+    LOG_STD,
+    Bits,
+    Categories,
+    Choices,
+    Normals,
+    explore,
+    ints_of,
+    noisy_actions,
+    of_members,
+)
 from .moments import moments_of, normalized
 from .priorities import quantile_loss, step_error
 
@@ -20,21 +31,13 @@ REWARDS = "rewards"  # the module of a model that has the moments of discounted 
 class NetworkPolicy(CompiledPolicy):
     """Acts by a network's outputs; a pickle or a deep copy has the weights loaded last."""
 
-    def __init__(self, network: DenseNetwork | QuantileNetwork | MemberNetworks) -> None:
+    def __init__(self, network: ActingNetwork) -> None:
         self.network = network
         self.weights: Weights = {}
-        self._chooser = Chooser(np.empty(0, np.int64), 1)
 
     def load(self, weights: Weights) -> None:
         self.weights = weights
         self.network.load(weights)
-
-    def chosen(self, outputs: Floats, actions: int, allowed: NDArray[np.bool_] | None) -> NDArray[np.int64]:
-        """Returns each row's best action among those allowed; the next call overwrites the result."""
-        if len(self._chooser.action) != len(outputs):
-            self._chooser = Chooser(np.empty(len(outputs), np.int64), actions)
-        self._chooser.take_best(outputs, allowed)
-        return self._chooser.action
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -56,6 +59,7 @@ class ValuePolicy(NetworkPolicy):
         quantiles: tuple[int, float] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(network)
+        self._choices = Choices(actions.count)
         self._actions, self._dueling, self._scale, self._quantiles = actions, dueling, scale, quantiles
 
     def load(self, weights: Weights) -> None:
@@ -63,23 +67,27 @@ class ValuePolicy(NetworkPolicy):
         _, self._deviation = moments_of(weights, REWARDS).get(RETURN, (0.0, None))
 
     def act(self, obs: Any, *, explore: Any, mask: Any, generator: np.random.Generator) -> Action:
-        actions, outputs = self._actions, self.network.outputs(obs)
-        allowed = None if mask is None else actions.allowed(mask)
-        chosen = self.chosen(outputs, actions.count, allowed)
-        best = chosen if self._scale is None else chosen.copy()
-        if explore is not None:
-            self._chooser.explore(allowed, explore["epsilon"], generator)
-        action = actions.decode(chosen.copy())
-        if explore is None or self._scale is None:
-            return Action(action)
+        allowed = None if mask is None else self._actions.allowed(mask)
+        if explore is not None and self._scale is not None:
+            return self._valued(obs, allowed, explore["epsilon"], generator)
+        epsilon = None if explore is None else explore["epsilon"]
+        chosen = self._choices.choose(*self.network.begun(obs), allowed, epsilon, generator)
+        return Action(self._actions.decode(chosen))
+
+    def _valued(self, obs: Any, allowed: Any, epsilon: Any, generator: np.random.Generator) -> Action:
+        """Explores, and adds the values from which first priorities are computed."""
+        outputs = self.network.outputs(obs)
+        best = self._choices.choose(NO_LAYERS, outputs, allowed)
+        chosen = best.copy()
+        explore(chosen, self._actions.count, allowed, epsilon, generator)
         unknown = {PRIORITY: np.full(len(chosen), np.nan, np.float32)}
         values = {"taken": self._values(outputs, chosen), "best": self._values(outputs, best)}
-        return Action(action, unknown, values=values)
+        return Action(self._actions.decode(chosen), unknown, values=values)
 
     def _values(self, outputs: Floats, action: NDArray[np.int64]) -> Floats:
         (rows, row), value = outputs.shape, np.empty(len(action), np.float32)
-        choice, to_action = (rows, self._actions.count, self._dueling), ffi.from_buffer("int64_t[]", action)
-        lib.mc_values_taken(*choice, pointer(outputs), row, to_action, pointer(value))
+        choice = rows, self._actions.count, self._dueling
+        lib.mc_values_taken(*choice, pointer(outputs), row, ints_of(action), pointer(value))
         return value
 
     def first_priority(self, before: Any, reward: Any, discount: float, after: Any) -> NDArray[np.float32]:
@@ -97,16 +105,15 @@ class TeamValuePolicy(NetworkPolicy):
 
     def __init__(self, network: MemberNetworks, choices: TeamChoices) -> None:
         super().__init__(network)
-        self._choices = choices
+        self._team, self._choices = choices, Choices(choices.count)
 
     def act(self, obs: Any, *, explore: Any, mask: Any, generator: np.random.Generator) -> Action:
         outputs = self.network.outputs(obs)
         rows, members, row = outputs.shape
-        allowed = self._choices.allowed(mask, rows)
-        chosen = self.chosen(outputs.reshape(-1, row), self._choices.count, allowed)
-        if explore is not None:
-            self._chooser.explore(allowed, of_members(explore["epsilon"], rows, members), generator)
-        return Action(chosen.reshape(rows, members).copy())
+        epsilon = None if explore is None else of_members(explore["epsilon"], rows, members)
+        allowed = self._team.allowed(mask, rows)
+        chosen = self._choices.choose(NO_LAYERS, outputs.reshape(-1, row), allowed, epsilon, generator)
+        return Action(chosen.reshape(rows, members))
 
 
 class DrawingPolicy(NetworkPolicy):
@@ -126,10 +133,12 @@ class DrawingPolicy(NetworkPolicy):
         self._log_std = None if self._name is None else np.array(weights[self._name])
 
     def act(self, obs: Any, *, explore: Any, mask: Any, generator: np.random.Generator) -> Action:
-        outputs = self.network.outputs(obs)
         if explore is None:
-            return Action(self._draws.mode(outputs, mask))
-        action, log_prob, extras = self._draws.draw(outputs, mask, generator, self._log_std)
+            return Action(self._draws.mode(self.network.outputs(obs), mask))
+        if isinstance(self._draws, Categories):
+            action, log_prob, extras = self._draws.act(*self.network.begun(obs), mask, generator)
+        else:
+            action, log_prob, extras = self._draws.draw(self.network.outputs(obs), mask, generator, self._log_std)
         return Action(action, {LOG_PROB: log_prob, **extras} if self._stores else {})
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ..checks import brief
 from ..interfaces import MEMBER_REWARDS, Outcome, Turn
-from ..observations import Values, by_name, in_form, rows_at
+from ..observations import ALONE, Values, by_name, rows_at
 from ..spaces import ALIVE, MASK
 from ..spec import as_field
 from .agent_view import EXPECTED_MASK, AgentView, Result, as_reward, failed, label_of, numbers
@@ -32,6 +32,7 @@ class AgentBuffer:
         self._everywhere = np.arange(copies)
         self._parts = [(part, part.name, part.field.numpy, part.field.shape) for part in view.spaces.parts]
         self._is_team = any(part.keys[-1:] == (ALIVE,) for part in view.spaces.parts)
+        self._is_named = isinstance(view.spaces.obs, dict)
         fields = by_name(view.spaces.obs)
         # Whether the agent's infos hold masks when it acts; None until its first turn
         self._masks = None if view.mask_in == "info" else True
@@ -142,7 +143,7 @@ class AgentBuffer:
     def _rows(self, arrays: dict[str, NDArray[Any]], copies: NDArray[np.int64]) -> Values:
         if copies is not self._everywhere:
             arrays = rows_at(arrays, copies)
-        return in_form(arrays, self.view.spaces.obs)
+        return dict(arrays) if self._is_named else arrays[ALONE]
 
     def _put(
         self, arrays: dict[str, NDArray[Any]], copy: int, observation: Any, info: Mapping[str, Any], final: bool = False

@@ -9,10 +9,10 @@ import numpy as np
 from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
-from ..checks import brief, printable
+from ..checks import are_finite, brief, printable
 from ..errors import EnvironmentFailed
 from ..interfaces import Outcome
-from ..observations import ALONE, Values, by_name, rows_at
+from ..observations import ALONE, Values, rows_at
 from ..spaces import MASK, Spaces
 from ..spec import Field, rows_of
 
@@ -103,7 +103,8 @@ class AgentView:
 
     def convert(self, action: NDArray[Any], rows: int) -> NDArray[Any]:
         """Converts actions [rows, ...] from the form in a replay to that of the space. Raises ValueError, TypeError."""
-        array = rows_of("action", self.spaces.action_field, action, rows)
+        field = self.spaces.action_field
+        array = action if field.holds(action, rows) else rows_of("action", field, action, rows)
         return self.spaces.shifted(array).astype(array.dtype)
 
     def check(self, copies: NDArray[np.int64], values: Values, *, acting: bool) -> None:
@@ -114,10 +115,12 @@ class AgentView:
 
     def check_rewards(self, copies: NDArray[np.int64], reward: NDArray[Any]) -> None:
         """Checks that rewards are numbers that are finite as float32."""
+        if reward.dtype == np.float32 and are_finite(reward):
+            return
         if reward.dtype.kind not in "biuf":
             raise failed(copies[0], self.agent, f"reward: expected a number, got {brief(reward[0])}")
         fits = np.abs(reward) <= LARGEST_REWARD  # never of NaN
-        if not fits.all():
+        if np.count_nonzero(fits) < len(fits):  # in a fifth of the time of `all`
             row = int(fits.argmin())
             raise failed(copies[row], self.agent, f"reward: expected a finite number of float32, got {reward[row]}")
 
@@ -131,11 +134,13 @@ class AgentView:
 
 def fault_of(spaces: Spaces, values: Values, *, acting: bool) -> tuple[int, str] | None:
     """Returns the row and the message of the first fault in values [k, ...], see `check`; None without a fault."""
-    arrays = by_name(values)
+    arrays = values if isinstance(values, dict) else {ALONE: values}
     for part in spaces.parts:
         array = arrays[part.name]
+        if array.dtype.kind in "fc" and are_finite(array):
+            continue
         wrong = wrong_values(part.space, array)
-        if wrong is not None and wrong.any():
+        if wrong is not None and np.count_nonzero(wrong):
             row = int(wrong.reshape(len(array), -1).any(axis=1).argmax())
             value = array[row]
             expected, got = brief(part.space), brief(value.tolist())

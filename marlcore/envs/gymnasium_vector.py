@@ -40,10 +40,12 @@ class GymnasiumVector(Adapter):
         masked = may_mask(*spaces) and MASK in self._call(self._reset, 0)[1]
         self._view = AgentView.of(AGENT, *spaces, masked)
         self.spaces: Mapping[str, Spaces] = {AGENT: self._view.spaces}
+        parts = self._view.spaces.parts
+        self._part = None if isinstance(self._view.spaces.obs, dict) else parts[0]  # the only one, without a mask
         self.episodes = 0
         self.ended = np.zeros(self.copies, np.int64)
         self._first: Any = None  # what a reset returned, until it is observed
-        self._all = np.arange(self.copies)
+        self._all, self._never = np.arange(self.copies), np.zeros(self.copies, bool)
         mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
         self._mode: str | None = getattr(mode, "value", mode)
         self._is_declared = self._mode is not None
@@ -77,39 +79,50 @@ class GymnasiumVector(Adapter):
         obs, reward, terminated, truncated, info = self._call(self._step)
         terminated = self._of_copies("terminated", terminated, bools=True)
         truncated = self._of_copies("truncated", truncated, bools=True)
-        ended = np.logical_or(terminated, truncated)
-        over = ended.nonzero()[0]
-        self.episodes += len(over)
-        self.ended[over] += 1
+        ended, reward = terminated | truncated, self._of_copies("reward", reward)
+        over, copies = ended.nonzero()[0], self._acting
         values = self._values(obs, info)
-        copies, rewards = self._acting, self._of_copies("reward", reward)[self._acting]
-        self._view.check_rewards(copies, rewards)
+        if copies is not self._all:
+            reward, terminated, truncated = reward[copies], terminated[copies], truncated[copies]
+        self._view.check_rewards(copies, reward)
         final_obs, infos = None, []
         if len(over):
+            self.episodes += len(over)
+            self.ended[over] += 1
             self._learn_mode(info)
             last = {copy: self._call(self._last_info, info, copy) for copy in over.tolist()}
             final_obs = self._final_obs(values, info, last)
             infos = [(copy, named) for copy, of_copy in last.items() if (named := numbers(of_copy))]
-        outcome = Outcome(AGENT, copies, rewards, terminated[copies], truncated[copies], final_obs, infos)
-        if self._mode == "NextStep":
-            self._begins = np.ones(self.copies, bool)
-            self._begins[copies] = False
-            self._acting = (~ended).nonzero()[0] if len(over) else self._all
-            if len(over) == self.copies:  # nobody acts in the step that resets all
-                self._actions[:] = self._idle
-                self._call(self._send)
-                obs, _, _, _, info = self._call(self._step)
-                values, self._begins, self._acting = self._values(obs, info), ended, self._all
+        outcome = Outcome(AGENT, copies, reward, terminated, truncated, final_obs, infos)
+        return [outcome], [self._turn(self._next(values, ended, over))]
+
+    def _next(self, values: Values, ended: NDArray[np.bool_], over: NDArray[np.int64]) -> Values:
+        """Sets the copies that act next, and which of them begin an episode; returns what all copies observe then."""
+        before, all_ended = self._acting, len(over) == self.copies
+        if self._mode != "NextStep" or all_ended:
+            self._acting, self._begins = self._all, ended
         else:
-            self._begins = ended
-            if self._mode == "Disabled" and len(over):
-                values = self._values(*self._call(self._env.reset, options={"reset_mask": ended}))
-        return [outcome], [self._turn(values)]
+            self._acting = (~ended).nonzero()[0] if len(over) else self._all
+            self._begins = self._never
+            if before is not self._all:
+                self._begins = np.ones(self.copies, bool)
+                self._begins[before] = False
+        if self._mode == "Disabled" and len(over):
+            return self._values(*self._call(self._env.reset, options={"reset_mask": ended}))
+        if self._mode == "NextStep" and all_ended:  # nobody acts in the step that resets all
+            self._actions[:] = self._idle
+            self._call(self._send)
+            obs, _, _, _, info = self._call(self._step)
+            return self._values(obs, info)
+        return values
 
     def act(self, turn: Turn, action: NDArray[Any]) -> None:
-        if len(turn.copies) < self.copies:
+        converted = self._view.convert(action, len(turn.copies))
+        if len(turn.copies) == self.copies:
+            self._actions[:] = converted
+        else:
             self._actions[:] = self._idle
-        self._actions[turn.copies] = self._view.convert(action, len(turn.copies))
+            self._actions[turn.copies] = converted
         self._call(self._send)
 
     def _send(self) -> None:
@@ -120,7 +133,7 @@ class GymnasiumVector(Adapter):
 
     def _turn(self, values: Values) -> Turn:
         copies, begins = self._acting, self._begins
-        if len(copies) < self.copies:
+        if copies is not self._all:
             values, begins = rows_at(values, copies), begins[copies]
         self._view.check(copies, values, acting=True)
         return Turn(AGENT, copies, values, begins)
@@ -183,6 +196,8 @@ class GymnasiumVector(Adapter):
     def _values(self, obs: Any, info: Mapping[str, Any]) -> Values:
         try:
             plain, mask = self._view.split(obs, info)
+            if self._part is not None:
+                return self._rows(self._part, plain)
             arrays = {part.name: self._rows(part, part.of(plain)) for part in self._view.spaces.parts}
             if self._view.spaces.masked:
                 arrays[MASK] = self._masks(mask)
@@ -191,6 +206,9 @@ class GymnasiumVector(Adapter):
         return in_form(arrays, self._view.spaces.obs)
 
     def _rows(self, part: SpacePart, values: Any) -> NDArray[Any]:
+        if part.field.holds(values, self.copies):
+            rows: NDArray[Any] = values
+            return rows
         try:
             return rows_of(label_of(part.keys), part.field, values, self.copies)
         except ValueError:
@@ -211,6 +229,8 @@ class GymnasiumVector(Adapter):
     def _of_copies(self, name: str, values: Any, bools: bool = False) -> NDArray[Any]:
         """Returns a step's values, [copies] or [copies, 1], as an array [copies]."""
         array, shape = np.asarray(values), (self.copies,)
+        if array.shape == shape and (array.dtype == bool if bools else array.dtype.kind == "f"):
+            return array
         if array.shape not in (shape, (*shape, 1)) or (bools and array.dtype.kind not in "biu"):
             expected = f"{'bools' if bools else 'numbers'} {shape}"
             raise EnvironmentFailed(f"{AGENT}: {name}: expected {expected}, got {brief(values)}")

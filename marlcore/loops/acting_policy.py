@@ -27,6 +27,9 @@ class ActingPolicy:
     """Acts by a policy, and remembers each copy's stack of observations and recurrent state.
 
     `dataclasses.replace` makes another agent's player, which shares everything except this memory.
+
+    Attributes:
+        state_before: the recurrent state [k, ...] with which the last actions were chosen; empty without one.
     """
 
     network: Network
@@ -46,16 +49,12 @@ class ActingPolicy:
         if spaces.stack > 1:
             self._stacks = each(lambda field: np.zeros((copies, spaces.stack, *field.shape), field.dtype), spaces.obs)
         self._states: RecurrentStates | None = None  # None until the network returns a state
+        self.state_before: Mapping[str, torch.Tensor] = {}
 
     @property
     def remembers(self) -> bool:
         """Whether actions depend on earlier observations in the same copy."""
         return self._stacks is not None or self._states is not None
-
-    @property
-    def state_before(self) -> Mapping[str, torch.Tensor]:
-        """The recurrent state [k, ...] with which the last actions were chosen; empty without one."""
-        return {} if self._states is None else self._states.before
 
     def choose(self, obs: Values, index: Any, begins: NDArray[np.bool_]) -> Action:
         """See `Player`. Raises ValueError, TypeError: an action or the state is malformed, or an action not allowed."""
@@ -64,7 +63,9 @@ class ActingPolicy:
             obs = each(lambda stacks, new: self._pushed(stacks, new, index, begins), self._stacks, obs)
         state = None if self._states is None else self._states.read(index, begins)
         chosen = self.act(obs, index, state)
-        action = rows_of("action of the algorithm", self._action, chosen.action, len(begins))
+        action, rows = chosen.action, len(begins)
+        if not self._action.holds(action, rows):
+            action = rows_of("action of the algorithm", self._action, action, rows)
         if action.dtype.kind == "f":
             check_finite("action of the algorithm", action)
         if (refused := self.spaces.first_refused(action)) is not None:
@@ -73,7 +74,7 @@ class ActingPolicy:
         if mask is not None:
             self._check_allowed(action, mask)
         if chosen.state is not None:
-            self._keep(chosen.state, index, len(begins))
+            self._keep(chosen.state, index, rows)
         return chosen if action is chosen.action else chosen._replace(action=action)
 
     def act(self, obs: Values, index: Any, state: Mapping[str, torch.Tensor] | None) -> Action:
@@ -82,7 +83,7 @@ class ActingPolicy:
         if explore is not None and isinstance(explore.get("epsilon"), np.ndarray):  # of each copy
             explore = {**explore, "epsilon": explore["epsilon"][index]}
         remembered: dict[str, Any] = {} if state is None else {"state": state}
-        mask = self.spaces.mask_in(obs)
+        mask = self.spaces.mask_in(obs) if self.spaces.masked else None
         return self.network.act(obs, explore=explore, mask=mask, generator=self.generator, **remembered)
 
     def _pushed(self, stacks: NDArray[Any], new: NDArray[Any], index: Any, begins: NDArray[np.bool_]) -> NDArray[Any]:
@@ -111,6 +112,7 @@ class ActingPolicy:
 
             self._states = RecurrentStates(self.copies)
         self._states.keep(state, index, rows)
+        self.state_before = self._states.before
 
     def reward(self, reward: NDArray[Any], index: Any) -> None:
         """Stores the rewards [k] of the last actions in the copies `index`, if the state has a part for them."""

@@ -47,7 +47,7 @@ def observe(env: VectorEnvironment, collectors: Collectors, host: ActorHost) -> 
     outcomes, turns = env.observe()
     for outcome in outcomes:
         collectors[outcome.agent].record(outcome)
-    if (env.ended != host.ended).any():
+    if np.count_nonzero(env.ended != host.ended):
         _report_over(env, collectors, host)
     return turns
 
@@ -92,7 +92,7 @@ def act(env: VectorEnvironment, collectors: Collectors, turns: list[Turn], host:
     steps = 0
     for turn in turns:
         collector = collectors[turn.agent]
-        if turn.begins.any():
+        if np.count_nonzero(turn.begins):
             host.begin(turn)
             lost = collector.begin(turn.copies[turn.begins])
             if lost:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import check_finite
+from ..checks import are_finite, check_finite
 from ..errors import EnvironmentFailed
 from ..interfaces import MEMBER_REWARDS, OF_OUTCOMES, PRIORITY, RETURN, Action, Outcome, Turn
 from ..observations import put_rows
@@ -37,9 +37,11 @@ class Recorder:
         self.parts = np.zeros(copies, np.int64)  # of the replay, for the episodes that begin next
         self._lanes = self.lanes[0].copy()  # of the present episodes
         self._of_algorithm = {name: field for name, field in spec.extras.items() if name not in OF_OUTCOMES}
+        self._sums_returns, self._shares_rewards = RETURN in spec.extras, MEMBER_REWARDS in spec.extras
         self._discounted = np.zeros(copies)
         self._versions = np.zeros(copies, np.int64)  # of the weights that chose the actions
         self._version: int | None = 0  # the version of all copies; None if they may differ
+        self._written: int | None = None  # the version that the writer stores
         self._waiting = np.zeros(copies, np.bool_)  # for an outcome
 
     def index_of(self, copies: NDArray[np.int64]) -> Any:
@@ -69,28 +71,33 @@ class Recorder:
 
     def _remember_extras(self, index: Any, chosen: Action, state_before: Mapping[str, torch.Tensor], rows: int) -> None:
         """Keeps the extras of `rows` actions; extras that are parts of the recurrent state come from `state_before`."""
-        missing = self._of_algorithm.keys() - chosen.extras.keys()
-        state = {name: part.numpy(force=True) for name, part in state_before.items() if name in missing}
-        if chosen.extras.keys() | state.keys() != self._of_algorithm.keys():
-            raise ValueError(
-                f"extras of the algorithm: expected {sorted(self._of_algorithm.keys() - state.keys())}, "
-                f"as its transition says, got {sorted(chosen.extras)}"
-            )
-        for name, field in self._of_algorithm.items():
-            value, owner = (state[name], "algorithm's state") if name in state else (chosen.extras[name], "algorithm")
-            array = rows_of(f"{name} of the {owner}", field, value, rows)
-            if array.dtype.kind in "fc" and name not in state and name != PRIORITY:  # a NaN priority means the highest
-                check_finite(f"{name} of the {owner}", array)
+        state: dict[str, NDArray[Any]] = {}
+        if chosen.extras.keys() != self._of_algorithm.keys():
+            missing = self._of_algorithm.keys() - chosen.extras.keys()
+            state = {name: part.numpy(force=True) for name, part in state_before.items() if name in missing}
+            if chosen.extras.keys() | state.keys() != self._of_algorithm.keys():
+                raise ValueError(
+                    f"extras of the algorithm: expected {sorted(self._of_algorithm.keys() - state.keys())}, "
+                    f"as its transition says, got {sorted(chosen.extras)}"
+                )
+        for name, part in state.items():
+            label = f"{name} of the algorithm's state"
+            self.rows.extras[name][index] = rows_of(label, self._of_algorithm[name], part, rows)
+        for name, value in chosen.extras.items():
+            field = self._of_algorithm[name]
+            array = value if field.holds(value, rows) else rows_of(f"{name} of the algorithm", field, value, rows)
+            if field.numpy.kind in "fc" and name != PRIORITY and not are_finite(array):  # a NaN priority: the highest
+                check_finite(f"{name} of the algorithm", array)
             self.rows.extras[name][index] = array
 
     def take(self, outcome: Outcome) -> None:
         """Puts discounted returns and members' rewards of these outcomes into their rows, for `write`."""
         index = self.index_of(outcome.copies)
         self._waiting[index] = False
-        if RETURN in self.rows.extras:
+        if self._sums_returns:
             self._discounted[index] = self._discounted[index] * self.gamma + outcome.reward
             self.rows.extras[RETURN][index] = self._discounted[index]
-        if MEMBER_REWARDS in self.rows.extras:
+        if self._shares_rewards:
             field, rewards = self.spec.extras[MEMBER_REWARDS], outcome.member_rewards
             try:
                 self.rows.extras[MEMBER_REWARDS][index] = rows_of(MEMBER_REWARDS, field, rewards, len(outcome.copies))
@@ -99,15 +106,18 @@ class Recorder:
 
     def write(self, outcome: Outcome) -> None:
         """Writes the rows of these outcomes, each with the version of the weights that chose its action."""
-        if self._version is None:
-            versions = self._versions[self.index_of(outcome.copies)]
-            if (versions != versions[0]).any():  # weights came after the actions of some copies
+        index, version = self.index_of(outcome.copies), self._version
+        if version is None:
+            versions = self._versions[index]
+            version = int(versions[0])
+            if (versions != version).any():  # weights came after the actions of some copies
                 for version in np.unique(versions):
                     self.write(outcome.part(versions == version))
                 return
-        self.rows.writer.policy_version = int(versions[0]) if self._version is None else self._version
-        index, cut = self.index_of(outcome.copies), outcome.truncated.any()
-        ended = cut or outcome.terminated.any()
+        if version != self._written:
+            self.rows.writer.policy_version = self._written = version
+        cut = np.count_nonzero(outcome.truncated)
+        ended = cut or np.count_nonzero(outcome.terminated)
         try:
             self.rows.append(
                 index,

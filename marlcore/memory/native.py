@@ -124,7 +124,8 @@ class NativeLanes:
 
     def inserted(self) -> int:
         """Counts the transitions ever written to all lanes of a replay with a limiter, without boundary rows."""
-        return checked(lib.mc_lanes_inserted(self.raw, self.count))
+        inserted: int = lib.mc_lanes_inserted(self.raw, self.count)
+        return inserted if inserted >= 0 else checked(inserted)
 
     def written(self, lane: int) -> int:
         """Counts the transitions ever written to a lane, without boundary rows. No append may fill the whole lane."""
@@ -204,13 +205,16 @@ class Words:
     def store(self, index: int, value: int) -> None:
         lib.mc_word_store(self._memory, index, value)
 
+    def storer(self, index: int) -> Callable[[int], None]:
+        return partial(lib.mc_word_store, self._memory, index)
+
     def add(self, index: int, more: int) -> None:
         """Adds to a word, for its only writer. Wraps modulo 2^64: a damaged word raises where it is read, not here."""
         lib.mc_word_add(self._memory, index, more)
 
-    def sum(self, first: int, count: int, step: int) -> int:
-        """Returns the sum of `count` words, those at first, first + step, ..., modulo 2^64."""
-        return int(lib.mc_words_sum(self._memory + 8 * first, count, 8 * step))
+    def summer(self, first: int, count: int, step: int) -> Callable[[], int]:
+        """Returns a function that sums `count` words, those at first, first + step, ..., modulo 2^64."""
+        return partial(lib.mc_words_sum, self._memory + 8 * first, count, 8 * step)
 
 
 def try_lock(fd: int, offset: int, exclusive: bool) -> bool:

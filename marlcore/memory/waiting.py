@@ -2,8 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from .native import Event
 
@@ -25,23 +24,29 @@ def interrupt_waits_with(check: Check | None) -> Check | None:
     return before
 
 
-@contextmanager
-def interrupting_own_waits_with(check: Check) -> Iterator[None]:
-    """Makes this thread's waits in the block call `check` too, except waits inside `check`."""
-    before = getattr(_own, "check", None)
+class InterruptingOwnWaits:
+    """Makes waits of this thread call `check` too, within a `with` block, except waits inside `check`.
 
-    def checked() -> None:
-        _own.check = before
+    A block may follow another one, but not lie within it.
+    """
+
+    def __init__(self, check: Check) -> None:
+        self._check = check
+        self._before: Check | None = None
+
+    def __enter__(self) -> None:
+        self._before = getattr(_own, "check", None)
+        _own.check = self._checked
+
+    def __exit__(self, *error: object) -> None:
+        _own.check = self._before
+
+    def _checked(self) -> None:
+        _own.check = self._before
         try:
-            check()
+            self._check()
         finally:
-            _own.check = checked
-
-    _own.check = checked
-    try:
-        yield
-    finally:
-        _own.check = before
+            _own.check = self._checked
 
 
 def check_interruption() -> None:

@@ -18,7 +18,7 @@ class WorkerBase:
         self.control = control
         self.counters = control.workers[name]
         self.attempt = attempt  # the number of its process, from 1
-        self._beats = self.counters.load(BEATS)
+        self._beats, self._store_beats = self.counters.load(BEATS), self.counters.storer(BEATS)
         self._pid = os.getpid()
         self._is_fork = False
         invalidate_after_fork(self)
@@ -38,7 +38,7 @@ class WorkerBase:
         if self._is_fork:
             leave_if_forked(self._pid)
         self._beats += 1
-        self.counters.store(BEATS, self._beats)
+        self._store_beats(self._beats)
 
     def check_wait(self) -> None:
         """Advances the heartbeat in a wait. Raises ClosedError: the parent told all workers to stop."""

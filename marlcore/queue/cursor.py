@@ -20,6 +20,7 @@ rows of an add that waits for room, or 0. A reader that waits for more rows take
 so that the two sides never wait for each other, however unequally the lanes are filled.
 """
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -64,6 +65,10 @@ class CursorLines:
             for row in range(CURSOR_ROWS)
         ]
         return np.array(words, np.int64)
+
+    def loader(self, word: int) -> Callable[[], int]:
+        """Returns a function that loads a word of slot 0."""
+        return self._words.loader(word)
 
     def word(self, word: int) -> int:
         """Returns a word of slot 0. It stays after the reader's end until a successor opens the queue."""

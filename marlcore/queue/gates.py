@@ -22,13 +22,13 @@ class UnreadLimit:
 
     def __init__(self, view: LaneView, lines: CursorLines, most: int) -> None:
         self._view = view
-        self._lines = lines
+        self._passed, self._wanted = lines.loader(PASSED), lines.loader(WANTED)
         self._most = most
         self._room = Event(view.segment.body, ROOM_OFFSET)
 
     def wait(self, timeout: float | None, check_open: Check) -> float | None:
         """Waits until an add may begin; returns its deadline if it waited. Raises TimeoutError: too few were read."""
-        if not self._missing():
+        if self.left() > 0:
             return None
         deadline = deadline_of(timeout)
         if not sleep_until(self._missing, self._room, deadline, check_open):
@@ -38,9 +38,9 @@ class UnreadLimit:
 
     def left(self) -> int:
         """Returns the number of transitions that writers may add now; 0 or less if they must wait."""
-        passed = self._lines.word(PASSED)  # read first: changes between the two loads can only delay this writer
+        passed = self._passed()  # read first: changes between the two loads can only delay this writer
         unread = self._view.native.inserted() - passed
-        return max(self._most, self._lines.word(WANTED)) - unread
+        return max(self._most, self._wanted()) - unread
 
     def _missing(self) -> int:
         """Returns the number of transitions that the reader must take before a writer may add."""
@@ -128,6 +128,8 @@ class QueueGates:
         self._lines = CursorLines(view.segment, view.geometry)
         self._gates = [LaneGate(view, lane, when_full, self._lines) for lane in lanes]
         self._left = np.array([gate.left for gate in self._gates], np.int64)
+        # Rows for which every lane surely has room, and those that lanes got at most since `_left` was up to date
+        self._sure, self._given = int(self._left.min()), 0
 
     @property
     def wait(self) -> Gate:
@@ -146,10 +148,13 @@ class QueueGates:
         harmless: such a gate only looks at the reader's cursor earlier than it must.
         """
         deadline = None if self._unread is None else self._unread.wait(timeout, check_open)
-        left = self._left[which] - boundaries - 1
-        if left.min() >= 0:
-            self._left[which] = left
+        rows = 2 if np.count_nonzero(boundaries) else 1
+        if rows <= self._sure:
+            self._sure -= rows
+            self._given += rows
             return False
+        self._left -= self._given
+        self._sure = self._given = 0
         deadline = deadline_of(timeout) if deadline is None else deadline
         left_out = np.zeros(len(which), np.bool_)
         for row, (i, boundary) in enumerate(zip(which.tolist(), boundaries.tolist(), strict=True)):
@@ -157,6 +162,7 @@ class QueueGates:
             gate.left = int(self._left[i])
             left_out[row] = not gate.wait(1, boundary, timeout, check_open, deadline)
             self._left[i] = gate.left
+        self._sure = int(self._left.min())
         return left_out
 
     def room_for(self, lanes: Ints, wanted: Ints) -> Ints:

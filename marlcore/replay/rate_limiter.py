@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, TypeAlias
 
-import numpy as np
-
 from ..checks import deadline_of
 from ..declared import Number, Whole, check_declared
 from ..errors import MarlcoreError, NotEnoughData, TimedOut
@@ -82,8 +80,10 @@ class RateLimiter:
 
     def samples_missing(self, inserted: int, sampled: int, rows: float) -> int:
         """Returns the rows that samplers must draw before a writer may add `rows` transitions; 0: none."""
+        if inserted < self.min_size:
+            return 0
         over = self.balance(inserted + rows, sampled) - self.tolerance
-        return 0 if inserted < self.min_size or over <= 0 else max(1, math.ceil(over))
+        return max(1, math.ceil(over)) if over > 0 else 0
 
     def rows_allowed(self, inserted: int, sampled: int) -> int:
         """Returns the most transitions that a writer may add now."""
@@ -110,9 +110,7 @@ class _Side:
         self._room = Event(view.segment.body, ROOM_OFFSET)
         first, end = view.geometry.slot_offset(0), view.geometry.slot_offset(SLOTS)
         self._slots = Words(view.segment.body[first:end])
-
-    def _sampled(self) -> int:
-        return self._slots.sum(_SAMPLED, SLOTS, _LINE_WORDS)
+        self._sampled, self._starving = (self._slots.summer(word, SLOTS, _LINE_WORDS) for word in (_SAMPLED, _STARVING))
 
     def _missing(self, rows: float) -> int:
         """Returns the rows that the other side must insert or draw before `rows` rows may pass here."""
@@ -148,7 +146,7 @@ class WriteGate(_Side):
         return True
 
     def wait_each(self, which: Any, boundaries: Any, timeout: float | None, check_open: Check) -> bool:
-        self.wait(len(which), int(np.count_nonzero(boundaries)), timeout, check_open)
+        self.wait(len(which), 0, timeout, check_open)
         return False
 
     def room_for(self, lanes: Any, wanted: Any) -> Any:
@@ -164,7 +162,7 @@ class WriteGate(_Side):
 
     def _any_starves(self) -> bool:
         """Whether a living sampler has too few rows to draw; the flag of a dead one does not count."""
-        if not self._slots.sum(_STARVING, SLOTS, _LINE_WORDS):
+        if not self._starving():
             return False
         starving = (slot for slot in range(SLOTS) if self._slots.load(slot * _LINE_WORDS + _STARVING))
         return any(self._segment.is_locked(slot_lock(self._lanes.count, slot)) for slot in starving)

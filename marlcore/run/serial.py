@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
-from functools import partial
 from itertools import count
 from typing import ParamSpec, TypeVar
 
@@ -12,7 +11,7 @@ import torch
 from ..config import EVALUATOR
 from ..errors import ClosedError, WorkerFailed
 from ..loops import act, learn, observe
-from ..memory import interrupting_own_waits_with
+from ..memory import InterruptingOwnWaits
 from ..processes import READY, Interrupts, failure_of
 from ..record import Monitor
 from .memory import Memory
@@ -53,7 +52,7 @@ class _InTurn:
         self.monitor, self.interrupts = monitor, interrupts
         self.learners, self.actors = begin(LearnerRole, spec.learners), begin(ActorRole, memory.crew.names)
         self.evaluators = begin(EvaluatorRole, [EVALUATOR] if spec.config.evaluation.evaluates else [])
-        self._giving_turns = partial(interrupting_own_waits_with, self._give_turn)
+        self._giving_turns = InterruptingOwnWaits(self._give_turn)
         for role in (*self.learners, *self.actors, *self.evaluators):
             role.counters.store(READY, 1)
 
@@ -106,11 +105,11 @@ class _InTurn:
         Without actors, updates each policy once, and evaluates if that is due.
         """
         playing = [actor for actor in self.actors if not actor.done]
-        with self._giving_turns():
+        with self._giving_turns:
             turns = [_guarded(actor, observe, actor.env, actor.seats, actor) for actor in playing]
         for learner in self.learners:  # before the actions, so that actors act with the newest weights
             _guarded(learner, learner.take_turn)
-        with self._giving_turns():  # with first priorities, most rows are written before the next actions
+        with self._giving_turns:  # with first priorities, most rows are written before the next actions
             for actor, due in zip(playing, turns, strict=True):
                 _guarded(actor, act, actor.env, actor.seats, due, actor)
         for evaluator in self.evaluators:
@@ -118,7 +117,7 @@ class _InTurn:
 
     def _cut_episodes(self) -> None:
         for actor in self.actors:
-            with self._giving_turns():
+            with self._giving_turns:
                 _guarded(actor, actor.cut_episodes)
         for learner in self.learners:
             _guarded(learner, learner.take_turn)

@@ -131,13 +131,14 @@ class BatchStaging(_Staging):
 class VectorStaging(_Staging):
     """Rows of different lanes, for `VectorWriter.add`; record 2 i is row i's, record 2 i + 1 its boundary row's.
 
-    `which` holds the index of each row's writer; `left_out` marks rows for which a queue has no room.
+    `which` holds the index of each row's writer; `left_out` marks rows for which a queue has no room. `never` marks no
+    row.
     """
 
     def __init__(self, native: NativeVector, view: LaneView, records: Bytes) -> None:
         self.records, rows = records, len(records) // 2
         self.which, self.tickets = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
-        ends = np.zeros((3, rows), np.bool_)
+        ends, self.never = np.zeros((3, rows), np.bool_), np.zeros(rows, np.bool_)
         self.left_out = ends[2]
         transitions, finals = Slots(rows, slice(0, None, 2)), Slots(rows, slice(1, None, 2))
         self._vector = native

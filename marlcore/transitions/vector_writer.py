@@ -2,6 +2,7 @@
 
 import errno
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -94,19 +95,23 @@ class VectorWriter(WriterBase):
         try:
             staging.put_outcomes(reward, terminated, truncated, final_obs)
             staging.put(obs, action, extras)
-            return self._append(staging, finals, lanes)
+            self._append(staging, finals, lanes)
+            return staging.tickets.copy()
         finally:
             staging.lent.clear()
 
-    def _append(self, staging: VectorStaging, finals: bool, lanes: ArrayLike | None) -> Ints:
+    def _append(self, staging: VectorStaging, finals: bool, lanes: ArrayLike | None) -> None:
         if self._gate is not None:
-            if code := staging.check(finals):
-                self._refuse(code, lanes)
-            boundaries = staging.ended() if finals else np.zeros(staging.rows, np.bool_)
-            staging.left_out[:] = self._gate(staging.which, boundaries, self._timeout, self.check_open)
+            boundaries = staging.ended() if finals else staging.never
+            check = partial(self._check, staging, finals, lanes)
+            staging.left_out[:] = self._gate(staging.which, boundaries, self._timeout, check)
         if code := staging.append(finals):
             self._refuse(code, lanes)
-        return staging.tickets.copy()
+
+    def _check(self, staging: VectorStaging, finals: bool, lanes: ArrayLike | None) -> None:
+        """Checks the staged rows like an append, so that an invalid one neither waits nor counts as dropped."""
+        if code := staging.check(finals):
+            self._refuse(code, lanes)
 
     def new_episode(self, lanes: ArrayLike | None = None) -> None:
         """Makes the next row of each of these lanes, by default of all, begin an episode; no sample spans the two."""
@@ -153,6 +158,8 @@ class VectorWriter(WriterBase):
 class HeldRows:
     """The transitions of several copies: assign observations and actions, then `append` them with their outcomes.
 
+    One thread may use it.
+
     Attributes:
         writer: the VectorWriter that appends the rows.
         obs: an array [rows, *shape], or a dict of arrays if the spec's obs is one.
@@ -163,7 +170,7 @@ class HeldRows:
     def __init__(self, writer: VectorWriter, rows: int) -> None:
         view = writer._view
         records = np.zeros((2 * rows, view.layout.record_bytes), np.uint8)
-        self.writer, self._inside, self._records = writer, writer._inside, records[::2]
+        self.writer, self._records = writer, records[::2]
         self._staging = writer._new_staging(records)
         self._staging.which[:] = np.arange(rows)
 
@@ -178,7 +185,6 @@ class HeldRows:
         self.obs, self.extras = in_form(arrays("obs"), view.spec.obs), arrays("extra")
         self.action = arrays("action")["action"]
 
-    @one_thread
     def append(
         self, which: Any, reward: Any, terminated: Any, truncated: Any, final_obs: Any, lanes: Any = None
     ) -> None:
@@ -195,7 +201,8 @@ class HeldRows:
                 staging.lend(column, array[which])
             writer._append(staging, final_obs is not None, lanes)
         finally:
-            staging.lent.clear()
+            if staging.lent:
+                staging.lent.clear()
 
 
 def _numbers(lanes: ArrayLike) -> Ints:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from ...compiled import Chooser, step_error
+from ...compiled import explore, step_error
 from ...declared import Number, Whole
 from ...interfaces import PRIORITY, Action, ReplaySource, Update
 from ...observations import each
@@ -88,7 +88,7 @@ class FeedforwardQLearning(QLearning):
         actions: JointActions = model.actions
         allowed, rows = actions.allowed(request.mask), rows_in(obs)
         chosen, epsilon = np.full(rows, -1), request.explore["epsilon"]
-        exploring = Chooser(chosen, actions.count).explore(array_of(allowed), epsilon, request.generator)
+        exploring = explore(chosen, actions.count, array_of(allowed), epsilon, request.generator)
         if exploring == rows and not self.actor_priorities:
             return Action(actions.decode(chosen))
         values = faster(model)(obs)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ...compiled import Chooser, of_members
+from ...compiled import explore, of_members
 from ...interfaces import PREVIOUS_REWARD, Action, Algorithm, ReplaySource
 from ...spaces import Spaces
 from ...spec import TransitionSpec
@@ -83,7 +83,7 @@ class TeamQLearning(WindowedQLearning):
         action = array_of(best(values, allowed).flatten())
         of_rows = array_of(None if allowed is None else allowed.flatten(0, 1))
         epsilon = of_members(request.explore["epsilon"], rows, members)
-        Chooser(action, most).explore(of_rows, epsilon, request.generator)
+        explore(action, most, of_rows, epsilon, request.generator)
         action = action.reshape(rows, members)
         return Action(action, state=after and acted(after, torch.from_numpy(action).to(values.device), most))
 

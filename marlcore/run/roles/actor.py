@@ -49,9 +49,10 @@ class ActorRole(Role):
         spec, crew, config = self.spec, self.memory.crew, self.config
         self._index = crew.names.index(self.name)
         self._number = crew.first + self._index  # among the run's actors
-        self._notes = self.control.notes[self.name]
+        self._share = self.control.notes[self.name].loader(SHARE)
         self._steps: int = self.counters.load(STEPS)
-        self.rounds = 0
+        self._store_steps, self._store_episodes = self.counters.storer(STEPS), self.counters.storer(EPISODES)
+        self.rounds, self._is_ready = 0, False
         self.tell_environments()
         self._device = None if spec.acts_compiled else choose_device(config.actor.device_of(self._index))
         had_torch = "torch" in sys.modules
@@ -151,7 +152,7 @@ class ActorRole(Role):
     @property
     def done(self) -> bool:
         """Whether it has taken its share of the steps."""
-        return self._steps >= self._notes.load(SHARE)
+        return self._steps >= self._share()
 
     def acting(self) -> bool:
         if not self.done:
@@ -164,8 +165,9 @@ class ActorRole(Role):
         self.count_steps(0)
 
     def report_ended(self, ended: Ended) -> None:
-        self.report_each(ended.agent, "episode_return", ended.returns.tolist())
-        self.report_each(ended.agent, "episode_length", ended.lengths.tolist())
+        step = self.control.steps
+        self.report_each(ended.agent, "episode_return", ended.returns.tolist(), step)
+        self.report_each(ended.agent, "episode_length", ended.lengths.tolist(), step)
         for _, numbers in ended.infos:
             for name, value in numbers.items():
                 self.report(ended.agent, f"info/{name}", value)
@@ -175,11 +177,13 @@ class ActorRole(Role):
     def count_steps(self, steps: int) -> None:
         self._steps += steps
         self.rounds += 1
-        self.counters.store(STEPS, self._steps)
+        self._store_steps(self._steps)
         if self.env.episodes:
-            self.counters.store(EPISODES, self.env.episodes)
-        self.report_gpu(self._device)
-        if steps:
+            self._store_episodes(self.env.episodes)
+        if self._device is not None:
+            self.report_gpu(self._device)
+        if steps and not self._is_ready:
+            self._is_ready = True
             self.counters.store(READY, self.attempt)  # the supervisor does not restart a worker that raises before this
         self.beat()
 

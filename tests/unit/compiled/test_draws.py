@@ -1,7 +1,5 @@
 """Draws of actions against their definition in plain NumPy."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from gymnasium import spaces as gym
@@ -9,16 +7,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rounding import rounding
 
-from marlcore.compiled import Categories, Chooser
+from marlcore.compiled import Categories, draws, explore
+from marlcore.memory import ffi
 
 NEVER = -np.inf  # the output of a value of probability 0
 LAST = np.nextafter(1.0, 0.0)
 
 
 def drawn(output, place, sizes=None, mask=None):
-    space = gym.MultiDiscrete(sizes or [output.shape[1]])
-    generator = SimpleNamespace(random=lambda shape: np.asarray(place, np.float64).reshape(shape))
-    action, log_prob, _ = Categories(space).draw(output, mask, generator)
+    """Draws by these places in place of those that a generator gives."""
+    space, places = gym.MultiDiscrete(sizes or [output.shape[1]]), iter(np.ravel(place).tolist())
+    given = ffi.callback("double(void *)", lambda state: next(places))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(draws, "uniform_of", lambda generator: ffi.new("struct mc_uniform *", {"next": given}))
+        action, log_prob, _ = Categories(space).draw(output, mask, None)
+    assert not [*places]
     return action, log_prob
 
 
@@ -78,14 +81,33 @@ def test_rows_explore_by_their_epsilon_among_the_allowed(masked, epsilon):
     passed = allowed.cumsum(1)
     random = (passed > (place * passed[:, -1]).astype(np.int64)[:, None]).argmax(1)
     action = np.full(200, -1)
-    count = Chooser(action, 5).explore(allowed if masked else None, epsilon, np.random.default_rng(0))
+    count = explore(action, 5, allowed if masked else None, epsilon, np.random.default_rng(0))
     assert count == explores.sum()
     np.testing.assert_array_equal(action, np.where(explores, random, -1))
 
 
 def test_epsilons_and_masks_of_other_sizes_are_refused():
-    chooser, generator = Chooser(np.zeros(4, np.int64), 2), np.random.default_rng(0)
+    action, generator = np.zeros(4, np.int64), np.random.default_rng(0)
     with pytest.raises(ValueError, match=r"^epsilon: expected a number or 4 of them, got 3$"):
-        chooser.explore(None, np.zeros(3), generator)
+        explore(action, 2, None, np.zeros(3), generator)
     with pytest.raises(ValueError, match=r"^mask: expected shape \(4, 2\), got \(4, 3\)$"):
-        chooser.explore(np.ones((4, 3), np.bool_), 0.5, generator)
+        explore(action, 2, np.ones((4, 3), np.bool_), 0.5, generator)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("epsilon", [None, 0.4, np.float64(0.4), np.linspace(0, 1, 200)])
+def test_a_choice_is_the_best_action_unless_its_row_explores(masked, epsilon):
+    """It takes any number of rows, one after another, and leaves the generator where `explore` leaves it."""
+    rng, choices = np.random.default_rng(1), draws.Choices(5)
+    one, other = np.random.default_rng(0), np.random.default_rng(0)
+    for rows in (200, 7, 200):
+        outputs, mask = rng.normal(size=(rows, 8)).astype(np.float32), rng.random((rows, 5)) < 0.5
+        mask[:, 2] = True
+        of_rows = epsilon[:rows] if isinstance(epsilon, np.ndarray) else epsilon
+        allowed = mask if masked else None
+        expected = np.where(mask | (not masked), outputs[:, :5], NEVER).argmax(1)
+        if epsilon is not None:
+            explore(expected, 5, allowed, of_rows, one)
+        chosen = choices.choose(draws.NO_LAYERS, outputs, allowed, of_rows, other)
+        np.testing.assert_array_equal(chosen, expected)
+        assert one.bit_generator.state == other.bit_generator.state
