@@ -89,7 +89,7 @@ class Session:
             model, version = beginning.model_of(policy)
             store = stack.enter_context(create_weights(policy, spec.config, model, version))
             saved[policy.name] = [*model.acting.state_dict()]
-            if beginning.publishes:
+            if beginning.publishes(model):
                 publish_untrained(store, policy, spec.config, model)
             transitions[policy.name], weights[policy.name] = self._machines.place(policy, store)
         league = create_self_play(stack, spec.policies, spec.config, directory.path)
