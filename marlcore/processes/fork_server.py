@@ -193,7 +193,7 @@ class ForkServer:
 
 def _has_word(channel: socket.socket) -> bool:
     """Whether a server has answered, or has ended, in which case another thread may just have closed the channel."""
-    return (fd := channel.fileno()) < 0 or readable(0.0, fd)
+    return (fd := channel.fileno()) < 0 or bool(readable(0.0, fd))
 
 
 def start_child(start: Callable[[], Program]) -> Program:
