@@ -177,6 +177,10 @@ class Config(Declared):
         tolerance = max(self.updates_tolerance * learner.batch_size, least)
         return RateLimiter(samples_per_insert, learner.warmup, tolerance, lead=0.0)
 
+    def is_free(self, policy: str) -> bool:
+        """Whether no rate limiter is between a policy's learner and its actors."""
+        return self.of(policy).pace is None
+
     @property
     def pace(self) -> Schedule | None:
         """The updates per step as a schedule; None if actors and learners run free."""

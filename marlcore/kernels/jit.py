@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,21 +23,23 @@ class Made:
     """Stands for an object that compiler.py makes, from the object's first use in Python or in a kernel."""
 
     def __init__(self, maker: str, source: Any = None) -> None:
-        self._maker, self._source = maker, source
+        self._maker, self._source, self._made = maker, source, None
 
-    @cached_property
-    def made(self) -> Any:
-        maker = getattr(_compiler(), self._maker)
-        return maker if self._source is None else maker(self._source)
+    def make(self) -> Any:
+        """Returns the object. Threads that ask first at once may make two, which do the same."""
+        if self._made is None:
+            maker = getattr(_compiler(), self._maker)
+            self._made = maker if self._source is None else maker(self._source)
+        return self._made
 
     @property
     def _numba_type_(self) -> Any:
-        return _compiler().type_of(self.made)
+        return _compiler().type_of(self.make())
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # such as copying asks for
             raise AttributeError(name)
-        return getattr(self.made, name)
+        return getattr(self.make(), name)
 
 
 class Kernel(Made):
@@ -46,8 +48,15 @@ class Kernel(Made):
     def __call__(self, *args: Any) -> Any:
         names = self._source.__globals__
         if names.get(self._source.__name__) is self:
-            names[self._source.__name__] = self.made
-        return self.made(*args)
+            names[self._source.__name__] = self.make()
+        return self.make()(*args)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str, str]]:
+        return _kernel_at, (self._source.__module__, self._source.__qualname__)
+
+
+def _kernel_at(module: str, name: str) -> Any:
+    return getattr(import_module(module), name)
 
 
 def _compiler() -> Any:

@@ -90,7 +90,7 @@ class ForkServer:
         """Whether the server was started, and `fork` need not wait for its imports."""
         is_fork = isinstance(self._process, ForkOfThis)
         first = self._channels[:1]
-        return is_fork or any(channel in self._answered or readable(0.0, channel.fileno()) for channel in first)
+        return is_fork or any(channel in self._answered or _has_word(channel) for channel in first)
 
     @property
     def pid(self) -> int | None:
@@ -187,6 +187,11 @@ class ForkServer:
                 log.error("process %d did not end within %g s of SIGKILL and is left alone", self.pid, error.timeout)
         self._channels, self._process = [], None
         self._answered = set()
+
+
+def _has_word(channel: socket.socket) -> bool:
+    """Whether a server has answered, or has ended, in which case another thread may just have closed the channel."""
+    return (fd := channel.fileno()) < 0 or bool(readable(0.0, fd))
 
 
 def start_child(start: Callable[[], Program]) -> Program:

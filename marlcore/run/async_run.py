@@ -78,13 +78,16 @@ def supervisor_of(
     return Supervisor(children, control, start, timeouts, restarts)
 
 
-def start_all(supervisor: Supervisor, interrupts: Interrupts, fallback: bool) -> bool:
-    """Starts the workers. If the system cannot, returns False with `fallback`, and raises MarlcoreError without it."""
+def start_all(supervisor: Supervisor, names: Iterable[str], interrupts: Interrupts, fallback: bool) -> bool:
+    """Starts the named workers.
+
+    If the system cannot, returns False with `fallback`, and raises MarlcoreError without it.
+    """
     try:
         with suppress_failed_calls(errno.EINTR):  # a signal came, which the caller checks
-            for worker in supervisor.workers.values():
+            for name in names:
                 if not interrupts.stopping:
-                    worker.start()
+                    supervisor.workers[name].start()
     except OSError as error:
         if error.errno is None:  # raised by a signal handler
             raise

@@ -51,7 +51,7 @@ class NewRun:
         self._reached = 0  # the most steps in any policy's checkpoint
         described = describe(self._spec.env_fn, self._spec.policies, self._config)
         self.described = described | {"init_from": self._sources}
-        self.publishes = self._spec.begins_untrained
+        self._begins_untrained = self._spec.begins_untrained
 
     def open(self, stack: ExitStack, conditions: StopConditions) -> RunDirectory:
         """Opens the run's directory until the stack closes. Raises ValueError, also if a stop condition is met."""
@@ -74,9 +74,13 @@ class NewRun:
             self._first[checkpoint] = self._counts(state, initial) | model.saved()
         elif state:  # of an earlier part of the run
             _restore(model, policy, self._config, state, checkpoint)
-        elif self.publishes:  # else a run that ended before its learner saved could not be resumed
+        elif self.publishes(model):  # else a run that ended before its learner saved could not be resumed
             self._first[checkpoint] = NO_COUNTS | model.saved()
         return model, state.get("version", 0)
+
+    def publishes(self, model: PolicyModel) -> bool:
+        """Whether the parent publishes a policy's first weights; if some are not finite, its learner reports them."""
+        return self._begins_untrained and all(bool(weights.isfinite().all()) for weights in model.parameters())
 
     def _counts(self, state: Mapping[str, Any], initial: Mapping[str, Any]) -> dict[str, Any]:
         return NO_COUNTS
@@ -96,7 +100,6 @@ class ResumedRun(NewRun):
         assert launch.resume is not None
         check_resumed(launch.resume, self.described, self._spec.policies)
         self._resumed = launch.resume
-        self.publishes = False  # its learners know their last weights
 
     def open(self, stack: ExitStack, conditions: StopConditions) -> RunDirectory:
         self.directory = directory = stack.enter_context(RunDirectory.resume(self._resumed))
@@ -118,6 +121,9 @@ class ResumedRun(NewRun):
         if self._config.stop != StopConfig():
             conditions.check_unmet(each_metric(directory.path / "metrics.csv"))
         return directory
+
+    def publishes(self, model: PolicyModel) -> bool:
+        return False  # its learners know their last weights
 
     def _counts(self, state: Mapping[str, Any], initial: Mapping[str, Any]) -> dict[str, Any]:
         return taken_over(state, initial)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..config import EVALUATOR, AssignedPolicy, actor_names, crews, node_names
 from ..evaluation import save_policies
 from ..interfaces import ReplaySource
-from ..processes import PID, Children, Control, Telemetry
+from ..processes import PID, Children, Control, Supervisor, Telemetry
 from ..record import CallbackSink, Monitor, Progress, StopConditions, Table, open_sinks
 from ..self_play import create_self_play
 from ..weights import ParameterStore
@@ -26,6 +26,9 @@ from .spec import share_of
 
 if TYPE_CHECKING:
     from ..loops import PolicyModel
+
+START_S = 120.0  # longest wait for the fork server before the first worker that needs torch is asked of it
+LOOK_S = 0.02
 
 
 class Session:
@@ -91,7 +94,7 @@ class Session:
         spec, directory, transitions, weights, saved = self.spec, self.directory, {}, {}, {}
         for policy in spec.policies:
             model, version = beginning.model_of(policy)
-            make_store = partial(self._store, stack, policy, model, version, beginning.publishes)
+            make_store = partial(self._store, stack, policy, model, version, beginning.publishes(model))
             transitions[policy.name], weights[policy.name] = self._machines.place(policy, make_store)
             saved[policy.name] = [*model.acting.state_dict()]
         league = create_self_play(stack, spec.policies, spec.config, directory.path)
@@ -131,7 +134,7 @@ class Session:
             supervisor = supervisor_of(*run, self.control, self._workers, self.directory.log_path, children)
             paced = None not in (config.updates_per_step, *config.ratios.values())
             fallback = config.supervision.serial_fallback and paced and not config.cluster.seats
-            if config.mode == "async" and start_all(supervisor, interrupts, fallback):
+            if config.mode == "async" and self._start(supervisor, fallback):
                 remote = self._machines.begin(stack, self.memory, self.control, self.telemetry)
                 run_async(supervisor, *run, self.control, self.monitor, interrupts, remote)
             else:
@@ -139,3 +142,18 @@ class Session:
                 for notes in self.control.notes.values():
                     notes.store(PID, os.getpid())
                 run_serial(*run, self.monitor, interrupts)
+
+    def _start(self, supervisor: Supervisor, fallback: bool) -> bool:
+        """Starts the workers as `start_all` does, those without torch first.
+
+        Records what they report until the server that forks the others has imported torch: telemetry holds few rows.
+        """
+        early = [name for name in self._workers if self.spec.acts_compiled and name not in self.spec.learners]
+        if not start_all(supervisor, early, self.interrupts, fallback):
+            return False
+        for _ in range(round(START_S / LOOK_S) if early else 0):
+            if self._children.server.ready or self.interrupts.stopping:
+                break
+            time.sleep(LOOK_S)
+            self.monitor.tick()
+        return start_all(supervisor, [name for name in self._workers if name not in early], self.interrupts, fallback)

@@ -74,10 +74,14 @@ class RunSpec:
 
     @property
     def begins_untrained(self) -> bool:
-        """Whether a new run's actors begin before its learners, with weights that the parent publishes and saves."""
+        """Whether a new run's actors begin before its learners, with weights that the parent publishes and saves.
+
+        Where no limiter holds the actors, they could take all their steps before the learner makes its first update.
+        """
         config = self.config
+        free = any(isinstance(policy.source, ReplaySource) and config.is_free(policy.name) for policy in self.policies)
         apart = config.self_play.pool or config.cluster.seats or config.offline
-        return config.mode == "async" and not apart and self.acts_compiled
+        return config.mode == "async" and not apart and not free and self.acts_compiled
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "policies": tuple(policy.for_a_worker() for policy in self.policies)}
@@ -304,9 +308,8 @@ def warn_of_few_samples(spec: RunSpec, steps: int, updates: Mapping[str, int]) -
     """Warns if a run without a fixed ratio drew each transition of a policy less than once on average."""
     for policy in spec.policies:
         inserted, learner = share_of(policy, spec.policies) * steps, spec.config.learner_of(policy.name)
-        free = spec.config.of(policy.name).updates_per_step is None
         queued = isinstance(policy.source, QueueSource)  # which reads each transition once
-        if queued or spec.recorded or not free or inserted <= learner.warmup:
+        if queued or spec.recorded or not spec.config.is_free(policy.name) or inserted <= learner.warmup:
             continue
         ratio = updates[policy.name] * learner.batch_size / inserted
         if ratio < 1.0:

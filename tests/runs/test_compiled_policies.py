@@ -13,12 +13,14 @@ import torch
 from hunt import HUNT
 from numpy_dqn import Asked, Drawing, NumpyDQN
 from processes import until
-from whole_runs import Runs, checkpoint, history
+from whole_runs import ON_POLICY, Runs, checkpoint, history, past, pid_of
 
 import marlcore as mc
 from marlcore.interfaces import CompiledPolicy
 from marlcore.loops import TorchNetwork, run_seed
+from marlcore.processes.fork_server import ForkServer
 from marlcore.record import checkpoint_path
+from marlcore.run.spec import acting_spec
 
 runs = Runs(evaluation={"interval": 200, "episodes": 3, "keep": 1}, total_steps=600)
 SELF_PLAY = {"pool": 4, "admit_updates": 20, "latest": 0.3}
@@ -72,6 +74,49 @@ def test_a_run_whose_learner_never_begins_leaves_nothing(tmp_path: Path) -> None
     with pytest.raises(mc.WorkerFailed, match="mine"):
         answers(tmp_path, late(tmp_path / "asked", failing))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changes", "begins"),
+    [
+        (SMALL, {}, True),
+        (SMALL, {"updates_per_step": None}, False),
+        (SMALL, {"ratios": {"agent_0": None}}, False),
+        (mc.PPO(), {"updates_per_step": None, **ON_POLICY}, True),
+    ],
+)
+def test_actors_that_nothing_holds_wait_for_their_learner(
+    tmp_path: Path, algorithm: Any, changes: Any, begins: bool
+) -> None:
+    """In a free run they could take all steps before its first update. A queue holds them."""
+    config = runs.configured(tmp_path, mode="async", **changes)
+    assert acting_spec(cartpole, algorithm, config).begins_untrained == begins
+
+
+class Spoiled(mc.PPO):
+    def make_model(self, spaces: mc.Spaces) -> Any:
+        model = super().make_model(spaces)
+        torch.nn.init.constant_(next(model.parameters()), torch.nan)
+        return model
+
+
+@pytest.mark.long
+def test_weights_that_begin_as_nan_end_a_run_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(mc.WorkerFailed, match=r"there is no checkpoint yet$") as caught:
+        runs.train(tmp_path, cartpole, Spoiled(), mode="async", **ON_POLICY)
+    assert caught.value.worker == "learner-agent_0" and not (tmp_path / "run").exists()
+
+
+@pytest.mark.long
+def test_metrics_are_recorded_before_the_learner_can_start(tmp_path: Path, monkeypatch: Any) -> None:
+    """While the fork server imports torch, actors may report more than telemetry holds."""
+    ready: list[bool] = []
+    monkeypatch.setattr(ForkServer, "ready", property(lambda server: bool(ready)))
+    with runs.start(tmp_path, cartpole, SMALL, mode="async") as run:
+        past(run, 1)
+        assert pid_of(run, "learner-agent_0") == 0
+        ready.append(True)
+        assert run.wait().updates["agent_0"]
 
 
 @pytest.mark.long

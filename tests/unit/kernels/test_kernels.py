@@ -1,6 +1,7 @@
 """The kernels against an oracle of plain Python, in which a replay is lists of episodes of rows."""
 
 import json
+import pickle
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,8 @@ from model import SPECS, Model, chi_square_limit, fill, random_row
 
 import marlcore
 from marlcore import ReplayBuffer
-from marlcore.kernels import powers, random, uniform
-from marlcore.kernels.jit import jit
+from marlcore.kernels import columns, powers, random, uniform
+from marlcore.kernels.jit import Kernel, jit
 
 
 @jit
@@ -223,3 +224,13 @@ def test_cached_kernels_work_in_another_process(program, rng):
             assert there[:3] == [here.index.tolist(), here.obs.tolist(), here.reward.tolist()]
             assert there[3:] == [{"draw": 1, "draw_listed": 0}, 0]
         del here
+
+
+def test_kernels_are_pickled_by_name_before_their_first_use() -> None:
+    assert pickle.loads(pickle.dumps(jit(columns.gather.py_func))) is columns.gather
+
+
+def test_what_fails_in_a_kernels_making_is_said() -> None:
+    """An import of Numba that raises AttributeError, as with another NumPy, came as a recursion."""
+    with pytest.raises(AttributeError, match="'no_maker'"):
+        Kernel("no_maker", lambda: None)()

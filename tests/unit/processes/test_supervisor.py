@@ -415,7 +415,10 @@ DIED = "process that forks workers died 4 times, the last time: it ended with ex
 
 def test_this_process_works_when_no_worker_starts() -> None:
     worker = Mock(**{"start.side_effect": [None, OSError(11, "no more processes")]})
-    assert [start_all(Mock(workers={"a": worker}), Mock(stopping=False), True) for _ in range(2)] == [True, False]
+    assert [start_all(Mock(workers={"a": worker}), ["a"], Mock(stopping=False), True) for _ in range(2)] == [
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(
