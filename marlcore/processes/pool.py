@@ -1,4 +1,4 @@
-"""A pool of processes, each of which answers one request at a time; another answers the request of a dead process.
+"""A pool of processes, each of which answers one request at a time; if a process dies, another answers its request.
 
 Replies come in the order of their arrival. A process gets its next request only once its reply was read whole, so that
 neither side waits for the other.
@@ -26,7 +26,7 @@ class Pool(Closing):
 
     A process that dies is replaced, and its request is given to another one, so an answer must have no effect beside
     its reply. `make`, called once in each process, returns the function that answers; definitions that a process
-    cannot import are pickled by value. At most `size` processes start, when they are needed. `fork`: see `ForkServer`.
+    cannot import are pickled by value. Up to `size` processes start, each when it is needed. `fork`: see `ForkServer`.
     """
 
     def __init__(
@@ -64,17 +64,18 @@ class Pool(Closing):
         If an exception passes through, such as one of a signal handler, the request stays in the pool; asking
         again with the same key is harmless.
 
-        Raises: OSError: the system starts no process. WorkerFailed: each process that got the request died.
+        Raises OSError if the system starts no process, WorkerFailed if each process that got the request died.
         """
         self._requests[key] = request
         self._deal()
 
     def replies(self, seconds: float | None) -> list[tuple[int, memoryview]]:
-        """Returns the replies that came, with their keys; waits up to `seconds` for the first, None for ever.
+        """Returns the replies that came, with their keys; waits up to `seconds` for the first (None: no limit).
 
-        An exception of a signal handler passes through; the next call returns the replies that came before it.
+        An exception of a signal handler passes through; the next call returns the replies that came before the
+        exception.
 
-        Raises: WorkerFailed: an answer raised, or each process that got a request died. OSError: see `ask`.
+        Raises WorkerFailed if an answer raised, or if each process that got a request died; OSError as in `ask`.
         """
         self._deal()
         if not self._replies:
@@ -128,7 +129,7 @@ class Pool(Closing):
             raise reply
 
     def _remove_dead(self, child: Child) -> None:
-        """Removes a dead process. Raises WorkerFailed: its request has killed too many processes."""
+        """Removes a dead process. Raises WorkerFailed if its request has killed too many processes."""
         child.kill()  # its connection may have ended first
         ending, key = child.ending(), self._asked.get(child)
         self._end(child)

@@ -1,4 +1,4 @@
-"""Sends metrics from workers to their parent: each worker writes a lane, and the parent tails all lanes in order."""
+"""Sends metrics from workers to their parent: each worker writes a lane, the parent reads all in order of time."""
 
 import errno
 from collections.abc import Sequence
@@ -92,7 +92,7 @@ def _geometry(workers: list[str]) -> LaneGeometry:
 
 @lru_cache(1024)
 def encoded_name(label: str, name: str) -> bytes:
-    """Encodes a name in UTF-8. Raises ValueError, naming the label: over 64 bytes, or a lone surrogate."""
+    """Encodes a name in UTF-8. Raises ValueError for over 64 bytes or a lone surrogate; its text has `label`."""
     encoded = name.encode(errors="surrogatepass")
     if len(encoded) > NAME_BYTES or encoded != name.encode(errors="replace"):
         raise ValueError(f"{label}: expected at most {NAME_BYTES} bytes of UTF-8, got {brief(name)}")

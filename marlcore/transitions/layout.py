@@ -21,7 +21,7 @@ INLINE_BYTES = 256
 
 @dataclass(frozen=True)
 class Place:
-    """One stored array: `role` is "obs", "action", "extra" or "next_obs"; `name` is its field's."""
+    """One stored array: `role` is "obs", "action", "extra" or "next_obs"; `name` is the field's name."""
 
     role: str
     name: str
@@ -89,7 +89,7 @@ def _is_inline(field: Field) -> bool:
 
 
 def _pack(fields: list[Field]) -> tuple[list[int], int]:
-    """Returns the fields' offsets after the head, widest items first to align each, and the record's size."""
+    """Returns the fields' offsets in a record, widest items first for alignment, and the record's size in bytes."""
     offsets = [0] * len(fields)
     end = HEAD_BYTES
     for i in sorted(range(len(fields)), key=lambda i: -fields[i].numpy.itemsize):

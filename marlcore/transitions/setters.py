@@ -21,7 +21,7 @@ _FLOATS = frozenset(map(np.dtype, ("float16", "float32", "float64")))
 
 
 class FieldSetters:
-    """Setters of a transition's fields, except reward and ends, made by `put_of(place, label, is_boundary_row)`."""
+    """Setters of all fields but reward, terminated and truncated, made by `put_of(place, label, is_boundary_row)`."""
 
     def __init__(
         self, spec: TransitionSpec, layout: RecordLayout, put_of: Callable[[Place, str, bool], Setter]

@@ -1,4 +1,4 @@
-"""The writer of several lanes: it checks and stages a row for each, and appends all of them with one call."""
+"""The writer of several lanes: it checks and stages a row for each lane, and appends all rows by one call."""
 
 import errno
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 
 
 class VectorWriter(WriterBase):
-    """Appends transitions to several lanes, one a lane in each call; made by the `vector_writer` of a replay or queue.
+    """Appends transitions to several lanes, one a lane in each call; made by `vector_writer` of a replay or queue.
 
     It serves vectorised environments: copy i of the environment writes to lane i. A call costs little more than one
     `Writer.add`, and about 30 ns for each row of a few floats. Values, checks, errors and the rule for threads are
@@ -62,11 +62,11 @@ class VectorWriter(WriterBase):
         lanes: ArrayLike | None = None,
         **extras: Any,
     ) -> Ints:
-        """Appends one transition to each of k lanes; the observation that follows it is the lane's next `obs`.
+        """Appends one transition to each of k lanes; the lane's next `obs` is the observation that follows.
 
-        Every value of every row is checked before the first write, so that a bad one leaves all lanes unchanged. The
-        lanes are then written one after another: each row appears whole, but a process killed inside the call
-        leaves rows in some lanes and none in the others.
+        Every value of every row is checked before the first write, so that a bad value leaves all lanes unchanged. The
+        lanes are then written one after another: each row appears whole, but a process killed inside the call leaves
+        rows in some lanes and none in the others.
 
         Args:
             obs: the observations acted on, [k, *shape]; a dict of arrays when the spec's obs is one.
@@ -78,14 +78,14 @@ class VectorWriter(WriterBase):
             lanes: int [k], which of this writer's lanes get the rows, each at most once; None: all, in their order.
             extras: every extra field of the spec, and next_obs when the spec stores it, each [k, *shape].
 
-        Returns: the rows' tickets, int64 [k]; see `Writer.add`. -1 for a row that a queue that drops the newest has
-            no room for: it was left out, and the next row of its lane begins an episode.
+        Returns: the rows' tickets, int64 [k]; see `Writer.add`. A ticket is -1 if a queue with "drop_newest" had no
+            room: the row was left out, and the next row of its lane begins an episode.
 
         Raises:
             ValueError, TypeError: a field is missing, unknown, or of another shape, dtype or range; a lane is not one
                 of this writer's, or comes twice.
             ClosedError: the writer was closed. SegmentCorrupt: a lane's counters were damaged.
-            TimeoutError: after the writer's timeout; nothing was written. UsedByTwoThreads: see `Writer`.
+            TimeoutError: the writer's timeout has passed; nothing was written. UsedByTwoThreads: see `Writer`.
         """
         finals = final_obs is not None
         if finals and self._view.spec.next_obs:
@@ -109,7 +109,7 @@ class VectorWriter(WriterBase):
         return staging.tickets.copy()
 
     def new_episode(self, lanes: ArrayLike | None = None) -> None:
-        """Makes the next row of each of these lanes, by default of all, begin an episode; no sample spans the two."""
+        """Makes the next row of these lanes, by default of all, begin an episode; no sample crosses the seam."""
         if lanes is None:
             self._native.new_episode(range(len(self.lanes)))
             return
@@ -125,7 +125,7 @@ class VectorWriter(WriterBase):
         return VectorStaging(self._native, self._view, records)
 
     def _staging_of(self, lanes: ArrayLike) -> VectorStaging:
-        """Returns staging for these lanes, reused for equal numbers of rows; an unknown lane's index is -1."""
+        """Returns staging for these lanes, reused by calls with as many rows; `which` is -1 for an unknown lane."""
         numbers = _numbers(lanes)
         rows = len(numbers)
         staging = self._stagings.get(rows)
@@ -151,13 +151,13 @@ class VectorWriter(WriterBase):
 
 
 class HeldRows:
-    """The transitions of several copies: assign observations and actions, then `append` them with their outcomes.
+    """Transitions of several environments: assign observations and actions, then `append` them with their outcomes.
 
     Attributes:
         writer: the VectorWriter that appends the rows.
         obs: an array [rows, *shape], or a dict of arrays if the spec's obs is one.
         action: [rows, *shape].
-        extras: by name, [rows, *shape].
+        extras: arrays [rows, *shape], by name.
     """
 
     def __init__(self, writer: VectorWriter, rows: int) -> None:
@@ -182,7 +182,7 @@ class HeldRows:
     def append(
         self, which: Any, reward: Any, terminated: Any, truncated: Any, final_obs: Any, lanes: Any = None
     ) -> None:
-        """Appends a slice of the rows, or the rows with the numbers int64 [k]; see `VectorWriter.add`."""
+        """Appends the rows `which`, a slice or row numbers, int64 [k]; see `VectorWriter.add`."""
         writer, staging = self.writer, self._staging
         if not isinstance(which, slice):
             staging = writer._staging_of(lanes)
