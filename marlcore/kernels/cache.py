@@ -71,7 +71,7 @@ def stale_directories() -> list[Path]:
 
 
 def _is_stale(directory: Path) -> bool:
-    packages = [*directory.glob("package-*")]  # none where it was just made
+    packages = [*directory.glob("package-*")]  # empty if the directory was just made
     unused = time.time() - directory.stat().st_mtime > UNUSED_S
     return unused or (bool(packages) and not any(_has_sources(link, directory.name) for link in packages))
 

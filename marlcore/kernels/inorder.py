@@ -21,13 +21,13 @@ from .rows import (
     record_of,
 )
 
-# Of `cursors`: the one that the batch moves, one that passes only rows that no batch can hold, and scratch
+# Items of `cursors`: the cursor after the batch, a cursor moved only past rows that no batch can hold, and scratch
 NEXT, SETTLED, PROBE = range(3)
-# Rows of a cursor: the next ticket; the transitions below it; of these, the ones overwritten before they were read, and
-# the ones that no batch can hold
+# Rows of a cursor: the next ticket; the number of transitions below it; of these, the numbers overwritten before they
+# were read, and that no batch can hold
 POSITION, PASSED, DROPPED, SKIPPED = range(4)
 # Rows of `tallies`: rows to avoid at the start of each window; transitions or unrolls that are ready; how many of them
-# the batch takes; the lowest ticket that the kernel looked at; whether all are taken, though too few for the batch
+# the batch takes; the lowest ticket that the kernel looked at; whether all are taken although the batch stays unfilled
 MARGIN, READY, SHARE, LEAST, CROWDED = range(5)
 
 NOT_LOOKED_AT = 1 << 62  # a lowest ticket that is never overwritten

@@ -35,7 +35,7 @@ class Made:
         return _compiler().type_of(self.made)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # such as copying asks for
+        if name.startswith("__"):  # such as `copy` asks for
             raise AttributeError(name)
         return getattr(self.made, name)
 
@@ -99,7 +99,7 @@ def _items_at(dtype: str) -> Any:
     return Made("items_at", dtype)
 
 
-# What only kernels can call; compiler.py says what each does.
+# Functions that only kernels can call; compiler.py describes each.
 copy_bytes: Any = Made("copy_bytes")
 zero_bytes: Any = Made("zero_bytes")
 prefetch: Any = Made("prefetch")

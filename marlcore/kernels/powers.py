@@ -10,7 +10,7 @@ from .jit import bits_of, float_of, inlined
 
 SQRT_HALF = 0x3FE6A09E667F3BCD  # bits of sqrt(1/2)
 ONE = 0x3FF0000000000000
-WHOLE = 1.5 * 2.0**52  # added to a number below 2^51, it leaves the nearest integer in the low bits
+WHOLE = 1.5 * 2.0**52  # the sum of this and a number below 2^51 has the nearest integer in its low bits
 WHOLE_BITS = 0x4338000000000000
 LEAST, MOST = 0x3370000000000000, 0x4C70000000000000  # bits of 2^-200 and 2^200, the bounds of the polynomials' range
 STEEPEST = 5.0  # largest absolute exponent: no power leaves the range of float64

@@ -103,7 +103,7 @@ def _take_in(p, q, lane):
     """Gives mass to a lane's new tickets in order, up to the first ticket that needs rows not yet written."""
     tree, offsets = float64_array(q.tree, q.nodes), int64_array(q.offsets, q.levels + 1)
     first = ticket = int64_at(q.caught)[lane]
-    last, mass = -1.0, 0.0  # without actors' priorities, all new tickets share one
+    last, mass = -1.0, 0.0  # without actors' priorities, all new tickets have the same mass
     while ticket < int64_at(p.hi)[lane]:
         verdict, leaf = check(p, lane, ticket)[0], row_of(p, lane, ticket)
         if verdict == PENDING:

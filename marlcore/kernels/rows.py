@@ -19,11 +19,11 @@ ORDINAL, PLACE, POLICY_VERSION, REWARD = range(4)
 LO, HI, SEAM = range(3)
 # Rows of `chosen`, one column a slot; a slot is one transition or one sequence
 LANE, TICKET, LOWEST = range(3)
-# Results of a check; PENDING: rows yet to be written decide
+# Results of a check; PENDING: depends on rows not yet written
 NEVER, PENDING, SAMPLEABLE = range(3)
 
 CACHE_LINE = 64
-NO_ROWS = np.int64(0)  # for a count that grows: Numba gives a literal 0 a type of its own, with other code
+NO_ROWS = np.int64(0)  # start of counts: Numba would give a literal 0 a type of its own, with other code
 
 
 @inlined

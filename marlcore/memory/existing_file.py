@@ -30,7 +30,7 @@ def open_named(path: Path, writable: bool) -> File:
             locked = try_lock(file.fd, SEGMENT_LOCK, exclusive=False)
             if locked and same_file(file.fd, path):
                 return file
-        file.close()  # a later save took the name between open and lock, or the name is gone
+        file.close()  # between open and lock, a later save took the name, or the name was removed
         if not locked:
             if time.monotonic() > deadline:
                 raise SegmentNotFound(f"{path}: another process has locked the segment to remove it")

@@ -23,7 +23,7 @@ def one_thread(method: F) -> F:
     The object has a dict `_inside`, whose keys are the ids of the threads in such a method: at most one thread, and for
     a moment each thread that is being refused. The guard never waits. Each change of the dict is one instruction, and
     CPython handles no signal between that instruction and the `try`, so an exception at any moment leaves no thread
-    marked as inside. `Writer.add` inlines this code to save a call. Raises: UsedByTwoThreads.
+    marked as inside. `Writer.add` inlines this code to save a call. Raises UsedByTwoThreads.
     """
 
     @wraps(method)
@@ -45,7 +45,7 @@ def one_thread(method: F) -> F:
 def close_when_alone(claim: File, inside: Collection[int]) -> None:
     """Waits until no other thread is in a guarded method, then closes the claim that these methods need."""
     me = get_ident()
-    while claim.fd >= 0 and any(thread != me for thread in [*inside]):  # a fork closed its child's
+    while claim.fd >= 0 and any(thread != me for thread in [*inside]):  # in a forked child it is closed
         time.sleep(_PAUSE_S)
     claim.close()
 

@@ -51,7 +51,7 @@ def open_nameless(target: Path, nbytes: int, name: Path | None = None) -> File:
         try:
             file.open(target.parent, os.O_TMPFILE | os.O_RDWR)
         except OSError as error:
-            if name or error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):  # as older overlay file systems
+            if name or error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):  # as from older overlay file systems
                 raise
             file.open(target, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_RDWR)
             target.unlink()
@@ -122,7 +122,7 @@ def replace_file(target: Path, description: dict[str, Any], body_bytes: int, fil
             write_header_and_body(file.fd, header, fill)
             write_checksum(file.fd, header)
             os.fsync(file.fd)
-        hold(file, target)  # so that no other process removes it as left behind
+        hold(file, target)  # so that no other process removes the file as left behind
         give_name(file, aside)
         os.replace(aside, target)
     with File() as directory:

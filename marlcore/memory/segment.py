@@ -1,7 +1,7 @@
 """Segments: files in /dev/shm that appear complete or not at all; a sweep removes the files of dead processes.
 
 A segment is a header (magic, layout version, sizes, nonce, checksum, a JSON description) padded to pages, then a
-zeroed body. The users of its file lock byte 0 (see survey.py), the users of its lanes later bytes (see lanes.py).
+zeroed body. Users of its file lock byte 0 (see survey.py); users of its lanes lock later bytes (see lanes.py).
 """
 
 import atexit
@@ -204,7 +204,7 @@ class Segment:
             if not is_descriptor(self.path) and same_file(self._file.fd, self.path):
                 self.path.unlink(missing_ok=True)
             return
-        with contextlib.suppress(MarlcoreError):  # it is gone, or another file has its name
+        with contextlib.suppress(MarlcoreError):  # the segment is gone, or another file has its name
             again = Segment.attach(self.handle)
             again.unlink()
             again.close()

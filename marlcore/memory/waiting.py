@@ -68,7 +68,7 @@ def sleep_until(missing: Callable[[], int], event: Event, deadline: float | None
             left = missing()
             if left >= wanted:
                 break
-            # Units that came before `prepare` are still in the announcement; as many again may come: announce fewer.
+            # The announcement still has units that came before `prepare`, and as many again may come: announce fewer.
             wanted = max(1, 2 * left - wanted) if left else 0
         if not wanted:
             return True

@@ -34,7 +34,7 @@ from .signals import STACKS, Interrupts
 EARLY = ("marlcore.preload",)  # modules that actors and evaluators without torch need
 PRELOAD = (*EARLY, "marlcore.preload_torch")  # modules that workers of marlcore need
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-TEXT_LIMIT = 12_000  # bytes of a traceback: a socket takes them at once, although the parent reads them only at the end
+TEXT_LIMIT = 12_000  # bytes of a traceback: a socket takes so many at once, although the parent reads only at the end
 OF_MAIN = (
     "a worker does not run the program's own file: move what its child processes run out of __main__, into a module"
 )
@@ -62,7 +62,7 @@ class Children(Closing):
         self.interrupts = interrupts or Interrupts()
         self._borrows = server is not None
         self.server = server or ForkServer(preload, lambda: self.interrupts.stopping, fork, early)
-        self.living: list[Child] = []  # those that `end` did not end, in the order of their start
+        self.living: list[Child] = []  # not yet ended by `end`, in the order of their start
 
     @contextmanager
     def uninterrupted(self) -> Iterator[None]:

@@ -17,7 +17,7 @@ from ..memory import LINE, PREFIX, Segment, Shared, Words, described_workers, in
 # the actor's last process that ended any; 1 after an evaluator's first. DONE: nonzero once the worker's work is
 # complete. BEGUN: the steps at which an evaluator's last evaluation began. SKIPS: due evaluations that were never made
 STEPS, UPDATES, READY, BEATS, EPISODES, DONE, BEGUN, SKIPS = range(8)
-# Words of the parent's line for a worker. SHARE: the steps at which an actor is done
+# Words of the parent's line for a worker. SHARE: the number of steps after which an actor is done
 PID, RESTARTS, SHARE = range(3)
 
 # The parent's word for all workers

@@ -29,8 +29,8 @@ from .signals import stop_signals_blocked
 
 START_S = 120.0  # limit for the imports
 REPLY_S = 10.0  # limit for an answer; a server that exceeds it counts as stopped and is killed
-STARTS = 4  # of the server; when the last one died, `fork` raises
-BACKOFF_S = 0.2  # before the second start; doubled before each further start
+STARTS = 4  # starts of the server; when the last server died, `fork` raises
+BACKOFF_S = 0.2  # pause before the second start; doubled before each further start
 KILL_S = 10.0  # longer than the kernel takes to end a killed process and free its memory, unless it is stuck
 LOOK_S = 0.05
 STATUS_S = 1.0  # limit for a dead process's exit status to arrive
@@ -67,7 +67,7 @@ class ForkServer:
         self._hurry = hurry
         self._forks = fork
         self._process: Program | None = None
-        self._channels: list[socket.socket] = []  # of the server, and of the second one
+        self._channels: list[socket.socket] = []  # to the server and to the second server
         self._answered: set[socket.socket] = set()  # channels whose servers said that they are ready
         self._lock = threading.Lock()  # several runs may share the server
 
@@ -177,7 +177,7 @@ class ForkServer:
     def close(self) -> None:
         """Kills the server; the kernel then kills all forks of the server and of the second server."""
         if self._process is not None:
-            self._process.kill()  # first: it would complain of a channel that closes with its answer unread
+            self._process.kill()  # first: the server would complain of a channel that closes with its answer unread
         for channel in self._channels:
             channel.close()
         if self._process is not None:
@@ -192,7 +192,7 @@ class ForkServer:
 def start_child(start: Callable[[], Program]) -> Program:
     """Calls `start` in a thread that outlives the child: the thread's end would kill the child (PR_SET_PDEATHSIG).
 
-    The main thread never ends, and calls `start` itself. Raises OSError if no thread starts; the errors of `start`.
+    The main thread never ends, and calls `start` itself. Raises the errors of `start`, and OSError if no thread starts.
     """
     if threading.get_native_id() == os.getpid():
         return start()

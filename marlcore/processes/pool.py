@@ -17,7 +17,7 @@ from ..errors import WorkerFailed
 from .children import Child, Children, enter, message_of
 from .serve import leave, readable
 
-RETRIES = 3  # of a request whose process died
+RETRIES = 3  # further tries of a request whose process died
 Answer = Callable[[bytes], bytes]
 
 
@@ -37,11 +37,11 @@ class Pool(Closing):
         self._size, self._name = size, name
         self._children = Children(preload, fork=fork)
         self._started = 0
-        self._requests: dict[int, bytes] = {}  # by key: requests without a reply
-        self._replies: dict[int, memoryview] = {}  # by key: replies that were not returned yet
-        self._deaths: Counter[int] = Counter()  # of processes, by key of the request
+        self._requests: dict[int, bytes] = {}  # requests without a reply, keyed by `key`
+        self._replies: dict[int, memoryview] = {}  # replies not yet returned, keyed by `key`
+        self._deaths: Counter[int] = Counter()  # how many processes died of a request, keyed by `key`
         self._asked: dict[Child, int] = {}  # the key of the request that each busy process answers
-        self._cut: Child | None = None  # an exception, such as a signal handler's, may have cut its message in two
+        self._cut: Child | None = None  # a child whose message an exception may have cut in two
 
     def begin(self) -> None:
         """Starts the server that forks the processes, without waiting for it."""
@@ -130,7 +130,7 @@ class Pool(Closing):
 
     def _remove_dead(self, child: Child) -> None:
         """Removes a dead process. Raises WorkerFailed if its request has killed too many processes."""
-        child.kill()  # its connection may have ended first
+        child.kill()  # the connection may have ended before the process
         ending, key = child.ending(), self._asked.get(child)
         self._end(child)
         if key is None:

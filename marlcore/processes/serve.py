@@ -30,13 +30,13 @@ from ..errors import suppress_failed_calls
 from .signals import outlive_signals
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-ARG_START = 45  # among the fields of /proc/self/stat behind the command's name; the next is its end
+ARG_START = 45  # index among the fields of /proc/self/stat behind the command's name; the next field is its end
 FORK = b"fork"
 NUMBER = struct.Struct("=q")
 
 
 def end_with_parent(parent: int) -> None:
-    """Makes the kernel kill this process when its parent dies, whatever state either is in."""
+    """Makes the kernel kill this process when its parent dies, even while this process is stopped."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:  # the parent died before the prctl
         os._exit(1)

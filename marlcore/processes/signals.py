@@ -143,7 +143,7 @@ def write_stacks_when_asked(file: TextIO | None = None) -> None:
     def end() -> None:
         forks.set()
         thread.join()
-        while os.path.exists(f"/proc/self/task/{thread.native_id}"):  # Python is done with it, the kernel is not yet
+        while os.path.exists(f"/proc/self/task/{thread.native_id}"):  # Python has ended it, but the kernel has not
             os.sched_yield()
 
     thread = threading.Thread(target=take_signal, name="marlcore-stacks", daemon=True)

@@ -1,8 +1,8 @@
 """Restarts workers that die, kills workers that hang, and ends the run on repeated failure.
 
-A successor starts only once the kernel says that the worker before it is dead, so that its lanes and weights are free.
-A worker counts as hanging if its heartbeat, a counter in the control block, does not change within its timeout. It is
-then asked for its stacks, and killed `STACKS_S` seconds later.
+A successor starts only once the kernel says that the worker before it is dead, so that the dead worker's lanes and
+weights are free. A worker counts as hanging if its heartbeat, a counter in the control block, does not change within
+its timeout. It is then asked for its stacks, and killed `STACKS_S` seconds later.
 """
 
 import logging
@@ -18,7 +18,7 @@ from .control import BEATS, EPISODES, PID, READY, RESTARTS, STEPS, UPDATES, Cont
 LONGEST_BACKOFF_S = 30.0
 START_S = 120.0  # smallest timeout of a start, which imports, compiles and waits for the first weights
 STACKS_S = 1.0  # time for a worker that hangs to write its stacks
-LONGEST_LOOK_S = 1.0  # silence counted between two looks: a parent that was itself stopped saw no heartbeats
+LONGEST_LOOK_S = 1.0  # most silence counted between two looks, since a parent that was itself stopped saw no heartbeats
 
 Start = Callable[[str, int], Child]  # called with a worker's name and the number of its process, from 1
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class Supervised:
         self.timeout = timeout  # the longest silence, in seconds
         self._children, self._start, self._policy = children, start, policy
         self._counters, self._notes = control.workers[name], control.notes[name]
-        self._failures: list[tuple[float, int, WorkerFailed]] = []  # in the window; time, steps and updates
+        self._failures: list[tuple[float, int, WorkerFailed]] = []  # in the window: (time, steps + updates, failure)
         self._hang = ""  # why its process is killed
         self._kill_at: float | None = None
         self._beats, self._looked, self._silent = 0, 0.0, 0.0
@@ -96,7 +96,7 @@ class Supervised:
             self.process = self._start(self.name, self.attempts)
         except (MarlcoreError, OSError) as error:
             if not isinstance(error, MarlcoreError) and (self.attempts == 1 or error.errno is None):
-                raise  # nothing has run yet, or it is a signal handler's
+                raise  # nothing has run yet, or the error is a signal handler's
             self._failed("death", f"no process could be started: {error}", time.monotonic())
             return
         self._notes.store(PID, self.process.pid)

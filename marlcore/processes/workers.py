@@ -97,8 +97,8 @@ class Workers:
       Programs started by a killed worker may live on.
 
     A worker's function and arguments are pickled by value where needed, so lambdas, closures and definitions of a
-    script or a notebook work. Replays, stores and queues among them attach to the same memory. torch uses one
-    thread in a worker, unless its function sets another number.
+    script or a notebook work. Replays, stores and queues among them attach to the same memory. torch uses one thread in
+    a worker, unless the worker's function sets another number of threads.
     """
 
     def __init__(self, grace: float = 10.0, preload: Sequence[str] = PRELOAD) -> None:
@@ -236,7 +236,7 @@ class Workers:
     def _note_ends(self) -> None:
         with self._lock:
             for child in [child for child in self._children.living if not child.running]:
-                # Noted before its end: an exception of a signal handler between the two loses no failure.
+                # Noted before `end`, so that an exception of a signal handler between the two loses no failure.
                 failure = None if child in self._failures else child.failure()
                 if failure is not None:
                     self._failures[child] = failure
@@ -285,7 +285,7 @@ class Workers:
             self._children.close()
         self._collect()
         self._open = False
-        while self._telemetries:  # clears their memory too, which lives until its last view is gone
+        while self._telemetries:  # clears the list too: shared memory lives until its last view is gone
             self._telemetries.pop().close()
 
 

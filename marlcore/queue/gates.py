@@ -109,7 +109,7 @@ class LaneGate:
         return max(0, rows - left)
 
     def _ask(self, rows: int, looks: int) -> None:
-        """Asks the reader for room for `rows` rows; 0 if there is room.
+        """Asks the reader for room for `rows` rows; `rows` is 0 if there is room.
 
         Raises Deadlocked if, since the first such request, the reader twice had too few rows for a batch and made no
         room.

@@ -72,7 +72,7 @@ def checked_window(
 
 
 def _longest_add(lanes: LaneView, window: Window) -> int:
-    """Returns how many rows an add may have to fit once the reader has taken all whole transitions or unrolls.
+    """Returns the size of the largest add that fits when the reader has taken all whole transitions or unrolls.
 
     The lane then holds an unfinished transition or unroll, and the rows that a stack or a stored state still needs.
     """
@@ -109,8 +109,8 @@ class TrajectoryReader(Closing):
         self._validate = lanes.native.validator(self._each, self._tallies[inorder.LEAST], self._whole)
         self._first = 0
         self._memory: BatchMemory | None = None  # the memory of a batch that crowded lanes began
-        self._filled = 0  # its transitions or unrolls so far
-        self._enough = 0  # the next batch needs at least so many rows committed to all lanes
+        self._filled = 0  # the number of its transitions or unrolls so far
+        self._enough = 0  # the number of rows, committed to all lanes, that the next batch needs at least
         self._stuck = False  # whether a lane stayed crowded after a look, which only damaged counters cause
         self._claim = claim_reader(lanes.segment, lanes.geometry)
         with ClosedAfterError(self._claim):
@@ -175,7 +175,7 @@ class TrajectoryReader(Closing):
     def close(self) -> None:
         """Waits until no thread reads; then another reader may continue from here. Repeated calls are harmless."""
         self._closed = True
-        self._read_plan.event.notify()  # a thread that sleeps in `read` finds the reader closed
+        self._read_plan.event.notify()  # so that a thread that sleeps in `read` finds the reader closed
         close_when_alone(self._claim, self._inside)
 
     def __reduce__(self) -> Any:
@@ -228,7 +228,7 @@ class TrajectoryReader(Closing):
 
     def _release(self) -> None:
         position = self._cursor.now[inorder.POSITION]
-        # Before each position, rows that a stack of frames or a stored state may still need.
+        # Keeps rows before each position that a stack of frames or a stored state may still need.
         self._cursor.release(position - np.maximum(self._window.stack - 1, position % self._window.period))
 
     def _wait(self, ready: int, pending: int, deadline: float | None) -> None:

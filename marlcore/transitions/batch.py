@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 
-# The fields that kernels compute; each of them is an offset in the kernels' plan
+# The fields that kernels compute; the kernels' plan has the offset of each
 COMPUTED = dict.fromkeys(("reward", "discount", "weight"), "float32")
 COMPUTED |= dict.fromkeys(("terminated", "truncated", "valid", "mask"), "bool")
 COMPUTED |= dict.fromkeys(("policy_version", "index"), "int64")

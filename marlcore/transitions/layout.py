@@ -42,7 +42,7 @@ class RecordLayout:
 
     places: tuple[Place, ...]
     record_bytes: int  # of column 0, a multiple of 8
-    columns: tuple[int, ...]  # bytes of a row in each
+    columns: tuple[int, ...]  # bytes of a row in each column
     every: tuple[int, ...]  # tickets that share a row of each column
 
     @classmethod

@@ -56,7 +56,7 @@ class RowsReader(Closing):
             return ticket
         records = np.zeros((int(self.hi[lane]) - ticket, self._view.layout.record_bytes), np.uint8)
         if self._view.native.read(lane, ticket, len(records), records):
-            return ticket  # the writer has lapped it, and will lap the span
+            return ticket  # the writer has overwritten this row, and will overwrite the span
         place = np.ascontiguousarray(records[:, PLACE_OFFSET : PLACE_OFFSET + 4]).view(np.uint32)[:, 0]
         return ticket + int(np.argmax(np.append(place & AGE, 0) == 0))
 
@@ -80,7 +80,7 @@ class RowsWriter(Closing):
         self._native = NativeRows(view.native)
         self._room = Event(view.segment.body, ROOM_OFFSET)
         self._most = max(1, view.geometry.capacity - 1)  # rows of one append; the newest holds the lane's counts
-        self._pass = nullcontext() if gate is None else Lock()  # held from the look for room until it is filled
+        self._pass = nullcontext() if gate is None else Lock()  # held from the look for room until that is filled
         self.place, self.committed = self._native.place, self._native.committed
 
     def append(self, parts: Ints, source: Bytes, timeout: float) -> Ints:

@@ -42,10 +42,10 @@ class VectorWriter(WriterBase):
         blank = {place.column: np.zeros(place.field.nbytes, np.uint8) for place in large}
         native = NativeVector(view.native, self.lanes, blank, not view.spec.next_obs)
         super().__init__(claim, native, timeout)
-        # By lane + 1: the index of the lane's writer; -1 for other lanes, and at both ends for numbers of no lane.
+        # At lane + 1, the index of the lane's writer; -1 for other lanes, and at both ends for numbers of no lane.
         self._places = np.full(max(self.lanes) + 3, -1)
         self._places[np.add(self.lanes, 1)] = np.arange(len(self.lanes))
-        self._stagings: dict[int, VectorStaging] = {}  # by the number of rows
+        self._stagings: dict[int, VectorStaging] = {}  # keyed by the number of rows
         self._every_lane = self._new_staging(self._records)
         self._every_lane.which[:] = np.arange(len(self.lanes))
         invalidate_after_fork(self)

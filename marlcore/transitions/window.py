@@ -17,7 +17,7 @@ from ..spec import Sequence, TransitionSpec
 from .batch import COMPUTED, BatchLayout, BatchMemory
 from .layout import LaneView
 
-LAP_LIMIT_S = 10.0  # a reader whose every copy is lapped for so long reports it
+LAP_LIMIT_S = 10.0  # the longest time for which writers may overwrite every copy before a reader raises
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class ReadPlan:
         self.event = Event(self._body)  # by which writers wake processes that wait for rows
         self.windows = np.zeros((3, geometry.lanes), np.int64)  # the tickets [lo, hi) of each lane, and its seam
         self.chosen = np.zeros((3, batch_size), np.int64)
-        self.generator = np.zeros(4, np.uint64)  # its state, for every draw
+        self.generator = np.zeros(4, np.uint64)  # the generator's state, for every draw
         self._successors = np.zeros(batch_size * self._layout.length, np.int64)
         self.columns = self._layout.columns
         self.columns["base"] += address_of(self._body)

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from ..checks import check_whole
 from ..spec import MAX_BYTES, Field, as_field
 
-OWN: Any = object()  # stands for the weights that a publisher was made with; None is an error of the caller
-MOST_VERSIONS = 2**61  # half of a lane's largest count, so that as many more can follow
+OWN: Any = object()  # the weights that a publisher was made with; None would be an error of the caller
+MOST_VERSIONS = 2**61  # half of a lane's largest count, so that as many versions can follow
 _ALIGNMENT = 64  # bytes: a cache line, which satisfies every dtype
 _DTYPE = re.compile(r"(?:u?int|b?float|complex)(8|16|32|64|128|256)(?:_\w+)?")  # bfloat16 and float8_* are not NumPy's
 

@@ -74,7 +74,7 @@ class ModuleWeights:
                 view.copy_(tensor)
             for tensor, view in zip(tensors, views[0], strict=True):
                 tensor.data = view
-        self._rows, self._hosts = rows, hosts  # the model's rows, and those that bytes of a slot are copied to and from
+        self._rows, self._hosts = rows, hosts  # the model's rows; the rows that are copied to and from a slot
         self._arrays = [host.numpy() for host in hosts]
         self.turn = 0
         self.groups = groups

@@ -57,7 +57,7 @@ class VersionedRows(Shared):
             return committed - 1, 0
         if not self.is_mirror:
             return committed - 1, committed
-        while True:  # repeated if a row was committed meanwhile: the newest row is not overwritten before that
+        while True:  # repeated if a row was committed meanwhile; until then, the newest row is not overwritten
             version = self._version_at(committed - 1)
             before, committed = committed, self._lanes.committed(0)
             if committed == before:
@@ -126,7 +126,7 @@ class VersionedRows(Shared):
         return copied if is_whole() else None
 
     def _until_whole(self, attempt: Callable[[], T | None], timeout: float) -> T:
-        """Repeats `attempt` while it returns None, for an overwritten row; returns the result. Raises TimeoutError."""
+        """Returns the first result of `attempt` that is not None; None means an overwritten row. Raises TimeoutError."""
         deadline = monotonic() + timeout
         pause, attempts = 0.0, 1
         while (result := attempt()) is None:

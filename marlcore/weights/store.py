@@ -141,7 +141,7 @@ class ParameterStore(VersionedRows):
     def mirror_writer(self) -> MirrorWriter:
         """Returns a mirror's writer, which this process holds exclusively until it closes the writer or dies.
 
-        Raises: LaneBusy: the store has a living writer. MarlcoreError: the store is not a mirror.
+        Raises LaneBusy if the store has a living writer, MarlcoreError if the store is not a mirror.
         """
         return MirrorWriter(self, self._lanes, self._claimed(mirror=True))
 

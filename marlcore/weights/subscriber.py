@@ -22,8 +22,8 @@ class InPlaceView:
     Attributes:
         version: the weights' version.
         tensors: a module's tensors by all their names, for `torch.func.functional_call`; a mapping's arrays, read-only
-            and nested like the mapping. They are the publisher's memory: do not write to them (a BatchNorm in training
-            mode would).
+            and nested like the mapping. Both are the publisher's memory: do not write to it, as a BatchNorm in training
+            mode would.
         extras: copies of the extras by name, as floats and arrays.
     """
 
@@ -97,7 +97,7 @@ class Subscriber:
 
         Returns: False if the version was overwritten or is still to come; the model is then unchanged.
 
-        Raises: LayoutMismatch, UsedByTwoThreads: as `pull`.
+        Raises LayoutMismatch and UsedByTwoThreads as `pull` does.
         """
         check_whole("version", version)
         self._store.check_open()
