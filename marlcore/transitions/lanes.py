@@ -89,7 +89,7 @@ class TransitionLanes(Shared):
         return RowsReader(self._mapped)
 
     def vector_writer(self, lanes: Iterable[int] | None = None, *, timeout: float | None = None) -> VectorWriter:
-        """Returns a writer of several lanes, which adds a row to each in one call: for vectorised environments.
+        """Returns a writer of several lanes, which adds a row to each lane in one call: for vectorised environments.
 
         It holds each lane exclusively, as `writer` does, so no lane may be shared. In a queue with "wait", a call waits
         until every one of its lanes has room, and only then writes. With "drop_newest", it leaves out the rows whose

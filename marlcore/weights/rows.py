@@ -126,7 +126,7 @@ class VersionedRows(Shared):
         return copied if is_whole() else None
 
     def _until_whole(self, attempt: Callable[[], T | None], timeout: float) -> T:
-        """Returns the first result of `attempt` that is not None; None means an overwritten row. Raises TimeoutError."""
+        """Returns the first result of `attempt` except None, which means an overwritten row. Raises TimeoutError."""
         deadline = monotonic() + timeout
         pause, attempts = 0.0, 1
         while (result := attempt()) is None:
