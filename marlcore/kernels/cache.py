@@ -42,7 +42,7 @@ def open_directory(machine: str) -> Path | None:
 
 
 def prepare(directory: Path) -> Path:
-    """Makes a directory if it does not exist. Raises OSError: its disk is full, or others could write there."""
+    """Makes a directory if it does not exist. Raises OSError if its disk is full or others could write there."""
     for path in (*directory.parents[1::-1], directory):
         path.mkdir(0o700, parents=True, exist_ok=True)
         if not _is_private(path):
@@ -71,7 +71,7 @@ def stale_directories() -> list[Path]:
 
 
 def _is_stale(directory: Path) -> bool:
-    packages = [*directory.glob("package-*")]  # none where it was just made
+    packages = [*directory.glob("package-*")]  # empty if the directory was just made
     unused = time.time() - directory.stat().st_mtime > UNUSED_S
     return unused or (bool(packages) and not any(_has_sources(link, directory.name) for link in packages))
 

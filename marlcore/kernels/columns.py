@@ -13,7 +13,7 @@ def _prefetch_row(columns, row):
 
 @jit
 def gather(columns, capacity, tickets, out):
-    """Copies each field of the rows with `tickets`, int64 [n], to its column's offset in `out`, uint8."""
+    """Copies the fields of the rows with `tickets`, int64 [n], to the columns' offsets in `out`, uint8."""
     count = len(tickets)
     for i in range(min(AHEAD, count)):
         _prefetch_row(columns, tickets[i] % capacity)

@@ -1,4 +1,4 @@
-"""Makes kernels, and what only they can call, by Numba; jit.py imports it when it is needed."""
+"""Makes kernels, and the functions that only kernels can call, with Numba; jit.py imports this file on first use."""
 
 import hashlib
 from collections.abc import Callable
@@ -25,7 +25,7 @@ _OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False, "_nrt":
 
 
 def kernel_of(function: Callable[..., Any]) -> Callable[..., Any]:
-    """See `jit.jit`."""
+    """Compiles a function to a kernel; see `jit.jit`."""
     kernel: Callable[..., Any] = numba.njit(**_OPTIONS)(function)
     if jit.cache_directory():
         kernel._cache = _Cache(function)  # type: ignore[attr-defined]
@@ -33,13 +33,13 @@ def kernel_of(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def part_of(function: Callable[..., Any]) -> Any:
-    """See `jit.inlined`."""
+    """Makes a function a part of kernels; see `jit.inlined`."""
     options = {**_OPTIONS, "forceinline": True, "no_cpython_wrapper": True}
     return numba.njit(**options, pipeline_class=_PartCompiler)(function)
 
 
 def type_of(made: Any) -> Any:
-    """Returns Numba's type of an object that this file made, for a kernel that calls it."""
+    """Returns Numba's type of an object that this file made, for kernels that call the object."""
     context = cpu_target.typing_context
     context.refresh()
     return context.resolve_value_type(made)
@@ -63,14 +63,14 @@ class _Part(JITCodeLibrary):  # type: ignore[misc]
 
 
 def target() -> str:
-    """Names this machine's processor, and the compiler."""
+    """Returns a name for this machine's processor and the compiler."""
     _, processor, features = cpu_target.target_context.codegen().magic_tuple()
     compiler = hashlib.sha256(f"{numba.__version__} {features}".encode()).hexdigest()[:8]
     return f"{processor}-{compiler}"
 
 
 class _Place(caching.CompileResultCacheImpl):  # type: ignore[misc]
-    """Makes Numba keep kernels in `cache_directory`, not beside their source file."""
+    """Makes Numba keep kernels in `cache_directory`, not next to their source file."""
 
     def __init__(self, function: Any) -> None:
         self._py_file, self._lineno = function.__code__.co_filename, function.__code__.co_firstlineno
@@ -97,7 +97,7 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]
 
 
 class _Listener(event.Listener):  # type: ignore[misc]
-    """Reports, once in a process, that a kernel is compiled instead of loaded."""
+    """Reports, once in a process, that a kernel is compiled, not loaded from disk."""
 
     def on_start(self, event: Any) -> None:
         if event.data["dispatcher"].py_func.__module__.startswith("marlcore."):
@@ -116,7 +116,10 @@ def _pointer(builder: Any, address: Any) -> Any:
 
 @intrinsic
 def copy_bytes(typingctx: Any, to: Any, source: Any, size: Any) -> Any:
-    """copy_bytes(to, source, size) copies like memcpy; a constant size becomes moves. A loop is ten times slower."""
+    """copy_bytes(to, source, size) copies like memcpy; a loop would be ten times slower.
+
+    For a constant size, the compiler replaces the call by a few move instructions.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         cgutils.raw_memcpy(builder, _pointer(builder, args[0]), _pointer(builder, args[1]), args[2], 1)
@@ -156,7 +159,7 @@ def items_at(dtype: str) -> Any:
 
     @intrinsic
     def items_at(typingctx: Any, address: Any) -> Any:
-        """items_at(address)[i] is item i of the dtype from an address on; a negative index does not wrap around."""
+        """items_at(address)[i] is item i of an array of the dtype at `address`; if i < 0, an item before the array."""
         pointer = types.CPointer(kind)  # type: ignore[attr-defined]
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -172,7 +175,7 @@ def array_at(dtype: str) -> Any:
 
     @intrinsic
     def array_at(typingctx: Any, address: Any, length: Any) -> Any:
-        """array_at(address, length) is the memory there as an array, for a kernel that takes an array."""
+        """array_at(address, length) is the memory at `address` as an array, for kernels that take arrays."""
         kind = types.Array(item, 1, "C")
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

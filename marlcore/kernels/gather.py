@@ -27,7 +27,7 @@ LINES_ASKED = 8  # cache lines prefetched at the start of a copy; the hardware p
 
 @inlined
 def _copy(to, source, size):
-    """Copies like memcpy, but up to 64 bytes by two moves, which may overlap and cost less than a call."""
+    """Copies like memcpy, but 4 to 64 bytes by two moves, which may overlap; two moves cost less than a call."""
     if size > 64:
         copy_bytes(to, source, size)
     elif size > 32:
@@ -60,7 +60,7 @@ def _copy_rows(p, column, to, lane, first, count):
 
 @inlined
 def _copy_stack(p, column, to, lane, newest, age, count):
-    """Copies the stack that ends with `newest`, padded before its episode, and the `count` - 1 frames after it."""
+    """Copies the stack that ends with `newest`, padded before its episode, and the next `count` - 1 frames."""
     size, pads = column.size, p.stack - 1 - age
     for i in range(pads):
         if p.repeat:
@@ -72,7 +72,7 @@ def _copy_stack(p, column, to, lane, newest, age, count):
 
 @inlined
 def _gather_frames(p, column, out, lane, ticket, rows, age, slot):
-    """Copies one slot's frames: stack - 1 before the ticket, one for each row, then those that only next_obs needs."""
+    """Copies one slot's frames: stack - 1 before the ticket, one for each row, then the frames of next_obs alone."""
     size, successors, first = column.size, int64_at(p.successors), slot * p.length
     shared = column.next == ONE_MORE
     near = p.stack - 1 + p.length + shared
@@ -116,7 +116,7 @@ def _gather_state(p, column, out, lane, ticket, slot):
 
 @inlined
 def _sum_rewards(p, lane, first, last):
-    """Returns the discounted sum of rewards of rows `first` to `last`, and the discount of the value after them."""
+    """Returns the discounted sum of rewards of rows `first` to `last`, and the discount of the value that follows."""
     total, discount = 0.0, 1.0
     for ticket in range(first, last + 1):
         floats = float32_at(record_of(p, lane, ticket))
@@ -127,7 +127,7 @@ def _sum_rewards(p, lane, first, last):
 
 @inlined
 def _write_returns(p, out, lane, ticket, rows, at):
-    """Writes the returns of `rows` transitions from `ticket` on; if a writer laps them, later validation detects it."""
+    """Writes the returns of `rows` transitions from `ticket` on; validation detects rows overwritten meanwhile."""
     for i in range(rows):
         _, last, flags = last_of(p, lane, ticket + i)
         _, successor = successor_of(p, lane, last, flags)
@@ -166,8 +166,8 @@ def _write_marks(p, out, lane, ticket, rows, age, slot):
 def take(p, columns, out, lane, ticket, slot):
     """Copies a ticket's transition or sequence into row `slot` of the batch at the address `out`.
 
-    The window must include the rows where episodes end. Returns: whether the ticket can be drawn, the lowest ticket
-    read, and the rows taken; see `check`.
+    The lane's window must include the rows where episodes end. Returns: whether the ticket can be drawn, the lowest
+    ticket read, and the rows taken; see `check`.
     """
     verdict, age, lowest, rows = check(p, lane, ticket)
     if verdict != SAMPLEABLE:
@@ -212,7 +212,7 @@ def _take_whole(p, columns, out, rows, first, count):
 
 @inlined
 def _take_plain(p, columns, out, rows, first, count):
-    """Does `take_chosen` for single one-step transitions without a stack: each is its own lowest ticket."""
+    """Does `take_chosen` for single one-step transitions without a stack; leaves their lowest tickets unset."""
     lanes, tickets = int64_at(p.lane), int64_at(p.ticket)
     rewards, discounts = float32_at(out + p.reward), float32_at(out + p.discount)
     terminated, truncated = uint8_at(out + p.terminated), uint8_at(out + p.truncated)
@@ -256,9 +256,9 @@ def _take_plain(p, columns, out, rows, first, count):
 
 @inlined
 def take_chosen(p, columns, out, rows, first, count):
-    """Copies the chosen tickets of slots [first, count) that can be drawn; returns the number of slots now filled.
+    """Copies the chosen tickets of slots [first, count) that can be drawn; returns the number of filled slots.
 
-    The next ticket takes the slot of a refused one. Slot i fills output row rows[i].
+    If a ticket cannot be drawn, the next ticket takes its slot. Slot i fills output row rows[i].
     """
     if p.plain:
         return _take_plain(p, columns, out, rows, first, count)

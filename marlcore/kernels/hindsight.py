@@ -19,13 +19,13 @@ HINDSIGHT = record("""
 
 @inlined
 def _follows(p, lane, ticket, later):
-    """Returns whether a later row is of the same episode: then age - ticket is equal, otherwise lower."""
+    """Returns whether a later row is of the same episode: age - ticket is constant in an episode, then lower."""
     return age_of(place_of(p, lane, later)) - later == age_of(place_of(p, lane, ticket)) - ticket
 
 
 @inlined
 def _find_last(p, h, count):
-    """Narrows [last, end) of each slot until `last` is the last row of its episode in the window.
+    """Narrows [last, end) of each slot until `last` is the last row of the slot's episode in the window.
 
     The search goes in doubling steps, then by halves. All slots take turns; each prefetches the row of its next turn,
     so that the cache misses overlap. Rows that a writer overwrites during the search lie above the slot's ticket, which
@@ -54,7 +54,7 @@ def _find_last(p, h, count):
 
 @inlined
 def _goal(p, h, lane, ticket, last):
-    """Draws the ticket of the row with the new goal: the row after an action holds the goal that it achieved."""
+    """Draws the ticket of the row whose achieved goal is the new goal; an action achieves the goal in the next row."""
     generator = uint64_at(p.generator)
     if h.strategy == FUTURE:
         return ticket + 1 + below(generator, last - ticket)
@@ -66,10 +66,10 @@ def _goal(p, h, lane, ticket, last):
 
 @jit
 def relabel(plan, columns, out, rows, filled, hindsight):
-    """Gives the first `filled` slots new goals with probability k / (k + 1); `rows` has the slots' output rows.
+    """Gives each of the first `filled` slots a new goal with probability k / (k + 1). Slot i fills output row rows[i].
 
-    Lowers the slots' lowest tickets to their goals' tickets. A transition without a later row keeps its goal: it
-    terminated, and its next observation is not stored.
+    Each slot's lowest ticket becomes its goal's ticket, if that is lower. A transition without a later row keeps its
+    goal: it terminated, and its next observation is not stored.
     """
     p, h = plan[0], hindsight[0]
     lanes, tickets, lowest = int64_at(p.lane), int64_at(p.ticket), int64_at(p.lowest)

@@ -21,13 +21,13 @@ from .rows import (
     record_of,
 )
 
-# Of `cursors`: the one that the batch moves, one that passes only rows that no batch can hold, and scratch
+# Items of `cursors`: the cursor after the batch, a cursor moved only past rows that no batch can hold, and scratch
 NEXT, SETTLED, PROBE = range(3)
-# Rows of a cursor: the next ticket; the transitions below it; of these, the ones overwritten before they were read, and
-# the ones that no batch can hold
+# Rows of a cursor: the next ticket; the number of transitions below it; of these, the numbers overwritten before they
+# were read, and that no batch can hold
 POSITION, PASSED, DROPPED, SKIPPED = range(4)
 # Rows of `tallies`: rows to avoid at the start of each window; transitions or unrolls that are ready; how many of them
-# the batch takes; the lowest ticket that the kernel looked at; whether all are taken, though too few for the batch
+# the batch takes; the lowest ticket that the kernel looked at; whether all are taken although the batch stays unfilled
 MARGIN, READY, SHARE, LEAST, CROWDED = range(5)
 
 NOT_LOOKED_AT = 1 << 62  # a lowest ticket that is never overwritten
@@ -41,7 +41,7 @@ def _copy(to, source, lane):
 
 @jit
 def _enter(p, lane, margin, cursor):
-    """Moves the cursor past overwritten rows and `margin` more; counts the dropped transitions by ordinals."""
+    """Moves the cursor past overwritten rows and `margin` more rows; counts dropped transitions by their ordinals."""
     lo, hi = int64_at(p.lo)[lane], int64_at(p.hi)[lane]
     oldest = min(lo + margin, hi - 1)
     if oldest < lo or oldest <= cursor[POSITION, lane]:
@@ -61,7 +61,7 @@ def _is_cut(p, lane, ticket):
 
 @jit
 def _settle(p, lane, cursor):
-    """Moves past rows that no batch can hold; returns (SAMPLEABLE, rows to deliver) or (PENDING, unused)."""
+    """Moves the cursor past rows that no batch can hold; returns (SAMPLEABLE, rows to deliver) or (PENDING, unused)."""
     # Never read below a window: that memory is of another lane, or of no lane. Writers may lap a lane while its window
     # is read; the window is then empty and begins after the cursor. Damaged counters look the same, but stay so.
     lo, hi = int64_at(p.lo)[lane], int64_at(p.hi)[lane]
@@ -116,14 +116,14 @@ def _share(ready, first, total, share):
 
 @jit
 def read(plan, columns, out, first, filled, cursors, tallies):
-    """Adds to a batch with `filled` slots: from each lane in turn, one run of transitions after the cursor.
+    """Adds transitions to a batch that has `filled` slots filled: from each lane in turn, one run after the cursor.
 
-    If the lanes' shares cannot be equal, the lane `first` gets one more. If too little is ready for a batch, only
+    If the lanes' shares cannot be equal, lanes from `first` on get one more. If too little is ready for a batch, only
     crowded lanes deliver. Sets the windows' seams, moves the first of `cursors`, int64 [3, 4, lanes], past the rows
     taken, and writes each lane's ready number, share and lowest ticket to `tallies`, int64 [5, lanes].
 
-    Returns: (slots now filled; transitions or unrolls filled or ready, at most a batch a lane; unfinished ones that
-    later rows may complete).
+    Returns: the numbers of slots now filled; of transitions or unrolls that are filled or ready, at most a batch from
+        each lane; and of unfinished ones that later rows may complete.
     """
     p, cursor = plan[0], cursors[NEXT]
     find_seams(p)

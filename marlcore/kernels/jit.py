@@ -1,4 +1,4 @@
-"""Marks kernels, and imports Numba, which takes a third of an actor's start, when one is used."""
+"""Marks kernels; imports Numba, which takes a third of an actor's start, only when a kernel is used."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _announced = False
 
 
 class Made:
-    """Stands for an object that compiler.py makes, from the object's first use in Python or in a kernel."""
+    """A proxy for an object that compiler.py makes at the object's first use, in Python or in a kernel."""
 
     def __init__(self, maker: str, source: Any = None) -> None:
         self._maker, self._source, self._made = maker, source, None
@@ -37,13 +37,13 @@ class Made:
         return _compiler().type_of(self.make())
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # such as copying asks for
+        if name.startswith("__"):  # such as `copy` asks for
             raise AttributeError(name)
         return getattr(self.make(), name)
 
 
 class Kernel(Made):
-    """Stands for a kernel; its first call puts the kernel in its place in the module, so that later ones go direct."""
+    """A proxy for a kernel; its first call puts the kernel itself into the module, so that later calls go direct."""
 
     def __call__(self, *args: Any) -> Any:
         names = self._source.__globals__
@@ -68,10 +68,10 @@ if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
 
 
 def jit(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles a kernel without Python objects or the GIL and with C's division, and caches it on disk.
+    """Compiles a function to a kernel, without Python objects or the GIL and with C's division, cached on disk.
 
     Kernels are not parallel, since Numba's threads do not survive a fork. They do without Numba's runtime, since no
-    kernel allocates, and its locked reference counts took half of a draw's time.
+    kernel allocates, and the runtime's locked reference counts took half of a draw's time.
     """
     return Kernel("kernel_of", function)
 
@@ -79,8 +79,8 @@ def jit(function: Callable[..., Any]) -> Callable[..., Any]:
 def inlined(function: Callable[..., Any]) -> Any:
     """Makes a function a part of each kernel that calls it; Python cannot call it.
 
-    It is for code that runs once a row: a call would pass each array as seven words. A kernel is optimised as a whole.
-    To optimise its parts before, each with all of its own, took two thirds of the compilation.
+    Use this for code that runs for each row: a call would pass each array as seven words. A kernel is optimised only as
+    a whole: optimising each part first, with all parts inside it, took two thirds of the compilation time.
     """
     return Made("part_of", function)
 
@@ -92,13 +92,13 @@ def cache_directory() -> Path | None:
 
 
 def announced() -> None:
-    """Keeps this process from reporting a compilation, since the caller or its parent reports it."""
+    """Keeps this process from reporting a compilation, since the caller or the parent process reports it."""
     global _announced
     _announced = True
 
 
 def say_compiling() -> None:
-    """Reports, once in a process, that a kernel is compiled instead of loaded."""
+    """Reports, once in a process, that a kernel is compiled, not loaded from disk."""
     if not _announced:
         announced()
         say(FIRST_COMPILATION)
@@ -108,7 +108,7 @@ def _items_at(dtype: str) -> Any:
     return Made("items_at", dtype)
 
 
-# What only kernels can call; compiler.py says what each does.
+# Functions that only kernels can call; compiler.py describes each.
 copy_bytes: Any = Made("copy_bytes")
 zero_bytes: Any = Made("zero_bytes")
 prefetch: Any = Made("prefetch")

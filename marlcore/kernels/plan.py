@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-# Frames of next_obs after those of obs: no frame, the one frame after the last, or a stack for each row
+# Frames of next_obs behind the frames of obs: none, the one frame that follows the last row, or a stack for each row
 NO_NEXT, ONE_MORE, OWN_STACKS = range(3)
 
 

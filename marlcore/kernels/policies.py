@@ -5,12 +5,13 @@ from .jit import jit
 
 @jit
 def trace(reward, discount, value, following, continues, ratio, decay, rho_bar, c_bar, advantage, target):
-    """Fills in V-trace's targets (Espeholt et al. 2018, arXiv:1802.01561, equation 1), and the advantages beside them.
+    """Fills in V-trace's targets (Espeholt et al. 2018, arXiv:1802.01561, equation 1), and the advantages.
 
     With a ratio of 1 in each row, the advantages are those of GAE (Schulman et al. 2016, arXiv:1506.02438) with the
     lambda `decay`. All arrays are float32 [B], except `continues`, bool: whether the next row is the episode's next
-    transition. `following` is the value of the next observation. `ratio` is the action's probability today, divided by
-    its probability then; `rho_bar` clips it in the error of its row, `c_bar` in the weight of later errors.
+    transition. `following` is the value of the next observation. `ratio` is the action's probability under the
+    learner's policy, divided by that under the acting policy. `rho_bar` clips the ratio in its row's error, `c_bar`
+    clips it in the weight of later errors.
     """
     later = 0.0  # the next row's target minus its value
     for i in range(len(reward) - 1, -1, -1):

@@ -10,7 +10,7 @@ from .jit import bits_of, float_of, inlined
 
 SQRT_HALF = 0x3FE6A09E667F3BCD  # bits of sqrt(1/2)
 ONE = 0x3FF0000000000000
-WHOLE = 1.5 * 2.0**52  # added to a number below 2^51, it leaves the nearest integer in the low bits
+WHOLE = 1.5 * 2.0**52  # the sum of this and a number below 2^51 has the nearest integer in its low bits
 WHOLE_BITS = 0x4338000000000000
 LEAST, MOST = 0x3370000000000000, 0x4C70000000000000  # bits of 2^-200 and 2^200, the bounds of the polynomials' range
 STEEPEST = 5.0  # largest absolute exponent: no power leaves the range of float64
@@ -50,7 +50,7 @@ def _in_range(values, count):
 
 @inlined
 def raise_all(values, exponent, count):
-    """Raises values[:count], float64 and at least 0, to a power in place; a power of 1 leaves them unchanged."""
+    """Raises values[:count], float64 and at least 0, in place to the power `exponent`."""
     if exponent == 1.0:
         return
     if abs(exponent) <= STEEPEST and _in_range(values, count):

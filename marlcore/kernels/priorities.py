@@ -100,10 +100,10 @@ def _initial(p, q, lane, ticket):
 
 @inlined
 def _take_in(p, q, lane):
-    """Gives mass to a lane's new tickets in order, up to the first one that still waits for rows."""
+    """Gives mass to a lane's new tickets in order, up to the first ticket that needs rows not yet written."""
     tree, offsets = float64_array(q.tree, q.nodes), int64_array(q.offsets, q.levels + 1)
     first = ticket = int64_at(q.caught)[lane]
-    last, mass = -1.0, 0.0  # without actors' priorities, all new tickets share one
+    last, mass = -1.0, 0.0  # without actors' priorities, all new tickets have the same mass
     while ticket < int64_at(p.hi)[lane]:
         verdict, leaf = check(p, lane, ticket)[0], row_of(p, lane, ticket)
         if verdict == PENDING:
@@ -124,7 +124,7 @@ def _take_in(p, q, lane):
 
 @jit
 def catch_up(plan, priorities):
-    """Gives mass to new tickets, takes it from overwritten ones, and sets the seams."""
+    """Gives mass to new tickets, removes the mass of overwritten ones, and sets the windows' seams."""
     p, q = plan[0], priorities[0]
     find_seams(p)
     for lane in range(p.lanes):
@@ -144,9 +144,9 @@ def _ticket_of(p, leaf):
 
 @jit
 def draw(plan, columns, out, rows, priorities):
-    """Draws tickets for the output rows `rows` after `catch_up`: one from each of len(rows) equal parts of the mass.
+    """Draws tickets for the output rows `rows`: one from each of len(rows) equal parts of the mass. Needs `catch_up`.
 
-    Returns: the number of slots filled: fewer than the rows if writers overwrote some, 0 if there is no mass.
+    Returns: the number of slots filled, less than len(rows) if writers overwrote drawn rows, 0 if there is no mass.
     """
     p, q = plan[0], priorities[0]
     tree, offsets = float64_array(q.tree, q.nodes), int64_array(q.offsets, q.levels + 1)
@@ -176,7 +176,7 @@ def weigh(plan, out, rows, priorities, beta):
     """Writes the importance weights of the drawn output rows `rows`.
 
     A weight is (smallest mass of the rows / mass)^beta: Schaul et al. 2016 (arXiv:1511.05952), section 3.4, where
-    (N P)^-beta is divided by the largest weight, so that N and the total cancel out.
+    (N P)^-beta is divided by the largest weight, so that N and the total mass cancel out.
     """
     p, q = plan[0], priorities[0]
     weights, masses = float32_at(out + p.weight), float64_at(q.masses)

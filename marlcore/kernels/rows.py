@@ -19,16 +19,16 @@ ORDINAL, PLACE, POLICY_VERSION, REWARD = range(4)
 LO, HI, SEAM = range(3)
 # Rows of `chosen`, one column a slot; a slot is one transition or one sequence
 LANE, TICKET, LOWEST = range(3)
-# Results of a check; PENDING: rows yet to be written decide
+# Results of a check; PENDING: depends on rows not yet written
 NEVER, PENDING, SAMPLEABLE = range(3)
 
 CACHE_LINE = 64
-NO_ROWS = np.int64(0)  # for a count that grows: Numba gives a literal 0 a type of its own, with other code
+NO_ROWS = np.int64(0)  # start of counts: Numba would give a literal 0 a type of its own, with other code
 
 
 @inlined
 def row_of(p, lane, ticket):
-    """Returns a ticket's row, counted over all lanes' windows, without a division (slower than a cache hit)."""
+    """Returns a ticket's row, counted over all lanes, without a division, which takes longer than a cache hit."""
     row = ticket - int64_at(p.seam)[lane]
     return (lane + (row < 0)) * p.capacity + row
 
@@ -75,7 +75,10 @@ def find_seams(p):
 
 @inlined
 def last_of(p, lane, ticket):
-    """Finds the last row of a ticket's n-step return, n-th or the episode's last; returns (verdict, ticket, flags)."""
+    """Finds the last row of a ticket's n-step return, which is the n-th row or the episode's last.
+
+    Returns: (verdict, the row's ticket, the row's flags).
+    """
     hi, last = int64_at(p.hi)[lane], ticket
     flags = flags_of(place_of(p, lane, ticket))
     for _ in range(p.n_step - 1):
@@ -93,7 +96,7 @@ def last_of(p, lane, ticket):
 
 @inlined
 def successor_of(p, lane, last, flags):
-    """Finds the row whose obs is the next_obs of a return that ends with `last`; returns (verdict, its ticket).
+    """Finds the row whose obs is the next_obs of a return that ends with `last`; returns (verdict, that row's ticket).
 
     A truncated row's successor is its boundary row. A terminated row without a boundary row is its own successor.
     """
@@ -118,12 +121,12 @@ def _check_return(p, lane, ticket):
 
 @inlined
 def check(p, lane, ticket):
-    """Checks whether a ticket can be drawn; returns (verdict, earlier frames, lowest ticket that it needs, its rows).
+    """Checks whether a ticket can be drawn; returns (verdict, frames before it, lowest ticket needed, rows).
 
     A transition can be drawn if it is not a boundary row, its lane holds all frames of its stack, and its n-step return
-    is whole. A sequence begins with such a row, whose age must be a multiple of the period. It may end early with its
-    episode, or where a writer was replaced; otherwise it must be whole. A sequence that ends within its burn-in has no
-    transition to train on, and cannot be drawn.
+    is whole. The first row of a sequence must be such a row, with an age that is a multiple of the period. A sequence
+    may end early where its episode ends or a writer was replaced; otherwise it must be whole. A sequence that ends
+    within its burn-in has no transition to train on, and cannot be drawn.
     """
     place, hi = place_of(p, lane, ticket), int64_at(p.hi)[lane]
     whole_age = age_of(place)

@@ -1,8 +1,8 @@
 """A sum tree with 16 children a node: it finds the leaf at a point of the total mass with a few cache misses.
 
-Level 0 holds the leaves, each higher level one sum for 16 nodes, the last level the total. Each sum is recomputed from
-its children, never updated by differences, so that rounding errors cannot grow. In a tree of minima, the last level
-holds the least leaf.
+Level 0 holds the leaves, each higher level one sum for every 16 nodes of the level below, and the last level the total.
+Each sum is recomputed from its children, never updated by differences, so that rounding errors cannot grow. In a tree
+of minima, the last level holds the least leaf.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ ZERO, ONE, TWO, THREE, FOUR, EIGHT = (np.uint64(n) for n in (0, 1, 2, 3, 4, 8))
 
 
 def level_offsets(leaves: int) -> NDArray[np.int64]:
-    """Returns where each level begins in the tree's array, float64; the last entry is the array's length."""
+    """Returns where each level begins in the tree's float64 array, and the array's length as the last entry."""
     offsets, nodes = [0], leaves
     while True:
         padded = -(-nodes // FANOUT) * FANOUT if nodes > 1 else 1
@@ -40,7 +40,7 @@ def _joined(x, y, least):
 
 @inlined
 def _of_children(tree, first, least):
-    """Returns the sum or the least of 16 children, in four strands that do not wait for each other."""
+    """Returns the sum or the minimum of 16 children, computed in four independent strands."""
     a, b, c, d = tree[first], tree[first + 1], tree[first + 2], tree[first + 3]
     for k in range(first + 4, first + FANOUT, 4):
         a = _joined(a, tree[k], least)
@@ -101,7 +101,7 @@ def _child_at(tree, first, target):
 
 @inlined
 def _walk(tree, first, width, targets, nodes, count):
-    """Finds ascending targets among the nodes of one level in one pass."""
+    """Finds the node in which each of the ascending targets falls, in one pass over a level."""
     node, begin = 0, 0.0
     last = width - 1
     while last > 0 and tree[first + last] <= 0.0:
@@ -116,7 +116,7 @@ def _walk(tree, first, width, targets, nodes, count):
 
 @jit
 def find(tree, offsets, targets, leaves, count):
-    """Finds the leaf with mass at each of targets[:count], ascending in [0, total); changes the targets."""
+    """Finds the leaf in which each of targets[:count], ascending in [0, total), falls; overwrites the targets."""
     level = len(offsets) - 2
     while level > 0 and offsets[level] - offsets[level - 1] <= 2 * count:
         level -= 1

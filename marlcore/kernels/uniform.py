@@ -22,7 +22,7 @@ def _choose(p, first, count, total):
 
 @jit
 def draw(plan, columns, out, rows):
-    """Draws the rows `rows`, int64, of the batch at the address `out`; sets the windows' seams.
+    """Fills the rows `rows`, int64, of the batch at the address `out` by uniform draws; sets the windows' seams.
 
     Returns: (slots filled, draws refused); fills fewer slots than rows only if nearly all draws were refused.
     """
@@ -39,7 +39,7 @@ def draw(plan, columns, out, rows):
 
 @jit
 def list_sampleable(plan, sampleable):
-    """Lists (lane, ticket) of up to n tickets that can be drawn, in sampleable, int64 [2, n]; returns their number."""
+    """Puts (lane, ticket) of up to n tickets that can be drawn into `sampleable`, int64 [2, n]; returns their count."""
     p = plan[0]
     find_seams(p)
     count = 0
@@ -56,7 +56,7 @@ def list_sampleable(plan, sampleable):
 
 @jit
 def draw_listed(plan, columns, out, rows, sampleable, listed):
-    """Draws from the list of `list_sampleable`, if few tickets can be drawn; returns the number of slots filled."""
+    """Draws from the `listed` tickets of `list_sampleable`, if these are few; returns the number of filled slots."""
     p = plan[0]
     for slot in range(len(rows)):
         pick = below(uint64_at(p.generator), listed)

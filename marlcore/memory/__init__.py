@@ -2,7 +2,7 @@
 
 A segment is a file in /dev/shm that lives as long as a process holds it. Its lanes are rings of rows, each with one
 writer and any number of readers; a reader validates each row after copying it. Only this room calls the compiled core.
-It knows nothing of transitions, weights or learning, and it blocks only callers that asked to wait.
+The room knows nothing of transitions, weights or learning, and blocks only callers that asked to wait.
 """
 
 from .files import File, same_file, too_many_files

@@ -18,10 +18,10 @@ EXPECTED, ADVICE = "expected a file without holes", "copy it with `cp --sparse=n
 
 
 def open_named(path: Path, writable: bool) -> File:
-    """Opens a segment's file and takes its shared lock. Raises SegmentNotFound: the file was removed meanwhile.
+    """Opens a segment's file and takes its shared lock. Raises SegmentNotFound if the file is gone or being removed.
 
-    Only a sweep holds the lock exclusively, while it removes a name of the file; if `path` is another of its names, the
-    open is repeated.
+    Only a sweep takes the lock exclusively, to remove one name of the file. If `path` is another name of the file, the
+    open is repeated until the sweep has released the lock.
     """
     deadline = time.monotonic() + SWEEP_S
     while True:
@@ -30,7 +30,7 @@ def open_named(path: Path, writable: bool) -> File:
             locked = try_lock(file.fd, SEGMENT_LOCK, exclusive=False)
             if locked and same_file(file.fd, path):
                 return file
-        file.close()  # a later save took the name between open and lock, or the name is gone
+        file.close()  # between open and lock, a later save took the name, or the name was removed
         if not locked:
             if time.monotonic() > deadline:
                 raise SegmentNotFound(f"{path}: another process has locked the segment to remove it")
@@ -61,9 +61,10 @@ def _open_existing(path: Path, writable: bool) -> File:
 def check_allocated(file: File, path: Path, writable: bool) -> None:
     """Backs each page of a file by memory or disk, since touching a page that cannot be backed raises SIGBUS.
 
-    Neither block count nor SEEK_HOLE alone finds holes. A compressed file has fewer blocks than bytes and no hole.
-    Some file systems also count their index blocks, which hides holes. SEEK_HOLE reports allocated but unwritten pages
-    as holes, which includes all of a new segment. Block counts are exact only in /dev/shm.
+    Neither the number of blocks nor SEEK_HOLE alone tells whether a file has holes. A compressed file has too few
+    blocks for its bytes, but no hole. Some file systems also count their index blocks, which hides holes. SEEK_HOLE
+    also reports pages that are allocated but unwritten: in a new segment, all pages. Block counts are exact only in
+    /dev/shm.
     """
     status = os.fstat(file.fd)
     missing = status.st_size - 512 * status.st_blocks

@@ -17,7 +17,7 @@ class File(Closing):
     """An open file, to which `link` can give a name. It closes at `close`, or when its last reference is gone.
 
     The object exists before the descriptor, and C code opens, names and closes the file. So an exception between two
-    steps of Python leaks no descriptor, and closes no number that another file has got meanwhile.
+    steps of Python neither leaks a descriptor nor closes a descriptor number that another file got meanwhile.
     """
 
     def __init__(self, name: str | os.PathLike[str] = "") -> None:
@@ -33,14 +33,17 @@ class File(Closing):
         return int(self.raw.fd)
 
     def open(self, path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> None:
-        """Opens a file, once; child programs do not inherit it. Raises OSError; MarlcoreError: too many open files."""
+        """Opens a file; call it only once. Child programs do not inherit the file.
+
+        Raises OSError; MarlcoreError if too many files are open.
+        """
         encoded = os.fsencode(path)
         while (code := lib.mc_file_open(self.raw, encoded, flags, mode)) == -errno.EINTR:
             continue  # Python's signal handlers run here
         _raise_os_error(code, path)
 
     def link(self) -> None:
-        """Gives the nameless file its name, which `close` removes. Raises OSError; MarlcoreError: no /proc."""
+        """Gives the nameless file its name, which `close` removes. Raises OSError; MarlcoreError without /proc."""
         code = lib.mc_file_link(self.raw)
         _raise_os_error(code, self.name if os.path.isdir(OWN_FILES) else OWN_FILES)
 
@@ -53,22 +56,22 @@ class File(Closing):
         _raise_os_error(lib.mc_file_allocate(self.fd, nbytes), self.name)
 
     def close(self) -> None:
-        """Closes the file and removes its name; may be repeated. Raises OSError: it is closed, but its name remains."""
+        """Closes the file and removes its name; may be repeated. Raises OSError if the name remains."""
         _raise_os_error(lib.mc_file_close(self.raw), self.name)
 
     def forked(self) -> None:
-        """In a forked child: closes the child's descriptor; the parent keeps its locks."""
+        """Closes the descriptor in a forked child; the parent keeps its locks."""
         self.close()
 
 
 class MappedFile:
-    """Maps the first bytes of a file, until this object and every `numpy.asarray` of it are gone.
+    """Maps the first bytes of a file, until this object and every array that `numpy.asarray` made of it are gone.
 
     As with `File`, the object exists before the mapping, and the C core maps and unmaps.
     """
 
     def __init__(self, fd: int, path: Path, nbytes: int, writable: bool) -> None:
-        """Maps `nbytes` bytes. Raises SharedMemoryFull: no address space is left."""
+        """Maps `nbytes` bytes. Raises SharedMemoryFull if too little address space is left."""
         self._raw = ffi.gc(ffi.new("struct mc_mapping *"), lib.mc_mapping_close)
         code = lib.mc_mapping_open(self._raw, fd, nbytes, writable)
         if code == -errno.ENOMEM:
@@ -83,10 +86,10 @@ class MappedFile:
         return {"version": 3, "typestr": "|u1", "shape": (self._raw.nbytes,), "data": (address, not self._writable)}
 
     def detach(self, fd: int) -> None:
-        """In a forked child: replaces the shared mapping by a private copy, which neither locks nor changes the file.
+        """Replaces the shared mapping in a forked child by a private copy, which neither locks nor changes the file.
 
-        Arrays stay valid. Where this fails, the child keeps the shared mapping and holds the file's locks: /proc is not
-        mounted, no descriptor is free, or the kernel grants no private memory (`vm.overcommit_memory` is 2).
+        Arrays stay valid. The child keeps the shared mapping and holds the file's locks if /proc is not mounted, no
+        descriptor is free, or the kernel grants no private memory (`vm.overcommit_memory` is 2).
         """
         lib.mc_mapping_detach(self._raw, fd)
 

@@ -18,12 +18,12 @@ _forkable: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def one_thread(method: F) -> F:
-    """Makes a method refuse a second thread, or a signal handler, while another call is inside.
+    """Makes a method refuse a second thread, or a signal handler, while another call is running.
 
-    The method's object has `_inside: dict[int, None]`, the numbers of the threads inside: at most one, and briefly
-    those that are being refused. The guard never waits. Each change of the dict is one instruction, and CPython handles
-    no signal between it and the `try`, so an exception at any moment leaves no thread marked as inside. `Writer.add`
-    inlines this code to save a call. Raises: UsedByTwoThreads.
+    The object has a dict `_inside`, whose keys are the ids of the threads in such a method: at most one thread, and for
+    a moment each thread that is being refused. The guard never waits. Each change of the dict is one instruction, and
+    CPython handles no signal between that instruction and the `try`, so an exception at any moment leaves no thread
+    marked as inside. `Writer.add` inlines this code to save a call. Raises UsedByTwoThreads.
     """
 
     @wraps(method)
@@ -43,9 +43,9 @@ def one_thread(method: F) -> F:
 
 
 def close_when_alone(claim: File, inside: Collection[int]) -> None:
-    """Waits until no other thread is inside the guarded methods, then closes the claim on which they rely."""
+    """Waits until no other thread is in a guarded method, then closes the claim that these methods need."""
     me = get_ident()
-    while claim.fd >= 0 and any(thread != me for thread in [*inside]):  # a fork closed its child's
+    while claim.fd >= 0 and any(thread != me for thread in [*inside]):  # in a forked child it is closed
         time.sleep(_PAUSE_S)
     claim.close()
 
@@ -58,7 +58,7 @@ def refuse_second(used: object) -> None:
 
 
 def invalidate_after_fork(thing: Any) -> None:
-    """Registers an object: each child forked while it lives calls `thing.forked()` before other code runs there."""
+    """Registers an object: each child forked while the object lives first calls the object's `forked()`."""
     _forkable.add(thing)
 
 

@@ -1,7 +1,7 @@
 """Lanes in a segment: the places of their counters and columns, and the right to write to them.
 
-This right is a lock on one byte of the segment's file. A process holds it for life, except the lock of an append. In a
-segment of L lanes, the bytes are:
+This right is a lock on one byte of the segment's file, held until the writer is closed or its process dies; the lock of
+an append is held only during the append. In a segment of L lanes, the locked bytes are:
 
 1 + lane           a lane's writer: exclusive, or shared by all writers of a shared lane
 1 + L + lane       one append to a shared lane
@@ -28,17 +28,17 @@ class LaneGeometry:
 
         event line | room line | counters of lane 0 | counters of lane 1 | ... | slots | column 0 | column 1 | ...
 
-    where a column holds the rows of lane 0, then those of lane 1, and so on. Readers wait for rows on the event
-    line; writers wait for readers on the room line. Each slot is a line that one reader writes.
+    A column holds all rows of lane 0, then all rows of lane 1, and so on. Readers wait for rows on the event line;
+    writers wait for readers on the room line. Each slot is a line that one reader writes.
     """
 
     lanes: int
     capacity: int  # rows of each lane
-    columns: tuple[int, ...]  # bytes of a row in each; those of column 0 are a multiple of 8
-    every: tuple[int, ...] = ()  # tickets that share a row of each column, divisors of the capacity; by default 1
+    columns: tuple[int, ...]  # bytes of a row in each column; in column 0 a multiple of 8
+    every: tuple[int, ...] = ()  # for each column, how many tickets share a row; 1 by default, divides `capacity`
     slots: int = 0  # lines for the readers that writers wait for
-    first: int = 0  # of a part of the lanes, which counts its lanes from 0: its first lane's number among all
-    total: int = 0  # the number of all lanes
+    first: int = 0  # the number of lane 0 among all lanes of the segment
+    total: int = 0  # lanes of the segment; by default `lanes`
 
     def __post_init__(self) -> None:
         if not self.every:
@@ -81,7 +81,7 @@ class LaneGeometry:
         return replace(self, lanes=len(lanes), first=lanes.start)
 
     def bind(self, body: NDArray[np.uint8]) -> NativeLanes:
-        """Returns the lanes in a mapped body. Raises ValueError: the body is too short for them."""
+        """Returns the lanes in a mapped body. Raises ValueError if the body is too short."""
         if self.nbytes > len(body):
             raise ValueError(f"body: expected {self.nbytes} bytes of lanes, got {len(body)}")
         return NativeLanes(body, self)
@@ -102,7 +102,7 @@ def slot_lock(lanes: int, slot: int) -> int:
 def claim(segment: Segment, lanes: NativeLanes, *numbers: int, shared: bool = False) -> File:
     """Locks all of these lanes for this process, or none, until the returned file is closed. Shared locks coexist.
 
-    Raises LaneBusy: a living writer excludes this one. SegmentCorrupt: a lane's counters contradict each other.
+    Raises LaneBusy if a living writer excludes this one, SegmentCorrupt if a lane's counters contradict each other.
     """
     held = None
     for lane in numbers:
@@ -117,7 +117,7 @@ def claim(segment: Segment, lanes: NativeLanes, *numbers: int, shared: bool = Fa
 
 
 def claim_reader(segment: Segment, geometry: LaneGeometry) -> File:
-    """Takes the reading end of a trajectory queue for this process. Raises LaneBusy: it has a living reader."""
+    """Takes a trajectory queue's reading end for this process. Raises LaneBusy if the queue has a living reader."""
     held = segment.lock(slot_lock(geometry.lanes, 0))
     if held is None:
         raise LaneBusy(f"{segment.path}: the queue has a living reader")

@@ -1,4 +1,4 @@
-"""Binds the C core's lanes, events, words and locks: it takes pointers once, and turns return codes into exceptions."""
+"""Binds the C core's lanes, events, words and locks; takes pointers once, and turns return codes into exceptions."""
 
 import errno
 import os
@@ -59,7 +59,7 @@ def error_of(code: int) -> Exception:
 
 
 def checked(result: int) -> int:
-    """Returns a result of the C core. Raises: the error of a negative result."""
+    """Returns a result of the C core that is 0 or more; raises the error of a negative result."""
     if result < 0:
         raise error_of(result)
     return result
@@ -71,7 +71,7 @@ def pointer_to(array: NDArray[Any], ctype: str = "uint8_t[]") -> Any:
 
 
 class NativeLanes:
-    """The lanes of one segment as the C core sees them; the cost of this object does not grow with their number."""
+    """The lanes of one segment as the C core sees them; the cost of this object does not grow with their count."""
 
     def __init__(self, body: Bytes, geometry: Any) -> None:
         """Takes the segment's body, which begins with the event line, and the lanes' LaneGeometry."""
@@ -97,11 +97,11 @@ class NativeLanes:
         self._nth = nth
 
     def check(self, lane: int) -> None:
-        """Checks a lane's counters, for the lane's writer. Raises SegmentCorrupt: they contradict each other."""
+        """Checks a lane's counters, for the lane's writer. Raises SegmentCorrupt if they contradict each other."""
         checked(lib.mc_lane_check(self._nth(lane)))
 
     def committed(self, lane: int) -> int:
-        """Counts the rows committed to the lane since its creation. Raises SegmentCorrupt: the count is impossible."""
+        """Counts the rows committed to the lane since its creation. Raises SegmentCorrupt on an impossible count."""
         return checked(lib.mc_lane_committed(self._nth(lane)))
 
     def transitions(self, lane: int) -> int:
@@ -113,7 +113,7 @@ class NativeLanes:
         return checked(lib.mc_lanes_transitions(self.raw, self.count))
 
     def appender(self, lane: int, source: NDArray[Any]) -> Callable[..., None]:
-        """Returns append(rows=1) for the writer of a one-column lane; it appends up to `capacity` rows of `source`."""
+        """Returns append(rows=1), which appends the first `rows` rows of `source` to a lane of one column."""
         sources, row = ffi.new("void *[]", MAX_COLUMNS), pointer_to(source.view(np.uint8))
 
         def append(rows: int = 1) -> None:
@@ -128,11 +128,14 @@ class NativeLanes:
         return inserted if inserted >= 0 else checked(inserted)
 
     def written(self, lane: int) -> int:
-        """Counts the transitions ever written to a lane, without boundary rows. No append may fill the whole lane."""
+        """Counts the transitions ever written to a lane, without boundary rows, if no append filled the whole lane."""
         return checked(lib.mc_lanes_inserted(self._nth(lane), 1))
 
     def read(self, lane: int, ticket: int, rows: int, dest: NDArray[Any]) -> int:
-        """Copies `rows` rows of column 0, starting at `ticket`; returns 0, -EAGAIN (not yet) or -ESTALE (lapped)."""
+        """Copies `rows` rows of column 0 from `ticket` on.
+
+        Returns 0, -EAGAIN if the rows are not written yet, or -ESTALE if they were overwritten.
+        """
         dests = ffi.new("void *[]", MAX_COLUMNS)
         dests[0] = pointer = pointer_to(dest)
         code = int(lib.mc_lane_read(self._nth(lane), ticket, rows, dests))
@@ -140,7 +143,11 @@ class NativeLanes:
         return code if code in (-errno.EAGAIN, -errno.ESTALE) else checked(code)
 
     def newest_reader(self, lane: int, dest: NDArray[Any]) -> Callable[[], int | None]:
-        """Returns a function that copies the newest row to `dest`: it returns ticket + 1, 0 (no row), None (lapped)."""
+        """Returns a function that copies the newest row to `dest`.
+
+        The function returns the row's ticket + 1, 0 if there is no row, or None if a writer overwrote the row
+        meanwhile.
+        """
         raw, pointer = self._nth(lane), pointer_to(dest.view(np.uint8))
         return lambda: None if (count := lib.mc_lane_read_newest(raw, pointer)) == -errno.ESTALE else count
 
@@ -156,13 +163,16 @@ class NativeLanes:
         return fill
 
     def validator(self, lane: Ints, lowest: Ints, ok: Bytes) -> Callable[[int], int]:
-        """Returns check(n): for i < n, sets ok[i] to 1 if ticket lowest[i] of lane[i] is whole; counts the zeros."""
+        """Returns check(n), which sets ok[i] for i < n: to 1 if ticket lowest[i] of lane[i] is whole, otherwise to 0.
+
+        `check` returns the number of zeros.
+        """
         lanes, tickets, whole = pointer_to(lane, "int64_t[]"), pointer_to(lowest, "int64_t[]"), pointer_to(ok)
         return lambda n: int(lib.mc_lanes_validate(self.raw, n, lanes, tickets, whole))
 
 
 class Event:
-    """A futex on which a process sleeps until others have committed enough rows, or freed room for them.
+    """A futex on which a process sleeps until other processes have committed enough rows, or freed enough room.
 
     In read-only memory, an Event cannot announce a waiter: `wait` sleeps for at most 10 ms.
     """
@@ -173,7 +183,10 @@ class Event:
         self._event = self._memory + offset
 
     def prepare(self, amount: int) -> int:
-        """Announces a waiter for `amount` units; returns `seen`. Check the missing amount again before `wait(seen)`."""
+        """Announces a waiter for `amount` units; returns the first argument of `wait`.
+
+        Between the two calls, check again how many units are missing.
+        """
         return int(lib.mc_event_prepare(self._event, min(amount, EVERYTHING))) if self._announces else 0
 
     def wait(self, seen: int, seconds: float) -> None:
@@ -191,7 +204,7 @@ class Event:
 
 
 class Words:
-    """64-bit words in shared memory; one process writes each word, any process reads it."""
+    """64-bit words in shared memory. Only one process writes each word; every process may read it."""
 
     def __init__(self, memory: Bytes) -> None:
         self._memory = pointer_to(memory)
@@ -209,7 +222,7 @@ class Words:
         return partial(lib.mc_word_store, self._memory, index)
 
     def add(self, index: int, more: int) -> None:
-        """Adds to a word, for its only writer. Wraps modulo 2^64: a damaged word raises where it is read, not here."""
+        """Adds to a word, modulo 2^64, for the word's only writer. A damaged word raises where it is read, not here."""
         lib.mc_word_add(self._memory, index, more)
 
     def summer(self, first: int, count: int, step: int) -> Callable[[], int]:
@@ -218,7 +231,7 @@ class Words:
 
 
 def try_lock(fd: int, offset: int, exclusive: bool) -> bool:
-    """Locks one byte for fd's open file description; returns False if another description holds it."""
+    """Locks one byte for fd's open file description; returns False if the lock of another description conflicts."""
     code = lib.mc_lock_try(fd, offset, exclusive)
     if code == -errno.EAGAIN:
         return False

@@ -1,4 +1,4 @@
-"""Binds the C core's writers: of one lane, of several lanes, and of raw rows, which are read as well."""
+"""Binds the C core's writers of one lane and of several lanes, and its reader and writer of raw rows."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -29,8 +29,9 @@ class _WritingEnd:
 class NativeWriter(_WritingEnd):
     """The writing end of one replay lane; the caller holds the lane's lock, or names a lock to take for each append.
 
-    `records`, uint8 [2, record bytes], is staging for the transition's record and the boundary row's. `lock`, for a
-    shared lane, is (descriptor, byte, longest wait of an append for it in seconds).
+    `records`, uint8 [2, record bytes], holds the records that the next append takes: the transition's, then its
+    boundary row's. `lock`, only for a shared lane, is (descriptor, byte, the most seconds that an append waits for the
+    lock).
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class NativeWriter(_WritingEnd):
         self.add_row = lib.mc_writer_add  # the hot path calls it with `raw`, and gives a negative result to `error_of`
 
     def rows_adder(self, records: Bytes, ends: Bytes, boundaries: bool) -> Callable[[list[NDArray[Any]]], int]:
-        """Returns a function that appends n staged rows, records uint8 [n, record bytes] and ends uint8 [3, n].
+        """Returns a function that appends n rows, staged in records, uint8 [n, record bytes], and ends, uint8 [3, n].
 
         The function takes the large fields' arrays, and returns the first row's ticket or a negative code.
         """
@@ -79,8 +80,8 @@ class NativeWriter(_WritingEnd):
 class NativeVector(_WritingEnd):
     """The writing ends of several lanes, for at most one row a lane in each call; the caller holds the lanes' locks.
 
-    `blank` has a default row of each column, for boundary rows without values. `final_needed`: whether a truncated row
-    needs a boundary row.
+    `blank` maps a column to the row that boundary rows without a value get. `final_needed` tells whether a truncated
+    row needs a boundary row.
     """
 
     def __init__(self, lanes: NativeLanes, numbers: Sequence[int], blank: dict[int, Bytes], final_needed: bool) -> None:
@@ -99,12 +100,12 @@ class NativeVector(_WritingEnd):
         self.raw.count = len(numbers)
 
     def rows_adder(self, records: Bytes, which: Ints, ends: Bytes, tickets: Ints) -> tuple[Coded, Coded]:
-        """Returns a function that appends n staged rows, one to each of n lanes, and one that only checks them.
+        """Returns a function that appends a staged row to each of n lanes, and a function that only checks these rows.
 
         Both take a bool, whether ended rows have boundary rows, and return 0 or a negative code. `records`, uint8 [2 n,
-        record bytes], has each row's record and its boundary row's; `which`, int64 [n], the index of each row's writer;
-        `ends`, uint8 [3, n], three flags: terminated, truncated, left out. Each append fills `tickets`, int64 [n], with
-        -1 for a row that was left out.
+        record bytes], holds each row's record, followed by its boundary row's. `which`, int64 [n], holds the index of
+        each row's writer, and `ends`, uint8 [3, n], the flags terminated, truncated and left out. An append writes the
+        rows' tickets to `tickets`, int64 [n]: -1 for a row that was left out.
         """
         raw, rows, records_at, ends_at = self.raw, len(which), pointer_to(records), pointer_to(ends)
         which_at, tickets_at = pointer_to(which, "int64_t[]"), pointer_to(tickets, "int64_t[]")
@@ -122,7 +123,7 @@ class NativeVector(_WritingEnd):
         return append, check
 
     def new_episode(self, which: Iterable[int]) -> None:
-        """Marks the next rows of these writers, by index, as the first of an episode."""
+        """Makes the next row of each of these writers, given by index, the first of an episode."""
         for i in which:
             self._writers[i].age = 0
 
@@ -141,7 +142,7 @@ class NativeRows:
         self._lanes = lanes
 
     def place(self, spans: Ints, room: int) -> tuple[Ints, int]:
-        """Returns the offset of each span's bytes, int64 [n], and their total. Raises ValueError: it exceeds `room`."""
+        """Returns each span's offset, int64 [n], and all spans' bytes. Raises ValueError if these exceed `room`."""
         offsets = np.empty(len(spans), np.int64)
         at = pointer_to(offsets, "int64_t[]")
         total = int(lib.mc_spans_place(self._lanes.raw, len(spans), pointer_to(spans, _SPANS), room, at))
@@ -152,7 +153,7 @@ class NativeRows:
     def read(self, spans: Ints, dest: Bytes) -> int:
         """Copies the spans' rows into `dest`, which has room for them; returns the number of bytes.
 
-        It sets the row count of each span whose rows were lapped to 0.
+        Sets a span's number of rows to 0 if a writer overwrote them.
         """
         raw = pointer_to(spans, _SPANS)
         return checked(lib.mc_spans_read(self._lanes.raw, len(spans), raw, pointer_to(dest)))

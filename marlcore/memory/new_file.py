@@ -28,7 +28,7 @@ Put = Callable[[int, NDArray[np.uint8]], None]  # put(offset, data) writes bytes
 
 
 def lasting(target: Path) -> Path:
-    """Checks and returns the path of a file that must persist. Raises ValueError: `sweep` would remove the file."""
+    """Checks and returns the path of a file that must persist. Raises ValueError if `sweep` would remove it."""
     if target.parent == SHM_DIR and target.name.startswith(PREFIX):
         expected = f"a name without {PREFIX!r} in {SHM_DIR}, where unused segments are removed"
         raise ValueError(f"path: expected {expected}, got {target}")
@@ -38,7 +38,8 @@ def lasting(target: Path) -> Path:
 def open_nameless(target: Path, nbytes: int, name: Path | None = None) -> File:
     """Creates a file of `nbytes` allocated bytes, without a name, in target's directory, which must exist.
 
-    `link` will give the file this `name`. Without a name, and without O_TMPFILE, it is called `target` for a moment.
+    `link` will give the file this `name`. If there is no `name` and the file system lacks O_TMPFILE, the file is called
+    `target` for a moment.
     """
     file = File(name or "")
     if not target.parent.is_dir():
@@ -50,7 +51,7 @@ def open_nameless(target: Path, nbytes: int, name: Path | None = None) -> File:
         try:
             file.open(target.parent, os.O_TMPFILE | os.O_RDWR)
         except OSError as error:
-            if name or error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):  # as older overlay file systems
+            if name or error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):  # as from older overlay file systems
                 raise
             file.open(target, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_RDWR)
             target.unlink()
@@ -86,7 +87,7 @@ def _put(fd: int, body: int, offset: int, data: NDArray[np.uint8]) -> None:
 
 
 def hold(file: File, target: Path) -> None:
-    """Takes the shared lock of a nameless file. Raises MarlcoreError: a process opened and locked it through /proc."""
+    """Takes the shared lock of a nameless file. Raises MarlcoreError if a process locked it through /proc."""
     if not try_lock(file.fd, SEGMENT_LOCK, exclusive=False):
         raise MarlcoreError(f"{target}: another process has locked the segment before it has a name")
 
@@ -121,7 +122,7 @@ def replace_file(target: Path, description: dict[str, Any], body_bytes: int, fil
             write_header_and_body(file.fd, header, fill)
             write_checksum(file.fd, header)
             os.fsync(file.fd)
-        hold(file, target)  # so that no other process removes it as left behind
+        hold(file, target)  # so that no other process removes the file as left behind
         give_name(file, aside)
         os.replace(aside, target)
     with File() as directory:

@@ -1,7 +1,7 @@
-"""Segments: files in /dev/shm that appear complete or not at all; a sweep removes those of dead processes.
+"""Segments: files in /dev/shm that appear complete or not at all; a sweep removes the files of dead processes.
 
 A segment is a header (magic, layout version, sizes, nonce, checksum, a JSON description) padded to pages, then a
-zeroed body. Byte 0 of its file is the lock of its users (see survey.py), later bytes those of its lanes (see lanes.py).
+zeroed body. Users of its file lock byte 0 (see survey.py); users of its lanes lock later bytes (see lanes.py).
 """
 
 import atexit
@@ -47,7 +47,7 @@ class SegmentHandle:
 
 
 class Segment:
-    """One mapped segment; `create` or `attach` make it. Views of `body`, its shared bytes, keep the mapping alive."""
+    """One mapped segment, made by `create` or `attach`. Views of `body`, its shared bytes, keep the mapping alive."""
 
     def __init__(self, file: File, path: Path, header: Header, writable: bool = True) -> None:
         self.path = path
@@ -78,7 +78,8 @@ class Segment:
 
         A segment in /dev/shm is removed when its creator closes it; one at `path` stays until `unlink`. `fill` writes
         the start of the body before any process can find the segment. With `spill`, a segment for which /dev/shm has
-        no room is an unlinked file in the temporary directory, to which processes attach while its creator lives.
+        no room becomes an unlinked file in the temporary directory; processes can attach to it only while its creator
+        lives.
 
         Raises:
             SharedMemoryFull: the file system, the memory limit or the address space has no room; nothing was created.
@@ -113,7 +114,7 @@ class Segment:
 
     @classmethod
     def _spill(cls, header: Header, fill: Callable[[Put], None] | None, why: SharedMemoryFull) -> "Segment":
-        """Makes an unlinked file in the temporary directory. Raises SharedMemoryFull: it has no room, or is missing."""
+        """Makes an unlinked file in the temporary directory. Raises SharedMemoryFull if that is full or missing."""
         try:
             directory = Path(tempfile.gettempdir())
             file = open_nameless(directory / f"{PREFIX}{header.nonce:016x}", header.segment_bytes)
@@ -132,8 +133,8 @@ class Segment:
 
         Raises:
             SegmentNotFound: the file does not exist. SegmentCorrupt: it is not a segment of this user alone.
-            StaleHandle: another segment took the name. LayoutMismatch: the layout is not the handle's.
-            SharedMemoryFull: no room to fill the file's holes, or no address space to map it.
+            StaleHandle: another segment took the name. LayoutMismatch: the layout differs from the handle's.
+            SharedMemoryFull: there is no room to fill the file's holes, or no address space to map the file.
             MarlcoreError: no descriptor is free.
         """
         path = as_path("path", handle.path if isinstance(handle, SegmentHandle) else handle).absolute()
@@ -156,7 +157,7 @@ class Segment:
     def verify(self) -> None:
         """Compares a save's body with its checksum, unless a process has locked part of the save to use it in place.
 
-        Raises SegmentCorrupt: they differ.
+        Raises SegmentCorrupt if they differ.
         """
         self.check_open()
         if self._checksum is None:
@@ -169,9 +170,9 @@ class Segment:
         return same_file(self._file.fd, path)
 
     def lock(self, offset: int, exclusive: bool = True, beside: File | None = None) -> File | None:
-        """Returns an open file that holds the lock of byte `offset` until it is closed; None if another lock conflicts.
+        """Returns an open file that holds the lock of byte `offset` until it is closed, or None on a conflict.
 
-        `beside` is an earlier result: it is returned with this lock added; a conflict closes it.
+        If `beside`, the file of an earlier call, is given, the lock is added to that file; a conflict closes the file.
         """
         self.check_open()
         if not self.body.flags.writeable:
@@ -198,18 +199,18 @@ class Segment:
         self._let_go(ClosedError, "it was closed")
 
     def unlink(self) -> None:
-        """Removes the segment's name; processes that have it mapped keep it. Repeated calls are harmless."""
+        """Removes the segment's name; processes that have mapped the segment keep it. Repeated calls are harmless."""
         if self._closed is None:
             if not is_descriptor(self.path) and same_file(self._file.fd, self.path):
                 self.path.unlink(missing_ok=True)
             return
-        with contextlib.suppress(MarlcoreError):  # it is gone, or another file has its name
+        with contextlib.suppress(MarlcoreError):  # the segment is gone, or another file has its name
             again = Segment.attach(self.handle)
             again.unlink()
             again.close()
 
     def forked(self) -> None:
-        """In a forked child: releases the segment. Later uses raise, but arrays of its bytes stay valid."""
+        """Releases the segment in a forked child. Later uses raise, but arrays of its bytes stay valid."""
         if self._closed is None:
             self._mapping.detach(self._file.fd)
         self._let_go(StaleHandle, "it was opened before a fork; use spawn, or attach to its handle in the child")
@@ -224,7 +225,7 @@ class Segment:
 
 
 def close_all() -> None:
-    """Closes segments that are still open: Python may not collect them at exit."""
+    """Closes segments that are still open, since Python may not collect them at exit."""
     for segment in list(_open):
         segment.close()
 

@@ -13,7 +13,7 @@ S = TypeVar("S", bound="Shared")
 
 
 def described_workers(segment: Segment) -> list[str]:
-    """Returns the distinct names of a run's workers, one for each part of the segment. Raises ValueError."""
+    """Returns the names of a run's workers, one for each part of the segment. Raises ValueError if two are equal."""
     names: Any = segment.description["workers"]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
         raise ValueError(f"workers: expected distinct names, got {brief(names)}")
@@ -23,13 +23,13 @@ def described_workers(segment: Segment) -> list[str]:
 class Shared(Closing):
     """Base of all shared objects: this process's view of a segment whose description names this `kind`.
 
-    Unpickling attaches to the same memory. As a context manager, the object closes itself.
+    Unpickling attaches to the same memory. Used in a `with` statement, the object closes at the end of the block.
     """
 
     kind: str
 
     def __init__(self, segment: Segment) -> None:
-        """Wraps a segment. Raises SegmentCorrupt: it holds another kind of object, or its description is malformed."""
+        """Wraps a segment. Raises SegmentCorrupt if it holds another kind of object or its description is malformed."""
         self._segment = segment
         try:
             if segment.description["kind"] != self.kind:
@@ -46,7 +46,7 @@ class Shared(Closing):
     def attach(cls: type[S], handle: SegmentHandle | str | os.PathLike[str]) -> S:
         """Attaches to an existing object by its handle or its file's path.
 
-        Raises: SegmentNotFound, StaleHandle, SegmentCorrupt: the object is gone, or the path leads to something else.
+        Raises SegmentNotFound, StaleHandle or SegmentCorrupt if the object is gone or the path leads to something else.
         """
         return cls(Segment.attach(handle))
 
@@ -70,7 +70,7 @@ class Shared(Closing):
         self._segment.check_open()
 
     def close(self) -> None:
-        """Releases the memory. If its creator closes it, the segment disappears, unless it is an ordinary file."""
+        """Releases the memory. When its creator closes an object in /dev/shm, the segment disappears."""
         self._segment.close()
 
     def unlink(self) -> None:

@@ -17,13 +17,13 @@ log = logging.getLogger(__name__)
 
 
 def check_shm_dir() -> None:
-    """Raises ValueError, in one line: the directory of segments is no absolute path, or does not exist."""
+    """Raises ValueError if the path of the directory of segments is not absolute or leads to no directory."""
     if not SHM_DIR.is_absolute() or not SHM_DIR.is_dir():
         raise ValueError(f"MARLCORE_SHM_DIR: expected the absolute path of a directory, got '{SHM_DIR}'")
 
 
 def free_bytes(directory: Path) -> int:
-    """Returns the bytes that may be allocated: those free in the file system or, if fewer, under the memory limit."""
+    """Returns how many bytes may be allocated: the lesser of the file system's and the memory limit's free bytes."""
     file_system = os.statvfs(directory)
     free = file_system.f_bavail * file_system.f_frsize
     limit = cgroup.memory_limit() if directory == SHM_DIR else None

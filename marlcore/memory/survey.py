@@ -1,4 +1,4 @@
-"""Lists this user's segments, tells which of them a process holds, and removes those that no process holds.
+"""Lists this user's segments, tells which of them a process has mapped, and removes the others on request.
 
 Each process that maps a segment holds a shared kernel lock on byte 0 of its file. A process that removes a segment
 must first obtain the exclusive lock, which proves that no process has it mapped.
@@ -32,7 +32,7 @@ class SegmentFile:
 
 
 def survey_segments(directory: Path = SHM_DIR, prefix: str = PREFIX, *, remove: bool = False) -> list[SegmentFile]:
-    """Lists this user's segments whose names begin with `prefix`, by name; `remove` removes those that no process maps.
+    """Lists this user's segments whose names begin with `prefix`, sorted; `remove` removes those that no process maps.
 
     Without `remove`, the survey takes no lock, so it cannot disturb a process that attaches at the same time.
     """

@@ -1,4 +1,4 @@
-"""Sleeps until another process makes a condition true, in slices, so that it notices signals, closing and deaths."""
+"""Sleeps until another process makes a condition true, in slices, so that the sleeper notices signals and deaths."""
 
 import threading
 import time
@@ -17,7 +17,8 @@ _own = threading.local()  # its `check` applies to the waits of one thread alone
 def interrupt_waits_with(check: Check | None) -> Check | None:
     """Makes every wait of this process call `check` before each slice of sleep; returns the previous check.
 
-    If `check` raises, the wait ends: with ClosedError in a supervised process that must stop. None removes the check.
+    The wait ends with the exception that `check` raises, such as ClosedError in a supervised process that must stop.
+    None removes the check.
     """
     global _interruption
     before, _interruption = _interruption, check
@@ -50,7 +51,7 @@ class InterruptingOwnWaits:
 
 
 def check_interruption() -> None:
-    """Runs the checks of this process and thread, which may raise; other kinds of wait call it before each slice."""
+    """Runs the checks of this process and thread, which may raise; waits other than `sleep_until` call it, too."""
     if _interruption is not None:
         _interruption()
     own: Check | None = getattr(_own, "check", None)
@@ -59,10 +60,10 @@ def check_interruption() -> None:
 
 
 def sleep_until(missing: Callable[[], int], event: Event, deadline: float | None, check_open: Check) -> bool:
-    """Waits until nothing is missing; returns False at `deadline`, a time of time.monotonic(), or None for no deadline.
+    """Waits until nothing is missing; returns False at `deadline`, a time of time.monotonic() (None: no deadline).
 
-    `missing` returns the amount still to come, in the units of the event's notifiers, or 1 if it is unknown. Notifiers
-    wake this process once, when all has come. Raises what `check_open` and `check_interruption` raise.
+    `missing` returns the amount still to come, in the units of the event's notifiers, or 1 if the amount is unknown.
+    Notifiers wake this process once, when all has come. Raises what `check_open` and `check_interruption` raise.
     """
     while True:
         check_open()
@@ -72,7 +73,7 @@ def sleep_until(missing: Callable[[], int], event: Event, deadline: float | None
             left = missing()
             if left >= wanted:
                 break
-            # Units that came before `prepare` are still in the announcement; as many again may come: announce fewer.
+            # The announcement still has units that came before `prepare`, and as many again may come: announce fewer.
             wanted = max(1, 2 * left - wanted) if left else 0
         if not wanted:
             return True

@@ -1,4 +1,4 @@
-"""Starts, watches and ends child processes, for the one owner that each child has.
+"""Starts, watches and ends child processes, each of which has one owner.
 
 The owner decides what a death means: `Supervisor` restarts, `Workers` fails fast, `Pool` replaces.
 """
@@ -34,7 +34,7 @@ from .signals import STACKS, Interrupts
 EARLY = ("marlcore.preload",)  # modules that actors and evaluators without torch need
 PRELOAD = (*EARLY, "marlcore.preload_torch")  # modules that workers of marlcore need
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-TEXT_LIMIT = 12_000  # bytes of a traceback: a socket takes them at once, although the parent reads them only at the end
+TEXT_LIMIT = 12_000  # bytes of a traceback: a socket takes so many at once, although the parent reads only at the end
 OF_MAIN = (
     "a worker does not run the program's own file: move what its child processes run out of __main__, into a module"
 )
@@ -47,8 +47,8 @@ log = logging.getLogger(__name__)
 class Children(Closing):
     """The child processes of one owner, forked by a server that has imported `preload`.
 
-    `interrupts` notes signals that end the wait for a starting server; None: only within `uninterrupted`. A `server`
-    of other children is used but not closed. `fork`, `early`: see `ForkServer`.
+    `interrupts` notes signals, which end the wait for a starting server; None: signals are noted only in
+    `uninterrupted`. A given `server` is used but not closed. `fork`, `early`: see `ForkServer`.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Children(Closing):
         self.interrupts = interrupts or Interrupts()
         self._borrows = server is not None
         self.server = server or ForkServer(preload, lambda: self.interrupts.stopping, fork, early)
-        self.living: list[Child] = []  # those that `end` did not end, in the order of their start
+        self.living: list[Child] = []  # not yet ended by `end`, in the order of their start
 
     @contextmanager
     def uninterrupted(self) -> Iterator[None]:
@@ -75,14 +75,14 @@ class Children(Closing):
             self.interrupts.deliver()
 
     def start(self, name: str, main: Callable[..., None], *args: Any, early: bool = False) -> "Child":
-        """Runs main(connection, surroundings, *args) in a new process. Raises OSError, MarlcoreError: see `fork`."""
+        """Runs main(connection, surroundings, *args) in a new process. Raises the errors of `ForkServer.fork`."""
         self.living.append(Child(self.server, name, main, *args, early=early))
         return self.living[-1]
 
     def start_worker(
         self, name: str, work: Callable[[], None], prepare: Callable[[], None] | None = None, early: bool = False
     ) -> "Child":
-        """Runs work() in a new process, after `prepare`, which may set up its log; `Child.failure` tells how it ended.
+        """Runs prepare(), which may set up a log, then work() in a new process; `Child.failure` tells the outcome.
 
         Definitions that another process cannot import are pickled by value: those in `__main__`, in a notebook or in a
         function's body. So a worker never imports the program that started it.
@@ -94,7 +94,7 @@ class Children(Closing):
         readable(seconds, *(child.pidfd for child in self.living))
 
     def end(self, child: "Child") -> None:
-        """Kills a process, if it still runs, and closes its descriptors; after an interrupt, call it again."""
+        """Kills a process, if it still runs, and closes its descriptors; call again after an interrupt."""
         child.close()
         if child in self.living:
             self.living.remove(child)
@@ -140,12 +140,12 @@ class Child:
         return False
 
     def send(self, request: bytes) -> None:
-        """Sends a request. A dead process loses it; its pidfd shows the death."""
+        """Sends a request, which is lost if the process is dead; the pidfd shows the death."""
         with suppress_failed_calls(*CLOSED):
             self.connection.send_bytes(request)
 
     def receive(self) -> memoryview | WorkerFailed | None:
-        """Returns the process's next result or failure; None without one, or if it died while sending it."""
+        """Returns the process's next result or failure; None if there is none, or if the process died in sending it."""
         try:
             message = self.connection.recv_bytes() if self.connection.poll() else None
         except EOFError:
@@ -159,7 +159,7 @@ class Child:
         return memoryview(message)[1:] if message.startswith(_DONE) else pickle.loads(message[1:])
 
     def failure(self) -> WorkerFailed | None:
-        """Returns the failure of a worker that has ended; None if it ended well."""
+        """Returns the failure of a worker that has ended, or None if the worker ended well."""
         result = self.receive()
         if result is None:
             return self.ending()
@@ -176,7 +176,7 @@ class Child:
         self._signal(signal.SIGKILL)
 
     def ask_for_stacks(self) -> None:
-        """Makes the process write its stacks. It ends instead if it never called `write_stacks_when_asked`."""
+        """Makes the process write its stacks. A process that never called `write_stacks_when_asked` ends instead."""
         self._signal(STACKS)
 
     def _signal(self, signum: int) -> None:
@@ -185,7 +185,7 @@ class Child:
                 signal.pidfd_send_signal(self.pidfd, signum)
 
     def close(self) -> None:
-        """Kills the process if it still runs, and closes this side's descriptors; after an interrupt, call it again."""
+        """Kills the process if it still runs, and closes this side's descriptors; call again after an interrupt."""
         self.kill()
         if self._open and not readable(KILL_S, self.pidfd):  # it sleeps in a driver or on a dead file system
             log.error(

@@ -1,6 +1,6 @@
 """The parent's side of the fork server, which has imported the workers' modules and starts a worker in milliseconds.
 
-The server is a new program, or, if asked for, a fork of the parent, which is ready at once. If the parent dies, the
+The server is a new program or, on request, a fork of the parent; a fork is ready at once. If the parent dies, the
 kernel kills the server and every worker, stopped ones included (`PR_SET_PDEATHSIG`).
 """
 
@@ -29,8 +29,8 @@ from .signals import stop_signals_blocked
 
 START_S = 120.0  # limit for the imports
 REPLY_S = 10.0  # limit for an answer; a server that exceeds it counts as stopped and is killed
-STARTS = 4  # of the server; when the last one died, `fork` raises
-BACKOFF_S = 0.2  # before the second start; doubled before each further start
+STARTS = 4  # starts of the server; when the last server died, `fork` raises
+BACKOFF_S = 0.2  # pause before the second start; doubled before each further start
 KILL_S = 10.0  # longer than the kernel takes to end a killed process and free its memory, unless it is stuck
 LOOK_S = 0.05
 STATUS_S = 1.0  # limit for a dead process's exit status to arrive
@@ -52,11 +52,11 @@ class _Gone(Exception):
 
 
 class ForkServer:
-    """Starts the server, which imports `preload`, on first use, and again after it died.
+    """Starts a server that imports `preload`: on first use, and again after the server died.
 
-    The server imports the modules `early` first, and then forks a second server, which has only these and is ready
-    sooner. `hurry` returns True to give up the wait for a server that is still starting. `fork` makes the server a fork
-    of this process; None decides by `is_safe_to_fork`.
+    The server imports the modules `early` first, and then forks a second server, which has only these modules and is
+    ready sooner. `hurry` returns True to give up the wait for a server that is still starting. With `fork`, the server
+    is a fork of this process; if `fork` is None, `is_safe_to_fork` decides.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class ForkServer:
         self._hurry = hurry
         self._forks = fork
         self._process: Program | None = None
-        self._channels: list[socket.socket] = []  # of the server, and of the second one
+        self._channels: list[socket.socket] = []  # to the server and to the second server
         self._answered: set[socket.socket] = set()  # channels whose servers said that they are ready
         self._lock = threading.Lock()  # several runs may share the server
 
@@ -100,12 +100,12 @@ class ForkServer:
     def fork(self, report: int, function: Callable[..., None], *args: Any, early: bool = False) -> tuple[int, int, int]:
         """Runs function(connection, *args) in a new process; `report` is the descriptor of its connection.
 
-        With `early`, the second server forks it, if there is one. The function and its arguments must be picklable, and
-        importable without `__main__`.
+        With `early`, the second server, if there is one, forks the process. The function and its arguments must be
+        picklable, and importable without `__main__`.
 
-        Returns: its pid, its pidfd, and a pipe that delivers its exit status, see `read_status`.
+        Returns: the process's pid, its pidfd, and a pipe that delivers its exit status; see `read_status`.
 
-        Raises: OSError: the system starts no process, or `hurry` returned True. MarlcoreError: each server died.
+        Raises OSError if the system starts no process or `hurry` returned True; MarlcoreError if each server died.
         """
         with ExitStack() as at_end, ExitStack() as unless_forked:
             task = os.memfd_create("marlcore-task")
@@ -128,7 +128,7 @@ class ForkServer:
             return number, fds[0], ended
 
     def _ask(self, early: bool, fds: list[int]) -> tuple[int, list[int]]:
-        """Returns the server's answer; restarts the server if it is gone."""
+        """Asks for a fork and returns the server's answer; restarts the server if it is gone."""
         for failed in range(1, STARTS + 1):
             try:
                 self.begin()
@@ -151,7 +151,7 @@ class ForkServer:
         raise MarlcoreError(f"the process that forks workers died {STARTS} times, the last time: {reason}")
 
     def _answer(self, channel: socket.socket, seconds: float) -> tuple[int, list[int]]:
-        """Reads the server's answer. Raises: _Gone; InterruptedError: see `fork`."""
+        """Reads the server's answer. Raises _Gone; InterruptedError if `hurry` returned True."""
         for _ in range(round(seconds / LOOK_S)):  # counts looks, since the clock runs on while this process is stopped
             if readable(LOOK_S, channel.fileno()):
                 answer, fds = receive(channel, NUMBER.size, 1)
@@ -175,9 +175,9 @@ class ForkServer:
             raise InterruptedError(errno.EINTR, "told to stop before the process that forks workers was ready")
 
     def close(self) -> None:
-        """Kills the server; the kernel then kills every process it forked, a second server's included."""
+        """Kills the server; the kernel then kills all forks of the server and of the second server."""
         if self._process is not None:
-            self._process.kill()  # first: it would complain of a channel that closes with its answer unread
+            self._process.kill()  # first: the server would complain of a channel that closes with its answer unread
         for channel in self._channels:
             channel.close()
         if self._process is not None:
@@ -195,9 +195,9 @@ def _has_word(channel: socket.socket) -> bool:
 
 
 def start_child(start: Callable[[], Program]) -> Program:
-    """Calls `start` in a thread that outlives the child, since the thread's end would kill it (PR_SET_PDEATHSIG).
+    """Calls `start` in a thread that outlives the child: the thread's end would kill the child (PR_SET_PDEATHSIG).
 
-    The first thread never ends, and calls `start` itself. Raises: OSError: no thread starts; errors of `start`.
+    The main thread never ends, and calls `start` itself. Raises the errors of `start`, and OSError if no thread starts.
     """
     if threading.get_native_id() == os.getpid():
         return start()
@@ -309,6 +309,6 @@ def cause_of(code: int) -> str:
 
 
 def read_status(pipe: int) -> int | None:
-    """Reads a process's exit status, in the form of `Popen.returncode`; None if the server died before it wrote one."""
+    """Reads a process's exit status, in the form of `Popen.returncode`; None if the server died before."""
     data = os.read(pipe, NUMBER.size)
     return NUMBER.unpack(data)[0] if data else None

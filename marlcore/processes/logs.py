@@ -1,4 +1,4 @@
-"""The log file of a worker's process, which also gets its stacks if it hangs."""
+"""The log file of a worker; if the worker hangs, its stacks are written there, too."""
 
 import logging
 import os
@@ -10,7 +10,7 @@ from .signals import write_stacks_when_asked
 
 
 def opener(path: str, flags: int) -> int:
-    """An `opener` for `open`: the file is readable by all, writable by this user, and no link or pipe."""
+    """An `opener` for `open`: the file is readable by all and writable by this user; links and pipes are refused."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
 
 

@@ -1,4 +1,4 @@
-"""A pool of processes, each of which answers one request at a time; another answers the request of a dead process.
+"""A pool of processes, each of which answers one request at a time; if a process dies, another answers its request.
 
 Replies come in the order of their arrival. A process gets its next request only once its reply was read whole, so that
 neither side waits for the other.
@@ -17,7 +17,7 @@ from ..errors import WorkerFailed
 from .children import Child, Children, enter, message_of
 from .serve import leave, readable
 
-RETRIES = 3  # of a request whose process died
+RETRIES = 3  # further tries of a request whose process died
 Answer = Callable[[bytes], bytes]
 
 
@@ -26,7 +26,7 @@ class Pool(Closing):
 
     A process that dies is replaced, and its request is given to another one, so an answer must have no effect beside
     its reply. `make`, called once in each process, returns the function that answers; definitions that a process
-    cannot import are pickled by value. At most `size` processes start, when they are needed. `fork`: see `ForkServer`.
+    cannot import are pickled by value. Up to `size` processes start, each when it is needed. `fork`: see `ForkServer`.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class Pool(Closing):
         self._size, self._name = size, name
         self._children = Children(preload, fork=fork)
         self._started = 0
-        self._requests: dict[int, bytes] = {}  # by key: requests without a reply
-        self._replies: dict[int, memoryview] = {}  # by key: replies that were not returned yet
-        self._deaths: Counter[int] = Counter()  # of processes, by key of the request
+        self._requests: dict[int, bytes] = {}  # requests without a reply, keyed by `key`
+        self._replies: dict[int, memoryview] = {}  # replies not yet returned, keyed by `key`
+        self._deaths: Counter[int] = Counter()  # how many processes died of a request, keyed by `key`
         self._asked: dict[Child, int] = {}  # the key of the request that each busy process answers
-        self._cut: Child | None = None  # an exception, such as a signal handler's, may have cut its message in two
+        self._cut: Child | None = None  # a child whose message an exception may have cut in two
 
     def begin(self) -> None:
         """Starts the server that forks the processes, without waiting for it."""
@@ -64,17 +64,18 @@ class Pool(Closing):
         If an exception passes through, such as one of a signal handler, the request stays in the pool; asking
         again with the same key is harmless.
 
-        Raises: OSError: the system starts no process. WorkerFailed: each process that got the request died.
+        Raises OSError if the system starts no process, WorkerFailed if each process that got the request died.
         """
         self._requests[key] = request
         self._deal()
 
     def replies(self, seconds: float | None) -> list[tuple[int, memoryview]]:
-        """Returns the replies that came, with their keys; waits up to `seconds` for the first, None for ever.
+        """Returns the replies that came, with their keys; waits up to `seconds` for the first (None: no limit).
 
-        An exception of a signal handler passes through; the next call returns the replies that came before it.
+        An exception of a signal handler passes through; the next call returns the replies that came before the
+        exception.
 
-        Raises: WorkerFailed: an answer raised, or each process that got a request died. OSError: see `ask`.
+        Raises WorkerFailed if an answer raised, or if each process that got a request died; OSError as in `ask`.
         """
         self._deal()
         if not self._replies:
@@ -128,8 +129,8 @@ class Pool(Closing):
             raise reply
 
     def _remove_dead(self, child: Child) -> None:
-        """Removes a dead process. Raises WorkerFailed: its request has killed too many processes."""
-        child.kill()  # its connection may have ended first
+        """Removes a dead process. Raises WorkerFailed if its request has killed too many processes."""
+        child.kill()  # the connection may have ended before the process
         ending, key = child.ending(), self._asked.get(child)
         self._end(child)
         if key is None:

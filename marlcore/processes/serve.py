@@ -30,20 +30,20 @@ from ..errors import suppress_failed_calls
 from .signals import outlive_signals
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-ARG_START = 45  # among the fields of /proc/self/stat behind the command's name; the next is its end
+ARG_START = 45  # index among the fields of /proc/self/stat behind the command's name; the next field is its end
 FORK = b"fork"
 NUMBER = struct.Struct("=q")
 
 
 def end_with_parent(parent: int) -> None:
-    """Makes the kernel kill this process when its parent dies, whatever state either is in."""
+    """Makes the kernel kill this process when its parent dies, even while this process is stopped."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:  # the parent died before the prctl
         os._exit(1)
 
 
 def show_title(name: str) -> None:
-    """Makes `ps aux` call this process "marlcore NAME", and `ps` NAME, cut to 15 bytes.
+    """Makes `ps aux` show this process as "marlcore NAME", and `ps` show it as NAME, cut to 15 bytes.
 
     The kernel shows the command line from this process's memory. This function writes there through /proc/self/mem, so
     a wrong address is an error, never a signal. A last byte that is not 0 tells the kernel that the line is a title.
@@ -59,7 +59,10 @@ def show_title(name: str) -> None:
 
 
 def readable(seconds: float | None, *fds: int) -> set[int]:
-    """Returns the descriptors that can be read or whose other end is closed; waits for one, None for ever."""
+    """Returns the descriptors that can be read or whose other end is closed.
+
+    Waits up to `seconds` for the first of them; None: no limit.
+    """
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)
@@ -134,7 +137,7 @@ class _Server:
             os.close(fd)
 
     def _start(self, task: int, report: int, status: int, tracker: int) -> None:
-        """Forks. Raises OSError: the system starts no process, or has no descriptor for its pidfd."""
+        """Forks. Raises OSError if the system starts no process or has no descriptor for the process's pidfd."""
         server, status_copy = os.getpid(), os.dup(status)
         try:
             pid = fork()
@@ -174,7 +177,7 @@ def fork() -> int:
 
 
 def open_child(pid: int) -> int:
-    """Opens a pidfd of a forked process. Raises OSError: no descriptor is free, and the process was killed."""
+    """Opens a pidfd of a forked process. If no descriptor is free, kills the process and raises OSError."""
     try:
         return os.pidfd_open(pid)
     except OSError:

@@ -1,7 +1,7 @@
 """Stop signals: the parent notes them, its workers outlive them, and programs that workers start receive them.
 
 A terminal sends SIGINT, and SIGHUP when it closes, to the whole process group. The parent alone decides how to react.
-A further signal asks a worker that hangs for its stacks.
+Another signal, STACKS, asks a worker that hangs for its stacks.
 """
 
 import faulthandler
@@ -23,9 +23,9 @@ _masks = threading.local()
 
 
 def stopped(folder: str, resume: str = "") -> KeyboardInterrupt:
-    """Returns a KeyboardInterrupt that says how to continue the work in `folder`: with `resume`, by default the folder.
+    """Returns a KeyboardInterrupt that says with which `resume`, by default `folder`, the work can be continued.
 
-    It has no class of its own, since Python ends by the signal, as shells expect, only after KeyboardInterrupt itself.
+    It is of no subclass: only after KeyboardInterrupt itself does Python end by the signal, as shells expect.
     """
     stop: Any = KeyboardInterrupt(f"stopped; call it again with resume={resume or folder!r} to continue")
     stop.folder = folder
@@ -33,17 +33,17 @@ def stopped(folder: str, resume: str = "") -> KeyboardInterrupt:
 
 
 class Interrupts:
-    """The one place that ends work: after a signal, or by `stop` or `finish`, from any thread.
+    """Tells when work must end: after a stop signal, or after a call of `stop` or `finish` from any thread.
 
     While entered, it notes SIGINT, SIGTERM and SIGHUP instead of raising at an arbitrary point. An ignored SIGHUP, as
     under nohup, stays ignored. Outside the main thread no signal is noted.
 
     Attributes:
-        signum: the first signal, which may have come before, or None.
+        signum: the first signal, perhaps one noted before this object was made; or None.
         again: whether another signal came more than a second later.
         finishing: whether `finish` was called.
-        reason: of the first `stop` or `finish`, in words; None before.
-        error: the first exception that a `stop` brought, which `deliver` raises.
+        reason: the reason given to the first `stop` or `finish`; None before.
+        error: the first exception given to `stop`, which `deliver` raises; or None.
     """
 
     def __init__(self, signum: int | None = None) -> None:
@@ -82,7 +82,7 @@ class Interrupts:
         self.finishing = True
 
     def deliver(self, folder: str = "") -> None:
-        """Raises KeyboardInterrupt (see `stopped`) or SystemExit(128 + signum) after a signal; else the error."""
+        """Raises KeyboardInterrupt (see `stopped`) or SystemExit(128 + signum) after a signal; else `error`."""
         if self.signum == signal.SIGINT and folder:
             raise stopped(folder)
         if self.signum is not None:
@@ -126,9 +126,9 @@ def outlive_signals() -> None:
 def write_stacks_when_asked(file: TextIO | None = None) -> None:
     """Makes the signal STACKS write the Python stacks of all threads to an open file; None: to stderr.
 
-    faulthandler's handler needs no interpreter lock, so it works even if a call of C holds the lock for ever. A
-    thread made for it takes the signal if all others block it, and blocks all other signals. The thread ends when this
-    process first forks, since Python warns of forks beside threads.
+    faulthandler's handler needs no interpreter lock, so it works even if a call of C holds the lock for ever. A thread
+    made for this takes the signal even if all other threads block it, and blocks all other signals. The thread ends
+    when this process first forks, since Python warns of forks beside threads.
     """
     stream = file or sys.__stderr__  # a program may have put something else into sys.stderr
     if stream is None or stream.closed:  # this process has no standard error
@@ -143,7 +143,7 @@ def write_stacks_when_asked(file: TextIO | None = None) -> None:
     def end() -> None:
         forks.set()
         thread.join()
-        while os.path.exists(f"/proc/self/task/{thread.native_id}"):  # Python is done with it, the kernel is not yet
+        while os.path.exists(f"/proc/self/task/{thread.native_id}"):  # Python has ended it, but the kernel has not
             os.sched_yield()
 
     thread = threading.Thread(target=take_signal, name="marlcore-stacks", daemon=True)

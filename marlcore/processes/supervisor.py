@@ -1,8 +1,8 @@
 """Restarts workers that die, kills workers that hang, and ends the run on repeated failure.
 
-A successor starts only once the kernel says that the worker before it is dead, so that its lanes and weights are free.
-A worker hangs if its heartbeat, a counter in the control block, does not change for its timeout: it is asked for its
-stacks, and killed `STACKS_S` later.
+A successor starts only once the kernel says that the worker before it is dead, so that the dead worker's lanes and
+weights are free. A worker counts as hanging if its heartbeat, a counter in the control block, does not change within
+its timeout. It is then asked for its stacks, and killed `STACKS_S` seconds later.
 """
 
 import logging
@@ -18,7 +18,7 @@ from .control import BEATS, EPISODES, PID, READY, RESTARTS, STEPS, UPDATES, Cont
 LONGEST_BACKOFF_S = 30.0
 START_S = 120.0  # smallest timeout of a start, which imports, compiles and waits for the first weights
 STACKS_S = 1.0  # time for a worker that hangs to write its stacks
-LONGEST_LOOK_S = 1.0  # silence counted between two looks: a parent that was itself stopped saw no heartbeats
+LONGEST_LOOK_S = 1.0  # most silence counted between two looks, since a parent that was itself stopped saw no heartbeats
 
 Start = Callable[[str, int], Child]  # called with a worker's name and the number of its process, from 1
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class RestartPolicy:
 
 
 class Supervisor:
-    """Watches a run's workers; `start` makes their processes, `timeouts` are their longest silences in seconds."""
+    """Watches a run's workers; `start` makes their processes, `timeouts` are their longest allowed silences in s."""
 
     def __init__(
         self, children: Children, control: Control, start: Start, timeouts: Mapping[str, float], policy: RestartPolicy
@@ -45,7 +45,7 @@ class Supervisor:
         }
 
     def watch(self, seconds: float) -> None:
-        """Sleeps until a process ends or the timeout, then has each worker `look`."""
+        """Sleeps until a process ends, at most `seconds`, then calls each worker's `look`."""
         self._children.wait(seconds)
         now = time.monotonic()
         for worker in self.workers.values():
@@ -66,7 +66,7 @@ class Supervisor:
 
 
 class Supervised:
-    """One worker: its current process, and the ends of its earlier ones."""
+    """One worker: its current process, and the failures of its earlier processes."""
 
     def __init__(
         self, name: str, children: Children, control: Control, start: Start, timeout: float, policy: RestartPolicy
@@ -80,7 +80,7 @@ class Supervised:
         self.timeout = timeout  # the longest silence, in seconds
         self._children, self._start, self._policy = children, start, policy
         self._counters, self._notes = control.workers[name], control.notes[name]
-        self._failures: list[tuple[float, int, WorkerFailed]] = []  # in the window; time, steps and updates
+        self._failures: list[tuple[float, int, WorkerFailed]] = []  # in the window: (time, steps + updates, failure)
         self._hang = ""  # why its process is killed
         self._kill_at: float | None = None
         self._beats, self._looked, self._silent = 0, 0.0, 0.0
@@ -88,7 +88,7 @@ class Supervised:
     def start(self) -> None:
         """Starts the worker's next process. If the fork server keeps dying, counts that as a death of the worker.
 
-        Raises: OSError: the first process does not start. WorkerFailed: there were as many tries as the run allows.
+        Raises OSError if the first process does not start, WorkerFailed if the run allows no further start.
         """
         self.attempts += 1
         self.due, self._hang, self._kill_at = None, "", None
@@ -96,7 +96,7 @@ class Supervised:
             self.process = self._start(self.name, self.attempts)
         except (MarlcoreError, OSError) as error:
             if not isinstance(error, MarlcoreError) and (self.attempts == 1 or error.errno is None):
-                raise  # nothing has run yet, or it is a signal handler's
+                raise  # nothing has run yet, or the error is a signal handler's
             self._failed("death", f"no process could be started: {error}", time.monotonic())
             return
         self._notes.store(PID, self.process.pid)
@@ -130,7 +130,7 @@ class Supervised:
         return WorkerFailed(self.name, self._failures[-1][-1].reason, "\n".join(texts))
 
     def look(self, now: float) -> None:
-        """Handles a death, a hang or a due restart. Raises WorkerFailed: it failed more often than the run allows."""
+        """Handles a death, a hang or a due restart. Raises WorkerFailed if the run allows no restart."""
         if self.process is None:
             if self.due is not None and now >= self.due:
                 self.start()

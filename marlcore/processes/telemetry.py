@@ -1,4 +1,4 @@
-"""Sends metrics from workers to their parent: each worker writes a lane, and the parent tails all lanes in order."""
+"""Sends metrics from workers to their parent: each worker writes a lane, the parent reads all in order of time."""
 
 import errno
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ class Telemetry(Shared):
         return cls(Segment.create("telemetry", description, _geometry(workers).nbytes))
 
     def reporter(self, worker: str) -> "Reporter":
-        """Returns the writing end of a worker's lane. Raises LaneBusy: the lane has a living writer."""
+        """Returns the writing end of a worker's lane. Raises LaneBusy if the lane has a living writer."""
         return Reporter(self, self._workers.index(worker))
 
     @property
@@ -92,7 +92,7 @@ def _geometry(workers: list[str]) -> LaneGeometry:
 
 @lru_cache(1024)
 def encoded_name(label: str, name: str) -> bytes:
-    """Encodes a name in UTF-8. Raises ValueError, naming the label: over 64 bytes, or a lone surrogate."""
+    """Encodes a name in UTF-8. Raises ValueError for more than 64 bytes or a lone surrogate."""
     encoded = name.encode(errors="surrogatepass")
     if len(encoded) > NAME_BYTES or encoded != name.encode(errors="replace"):
         raise ValueError(f"{label}: expected at most {NAME_BYTES} bytes of UTF-8, got {brief(name)}")
@@ -115,11 +115,11 @@ class Reporter:
         self._append = telemetry._lanes.appender(lane, self._rows)
 
     def report(self, metric: Metric) -> None:
-        """Writes a metric to the lane. Raises ValueError: see `encoded_name`."""
+        """Writes a metric to the lane. Raises the errors of `encoded_name`."""
         self.report_each(metric.time_s, metric.step, metric.agent, metric.name, [metric.value])
 
     def report_each(self, time_s: float, step: int, agent: str, name: str, values: Sequence[float]) -> None:
-        """Writes a metric for each of the values. Raises ValueError: see `encoded_name`."""
+        """Writes a metric for each of the values. Raises the errors of `encoded_name`."""
         row = (time_s, step, 0.0, encoded_name("agent", agent), encoded_name("name", name))
         for first in range(0, len(values), AT_ONCE):
             part = values[first : first + AT_ONCE]

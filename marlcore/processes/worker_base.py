@@ -11,7 +11,7 @@ from .control import BEATS, Control
 
 
 class WorkerBase:
-    """A worker in its process. If the worker's environment forked, each method ends the fork."""
+    """A worker in its process. If the worker's environment forked, every method called in the fork ends the fork."""
 
     def __init__(self, name: str, control: Control, attempt: int) -> None:
         self.name = name
@@ -25,7 +25,7 @@ class WorkerBase:
         self._resources = ExitStack()
 
     def hold(self, resource: Any) -> Any:
-        """Registers a resource that `close` closes, before those held earlier."""
+        """Registers and returns a resource; `close` closes the newest resource first."""
         leave_if_forked(self._pid)  # such as a fork that comes back from the environment's constructor
         self._resources.callback(resource.close)
         return resource
@@ -41,7 +41,7 @@ class WorkerBase:
         self._store_beats(self._beats)
 
     def check_wait(self) -> None:
-        """Advances the heartbeat in a wait. Raises ClosedError: the parent told all workers to stop."""
+        """Advances the heartbeat in a wait. Raises ClosedError if the parent told all workers to stop."""
         self.beat()
         if self.control.stopping:
             raise ClosedError("the run was told to stop")

@@ -51,7 +51,7 @@ class WorkerContext:
         self._reporter.report(Metric(time.monotonic() - self._began, step, self.name, name, float(value)))
 
     def check_waits(self) -> None:
-        """Raises ClosedError: the worker must end."""
+        """Raises ClosedError if the worker must end."""
         if self.stopping:
             raise ClosedError(f"{self.name}: the workers are stopping")
 
@@ -97,8 +97,8 @@ class Workers:
       Programs started by a killed worker may live on.
 
     A worker's function and arguments are pickled by value where needed, so lambdas, closures and definitions of a
-    script or a notebook work. Replays, stores and queues among them attach to the same memory. torch uses one
-    thread in a worker, unless its function sets another number.
+    script or a notebook work. Replays, stores and queues among them attach to the same memory. torch uses one thread in
+    a worker, unless the worker's function sets another number of threads.
     """
 
     def __init__(self, grace: float = 10.0, preload: Sequence[str] = PRELOAD) -> None:
@@ -124,7 +124,7 @@ class Workers:
         self._held = ExitStack()
 
     def __enter__(self) -> "Workers":
-        """Raises ClosedError: the group was entered before."""
+        """Raises ClosedError if the group was entered before."""
         if self._entered:
             raise ClosedError("a group of workers is entered once: make another Workers() for another block")
         self._entered = self._open = True
@@ -147,7 +147,7 @@ class Workers:
         Raises:
             TypeError: the function cannot be called, or it or an argument cannot be pickled.
             OSError: the system starts no process.
-            WorkerFailed: a worker failed earlier. ClosedError: not inside the block.
+            WorkerFailed: a worker failed earlier. ClosedError: the call is outside the block.
         """
         return self.start_named(self._next_name(function), function, *args, **kwargs)
 
@@ -156,7 +156,7 @@ class Workers:
     ) -> Worker:
         """Does `start` with a name for the worker: unique, at most 64 bytes.
 
-        Raises: see `start`; ValueError: the name is too long or taken.
+        Raises the errors of `start`; ValueError if the name is too long or taken.
         """
         self.check()
         if not callable(function):
@@ -178,7 +178,7 @@ class Workers:
         return self._workers[-1]
 
     def check(self) -> None:
-        """Raises WorkerFailed: a worker's failure was not raised yet. ClosedError: not inside the block."""
+        """Raises WorkerFailed if a worker's failure was not raised yet, ClosedError outside the block."""
         if os.getpid() != self._owner:
             raise StaleHandle("the workers were started before a fork, and are the parent's")
         if not self._open:
@@ -186,9 +186,9 @@ class Workers:
         self._raise_failure()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until all workers have returned; False at the timeout in seconds, None waits for ever.
+        """Waits until all workers have returned; returns False after `timeout` seconds (None: no limit).
 
-        Raises: see `check`, as soon as a worker failed.
+        Raises the errors of `check` as soon as a worker has failed.
         """
         deadline = deadline_of(timeout)
         while True:
@@ -202,10 +202,10 @@ class Workers:
             self._children.wait(left)
 
     def reports(self) -> list[Metric]:
-        """Returns the workers' reports since the last call, in order of time; after the block, the last ones.
+        """Returns the workers' reports since the last call, in order of time, also after the block.
 
         Each has `.agent` (the worker's name), `.name`, `.value`, `.step` and `.time_s` since the group was entered. A
-        worker that reports more than 4032 numbers between two calls overwrites its oldest.
+        worker that reports more than 4032 numbers between two calls loses its oldest reports.
         """
         self._collect()
         reports, self._reported = self._reported, []
@@ -236,7 +236,7 @@ class Workers:
     def _note_ends(self) -> None:
         with self._lock:
             for child in [child for child in self._children.living if not child.running]:
-                # Noted before its end: an exception of a signal handler between the two loses no failure.
+                # Noted before `end`, so that an exception of a signal handler between the two loses no failure.
                 failure = None if child in self._failures else child.failure()
                 if failure is not None:
                     self._failures[child] = failure
@@ -285,7 +285,7 @@ class Workers:
             self._children.close()
         self._collect()
         self._open = False
-        while self._telemetries:  # clears their memory too, which lives until its last view is gone
+        while self._telemetries:  # clears the list too: shared memory lives until its last view is gone
             self._telemetries.pop().close()
 
 

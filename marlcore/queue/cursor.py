@@ -5,10 +5,10 @@ Only the reader writes these slots of the segment:
     slot 0         turn      batches consumed; its lowest bit selects the valid half of the other slots
                    longest   rows of the largest add for which the reader can always make room
                    (unused; queues in ordinary files keep their layout)
-                   passed    transitions of all lanes below the cursor
-                   wanted    unread transitions in which a reader that waits surely finds a batch; or 0
-                   looks     looks that found too few rows for a batch, but made the room that writers
-                             had asked for
+                   passed    number of transitions below the cursor, in all lanes
+                   wanted    number of unread transitions that surely hold a batch, while the reader waits; or 0
+                   looks     number of looks that found too few rows for a batch, after they made the room that
+                             writers had asked for
     slot 1 + lane  released  rows below this ticket may be overwritten
                    two halves of position, passed, dropped, skipped: see kernels/inorder.py
 
@@ -49,7 +49,7 @@ class CursorLines:
         counters = segment.body[geometry.counters_offset(0) : geometry.counters_offset(geometry.lanes)]
         self._counters = Words(counters)
         self._rows = Event(segment.body)  # on which the reader waits for more
-        self._last_asked: dict[int, int] = {}  # rows, by lane; unknown before this writer's first request
+        self._last_asked: dict[int, int] = {}  # rows, keyed by lane; unknown before this writer's first request
 
     def load(self) -> Ints:
         """Returns a consistent cursor, int64 [4, lanes]."""
@@ -71,7 +71,7 @@ class CursorLines:
         return self._words.loader(word)
 
     def word(self, word: int) -> int:
-        """Returns a word of slot 0. It stays after the reader's end until a successor opens the queue."""
+        """Returns a word of slot 0. The word outlives the reader, until a successor opens the queue."""
         return self._words.load(word)
 
     def released(self, lane: int) -> int:
@@ -82,11 +82,11 @@ class CursorLines:
         return self._counters.load(lane * _LINE_WORDS + _REFUSED)
 
     def refuse(self, lane: int, transitions: int) -> None:
-        """For the lane's writer: counts further transitions that found no room."""
+        """Counts, for the lane's writer, further transitions that found no room."""
         self._counters.add(lane * _LINE_WORDS + _REFUSED, transitions)
 
     def ask(self, lane: int, rows: int) -> bool:
-        """For the lane's writer: asks the reader for room for `rows` rows (0: none). Returns False for a repetition."""
+        """Asks for room for `rows` rows (0: for none), as the lane's writer. Returns False for a repeated request."""
         if rows == self._last_asked.get(lane):
             return False
         self._counters.store(lane * _LINE_WORDS + _ASKED, rows)
@@ -101,7 +101,7 @@ class CursorLines:
 
 
 class ReadCursor(CursorLines):
-    """Moves the cursor, in the reader's process; the word `longest` gets the argument of this name."""
+    """Moves the cursor, in the reader's process; the argument `longest` is stored in the word of this name."""
 
     def __init__(self, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, longest: int) -> None:
         super().__init__(segment, geometry)
@@ -138,14 +138,14 @@ class ReadCursor(CursorLines):
         self._words.store(PASSED, int(cursor[inorder.PASSED].sum()))
 
     def want(self, unread: int) -> None:
-        """Lets writers add until `unread` transitions are unread; 0: until their own limit."""
+        """Lets writers add until `unread` transitions are unread; 0: until the writers' own limit is reached."""
         if unread != self._wanted:
             self._words.store(WANTED, unread)
             self._wanted = unread
             self._room.notify()
 
     def crowded(self, committed: Ints) -> NDArray[np.bool_]:
-        """Marks the lanes, bool [lanes], in which `committed` rows leave less room than their writer asked for."""
+        """Marks the lanes, bool [lanes], in which `committed` rows leave less room than the lane's writer asked for."""
         left = self._released + self._capacity - committed
         return left < np.minimum(self._asked, self._longest)
 

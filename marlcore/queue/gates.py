@@ -1,4 +1,4 @@
-"""The gates that a trajectory queue's writers pass before each add: they wait for room, or drop rows that find none."""
+"""The gates that a trajectory queue's writers pass before each add: they wait for room, or drop rows without room."""
 
 from functools import partial
 
@@ -18,7 +18,7 @@ Flags = NDArray[np.bool_]
 
 
 class UnreadLimit:
-    """Makes writers wait while `most` transitions are unread, or more if the reader waits for more."""
+    """Makes writers wait while `most` transitions are unread; a reader that waits for more can raise this limit."""
 
     def __init__(self, view: LaneView, lines: CursorLines, most: int) -> None:
         self._view = view
@@ -27,7 +27,7 @@ class UnreadLimit:
         self._room = Event(view.segment.body, ROOM_OFFSET)
 
     def wait(self, timeout: float | None, check_open: Check) -> float | None:
-        """Waits until an add may begin; returns its deadline if it waited. Raises TimeoutError: too few were read."""
+        """Waits until an add may begin; returns the add's deadline, None if there was no wait. Raises TimeoutError."""
         if self.left() > 0:
             return None
         deadline = deadline_of(timeout)
@@ -63,7 +63,7 @@ class LaneGate:
     def wait(
         self, transitions: int, boundaries: int, timeout: float | None, check_open: Check, deadline: float | None = None
     ) -> bool:
-        """Waits for room until the deadline, by default `timeout` from now; False if the rows are dropped instead.
+        """Waits for room until the deadline, by default `timeout` s from now; returns False if the rows are dropped.
 
         Dropped rows are counted. `check_open`, which is called in waits and before a drop, raises the errors of an add.
         """
@@ -87,9 +87,10 @@ class LaneGate:
         return True
 
     def _missing(self, rows: int) -> int:
-        """Returns the rows that the reader must release before `rows` rows fit; if they fit, reserves the room.
+        """Returns how many rows the reader must release before `rows` rows fit; if none, reserves the room.
 
-        Raises: ValueError: the reader cannot always make room for this many rows. SegmentCorrupt: damaged counters.
+        Raises ValueError if the reader cannot always make room for this many rows, SegmentCorrupt if counters are
+        damaged.
         """
         # Loaded first, so that rows released by these looks count below.
         looks, longest = self._lines.word(LOOKS), self._lines.word(LONGEST)
@@ -108,9 +109,10 @@ class LaneGate:
         return max(0, rows - left)
 
     def _ask(self, rows: int, looks: int) -> None:
-        """Asks the reader for room for `rows` rows; 0: there is room.
+        """Asks the reader for room for `rows` rows; `rows` is 0 if there is room.
 
-        Raises Deadlocked: since then, the reader twice had too few rows for a batch, and made no room.
+        Raises Deadlocked if, since the first such request, the reader twice had too few rows for a batch and made no
+        room.
         """
         if self._lines.ask(self._lane, rows):
             self._looks = self._lines.word(LOOKS)  # a look that had begun by now does not count
@@ -133,7 +135,7 @@ class QueueGates:
 
     @property
     def wait(self) -> Gate:
-        """The gate of a writer of one lane, with as few calls as possible."""
+        """The gate of a writer of one lane, which makes as few calls as possible."""
         return self._gates[0].wait if self._unread is None else self._wait_for_both
 
     def _wait_for_both(self, transitions: int, boundaries: int, timeout: float | None, check_open: Check) -> bool:
@@ -144,8 +146,8 @@ class QueueGates:
     def wait_each(self, which: Ints, boundaries: Flags, timeout: float | None, check_open: Check) -> Flags | bool:
         """Waits for room in one lane after another; the room in earlier lanes stays, since only this writer fills them.
 
-        If the wait for a lane fails, earlier gates count their rows as added, although they were not. That is
-        harmless: such a gate only looks at the reader's cursor earlier than it must.
+        If the wait for a lane fails, earlier gates have counted their rows as added, although nothing was written. That
+        is harmless: such a gate only looks at the reader's cursor earlier than it must.
         """
         deadline = None if self._unread is None else self._unread.wait(timeout, check_open)
         rows = 2 if np.count_nonzero(boundaries) else 1
@@ -166,7 +168,7 @@ class QueueGates:
         return left_out
 
     def room_for(self, lanes: Ints, wanted: Ints) -> Ints:
-        """Returns the raw rows for which each lane, and all lanes together, have room."""
+        """Returns for how many of the wanted raw rows each lane, and the limit of all lanes, have room."""
         if self._when_full == "drop_newest":
             raise ValueError("when_full: expected 'wait' or 'drop_oldest' for rows from elsewhere, got 'drop_newest'")
         if self._when_full == "drop_oldest":

@@ -40,7 +40,7 @@ class TrajectoryQueue(TransitionLanes):
 
     A killed process stops no other. A writer's successor begins a new episode, so no delivered trajectory crosses the
     seam. A reader's successor continues at the cursor, which each batch moves with one store: every transition is
-    delivered at most once, and exactly once unless its reader ended with a batch that it had taken, or begun, unused.
+    delivered at most once, and exactly once unless its reader ended before it used a batch that it had taken or begun.
 
     Attributes:
         spec: the fields of a transition.
@@ -79,12 +79,12 @@ class TrajectoryQueue(TransitionLanes):
             capacity: rows in all lanes together, from 3 per lane to 2^32 - 1; rounded down to a multiple of
                 `lanes`, and of the interval at which the spec stores recurrent states.
             lanes: the number of independent writers.
-            when_full: "wait": writers wait for the reader; a writer is at most one lane ahead of it. "drop_oldest":
-                writers never wait, and overwrite the oldest unread rows. "drop_newest": writers never wait, and
-                drop rows that find no room; the row after a gap begins an episode.
+            when_full: "wait": writers wait for the reader; a writer is at most one lane's rows ahead of the reader.
+                "drop_oldest": writers never wait, and overwrite the oldest unread rows. "drop_newest": writers never
+                wait, and drop rows that find no room; the row after a gap begins an episode.
             max_unread: with "wait", writers also wait while this many transitions are unread in all lanes together, so
-                that they are never much ahead. While the reader waits for more, the limit is at least two batches
-                more than are unread. An add that begins below the limit is made whole.
+                that writers are never much ahead. While the reader waits for more, the limit is at least two batches
+                above the number of unread transitions. An add that begins below the limit is completed.
             name, path: as for `ReplayBuffer.create`.
 
         Raises:
@@ -105,13 +105,13 @@ class TrajectoryQueue(TransitionLanes):
         """Returns the writer of a lane, which this process holds alone until it closes the writer or dies.
 
         A successor continues after the last row; no window of a batch crosses the seam. One `add_batch` may add only as
-        many rows as the reader can free at once: a longer one is a ValueError that names the limit. With "drop_oldest"
-        the limit is a whole lane.
+        many rows as the reader can free at once: a longer batch raises a ValueError that names the limit. With
+        "drop_oldest" the limit is a whole lane.
 
         Args:
             lane: the lane's index.
-            timeout: with "wait", the longest wait of an add for room in seconds; then it raises TimeoutError and
-                writes nothing. None waits for ever, even without a reader, since one may come.
+            timeout: with "wait", how many seconds an add waits for room before it raises TimeoutError and writes
+                nothing. None: an add waits for ever, even without a reader, since a reader may come.
 
         Raises:
             LaneBusy: the lane has a living writer. ValueError: the lane does not exist, or the timeout is negative.
@@ -136,14 +136,15 @@ class TrajectoryQueue(TransitionLanes):
         them, and may have several runs of that lane.
 
         A transition is delivered once its n steps are written. If a successor has a longer stack, it drops the first
-        transitions whose frames were overwritten. Skipped rows keep their room until the row before them is read, so
-        with writers that wait, end episodes by terminated or truncated rather than by `new_episode` at every other row.
+        transitions whose frames were overwritten. Skipped rows occupy room until the row before them is read. So if
+        writers wait, end episodes by terminated or truncated, and do not call `new_episode` at every other row.
 
         Args:
             batch_size: transitions of a batch, or unrolls.
             length: transitions of an unroll: obs becomes [B, T, ...], and so on; see Batch. Each unroll begins where
-                its lane's last one stopped, and ends with its episode if that comes first; `batch.mask` is False after
-                it. A multiple of the interval at which the spec stores recurrent states. None: single transitions.
+                its lane's last one stopped, and ends with its episode if that ends first; `batch.mask` is False after
+                it. Must be a multiple of the interval at which the spec stores recurrent states. None: single
+                transitions.
             stack, n_step, gamma, pad: as for `ReplayBuffer.sampler`.
 
         Raises:
@@ -160,7 +161,7 @@ class TrajectoryQueue(TransitionLanes):
     def rows_reader(self) -> RowsReader:
         """Returns a reader of raw rows, which takes the place of the queue's reader; rows that it releases make room.
 
-        Raises: LaneBusy: the queue has a living reader. ValueError: its writers do not wait.
+        Raises LaneBusy if the queue has a living reader, ValueError if the queue's writers do not wait.
         """
         self._segment.check_open()
         if self.when_full != "wait":
@@ -185,8 +186,8 @@ class TrajectoryQueue(TransitionLanes):
     def skipped(self) -> NDArray[np.int64]:
         """Transitions of each lane that no batch could hold, int64 [lanes].
 
-        Their episode does not continue, since their writer died, began another episode or dropped the next row. Or an
-        unroll would have to begin with them, but no recurrent state is stored there.
+        Either their episode is cut off, since their writer died, began another episode or dropped the next row; or an
+        unroll would have to begin with them, where no recurrent state is stored.
         """
         self._segment.check_open()
         skipped: NDArray[np.int64] = self._lines.load()[SKIPPED]

@@ -23,10 +23,10 @@ class ReaderStats:
     """A reader's counters.
 
     Attributes:
-        read: transitions taken, for this batch or the next one.
+        read: transitions taken, perhaps some for the next batch.
         dropped: transitions that were overwritten before they, or the frames of their stack, were read.
         skipped: transitions that no batch could hold; see `TrajectoryQueue.skipped`.
-        lapped: batches copied again, because a writer overwrote their rows.
+        lapped: how often a batch was copied again, because a writer overwrote its rows.
         waited: seconds slept for data.
     """
 
@@ -40,7 +40,7 @@ class ReaderStats:
 def lane_rows_for(
     batch_size: int, lanes: int, together: int = 1, length: int | None = None, stack: int = 1, state_every: int = 1
 ) -> int:
-    """Returns how many rows a lane needs so that writers of `together` lanes each seldom wait for the reader.
+    """Returns how many rows a lane needs so that writers, of `together` lanes each, seldom wait for the reader.
 
     A writer's whole share of a batch, with as many boundary rows, then fits into one of its lanes. `state_every` is the
     interval at which the spec stores recurrent states; n_step is 1.
@@ -72,7 +72,7 @@ def checked_window(
 
 
 def _longest_add(lanes: LaneView, window: Window) -> int:
-    """Returns the rows of the largest add that fits once the reader has taken all whole transitions or unrolls.
+    """Returns the size of the largest add that fits when the reader has taken all whole transitions or unrolls.
 
     The lane then holds an unfinished transition or unroll, and the rows that a stack or a stored state still needs.
     """
@@ -109,8 +109,8 @@ class TrajectoryReader(Closing):
         self._validate = lanes.native.validator(self._each, self._tallies[inorder.LEAST], self._whole)
         self._first = 0
         self._memory: BatchMemory | None = None  # the memory of a batch that crowded lanes began
-        self._filled = 0  # its transitions or unrolls so far
-        self._enough = 0  # the next batch needs at least so many rows committed to all lanes
+        self._filled = 0  # the number of its transitions or unrolls so far
+        self._enough = 0  # the number of rows, committed to all lanes, that the next batch needs at least
         self._stuck = False  # whether a lane stayed crowded after a look, which only damaged counters cause
         self._claim = claim_reader(lanes.segment, lanes.geometry)
         with ClosedAfterError(self._claim):
@@ -132,8 +132,8 @@ class TrajectoryReader(Closing):
             timeout: seconds to wait for data; None does not wait.
 
         Raises:
-            NotEnoughData: without a timeout, less than a batch is ready; it stays for the next call.
-            TimeoutError: the same, after the timeout.
+            NotEnoughData: `timeout` is None and less than a batch is ready; what is ready stays for the next call.
+            TimeoutError: less than a batch became ready within the timeout.
             MarlcoreError: writers overwrote every copied batch for 10 seconds.
             UsedByTwoThreads: another thread is reading.
             ClosedError: the reader or its queue was closed. ValueError: the timeout is not a number, or negative.
@@ -173,9 +173,9 @@ class TrajectoryReader(Closing):
             raise ClosedError(f"{self._view.segment.path}: the reader was closed")
 
     def close(self) -> None:
-        """Lets another reader continue from here, once no other thread reads. Repeated calls are harmless."""
+        """Waits until no thread reads; then another reader may continue from here. Repeated calls are harmless."""
         self._closed = True
-        self._read_plan.event.notify()  # a thread that sleeps in `read` finds the reader closed
+        self._read_plan.event.notify()  # so that a thread that sleeps in `read` finds the reader closed
         close_when_alone(self._claim, self._inside)
 
     def __reduce__(self) -> Any:
@@ -228,7 +228,7 @@ class TrajectoryReader(Closing):
 
     def _release(self) -> None:
         position = self._cursor.now[inorder.POSITION]
-        # Before each position, rows that a stack of frames or a stored state may still need.
+        # Keeps rows before each position that a stack of frames or a stored state may still need.
         self._cursor.release(position - np.maximum(self._window.stack - 1, position % self._window.period))
 
     def _wait(self, ready: int, pending: int, deadline: float | None) -> None:
@@ -261,7 +261,7 @@ class TrajectoryReader(Closing):
 
 
 class QueueRowsReader(RowsReader):
-    """Reads unchanged rows in place of the queue's reader; made by `TrajectoryQueue.rows_reader`."""
+    """Reads raw rows, in place of the queue's reader; made by `TrajectoryQueue.rows_reader`."""
 
     once = True
 
@@ -274,7 +274,7 @@ class QueueRowsReader(RowsReader):
             self._cursor = ReadCursor(view.segment, view.native, view.geometry, longest)
 
     def release(self, tickets: Ints) -> None:
-        """Consumes the rows below these tickets, one per lane, which makes room for others."""
+        """Consumes the rows below these tickets, one per lane, which makes room for other rows."""
         cursor = self._cursor.now.copy()
         position, passed = cursor[inorder.POSITION], cursor[inorder.PASSED]
         for lane in np.flatnonzero(tickets > position).tolist():
@@ -288,7 +288,7 @@ class QueueRowsReader(RowsReader):
         self._claim.close()
 
     def _transitions(self, lane: int, ticket: int) -> int:
-        """Returns the number of a lane's transitions below a ticket, modulo 2^32, from the row before the ticket."""
+        """Reads the number of a lane's transitions below a ticket, modulo 2^32, from the row before the ticket."""
         if self._view.native.read(lane, ticket - 1, 1, self._record):
             raise SegmentCorrupt(f"{self._view.segment.path}: lane {lane} lacks row {ticket - 1}, which is unread")
         ordinal, place = map(int, self._record[0, :8].view(np.uint32))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 
-# The fields that kernels compute; each of them is an offset in the kernels' plan
+# The fields that kernels compute; the kernels' plan has the offset of each
 COMPUTED = dict.fromkeys(("reward", "discount", "weight"), "float32")
 COMPUTED |= dict.fromkeys(("terminated", "truncated", "valid", "mask"), "bool")
 COMPUTED |= dict.fromkeys(("policy_version", "index"), "int64")
@@ -60,15 +60,15 @@ class Batch:
         weight: float32 [B], importance weights; 1 for uniform sampling.
         index: int64 [B], the transition's number in its replay: ticket * lanes + lane.
         policy_version: int64 [B], the version of the weights that acted, modulo 2^32.
-        extras: dict of [B, *shape].
-        mask: None; in a batch of sequences bool [B, T], False for burn-in and for the places after an episode's end.
-            The places after the end hold zeros, but obs and next_obs are unspecified there. Every other array of such a
-            batch has the axis T after B. Exceptions: weight, index (the sequence's first transition), and extras stored
-            at intervals (the recurrent state before the sequence).
-        source: None; in a batch of a Mixture int64 [B], the number of each row's replay.
-        continues: None; in a batch of single transitions from a queue, with n_step 1, bool [B]: whether the batch's
-            next row is the next transition of the same episode.
-        relabelled: None; with hindsight bool [B]: whether a row has another goal than it was written with.
+        extras: a dict of arrays [B, *shape].
+        mask: in a batch of sequences bool [B, T], False for burn-in and for the places after an episode's end; else
+            None. The places after the end hold zeros, but obs and next_obs are unspecified there. Every other array of
+            such a batch has the axis T after B, except weight, index (of the sequence's first transition) and extras
+            stored at intervals (the recurrent state before the sequence).
+        source: in a batch of a Mixture int64 [B], the number of each row's replay; else None.
+        continues: in a batch of single transitions from a queue, with n_step 1, bool [B], whether the batch's next row
+            is the next transition of the same episode; else None.
+        relabelled: with hindsight bool [B], whether a row's goal was replaced; else None.
     """
 
     obs: Any
@@ -107,7 +107,7 @@ class Batch:
 
 
 class TorchBatch:
-    """The fields of a `Batch` as tensors; a run's learner adds others, see `Trainer.update`."""
+    """The fields of a `Batch` as tensors; a run's learner adds fields, see `Trainer.update`."""
 
     numbers: Mapping[str, float]
     raw_reward: torch.Tensor
@@ -210,7 +210,7 @@ class BatchLayout:
         return self._geometry.column_offset(place.column) + place.offset, self._geometry.stride(place.column)
 
     def _frames(self, place: Place) -> tuple[int, ...]:
-        """Adds a block of frames for each slot; obs, and next_obs unless it is stored, become views of the block."""
+        """Adds a block of frames for each slot; obs, and next_obs if the spec does not store it, view it."""
         stack, field, frame = self._stack, place.field, place.field.nbytes
         near = stack - 1 + self.length + (self._next == ONE_MORE)
         far = self.length * stack if self._next == OWN_STACKS else 0  # stacks of next_obs alone

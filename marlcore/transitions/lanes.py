@@ -89,11 +89,11 @@ class TransitionLanes(Shared):
         return RowsReader(self._mapped)
 
     def vector_writer(self, lanes: Iterable[int] | None = None, *, timeout: float | None = None) -> VectorWriter:
-        """Returns a writer of several lanes, which adds a row to each in one call: for vectorised environments.
+        """Returns a writer of several lanes, which adds a row to each lane in one call: for vectorised environments.
 
-        It holds each lane alone, as `writer` does; a lane must not be a shared one. In a queue with "wait", a
-        call waits until every one of its lanes has room, and only then writes. With "drop_newest", it leaves out the
-        rows whose lanes have no room: their tickets are -1, and the next rows of their lanes begin episodes.
+        It holds each lane exclusively, as `writer` does, so no lane may be shared. In a queue with "wait", a call waits
+        until every one of its lanes has room, and only then writes. With "drop_newest", it leaves out the rows whose
+        lanes have no room: their tickets are -1, and the next rows of their lanes begin episodes.
 
         Args:
             lanes: different lane numbers, in the order of the rows; None: every lane.
@@ -109,9 +109,9 @@ class TransitionLanes(Shared):
         return self._opened(lambda lock: VectorWriter(self._mapped, numbers, lock, timeout, gate), numbers, timeout)
 
     def rows_writer(self, lanes: Iterable[int]) -> RowsWriter:
-        """Returns a writer of rows from other replays or queues of this spec; it holds these lanes until closed.
+        """Returns a writer of rows from other replays or queues of this spec; the writer holds these lanes.
 
-        Raises: LaneBusy: one of the lanes has a living writer. ValueError: a lane does not exist or comes twice.
+        Raises LaneBusy if one of the lanes has a living writer, ValueError if a lane does not exist or comes twice.
         """
         numbers = self._checked_lanes(lanes)
         gates = self._gates(numbers)
@@ -119,7 +119,7 @@ class TransitionLanes(Shared):
         return self._opened(lambda lock: RowsWriter(self._mapped, lock, gate), numbers)
 
     def close(self) -> None:
-        """Closes its writers, and a queue's reader, and releases the memory.
+        """Closes the writers and the queue's reader that this object made, and releases the memory.
 
         A segment in /dev/shm disappears when its creator closes it.
         """
@@ -141,7 +141,7 @@ class TransitionLanes(Shared):
         raise NotImplementedError
 
     def _gates(self, lanes: list[int]) -> Any:
-        """Returns an object whose `wait`, `wait_each` and `room_for` a writer of these lanes passes; None: no gate."""
+        """Returns the gates of a writer of these lanes, as `wait`, `wait_each` and `room_for` of an object; or None."""
         raise NotImplementedError
 
     def _open_writer(self, lane: int, timeout: float | None, shared: bool = False) -> Writer:
@@ -177,7 +177,7 @@ class TransitionLanes(Shared):
 
 
 def spec_difference(has: TransitionSpec, got: TransitionSpec) -> str:
-    """Returns the first field in which two specs differ, with both values."""
+    """Describes the first field in which two specs differ, with both values."""
     ours, theirs = dict(_parts(has)), dict(_parts(got))
     label = next(label for label in ours | theirs if ours.get(label) != theirs.get(label))
     return f"spec {label}: expected {ours.get(label, 'none')}, got {theirs.get(label, 'none')}"

@@ -21,7 +21,7 @@ INLINE_BYTES = 256
 
 @dataclass(frozen=True)
 class Place:
-    """One stored array: `role` is "obs", "action", "extra" or "next_obs"; `name` is its field's."""
+    """One stored array: `role` is "obs", "action", "extra" or "next_obs"; `name` is the field's name."""
 
     role: str
     name: str
@@ -42,7 +42,7 @@ class RecordLayout:
 
     places: tuple[Place, ...]
     record_bytes: int  # of column 0, a multiple of 8
-    columns: tuple[int, ...]  # bytes of a row in each
+    columns: tuple[int, ...]  # bytes of a row in each column
     every: tuple[int, ...]  # tickets that share a row of each column
 
     @classmethod
@@ -89,7 +89,7 @@ def _is_inline(field: Field) -> bool:
 
 
 def _pack(fields: list[Field]) -> tuple[list[int], int]:
-    """Returns the fields' offsets after the head, widest items first to align each, and the record's size."""
+    """Returns the fields' offsets in a record, widest items first for alignment, and the record's size in bytes."""
     offsets = [0] * len(fields)
     end = HEAD_BYTES
     for i in sorted(range(len(fields)), key=lambda i: -fields[i].numpy.itemsize):

@@ -1,6 +1,7 @@
 """Reads raw rows, boundary rows included, from one replay or queue, and writes them to another of the same spec.
 
-Rows keep their values, flags and policy versions. Their places in episodes continue the target lane's.
+Rows keep their values, flags and policy versions. Their places in episodes are counted on from the target lane's last
+row.
 """
 
 import time
@@ -29,7 +30,7 @@ class RowsReader(Closing):
     """Reads committed rows; made by the `rows_reader` of a replay or queue.
 
     Attributes:
-        lo, hi: by lane, the range of tickets that `look` found, int64 [lanes].
+        lo, hi: for each lane, the range [lo, hi) of tickets that `look` found, int64 [lanes].
         row_bytes: the approximate bytes of a row in a message.
         once: whether `release` consumes rows, so that no later reader gets them.
     """
@@ -47,15 +48,15 @@ class RowsReader(Closing):
         self.read = self._native.read
 
     def first_to_send(self, lane: int, ticket: int) -> int:
-        """Returns the first ticket, from `ticket` on, that may follow lost rows; without one, the end of the lane.
+        """Returns the first ticket, from `ticket` on, that may be sent after lost rows, or the end of the lane.
 
-        If recurrent states are stored, this row begins an episode, since states match only the rows of whole episodes.
+        If recurrent states are stored, its row begins an episode, since states match only the rows of whole episodes.
         """
         if self._view.spec.state_every == 1 or ticket >= self.hi[lane]:
             return ticket
         records = np.zeros((int(self.hi[lane]) - ticket, self._view.layout.record_bytes), np.uint8)
         if self._view.native.read(lane, ticket, len(records), records):
-            return ticket  # the writer has lapped it, and will lap the span
+            return ticket  # the writer has overwritten this row, and will overwrite the span
         place = np.ascontiguousarray(records[:, PLACE_OFFSET : PLACE_OFFSET + 4]).view(np.uint32)[:, 0]
         return ticket + int(np.argmax(np.append(place & AGE, 0) == 0))
 
@@ -63,13 +64,13 @@ class RowsReader(Closing):
         """Lets waiting writers overwrite rows below these tickets, one per lane."""
 
     def close(self) -> None:
-        """Lets another reader take its place."""
+        """Lets another reader take the place of this one."""
 
 
 class RowsWriter(Closing):
     """Writes raw rows to lanes that it holds; made by the `rows_writer` of a replay or queue.
 
-    Threads may use it together, each for lanes of its own.
+    Several threads may use it at once, if each writes to lanes of its own.
     """
 
     def __init__(self, view: LaneView, claim: File, gate: RowsGate | None) -> None:
@@ -79,13 +80,13 @@ class RowsWriter(Closing):
         self._native = NativeRows(view.native)
         self._room = Event(view.segment.body, ROOM_OFFSET)
         self._most = max(1, view.geometry.capacity - 1)  # rows of one append; the newest holds the lane's counts
-        self._pass = nullcontext() if gate is None else Lock()  # held from the look for room until it is filled
+        self._pass = nullcontext() if gate is None else Lock()  # held from the look for room until that is filled
         self.place, self.committed = self._native.place, self._native.committed
 
     def append(self, parts: Ints, source: Bytes, timeout: float) -> Ints:
-        """Writes rows of a message's spans, whose bytes are `source`, if they find room within `timeout` seconds.
+        """Writes the rows of a message's spans, `source`, that find room within `timeout` seconds.
 
-        `parts`, int64 [n, 6], are the parts of the spans to write, of different lanes: see `mc_part` in csrc/api.h.
+        `parts`, int64 [n, 6], are the parts of the spans to write, each for another lane: see `mc_part` in csrc/api.h.
         Returns: the rows written of each part, int64 [n].
         """
         self._view.segment.check_open()
@@ -107,7 +108,7 @@ class RowsWriter(Closing):
         self._claim.close()
 
     def _append_some(self, left: Ints, source: Bytes) -> Ints:
-        """Writes the rows that find room now, and removes them from `left`; returns the rows of each part."""
+        """Writes the rows that find room now, and removes them from `left`; returns how many of each part."""
         with self._pass:
             allowed = self._allowed(left)
             now = left[allowed > 0]
@@ -125,6 +126,6 @@ class RowsWriter(Closing):
 
 
 def share_of(room: int, wanted: Ints) -> Ints:
-    """Returns how many of the wanted rows each lane gets of `room` rows; earlier lanes go first."""
+    """Splits `room` rows over the lanes, each of which gets at most its `wanted` rows; earlier lanes go first."""
     share: Ints = np.clip(room - (np.cumsum(wanted) - wanted), 0, wanted)
     return share

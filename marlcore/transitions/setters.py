@@ -21,7 +21,7 @@ _FLOATS = frozenset(map(np.dtype, ("float16", "float32", "float64")))
 
 
 class FieldSetters:
-    """Setters of a transition's fields, except reward and ends, made by `put_of(place, label, is_boundary_row)`."""
+    """Setters of all fields but reward, terminated and truncated, made by `put_of(place, label, is_boundary_row)`."""
 
     def __init__(
         self, spec: TransitionSpec, layout: RecordLayout, put_of: Callable[[Place, str, bool], Setter]
@@ -48,7 +48,7 @@ class FieldSetters:
 
 
 def put_all(label: str, puts: Mapping[str, Setter], values: Mapping[str, Any]) -> None:
-    """Sets each named value by its setter. Raises ValueError: a name is missing or unknown."""
+    """Sets each named value by its setter. Raises ValueError if a name is missing or unknown."""
     if values.keys() != puts.keys():
         raise names_error(label, puts.keys(), values)
     for name, put in puts.items():
@@ -125,7 +125,7 @@ def rows_setter(label: str, field: Field, view: NDArray[Any], slots: Slots) -> S
     if isinstance(where, slice):
         view, where = view[where], ...
     direct = {dtype}  # dtypes that an assignment converts as `rows_of` does
-    wider: frozenset[np.dtype[Any]] = frozenset()  # likewise, unless a value exceeds the field's range
+    wider: frozenset[np.dtype[Any]] = frozenset()  # dtypes that it converts so unless a value exceeds the field's range
     if dtype in _FLOATS:
         direct = {narrow for narrow in _FLOATS if narrow.itemsize <= dtype.itemsize}
         wider = _FLOATS - direct

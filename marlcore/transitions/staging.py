@@ -22,7 +22,7 @@ class _Staging:
     """Rows on their way into lanes: small fields are staged in records, large ones are lent to the C core.
 
     `rows` and `finals` are the slots of transitions and of boundary rows in `records`. The first two lines of `ends`,
-    bool [3, m], hold the transitions' terminated and truncated, at the slots `ended`.
+    bool [3, m], hold the flags terminated and truncated of the transitions, at the slots `ended`.
     """
 
     _vector: NativeVector | None = None  # its next call takes the lent rows
@@ -45,7 +45,7 @@ class _Staging:
         self._fields = FieldSetters(view.spec, view.layout, put_of)
 
     def put(self, obs: Any, action: Any, extras: dict[str, Any]) -> None:
-        """Checks and stages these fields, each with a leading axis of its rows; `put_outcomes` stages the others."""
+        """Checks and stages these fields, each with a leading axis over rows; `put_outcomes` stages the others."""
         fields = self._fields
         fields.obs(obs)
         fields.action(action)
@@ -82,7 +82,7 @@ class _Staging:
 class BatchStaging(_Staging):
     """Consecutive transitions of one lane, for `Writer.add_batch`; boundary rows follow the `truncated` ones.
 
-    Raises: ValueError: the rows, with `spare` further rows, exceed the lane.
+    Raises ValueError if the rows and `spare` further ones exceed the lane's capacity.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class BatchStaging(_Staging):
         return self._append([*map(rows_of_column, self._large)])
 
     def _with_finals(self, key: tuple[int, bool]) -> NDArray[Any]:
-        """Merges a large field's rows with its boundary rows; zeros stand for boundary rows without the field."""
+        """Merges a large field's rows with its boundary rows; boundary rows without the field get zeros."""
         rows: NDArray[Any] = self.lent[key]
         frames = np.empty((self._all, *rows.shape[1:]), rows.dtype)
         frames[self._slots.where] = rows

@@ -1,4 +1,4 @@
-"""The writer of several lanes: it checks and stages a row for each, and appends all of them with one call."""
+"""The writer of several lanes: it checks and stages a row for each lane, and appends all rows by one call."""
 
 import errno
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ Ints = NDArray[np.int64]
 
 
 class VectorWriter(WriterBase):
-    """Appends transitions to several lanes, one a lane in each call; made by the `vector_writer` of a replay or queue.
+    """Appends transitions to several lanes, one a lane in each call; made by `vector_writer` of a replay or queue.
 
     It serves vectorised environments: copy i of the environment writes to lane i. A call costs little more than one
     `Writer.add`, and about 30 ns for each row of a few floats. Values, checks, errors and the rule for threads are
@@ -43,10 +43,10 @@ class VectorWriter(WriterBase):
         blank = {place.column: np.zeros(place.field.nbytes, np.uint8) for place in large}
         native = NativeVector(view.native, self.lanes, blank, not view.spec.next_obs)
         super().__init__(claim, native, timeout)
-        # By lane + 1: the index of the lane's writer; -1 for other lanes, and at both ends for numbers of no lane.
+        # At lane + 1, the index of the lane's writer; -1 for other lanes, and at both ends for numbers of no lane.
         self._places = np.full(max(self.lanes) + 3, -1)
         self._places[np.add(self.lanes, 1)] = np.arange(len(self.lanes))
-        self._stagings: dict[int, VectorStaging] = {}  # by the number of rows
+        self._stagings: dict[int, VectorStaging] = {}  # keyed by the number of rows
         self._every_lane = self._new_staging(self._records)
         self._every_lane.which[:] = np.arange(len(self.lanes))
         invalidate_after_fork(self)
@@ -63,11 +63,11 @@ class VectorWriter(WriterBase):
         lanes: ArrayLike | None = None,
         **extras: Any,
     ) -> Ints:
-        """Appends one transition to each of k lanes; the observation that follows it is the lane's next `obs`.
+        """Appends one transition to each of k lanes; the lane's next `obs` is the observation that follows.
 
-        Every value of every row is checked before the first write, so that a bad one leaves all lanes unchanged. The
-        lanes are then written one after another: each row appears whole, but a process killed inside the call
-        leaves rows in some lanes and none in the others.
+        Every value of every row is checked before the first write, so that a bad value leaves all lanes unchanged. The
+        lanes are then written one after another: each row appears whole, but a process killed inside the call leaves
+        rows in some lanes and none in the others.
 
         Args:
             obs: the observations acted on, [k, *shape]; a dict of arrays when the spec's obs is one.
@@ -79,14 +79,14 @@ class VectorWriter(WriterBase):
             lanes: int [k], which of this writer's lanes get the rows, each at most once; None: all, in their order.
             extras: every extra field of the spec, and next_obs when the spec stores it, each [k, *shape].
 
-        Returns: the rows' tickets, int64 [k]; see `Writer.add`. -1 for a row that a queue that drops the newest has
-            no room for: it was left out, and the next row of its lane begins an episode.
+        Returns: the rows' tickets, int64 [k]; see `Writer.add`. A ticket is -1 if a queue with "drop_newest" had no
+            room: the row was left out, and the next row of its lane begins an episode.
 
         Raises:
             ValueError, TypeError: a field is missing, unknown, or of another shape, dtype or range; a lane is not one
                 of this writer's, or comes twice.
             ClosedError: the writer was closed. SegmentCorrupt: a lane's counters were damaged.
-            TimeoutError: after the writer's timeout; nothing was written. UsedByTwoThreads: see `Writer`.
+            TimeoutError: the writer's timeout has passed; nothing was written. UsedByTwoThreads: see `Writer`.
         """
         finals = final_obs is not None
         if finals and self._view.spec.next_obs:
@@ -114,7 +114,7 @@ class VectorWriter(WriterBase):
             self._refuse(code, lanes)
 
     def new_episode(self, lanes: ArrayLike | None = None) -> None:
-        """Makes the next row of each of these lanes, by default of all, begin an episode; no sample spans the two."""
+        """Makes the next row of these lanes, by default of all, begin an episode; no sample crosses the seam."""
         if lanes is None:
             self._native.new_episode(range(len(self.lanes)))
             return
@@ -130,7 +130,7 @@ class VectorWriter(WriterBase):
         return VectorStaging(self._native, self._view, records)
 
     def _staging_of(self, lanes: ArrayLike) -> VectorStaging:
-        """Returns staging for these lanes, reused for equal numbers of rows; an unknown lane's index is -1."""
+        """Returns staging for these lanes, reused by calls with as many rows; `which` is -1 for an unknown lane."""
         numbers = _numbers(lanes)
         rows = len(numbers)
         staging = self._stagings.get(rows)
@@ -156,7 +156,7 @@ class VectorWriter(WriterBase):
 
 
 class HeldRows:
-    """The transitions of several copies: assign observations and actions, then `append` them with their outcomes.
+    """Transitions of several environments: assign observations and actions, then `append` them with their outcomes.
 
     One thread may use it.
 
@@ -164,7 +164,7 @@ class HeldRows:
         writer: the VectorWriter that appends the rows.
         obs: an array [rows, *shape], or a dict of arrays if the spec's obs is one.
         action: [rows, *shape].
-        extras: by name, [rows, *shape].
+        extras: arrays [rows, *shape], by name.
     """
 
     def __init__(self, writer: VectorWriter, rows: int) -> None:
@@ -188,7 +188,7 @@ class HeldRows:
     def append(
         self, which: Any, reward: Any, terminated: Any, truncated: Any, final_obs: Any, lanes: Any = None
     ) -> None:
-        """Appends a slice of the rows, or the rows with the numbers int64 [k]; see `VectorWriter.add`."""
+        """Appends the rows `which`, a slice or row numbers, int64 [k]; see `VectorWriter.add`."""
         writer, staging = self.writer, self._staging
         if not isinstance(which, slice):
             staging = writer._staging_of(lanes)

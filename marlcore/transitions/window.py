@@ -17,12 +17,12 @@ from ..spec import Sequence, TransitionSpec
 from .batch import COMPUTED, BatchLayout, BatchMemory
 from .layout import LaneView
 
-LAP_LIMIT_S = 10.0  # a reader whose every copy is lapped for so long reports it
+LAP_LIMIT_S = 10.0  # the longest time for which writers may overwrite every copy before a reader raises
 
 
 @dataclass(frozen=True)
 class Window(Declared):
-    """Which rows a sampler or reader reads around a ticket: see `ReplayBuffer.sampler` and `Sequence`."""
+    """The rows that a sampler or reader reads around a ticket: see `ReplayBuffer.sampler` and `Sequence`."""
 
     stack: Annotated[int, Whole(1)] = 1
     n_step: Annotated[int, Whole(1)] = 1
@@ -43,7 +43,7 @@ class Window(Declared):
         return self.sequence.period or self.sequence.length - self.sequence.burn_in if self.sequence else 1
 
     def check(self, spec: TransitionSpec, lane_rows: int) -> None:
-        """Raises ValueError, TypeError, naming the field: lanes of this many rows cannot serve the window."""
+        """Raises ValueError or TypeError, which name the field, if lanes of this many rows cannot serve the window."""
         check_type("sequence", self.sequence, Sequence, or_none=True)
         if self.pad not in get_args(Pad):
             raise ValueError(f"pad: expected 'repeat' or 'zero', got {self.pad!r}")
@@ -62,7 +62,7 @@ class Window(Declared):
             raise ValueError(f"sequence.period: expected a multiple of the {interval}, got {self.period}")
 
     def least_rows(self, spec: TransitionSpec) -> int:
-        """Returns how many rows a lane needs so that it always holds a whole window; one begins every `period` rows."""
+        """Returns how many rows a lane needs to hold a whole window at all times; windows begin every `period` rows."""
         if self.length is None:
             return self.stack + self.n_step
         return max(self.stack, spec.state_every) + self.n_step + self.length - 1 + self.period - 1
@@ -80,7 +80,7 @@ class ReadPlan:
     """The kernels' arguments for batches of one size and window; see kernels/plan.py and kernels/rows.py."""
 
     def __init__(self, lanes: LaneView, window: Window, batch_size: int, reads_more: bool = False) -> None:
-        """`reads_more`: the caller reads further rows for each slot, and sets their lowest tickets."""
+        """`reads_more` tells that the caller reads further rows for each slot, and sets the slots' lowest tickets."""
         geometry = lanes.geometry
         self._layout = BatchLayout(lanes, batch_size, window.stack, window.n_step, window.length)
         self._pool: deque[BatchMemory] = deque(maxlen=_POOL)
@@ -88,7 +88,7 @@ class ReadPlan:
         self.event = Event(self._body)  # by which writers wake processes that wait for rows
         self.windows = np.zeros((3, geometry.lanes), np.int64)  # the tickets [lo, hi) of each lane, and its seam
         self.chosen = np.zeros((3, batch_size), np.int64)
-        self.generator = np.zeros(4, np.uint64)  # its state, for every draw
+        self.generator = np.zeros(4, np.uint64)  # the generator's state, for every draw
         self._successors = np.zeros(batch_size * self._layout.length, np.int64)
         self.columns = self._layout.columns
         self.columns["base"] += address_of(self._body)

@@ -45,11 +45,11 @@ class Writer(WriterBase):
     Every value is checked before the first write, so that a bad value leaves the replay unchanged. Values of another
     dtype are accepted if NumPy calls the conversion safe or of the same kind (float64 to float32, not float to int), or
     if they are integers in the field's range. Rewards must be finite; other floats may be NaN or infinite, but a finite
-    float64 that float32 does not hold is refused.
+    float64 beyond float32's range is refused.
 
     Attributes:
         lane: the lane's number.
-        policy_version: of the acting weights, stored with every row from now on; 0 at first.
+        policy_version: the version of the acting weights, stored with every later row; 0 at first.
     """
 
     _native: NativeWriter
@@ -85,24 +85,24 @@ class Writer(WriterBase):
         final_obs: Any = None,
         **extras: Any,
     ) -> int:
-        """Appends one transition; the observation that follows it is the next call's `obs`.
+        """Appends one transition; the next call's `obs` is the observation that follows.
 
         Args:
             obs: the observation acted on; a dict when the spec's obs is one.
             action: the action taken.
-            reward: its reward, finite.
+            reward: the action's reward, finite.
             terminated: the episode ended in a terminal state.
             truncated: the episode was cut off; needs `final_obs`, from which its return is bootstrapped.
             final_obs: the observation after the last action; only with terminated or truncated.
             extras: every extra field of the spec, and next_obs when the spec stores it.
 
-        Returns: the transition's ticket, counted from 0 in this lane; a final_obs takes the ticket after it. -1 if
-            a queue that drops the newest has no room: nothing was written, and the next row begins an episode.
+        Returns: the transition's ticket, counted from 0 in this lane; a final_obs takes the ticket after it. -1 if a
+            queue with "drop_newest" has no room: nothing was written, and the next row begins an episode.
 
         Raises:
             ValueError, TypeError: a field is missing, unknown, or of another shape, dtype or range.
             ClosedError: the writer was closed. SegmentCorrupt: the lane's counters were damaged.
-            TimeoutError: after the writer's timeout; nothing was written. UsedByTwoThreads: see above.
+            TimeoutError: the writer's timeout has passed; nothing was written. UsedByTwoThreads: see the class.
         """
         inside, me = self._inside, get_ident()
         if inside:
@@ -151,12 +151,12 @@ class Writer(WriterBase):
 
         Args:
             obs, action, reward, terminated, truncated, extras: as for `add`, each with a leading axis T.
-            final_obs: [number of truncated rows, *shape], in their order; needed if there are any.
+            final_obs: [number of truncated rows, *shape], in the order of these rows; needed if there are any.
 
         Returns: the first transition's ticket, or -1 as `add`.
 
-        Raises: as `add`; ValueError also if the rows, each final_obs included, exceed the lane's capacity, or
-            capacity - 1 in a queue or in a replay with a limiter.
+        Raises the errors of `add`; ValueError also if the rows, each final_obs included, exceed the lane's capacity, or
+        capacity - 1 in a queue or in a replay with a limiter.
         """
         try:
             rows = len(reward)  # type: ignore[arg-type]
@@ -180,14 +180,14 @@ class Writer(WriterBase):
             staging.lent.clear()
 
     def new_episode(self) -> None:
-        """Makes the next row begin an episode, however the last row ended; no sample spans the two."""
+        """Makes the next row begin an episode, however the last row ended; no sample crosses the seam."""
         self._native.new_episode()
 
     def __repr__(self) -> str:
         return f"<Writer of lane {self.lane}>"
 
     def _again(self, code: int, append: Callable[[], int], began: float | None, label: str) -> int:
-        """Repeats an append that returned `code` while others hold the shared lane; the wait counts from `began`."""
+        """Repeats an append that returned `code` while others hold the shared lane; the timeout runs from `began`."""
         began = time.monotonic() - self._slice_s if began is None else began
         while code in (-errno.EAGAIN, -errno.EINTR):
             if self._timeout is not None and time.monotonic() >= began + self._timeout:
@@ -212,7 +212,7 @@ class Writer(WriterBase):
             raise self._error_of(code)
 
     def _leave_out(self) -> int:
-        """Leaves out rows that find no room; the next row begins an episode, since it follows no row in the lane."""
+        """Leaves out rows that find no room; the next row begins an episode, as the previous row is missing."""
         self._native.new_episode()
         return -1
 
@@ -253,7 +253,7 @@ class Writer(WriterBase):
         return put
 
     def _staging_of(self, rows: int, truncated: Any, final_obs: Any) -> BatchStaging:
-        """Returns staging for `rows` rows; without a final_obs the next batch of the same length reuses it."""
+        """Returns staging for `rows` rows; without a final_obs, the next equally long batch reuses it."""
         if final_obs is None:
             if self._staging is None or self._staging.rows != rows:
                 self._staging = BatchStaging(self._native, self._view, rows, self._spare_rows)

@@ -1,4 +1,4 @@
-"""The base of all writers: a claim on lanes, which closing ends and a fork does not inherit."""
+"""The base of all writers: a claim on lanes, which ends at `close` and is not inherited by forks."""
 
 import errno
 from collections.abc import Callable
@@ -12,10 +12,10 @@ from ..errors import StaleHandle
 from ..memory import Check, File, NativeVector, NativeWriter, close_when_alone, error_of
 
 Flags = NDArray[np.bool_]
-# Waits for a limiter or a queue before an add of these numbers of transitions and boundary rows. False: the writer must
-# drop them. Raises TimeoutError; ValueError: no wait would ever be enough; and the errors of the check.
+# Waits for a limiter or a queue before an add of so many transitions and boundary rows. False: the writer must
+# drop the rows. Raises TimeoutError, ValueError if no wait would ever be enough, and the errors of the check.
 Gate = Callable[[int, int, float | None, Check], bool]
-# Waits alike for a row in each of k of the writer's lanes, int64 [k]; returns the rows to drop, bool [k], or False.
+# Waits likewise for room for one row in each of k lanes, int64 [k]; returns the rows to drop, bool [k]; False: none.
 VectorGate = Callable[[NDArray[np.int64], Flags, float | None, Check], Flags | bool]
 
 
@@ -31,7 +31,7 @@ class WriterBase(Closing):
 
     @property
     def policy_version(self) -> int:
-        """The version of the acting weights, stored with every row from now on; initially 0."""
+        """The version of the acting weights, stored with every later row; initially 0."""
         return int(self._native.raw.policy_version)
 
     @policy_version.setter
@@ -44,12 +44,12 @@ class WriterBase(Closing):
             raise self._error_of(-errno.ESHUTDOWN)
 
     def close(self) -> None:
-        """Releases the claimed lanes, once no other thread is inside an add. Repeated calls are harmless."""
+        """Waits until no other thread is inside an add, then releases the lanes. Repeated calls are harmless."""
         self._native.close()
         close_when_alone(self._claim, self._inside)
 
     def forked(self) -> None:
-        """Makes later use in a forked child raise, since the lanes are the parent's."""
+        """Makes later use in a forked child raise StaleHandle, since the lanes are the parent's."""
         self._native.close()
         self._forked = True
 

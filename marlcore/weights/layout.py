@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from ..checks import check_whole
 from ..spec import MAX_BYTES, Field, as_field
 
-OWN: Any = object()  # stands for the weights that a publisher was made with; None is an error of the caller
-MOST_VERSIONS = 2**61  # half of a lane's largest count, so that as many more can follow
+OWN: Any = object()  # the weights that a publisher was made with; None would be an error of the caller
+MOST_VERSIONS = 2**61  # half of a lane's largest count, so that as many versions can follow
 _ALIGNMENT = 64  # bytes: a cache line, which satisfies every dtype
 _DTYPE = re.compile(r"(?:u?int|b?float|complex)(8|16|32|64|128|256)(?:_\w+)?")  # bfloat16 and float8_* are not NumPy's
 
@@ -29,7 +29,7 @@ class TensorSpec:
 
     @property
     def nbytes(self) -> int:
-        """The tensor's size in bytes. Raises ValueError: a store does not hold this dtype."""
+        """The tensor's size in bytes. Raises ValueError if a store cannot hold this dtype."""
         bits = _DTYPE.fullmatch(self.dtype)
         if not bits and self.dtype != "bool":
             raise ValueError(f"model {self.name}: expected booleans or numbers, got {self.dtype}")
@@ -41,7 +41,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """The places of a model's tensors (in its order), the extras and the version in a row, at multiples of 64 bytes."""
+    """The places of tensors (in the model's order), extras and version in a row, all at multiples of 64 bytes."""
 
     tensors: tuple[TensorSpec, ...]
     extras: Mapping[str, Field]
@@ -77,7 +77,7 @@ class RowLayout:
         )
 
     def parts(self, row: Any) -> Iterable[tuple[TensorSpec, Any]]:
-        """Yields each tensor's spec and its bytes, a slice of `row`; the row is uint8 [nbytes] of NumPy or torch."""
+        """Yields each tensor's spec and bytes; the bytes are a slice of `row`, uint8 [nbytes] of NumPy or torch."""
         for spec, at in zip(self.tensors, self.offsets, strict=True):
             yield spec, row[at : at + spec.nbytes]
 

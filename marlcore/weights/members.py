@@ -11,7 +11,7 @@ _END = object()  # after the last member, so that an added or removed member is 
 def members_kept(module: Any) -> Callable[[], bool]:
     """Returns a function that tells whether a torch module still has the same parameters, buffers and submodules.
 
-    The objects must be the same; their memory may have moved.
+    "Same" means the same objects; their memory may have moved.
     """
     containers = [c for m in module.modules() for c in (m._parameters, m._buffers, m._modules)]
     empty = [c for c in containers if not c]

@@ -37,11 +37,11 @@ class ModuleWeights:
 
     Parameter objects stay the same, so optimizers stay valid; tied tensors stay tied, frozen ones frozen. Tensors
     become contiguous. The row holds non-persistent buffers too. With `fill`, a large model on the CPU has two rows,
-    which take turns: `load` makes the tensors views of the other one, so that a pull is one copy.
+    which take turns: `load` makes the tensors views of the other row, so that a pull is one copy.
 
     Raises:
         LayoutMismatch: the model's tensors differ from the layout.
-        ValueError: see `_unique_tensors`; or the tensors are on several devices.
+        ValueError: a tensor cannot be stored, or the tensors are on several devices.
     """
 
     def __init__(self, model: torch.nn.Module, layout: RowLayout, fill: bool) -> None:
@@ -52,7 +52,7 @@ class ModuleWeights:
 
     @staticmethod
     def specs(model: torch.nn.Module) -> tuple[TensorSpec, ...]:
-        """Returns the specs of a module's tensors. Raises ValueError: as `_unique_tensors`."""
+        """Returns the specs of a module's tensors. Raises ValueError if a tensor cannot be stored."""
         return tuple(group.spec for group in _unique_tensors(model))
 
     def _bind(self) -> None:
@@ -74,7 +74,7 @@ class ModuleWeights:
                 view.copy_(tensor)
             for tensor, view in zip(tensors, views[0], strict=True):
                 tensor.data = view
-        self._rows, self._hosts = rows, hosts  # the model's rows, and those that bytes of a slot are copied to and from
+        self._rows, self._hosts = rows, hosts  # the model's rows; the rows that are copied to and from a slot
         self._arrays = [host.numpy() for host in hosts]
         self.turn = 0
         self.groups = groups
@@ -141,7 +141,7 @@ class ModuleWeights:
 
 
 def _unique_tensors(model: torch.nn.Module) -> list[TensorGroup]:
-    """Groups parameters and buffers by memory, in module order. Raises ValueError: a tensor cannot be stored."""
+    """Groups parameters and buffers by memory, in module order. Raises ValueError if a tensor cannot be stored."""
     groups: dict[tuple[Any, ...], TensorGroup] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         for key, tensor in chain(module._parameters.items(), module._buffers.items()):

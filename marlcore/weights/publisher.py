@@ -55,7 +55,8 @@ class Publisher(Closing):
         Args:
             weights: arrays to publish instead of the publisher's own mapping (not for a module): NumPy's, JAX's, or any
                 that `np.asarray` takes. Arrays on the CPU are copied only once, into the row.
-            extras: values by name: all at the publisher's first publish, later those that changed. NaN is allowed.
+            extras: values by name; all of them at the publisher's first publish, later only those that changed. NaN is
+                allowed.
 
         Returns: the new version; the store's first version is `begins_after` + 1, so 1 by default.
 
@@ -96,7 +97,7 @@ class Publisher(Closing):
             self._extras[name][...] = value
 
     def close(self) -> None:
-        """Releases the store for a successor, once no other thread publishes; the model stays usable."""
+        """Waits until no other thread publishes, then frees the store for a successor; the model stays usable."""
         self._closed = True
         close_when_alone(self._claim, self._inside)
 
@@ -112,7 +113,7 @@ class MirrorWriter(Closing):
 
     @one_thread
     def put(self, row: NDArray[np.uint8]) -> bool:
-        """Publishes a row of the home store, uint8 [layout.nbytes], under the version that it holds, as one unit.
+        """Publishes a row of the home store, uint8 [layout.nbytes], under the version that the row holds, as one unit.
 
         Returns: whether the row was published; False if the mirror already has this version or a newer one.
 
@@ -131,5 +132,5 @@ class MirrorWriter(Closing):
         return version > newest
 
     def close(self) -> None:
-        """Releases the mirror for a successor, once no other thread writes."""
+        """Waits until no other thread writes, then frees the mirror for a successor."""
         close_when_alone(self._claim, self._inside)

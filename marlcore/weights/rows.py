@@ -23,7 +23,7 @@ _LONGEST_PAUSE_S = 1e-3  # between attempts to copy a row that the publisher ove
 
 
 class VersionedRows(Shared):
-    """One lane whose rows are whole models. The version is the committed count; a mirror's rows hold their versions."""
+    """One lane whose rows are whole models. The version is the number of rows; a mirror's rows hold their versions."""
 
     kind = "parameter store"
 
@@ -57,7 +57,7 @@ class VersionedRows(Shared):
             return committed - 1, 0
         if not self.is_mirror:
             return committed - 1, committed
-        while True:  # repeated if a row was committed meanwhile: the newest row is not overwritten before that
+        while True:  # repeated if a row was committed meanwhile; until then, the newest row is not overwritten
             version = self._version_at(committed - 1)
             before, committed = committed, self._lanes.committed(0)
             if committed == before:
@@ -67,7 +67,7 @@ class VersionedRows(Shared):
         return self._versions.load(ticket % self.slots * (self.layout.nbytes // 8))
 
     def _ticket_of(self, version: int) -> int:
-        """Returns the only ticket that may hold a version; for one that a mirror lacks, the ticket of its next row."""
+        """Returns the only ticket that may hold a version; if a mirror lacks the version, the mirror's next ticket."""
         if not self.is_mirror:
             return version - 1
         committed = self._lanes.committed(0)
@@ -83,8 +83,8 @@ class VersionedRows(Shared):
         """Copies the newest row out of shared memory, whole, for a caller that moves rows and needs no model.
 
         Args:
-            copy: called with the row in shared memory, uint8 [layout.nbytes], read-only, which it must not keep; called
-                again with the newest row if the publisher overwrote the row during the call.
+            copy: a function of the row in shared memory, uint8 [layout.nbytes], read-only, that must not keep the row;
+                called again with the newest row if the publisher overwrote the row during the call.
             timeout: seconds to keep trying.
 
         Returns: the version, and the result of `copy`.
@@ -109,7 +109,7 @@ class VersionedRows(Shared):
 
         `copy` is as for `copy_newest`, and must not return None.
 
-        Returns: the version, and the result of `copy`; None if the store holds no later version.
+        Returns: the version, and the result of `copy`; or None if the store holds no later version.
         """
         newest = self.version
         for version in range(max(newer_than, self.begins_after, newest - self.slots) + 1, newest + 1):
@@ -119,14 +119,14 @@ class VersionedRows(Shared):
         return None
 
     def _copy_of(self, ticket: int, copy: Callable[[NDArray[np.uint8]], T]) -> T | None:
-        """Returns `copy` of a ticket's row; None if the row was overwritten during the copy."""
+        """Returns the result of `copy` for a ticket's row, or None if the row was overwritten during the call."""
         is_whole, row = self._whole(ticket), self.slot_array(ticket % self.slots)
         row.flags.writeable = False
         copied = copy(row)
         return copied if is_whole() else None
 
     def _until_whole(self, attempt: Callable[[], T | None], timeout: float) -> T:
-        """Repeats `attempt` while it returns None (its read was lapped); returns its result. Raises TimeoutError."""
+        """Returns the first result of `attempt` except None, which means an overwritten row. Raises TimeoutError."""
         deadline = monotonic() + timeout
         pause, attempts = 0.0, 1
         while (result := attempt()) is None:
@@ -143,7 +143,7 @@ class VersionedRows(Shared):
     def wait(self, newer_than: int, timeout: float) -> bool:
         """Sleeps until the store's version exceeds `newer_than`, at most `timeout` seconds; returns whether it does.
 
-        Raises ValueError: the timeout is no number or negative.
+        Raises ValueError if the timeout is no number or negative.
         """
         check_timeout(timeout, or_none=False)
         most = 1 if self.is_mirror else newer_than + 1  # one row of a mirror may bring many versions

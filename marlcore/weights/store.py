@@ -3,7 +3,8 @@
 A store is one lane whose rows are whole models: publishing appends a row, readers use the newest row, and the version
 is the lane's committed count. Readers validate every read, whatever the number of slots.
 
-A mirror, such as a store on another node, holds some or all rows of its home store, so each row holds its version.
+A mirror is a copy of a home store, for example on another node. It may lack some of the home store's rows, so each row
+holds its version.
 """
 
 import os
@@ -58,18 +59,19 @@ class ParameterStore(VersionedRows):
         name: str = "weights",
         path: str | os.PathLike[str] | None = None,
     ) -> "ParameterStore":
-        """Creates a store with room for the model's weights. It has no version yet; the model is unchanged.
+        """Creates a store with room for the model's weights. The store has no version yet; the model is unchanged.
 
         Args:
             model: defines the tensors of a row: a module on any device, or a mapping of arrays.
             mode: the number of slots, as a name or as a number; more slots keep more old versions readable.
             extras: further arrays published with the weights: a shape for float64, or a Field.
-            begins_after: the last version of the store that this one continues; the first publish gets the next one.
+            begins_after: the last version of the store that this one continues; the first publish gets the next
+                version.
             name: part of the segment's name in /dev/shm: letters, digits, "_" and ".".
-            path: an ordinary file for the store.
+            path: an ordinary file that holds the store, instead of a file in /dev/shm.
 
         Raises:
-            ValueError, TypeError: an argument is out of range. SharedMemoryFull: no room for the store.
+            ValueError, TypeError: an argument is out of range. SharedMemoryFull: there is no room for the store.
         """
         if extras is not None and not isinstance(extras, Mapping):
             raise TypeError(f"extras: expected a dict of shapes or Fields by name, got {brief(extras)}")
@@ -97,7 +99,8 @@ class ParameterStore(VersionedRows):
             name, path: as for `create`.
 
         Raises:
-            ValueError: an argument is out of range, or not a store's description. SharedMemoryFull: no room for it.
+            ValueError: an argument is out of range, or `description` is not a store's. SharedMemoryFull: no room for
+                the mirror.
         """
         if slots_of(mode) < 2:  # a reader of the version must never meet the row that is being written
             raise ValueError(f"mode: expected at least two slots for a mirror, got {mode!r}")
@@ -138,7 +141,7 @@ class ParameterStore(VersionedRows):
     def mirror_writer(self) -> MirrorWriter:
         """Returns a mirror's writer, which this process holds exclusively until it closes the writer or dies.
 
-        Raises: LaneBusy: the store has a living writer. MarlcoreError: the store is not a mirror.
+        Raises LaneBusy if the store has a living writer, MarlcoreError if the store is not a mirror.
         """
         return MirrorWriter(self, self._lanes, self._claimed(mirror=True))
 
@@ -155,13 +158,13 @@ class ParameterStore(VersionedRows):
         """Returns a subscriber that keeps `local_model` up to date; any number may live at once, in any process.
 
         A module's parameters and buffers become views of one flat tensor; the Parameter objects stay the same. The
-        arrays of a mapping must be writable NumPy arrays, which `pull` fills in place. Any other object is given all
-        arrays by name, by its method `load(arrays)`, after each pull; they change only in the next pull. Without a
-        model, the subscriber has arrays of its own, `weights`.
+        arrays of a mapping must be writable NumPy arrays, which `pull` fills in place. For any other object, each pull
+        calls the object's method `load(arrays)` with all arrays by name, which change only in the next pull. Without a
+        model, the subscriber has its own arrays, `weights`.
 
         Raises:
             LayoutMismatch: the model has other tensors than the store.
-            ValueError, TypeError: an array of a mapping is read-only, or is no NumPy array; a dtype is none of NumPy's.
+            ValueError, TypeError: an array of a mapping is read-only, or is no NumPy array; or NumPy lacks a dtype.
         """
         self.check_open()
         if local_model is None:

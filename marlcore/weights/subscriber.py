@@ -17,13 +17,13 @@ from .rows import VersionedRows
 
 @dataclass(eq=False)
 class InPlaceView:
-    """The newest weights in place, in shared memory. Use `Subscriber.in_place`.
+    """The newest weights in place, in shared memory; made by `Subscriber.in_place`.
 
     Attributes:
         version: the weights' version.
         tensors: a module's tensors by all their names, for `torch.func.functional_call`; a mapping's arrays, read-only
-            and nested like the mapping. They are the publisher's memory: do not write to them (a BatchNorm in training
-            mode would).
+            and nested like the mapping. Both are the publisher's memory: do not write to it, as a BatchNorm in training
+            mode would.
         extras: copies of the extras by name, as floats and arrays.
     """
 
@@ -33,7 +33,7 @@ class InPlaceView:
     _whole: Callable[[], bool]
 
     def valid(self) -> bool:
-        """Returns whether all reads so far, extras included, were of this version; it is fixed when the block ends."""
+        """Returns whether all reads so far, even of extras, were of this version; the block's end fixes the result."""
         return self._whole()
 
 
@@ -97,7 +97,7 @@ class Subscriber:
 
         Returns: False if the version was overwritten or is still to come; the model is then unchanged.
 
-        Raises: LayoutMismatch, UsedByTwoThreads: as `pull`.
+        Raises LayoutMismatch and UsedByTwoThreads as `pull` does.
         """
         check_whole("version", version)
         self._store.check_open()
@@ -129,14 +129,14 @@ class Subscriber:
         return version
 
     def wait(self, newer_than: int, timeout: float) -> bool:
-        """As `ParameterStore.wait`."""
+        """Waits as `ParameterStore.wait` does."""
         return self._store.wait(newer_than, timeout)
 
     @contextmanager
     def in_place(self) -> Iterator[InPlaceView]:
         """Lends the newest weights without a copy. After reading, discard the result unless `view.valid()` is True.
 
-        Raises: NotEnoughData: no version was published yet.
+        Raises NotEnoughData if no version was published yet.
         """
         ticket, version = self._store._newest()
         if version == 0:

@@ -17,11 +17,11 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class TreeWeights:
-    """The arrays of a mapping that may hold mappings, lists and tuples in turn; None holds no array.
+    """The arrays of a mapping, whose values may also be mappings, lists, tuples, or None for no array.
 
     An array's name is the path to it, joined by ".": "layers.0.bias". The mapping is read at each call, so its arrays
-    may be replaced. Their names must match, in any order. With `fill`, rows are copied into the arrays. ModuleWeights
-    has the same methods.
+    may be replaced. Their names must match the layout's, in any order. With `fill`, rows are copied into the arrays.
+    ModuleWeights has the same methods.
 
     Raises:
         LayoutMismatch: an array is missing or superfluous, or has another shape or dtype.
@@ -44,12 +44,12 @@ class TreeWeights:
 
     @staticmethod
     def specs(tree: Any) -> tuple[TensorSpec, ...]:
-        """Returns the specs of a mapping's arrays, in its order. Raises TypeError, ValueError: a part is no array."""
+        """Returns the specs of a mapping's arrays, in its order. Raises TypeError, ValueError if a part is no array."""
         arrays = _arrays_of(tree, _array)
         return tuple(TensorSpec(name, array.shape, array.dtype.name) for name, array in arrays.items())
 
     def staged(self, weights: Any = OWN) -> NDArray[np.uint8]:
-        """Copies the mapping's current arrays, or `weights`, into a row in host memory; the caller sets its extras."""
+        """Copies the mapping's current arrays, or `weights`, into a row in host memory; leaves out the extras."""
         if weights is not OWN and not isinstance(weights, (Mapping, list, tuple)):
             raise TypeError(f"weights: expected a mapping of arrays, got {brief(weights)}")
         arrays = self._arrays(self.weights if weights is OWN else weights)
@@ -106,7 +106,7 @@ class TreeWeights:
 class RowWeights(TreeWeights):
     """Read-only arrays by the tensors' names. They lie in two rows that take turns, so that a pull is one copy.
 
-    Raises TypeError: a tensor's dtype is none of NumPy's.
+    Raises TypeError if NumPy lacks a tensor's dtype.
     """
 
     def __init__(self, layout: RowLayout) -> None:
@@ -122,7 +122,7 @@ class RowWeights(TreeWeights):
 
 
 class LoadedWeights(RowWeights):
-    """Gives an object's method `load`, in each pull, read-only arrays by the tensors' names."""
+    """Calls an object's method `load` in each pull, with read-only arrays by the tensors' names."""
 
     def __init__(self, local: Any, layout: RowLayout, fill: bool) -> None:
         super().__init__(layout)
