@@ -75,7 +75,7 @@ class ChaosResult:
 
 
 def main(arguments: list[str]) -> int:
-    """Attacks a run and prints the result; returns 0 for a good one, otherwise 1; 2 for bad input."""
+    """Attacks a run and prints the result; returns 0 if the result is good, 1 if it is bad, 2 for wrong arguments."""
     try:
         options = CommandLine("chaos", arguments).parse(ChaosOptions)
     except ValueError as error:

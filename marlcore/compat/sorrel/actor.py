@@ -124,7 +124,7 @@ class Actor(Role):
             late[0].wait(newer_than=late[0].version, timeout=math.inf)
 
     def _play(self, epochs: range) -> None:
-        """Plays each epoch in a world of its own, one turn in each world after another; then sends the results."""
+        """Plays each of these epochs in its own copy of the world, taking turns; then sends the results."""
         spec, ended, agents = self.spec, {}, len(self._worlds[0].agents)
         playing = {
             epoch: play(world, epoch, spec, animate=spec.options.animate and world is self._worlds[0])

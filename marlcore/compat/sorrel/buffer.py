@@ -103,7 +103,7 @@ class Buffer(Ring):
     def add_from_buffer(self, buffer: Any) -> None:
         """Adds the rows of another buffer, of this class or of sorrel's: the first `buffer.size` positions.
 
-        Raises: ValueError: the other buffer's observations have another shape, or this one lacks one of its fields.
+        Raises: ValueError: the buffers' observations differ in shape, or this buffer lacks a field of the other.
         """
         if tuple(buffer.obs_shape) != tuple(self.obs_shape):
             raise ValueError(f"obs: expected observations {tuple(self.obs_shape)}, got {tuple(buffer.obs_shape)}")
@@ -120,11 +120,11 @@ class Buffer(Ring):
         Windows across the write head are replaced. Only replacements may repeat, and only if too few windows are left.
 
         Returns: (states, actions, rewards, next_states, dones, valid): states and next_states float32 [batch_size,
-            n_frames * obs]; each other [batch_size, 1]: actions int64, rewards and dones float32, and valid float64,
+            n_frames * obs]; the others [batch_size, 1]: actions int64, rewards and dones float32, and valid float64,
             which is 0 where an episode ended among the first n_frames - 1 steps.
 
         Raises:
-            ValueError: batch_size is not from 1 to the len - n_frames - 1 windows that can be drawn.
+            ValueError: batch_size is below 1, or above the number of windows, len - n_frames - 1.
             NotEnoughData: the ring holds no whole window.
         """
         rows = self._windows(batch_size, "obs", *SCALARS)
@@ -133,7 +133,7 @@ class Buffer(Ring):
         return states, rows["action"][:, last:-1], rows["reward"][:, last:-1], next_states, done, valid
 
     def sample_transformer(self, batch_size: int) -> Sequences:
-        """As `sample`, but with the actions of all steps, like sorrel's TransformerBuffer.
+        """Draws windows as `sample` does, but returns the actions of all steps, like sorrel's TransformerBuffer.
 
         Returns: (states, actions, next_actions, next_states, dones, valid, agent_ids): actions int64 and next_actions
             float32 (one step later), [batch_size, n_frames]; agent_ids [batch_size], the field of this name at each
@@ -179,7 +179,7 @@ class Buffer(Ring):
         return self.whole(batch_size, draw, *names)[0]
 
     def gather(self, tickets: Ints, *names: str) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_] | None]:
-        """See `Ring`. This one uses NumPy: loading a Numba kernel takes 0.4 s, a tenth of a short experiment."""
+        """Does `Ring.gather` by NumPy, since loading a Numba kernel takes 0.4 s, a tenth of a short experiment."""
         lane, rows = self.lane, {}
         for name in names or self._names:
             column = lane.column(lane.places[name])[0]
@@ -196,7 +196,7 @@ class Buffer(Ring):
         self.append(fitted, rows)
 
     def fill(self, columns: Mapping[str, Any], idx: int, size: int) -> None:
-        """Adds the newest rows of sorrel's arrays, written up to `idx`; at equal capacities, rows keep positions."""
+        """Adds the newest rows of sorrel's arrays, written up to `idx`; rows keep positions if capacities are equal."""
         capacity = len(columns["obs"])
         parts = [range(idx)]  # added again if the ring is full, to move the write head there
         if idx < size:  # sorrel's size counts `add_empty` as one, so it is at most idx before the ring is full
@@ -238,7 +238,7 @@ class Buffer(Ring):
     def current_state(self) -> NDArray[np.float32]:
         """Returns the last n_frames - 1 observations, oldest first: float32 [n_frames - 1, *obs_shape].
 
-        If fewer were added since the ring was cleared, zeros come first.
+        If fewer observations were added since the ring was cleared, zeros precede them.
         """
         newest = None if self._adder is None else self._adder.observations(self.n_frames - 1)
         if newest is not None:
@@ -328,7 +328,7 @@ class Buffer(Ring):
         return before_head < self.n_frames
 
     def _others(self, window: Held, population: int, count: int, drawn: Ints) -> Ints:
-        """Draws `count` starts of held windows; takes starts in `drawn` again only if there are too few others."""
+        """Draws `count` starts of held windows; repeats starts in `drawn` only if there are too few other starts."""
         free = ~self._crosses(window, np.arange(population))
         if not free.any():
             raise NotEnoughData(f"sample: expected at least {self.n_frames + 2} rows, got {window.stored}")

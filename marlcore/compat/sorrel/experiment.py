@@ -110,7 +110,7 @@ def _run_sequentially(env: Any, config: Any, options: Options, logger: Any, bega
 
 
 class Session:
-    """The parent's side of an experiment; closing the stack removes everything."""
+    """The parent's side of an experiment; closing `stack` removes the experiment's files and memory."""
 
     def __init__(
         self, stack: ExitStack, env: Any, config: Any, options: Options, interrupts: Interrupts, logger: Any
