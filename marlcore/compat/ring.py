@@ -104,7 +104,7 @@ class Ring:
 
     @property
     def writer(self) -> RingWriter:
-        """This process's writer. Raises LaneBusy: another process holds the right to append."""
+        """This process's writer. Raises LaneBusy if another process holds the right to append."""
         if self._writer is None:
             lane = self.lane
             try:

@@ -85,11 +85,11 @@ class RingLane(ViewedReplay):
         return ok.astype(np.bool_) if validate(count) else None
 
     def writer(self, shared: bool) -> "RingWriter":  # type: ignore[override]
-        """Returns a writer, the only one unless `shared`. Raises LaneBusy: a living process has the right to write."""
+        """Returns a writer, the only one unless `shared`. Raises LaneBusy if a living process may already write."""
         return self._opened(lambda lock: RingWriter(self, lock, shared), [0], PATIENCE_S, shared)
 
     def lock_words(self) -> File:
-        """Returns an open file that holds the right to write BASE, until it is closed or its process dies."""
+        """Returns an open file that holds the right to write BASE, until the file is closed or its process dies."""
         for _ in range(ROUNDS):
             lock = self._segment.lock(slot_lock(1, 0))
             if lock is not None:
@@ -138,7 +138,7 @@ class RingWriter(Writer):
         self._batch: _Batch | None = None
 
     def append(self) -> int:
-        """Appends `row` and returns its ticket. Raises TimeoutError: another writer is stopped inside an append."""
+        """Appends `row` and returns its ticket. Raises TimeoutError if another writer is stopped inside an append."""
         ticket: int = self._append()
         if ticket < 0:
             ticket = self._again(ticket, self._append, None, "add")
@@ -167,7 +167,7 @@ class RingWriter(Writer):
         return ticket
 
     def _views(self, records: NDArray[np.uint8]) -> tuple[Rows, list[NDArray[Any]]]:
-        """Returns the staging arrays of all fields by name, each [count, *shape], and a list of the large fields' ones.
+        """Returns each field's staging array by name, [count, *shape], and a list of the large fields' staging arrays.
 
         Small fields lie in `records`, uint8 [count, bytes of a record].
         """

@@ -369,7 +369,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         )
 
     def _draw(self, batch_size: int, newest: _Newest) -> Any:
-        """Draws uniformly from all steps; those with a successor are in the lanes, the others in `newest`."""
+        """Draws uniformly from all steps: steps with a successor are in the lanes, the others in `newest`."""
         waiting = np.flatnonzero(~newest.ended)
         count = self._rng.binomial(batch_size, min(1.0, len(waiting) / len(self.replay))) if len(waiting) else 0
         if count == batch_size:

@@ -16,7 +16,7 @@ from ..checks import brief
 from ..errors import WorldModelFailed, pass_on_from_handler
 from .model import Profiles, Transition
 
-SAMPLE = 32  # the most states that are expanded again; few states with transitions: one, and a sixteenth of these
+SAMPLE = 32  # most states that are expanded again; at most 1 + a sixteenth of the states with transitions
 TOLERANCE = 1e-6  # of a sum of probabilities
 
 
@@ -118,7 +118,7 @@ class Expansion:
                 )
 
     def _answers(self, rows: range, outcome: int) -> dict[int, list[tuple[float, Any]]]:
-        """Returns, by profile, these rows' (probability, successor) pairs; the first pair has the number `outcome`."""
+        """Returns the (probability, successor) pairs of rows, keyed by profile; `outcome` is the first pair's index."""
         answers = {}
         for row in rows:
             outcomes = range(outcome, outcome := outcome + self.outcomes[row])

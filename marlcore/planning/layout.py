@@ -19,7 +19,7 @@ def nbytes_of(shapes: Shapes) -> int:
 
 
 def bind(shapes: Shapes, body: NDArray[np.uint8]) -> dict[Any, NDArray[Any]]:
-    """Returns the arrays in a segment's body, by name. Raises ValueError: the body is too short for them."""
+    """Returns the arrays in a segment's body, by name. Raises ValueError if the body is too short for them."""
     if nbytes_of(shapes) > len(body):
         raise ValueError(f"body: expected {nbytes_of(shapes)} bytes, got {len(body)}")
     arrays, offset = {}, 0

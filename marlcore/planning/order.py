@@ -52,7 +52,7 @@ class Edges:
 
 
 def topological_order(states: Sequence[Any], edges: Edges) -> list[int]:
-    """Orders the states' numbers so that every successor comes later. Raises ValueError: there is a cycle.
+    """Orders the states' numbers so that every successor comes later. Raises ValueError if there is a cycle.
 
     Among the states whose predecessors are all in the order, the smallest state comes next; if some states cannot be
     compared, the state with the smallest number.

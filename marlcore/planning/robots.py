@@ -69,9 +69,9 @@ def robot_induction(
     Args:
         graph: the graph for which `people` were computed.
         people: the people's policies, from `backward_induction`.
-        aggregate: returns the robots' rewards in n states, given what people can attain there and the goals' weights:
-            dicts from agent to float64 [n, goals], zero for goals that are not on offer. It is called once for each
-            level, and returns finite numbers.
+        aggregate: returns the robots' rewards in n states, finite numbers [n], given what people can attain there and
+            the goals' weights: two dicts from agent to float64 [n, goals], zero for goals that are not on offer. It is
+            called once for each level.
         beta: as in `backward_induction`.
         power: pi is proportional to (-Q)^-beta instead; all values must be negative.
         terminal: the value of terminal states.

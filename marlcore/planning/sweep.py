@@ -35,7 +35,7 @@ def sweep(
     after: Step | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Calls, level by level in this order, `step` with parts of the level's states, then `after` with all of them.
+    """Calls, for each level in order, `step` with parts of the level's states, then `after` with all of them.
 
     Threads share the calls of `step` for large levels; this thread calls `after`. If several calls of `step` fail,
     raises the exception for the earliest part.

@@ -254,7 +254,7 @@ class ReplayBuffer(TransitionLanes):
             seed: makes the draws reproducible.
             pad: the padding before an episode's first frame: "repeat" repeats that frame, "zero" uses zeros.
             min_size: transitions that the replay must hold before a draw; batch_size by default. If some lanes are
-                never written, the others must have room for so many.
+                never written, the others must have room for `min_size` transitions.
             prioritized: draws in proportion to priorities instead of uniformly.
             sequence: draws windows of consecutive transitions: obs becomes [B, T, ...], and so on; see Batch.
             lanes: consecutive lanes, the only ones to draw from; None draws from all. A limiter counts all lanes.

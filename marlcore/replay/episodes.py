@@ -104,7 +104,7 @@ class RecordedEpisodes:
         return arguments
 
     def _action(self, spec: TransitionSpec, action: NDArray[Any], mask: NDArray[Any] | None) -> NDArray[Any]:
-        """Checks the actions and returns them as rows hold them: those of a Discrete or MultiDiscrete count from 0."""
+        """Returns the checked actions as rows hold them: Discrete and MultiDiscrete actions count from 0."""
         if self.action_space is not None:
             low, high, start = _bounds(self.action_space)
             for place in np.argwhere(~((action >= low) & (action <= high))):
@@ -190,7 +190,7 @@ def _seams(fields: Mapping[str, Any], steps: int) -> NDArray[np.bool_]:
 
 
 def _fields_of(episode: Any, declared: Collection[str] | None) -> dict[str, Any]:
-    """Renames an episode's fields to marlcore's names. Raises ValueError, TypeError: a field is double or ambiguous."""
+    """Renames an episode's fields to marlcore's names. Raises ValueError or TypeError if the fields are wrong."""
     if not isinstance(episode, Mapping):
         if not hasattr(episode, "observations"):
             raise TypeError(f"expected a dict of arrays or an episode of Minari, got {brief(episode)}")
@@ -275,7 +275,7 @@ def _field_of(array: NDArray[Any]) -> Field:
 
 
 def _values(label: str, spec: TransitionSpec, obs: Any, rows: int) -> Values:
-    """Returns observations [rows, ...] in the form of the spec. Raises ValueError, TypeError: they do not fit it."""
+    """Returns observations [rows, ...] in the spec's form. Raises ValueError or TypeError if they do not fit it."""
     fields, arrays = spec.obs_fields, by_name(obs)
     if not isinstance(spec.obs, Mapping) and isinstance(obs, Mapping):
         raise TypeError(f"{label}: expected {spec.obs.describe()}, got {brief(obs)}")

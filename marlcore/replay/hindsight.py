@@ -32,7 +32,7 @@ class Hindsight(Declared):
 
     Of k + 1 drawn transitions, k on average get another goal, drawn anew each time; the others keep theirs. The
     observation is a dict with `desired_goal` and `achieved_goal`, as in Gymnasium-Robotics' GoalEnv. Achieved goals
-    are drawn from the rows that the lane still holds; an unfinished episode counts up to its newest row. Source:
+    are drawn from the rows that the lane still holds; in an unfinished episode, the newest row is the last. Source:
     Andrychowicz et al. 2017 (arXiv:1707.01495), sections 4.2 and 4.5.
 
     For each batch, `compute_reward(achieved, desired, info)` is called once, and so is `compute_terminated` if it is

@@ -67,7 +67,7 @@ class Work:
         self._to_thread, self._to_consumer = Bell(), Bell()
 
     def start(self, thread: threading.Thread) -> None:
-        """Returns once the thread runs. Raises RuntimeError: the system has no more threads."""
+        """Returns once the thread runs. Raises RuntimeError if the system has no more threads."""
         # Thread.start waits on a Condition; here it runs in a second thread, where no signal handler interrupts it.
         _thread.start_new_thread(_start, (thread, weakref.ref(self)))
         while not self._began:

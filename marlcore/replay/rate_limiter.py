@@ -101,7 +101,7 @@ class RateLimiter:
 
 
 class _Side:
-    """A gate, without what differs between writers and samplers; it reads the limiter's counters."""
+    """The part that the gates of writers and of samplers share: it reads the limiter's counters, and sleeps."""
 
     def __init__(self, view: LaneView, limiter: RateLimiter) -> None:
         self._segment = view.segment
@@ -121,8 +121,8 @@ class _Side:
     def _sleep(self, rows: float, bulk: float, event: Event, deadline: float | None, check: Check) -> bool:
         """Waits until `rows` rows may pass the gate; returns False if the deadline comes before that.
 
-        At first, for at most BULK_S, the method waits until `bulk` more rows may pass too, so that the other side
-        wakes it less often: a wake-up costs as much as adding twenty rows, and a batch often makes room for only ten.
+        At first, for at most BULK_S, the method waits until `bulk` more rows may pass too, so that the other side wakes
+        this one less often: a wake-up costs it as much as adding twenty rows, and a batch often makes room for ten.
         """
         soon = time.monotonic() + BULK_S
         first = soon if deadline is None else min(soon, deadline)
@@ -241,7 +241,7 @@ class SampleGate(_Side):
         self._priced_at = sampled
 
     def wait(self, deadline: float | None) -> float:
-        """Waits until a batch may be drawn, and returns the seconds slept. Raises: as `Sampler.sample`."""
+        """Waits until a batch may be drawn, and returns the seconds slept. Raises as `Sampler.sample` does."""
         self._segment.check_open()
         if self.may_sample():
             return 0.0

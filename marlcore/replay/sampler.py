@@ -131,7 +131,7 @@ class Sampler:
         self._rows.load_state_dict(state)
 
     def _wait(self, deadline: float | None) -> None:
-        """Sleeps until writers make a row that can be drawn; without a deadline, only checks once more for one."""
+        """Sleeps until writers make a row that can be drawn; without a deadline, only checks once more."""
         if self._gate is not None:
             self._gate.starve()
         began = time.monotonic()

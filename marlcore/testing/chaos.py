@@ -40,9 +40,9 @@ class ChaosOptions(Declared):
     seconds: Annotated[float, Number(above=0)] = 60.0
     """Duration of the run."""
     seed: int = 0
-    """Seed of all actions, their times and their targets."""
+    """Seed of all attacks, of their times and their targets."""
     pause: Annotated[float, Number(above=0)] = 2.0
-    """Mean seconds between two actions."""
+    """Mean seconds between two attacks."""
 
 
 @dataclass

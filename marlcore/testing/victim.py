@@ -126,5 +126,5 @@ def living(group: int) -> list[int]:
 
 
 def parent_of(pid: int) -> int:
-    """Returns the pid of a process's parent. Raises OSError: the process does not exist."""
+    """Returns the pid of a process's parent. Raises OSError if the process does not exist."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

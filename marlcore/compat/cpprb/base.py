@@ -54,7 +54,7 @@ class RingBuffer:
         return {name: rows[name] for name in self._fields}
 
     def get_all_transitions(self, shuffle: bool = False) -> Rows:
-        """Returns each transition that is not being overwritten, in order of position or shuffled by NumPy's generator."""
+        """Returns each transition that is not being overwritten, by position or shuffled by NumPy's generator."""
         window = self._ring.window()
         positions = np.arange(window.stored)
         if shuffle:
@@ -184,7 +184,7 @@ def check_not_empty(window: Held) -> None:
 
 
 def fields_of(env_dict: EnvDict, default_dtype: DTypeLike | None, reserved: Iterable[str]) -> dict[str, Field]:
-    """Returns the fields of cpprb's env_dict by name. Raises ValueError, TypeError: a name, shape or dtype is wrong."""
+    """Returns the fields of cpprb's env_dict by name. Raises ValueError or TypeError if one is wrong."""
     check_type("env_dict", env_dict, Mapping, expected="a dict of fields")
     for name in reserved:
         if name in env_dict:

@@ -32,7 +32,7 @@ class RingPriorities:
         self.greatest = 1.0
 
     def append(self, positions: Ints, priorities: NDArray[np.float32], ok: NDArray[np.bool_]) -> None:
-        """Adds priorities of new rows in ticket order; NaN stands for the greatest priority so far."""
+        """Adds priorities of new rows in ticket order; NaN means the greatest priority so far."""
         known = np.where(ok & (priorities >= 0) & np.isfinite(priorities), priorities, np.nan)
         greatest = np.fmax.accumulate(np.concatenate([[self.greatest], known]))
         leaves = self._leaves(np.where(np.isnan(known), greatest[:-1], known))

@@ -23,7 +23,7 @@ _SORREL_NAMES = {"obs": "states", "action": "actions", "reward": "rewards", "don
 
 
 def columns_of(buffer: Any) -> dict[str, Any]:
-    """Returns the fields of a buffer of sorrel or of marlcore by the ring's names, each [capacity, *shape]."""
+    """Returns the fields of a buffer of sorrel or of marlcore, each [capacity, *shape], by their names in a ring."""
     return {**{name: getattr(buffer, theirs) for name, theirs in _SORREL_NAMES.items()}, **buffer.extra_data}
 
 
@@ -31,20 +31,21 @@ def _snapshot_of(name: str, described: str) -> Any:
     def snapshot(buffer: Ring) -> NDArray[Any]:
         return buffer.snapshot(name)[name]
 
-    return property(snapshot, doc=f"A read-only copy by position, with zeros at empty ones, of all {described}.")
+    return property(snapshot, doc=f"A read-only copy of all {described} by position, with zeros at empty positions.")
 
 
 class Buffer(Ring):
     """Transitions of one agent, in the order of its steps, shared with every process that gets the buffer.
 
-    An episode ends where `done` is true; mark a truncated one as done too. Only one process adds: the first that does,
-    until it calls `release`, closes the buffer or ends. Any number of processes sample.
+    An episode ends where `done` is true; mark a truncated episode as done too. Only one process may add: the first that
+    does, until it calls `release`, closes the buffer or ends. Any number of processes sample.
 
     Args:
         capacity: rows, at least 1.
         obs_shape: shape of one observation.
         n_frames: observations in each sampled state.
-        extra_fields: further fields: a Field; a tuple, the shape of an int64 field; any other value: an int64 scalar.
+        extra_fields: further fields by name. A value is a Field or a tuple, the shape of an int64 field; any other
+            value means an int64 scalar.
 
     Attributes:
         capacity, obs_shape, n_frames: as given.
@@ -258,7 +259,7 @@ class Buffer(Ring):
 
     @property
     def size(self) -> int:
-        """Rows held, in sorrel's count: `add_empty` counts as one."""
+        """The number of rows held, as sorrel counts: `add_empty` counts as one row."""
         return self._size(self.window())
 
     states = _snapshot_of("obs", "observations: float32 [capacity, *obs_shape]")

@@ -86,7 +86,7 @@ class Options:
         return value.get(process, value.get(process.partition("-")[0], getattr(Options, option)))
 
     def check_processes(self, names: Sequence[str]) -> None:
-        """Checks the options by process. Raises ValueError: an option names a process that does not exist."""
+        """Checks the options by process. Raises ValueError if an option names a process that does not exist."""
         for option in ("publish_mode", "device", "timeout"):
             value = getattr(self, option)
             if isinstance(value, Mapping) and not value.keys() <= {"actor", "learner", *names}:
@@ -94,7 +94,7 @@ class Options:
 
 
 def chosen_options(env: Any, config: Any, options: Mapping[str, Any]) -> tuple[bool, Options]:
-    """Returns whether to use processes, and the options, set by the call or else by the section `multiprocessing`."""
+    """Returns whether to use processes, and the options: the call's, else those of the section `multiprocessing`."""
     label, section = "config: multiprocessing", getattr(config, "multiprocessing", None)
     if not isinstance(section, Mapping | None):
         raise TypeError(f"{label}: expected a section, got {brief(section)}")
@@ -120,7 +120,7 @@ def of_model(config: Any, name: str) -> Any:
 
 
 def check_config(config: Any, animate: bool) -> None:
-    """Checks the settings of sorrel's loop. Raises ValueError: the configuration lacks one, or it is out of range."""
+    """Checks the settings of sorrel's loop. Raises ValueError if a setting is missing or out of range."""
     least = {"epochs": 0, "max_turns": 1}
     if animate or of_model(config, "save_weights"):
         least["record_period"] = 1
@@ -132,14 +132,14 @@ def check_config(config: Any, animate: bool) -> None:
 
 
 def check_environment(env: Any) -> None:
-    """Checks that `env` is an environment of sorrel. Raises TypeError: it is not."""
+    """Checks that `env` is an environment of sorrel. Raises TypeError if it is not."""
     for name in OF_SORREL:
         if not hasattr(env, name):
             raise TypeError(f"env: expected an Environment of sorrel, got {type(env).__name__} without {name}")
 
 
 def check_learnable(env: Any, options: Options) -> None:
-    """Checks that the environment can run in processes. Raises ValueError, TypeError: it cannot."""
+    """Checks that the environment can run in processes. Raises ValueError or TypeError if it cannot."""
     kind = type(env).__name__
     for name in OF_1_6:
         if not hasattr(env, name):
