@@ -47,7 +47,7 @@ class WorldModel(Protocol):
     def transition_probabilities(self, state: Any, action_profile: tuple[int, ...]) -> Outcomes | None:
         """Returns the outcomes of a profile, one action for each agent, as pairs (probability, successor).
 
-        Returns None if the state is terminal, or the profile is not possible in it.
+        Returns None if the state is terminal or the profile is not possible in that state.
         """
 
 

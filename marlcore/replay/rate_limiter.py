@@ -122,7 +122,7 @@ class _Side:
         """Waits until `rows` rows may pass the gate; returns False if the deadline comes before that.
 
         At first, for at most BULK_S, the method waits until `bulk` more rows may pass too, so that the other side wakes
-        this one less often: a wake-up costs it as much as adding twenty rows, and a batch often makes room for ten.
+        this one less often: a wake-up costs as much as adding twenty rows, but a batch often makes room for only ten.
         """
         soon = time.monotonic() + BULK_S
         first = soon if deadline is None else min(soon, deadline)

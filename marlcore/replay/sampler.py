@@ -79,8 +79,8 @@ class Sampler:
         """Limits draws, from now on, to a share of the limiter's samples per insert: a row counts as 1 / share rows.
 
         Args:
-            share: above 0 and at most 1; or a function that returns an insert's share, given the transitions inserted
-                from now on (negative: before now). The insert's share holds for the samples that the insert makes due,
+            share: above 0 and at most 1; or a function that returns an insert's share, given the insert's number,
+                counted from now on (negative: before now). This share holds for the samples that the insert makes due,
                 however late they are drawn. The sampling thread calls the function once for each insert and sample.
 
         Raises: ValueError: there is no limiter, or the share is out of range or so small that samplers and writers
