@@ -89,12 +89,12 @@ def compute_human_policy_prior(
         level_fct: see `marlcore.planning.build_graph`.
         return_Vh: also return the values, by state, agent and goal.
         optimistic: expect the best of the robots instead of the worst.
-        use_float16: round the transitions' probabilities to float16; without a discount, sums too, as NumPy 2 does in
-            EMPO. Values are stored as float16 in any case, and policies as float64.
+        use_float16: round the transitions' probabilities to float16; without a discount, also round sums, as NumPy 2
+            does in EMPO. Values are always stored as float16, and policies as float64.
         progress_callback: called with (states done, all states).
         return_attainment_cache: also return an `AttainmentCache`, or None without `use_attainment_cache`.
         archive_dir: the directory, made if missing, for the file `vh_values.pkl` with the values by level. EMPO's
-            `load_archived_value_slices` reads it. It replaces an earlier file, where EMPO appends.
+            `load_archived_value_slices` reads it. An earlier file is replaced; EMPO appends to it.
         min_free_memory_fraction: see `marlcore.planning.build_graph`; raises NotEnoughMemory, where EMPO pauses.
         memory_check_interval, memory_pause_duration, memory_profile: no effect; memory is checked four times a second
             while states are enumerated, and nothing pauses or is profiled.
@@ -175,7 +175,7 @@ class _Keywords(Declared):
 
 
 def _archive(path: Path, graph: Graph, values: "_ByState") -> None:
-    """Writes the values level by level, successors first: a header, then per state a list of each agent's dict by goal.
+    """Writes a header, then level by level, successors first, for each state a list of each agent's values by goal.
 
     The file appears whole; the next call removes a half-written file of a killed process.
     """

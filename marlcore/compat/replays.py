@@ -69,7 +69,7 @@ def spec_of(fields: Mapping[str, Field]) -> TransitionSpec:
 
 
 def to_bytes(replay: ReplayBuffer) -> bytes:
-    """Returns the content of a `ReplayBuffer.save` file. Raises SharedMemoryFull: the temporary directory is full."""
+    """Returns the content of a `ReplayBuffer.save` file. Raises SharedMemoryFull if the temporary directory is full."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "replay"
         replay.save(path)

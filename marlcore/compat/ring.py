@@ -32,7 +32,7 @@ class Held(NamedTuple):
 
     @property
     def stored(self) -> int:
-        """Positions written since the ring was cleared."""
+        """The number of positions written since the ring was cleared."""
         return min(self.hi - self.base, self.capacity)
 
     @property
@@ -44,7 +44,7 @@ class Held(NamedTuple):
         """Returns the newest ticket at each of `positions`, which are from 0 to stored - 1."""
         head = self.head
         tickets: Ints = positions + (self.hi - head)
-        if self.stored == self.capacity:  # from the head on, tickets of the lap before
+        if self.stored == self.capacity:  # positions from the head on hold tickets of the previous lap
             tickets -= self.capacity * (positions >= head)
         return tickets
 
@@ -60,10 +60,11 @@ class Ring:
     attach while the process that made it lives.
 
     Args:
-        fields, capacity: of the rows.
+        fields: the fields of a row by name.
+        capacity: the number of rows.
         shared: any number of processes append, each under a lock, which costs two system calls per append. Otherwise
-            only the first process that appends may do so, until it releases or closes the ring or ends; it reads the
-            fields in place, as `columns`, views [capacity + margin, *shape].
+            only the first process that appends may append, until it releases or closes the ring or ends. It reads the
+            fields in place: `columns` has their views [capacity + margin, *shape].
         margin: rows before the oldest position that stay readable.
         path: an ordinary file for the rows, which stays; None: shared memory.
     """
@@ -103,7 +104,7 @@ class Ring:
 
     @property
     def writer(self) -> RingWriter:
-        """This process's writer. Raises LaneBusy: another process holds the right to append."""
+        """This process's writer. Raises LaneBusy if another process holds the right to append."""
         if self._writer is None:
             lane = self.lane
             try:
@@ -164,8 +165,8 @@ class Ring:
 
         Args:
             groups: the number of groups.
-            draw: draw(n) returns the tickets of n groups, [n, rows of a group] or, for single rows, [n]; while it can
-                draw none, an empty array.
+            draw: draw(n) returns the tickets of n groups, [n, rows of a group] or, for single rows, [n]; it returns an
+                empty array while there is nothing to draw.
             names: the fields to copy; all by default.
 
         Returns: each field, [*tickets.shape, *shape], and the tickets.
@@ -213,7 +214,7 @@ class Ring:
 
 
 def whole_number(label: str, value: Any, least: int) -> int:
-    """Returns an integer or a whole float as an int. Raises ValueError: it is neither, or less than `least`."""
+    """Returns an integer or a whole float as an int. Raises ValueError for other values and for one below `least`."""
     if type(value) is int and value >= least:
         return value
     with contextlib.suppress(TypeError, ValueError, OverflowError):

@@ -1,7 +1,8 @@
-"""The lane of a ring: it appends and copies rows of named fields, and takes the addresses for its C calls once.
+"""The lane of a ring: it appends and copies rows of named fields, and computes the addresses for its C calls once.
 
-The fields are the extras of a replay whose other fields are unused. A batch stages only small fields. Large fields go
-from the caller's array straight to the lane, since a second copy would halve the rate of four writers.
+The fields are the extras of a replay whose other fields are unused. To append several rows, only small fields are
+first copied to a staging array; large fields go from the caller's array straight to the lane, since a second copy would
+halve the rate of four writers.
 """
 
 import os
@@ -33,7 +34,7 @@ Rows = dict[str, NDArray[Any]]
 
 
 class RingLane(ViewedReplay):
-    """One lane of rows that are read by ticket, with a line of words beside it.
+    """One lane of rows that are read by ticket, with a cache line of words beside it.
 
     `base` and `mark` read the words BASE and MARK as plain int64 in shared memory. That is ten times as fast as the C
     call `load_base`, but the values may be a moment old. `places` maps a field's name to its place in a row.
@@ -77,18 +78,18 @@ class RingLane(ViewedReplay):
         return copy(tickets)
 
     def whole(self, tickets: Ints) -> NDArray[np.bool_] | None:
-        """Returns for each row whether its copy, made before this call, is whole: bool [n], or None if all are."""
+        """Returns for each row whether its copy, made before this call, is whole: bool [n]; None if all are whole."""
         count = len(tickets)
         ok = np.zeros(count, np.uint8)
         validate = self._mapped.native.validator(np.zeros(count, np.int64), tickets, ok)
         return ok.astype(np.bool_) if validate(count) else None
 
     def writer(self, shared: bool) -> "RingWriter":  # type: ignore[override]
-        """Returns a writer, the only one unless `shared`. Raises LaneBusy: a living process has the right to write."""
+        """Returns a writer, the only one unless `shared`. Raises LaneBusy if a living process may already write."""
         return self._opened(lambda lock: RingWriter(self, lock, shared), [0], PATIENCE_S, shared)
 
     def lock_words(self) -> File:
-        """Returns an open file that holds the right to write BASE, until it is closed or its process dies."""
+        """Returns an open file that holds the right to write BASE, until the file is closed or its process dies."""
         for _ in range(ROUNDS):
             lock = self._segment.lock(slot_lock(1, 0))
             if lock is not None:
@@ -137,7 +138,7 @@ class RingWriter(Writer):
         self._batch: _Batch | None = None
 
     def append(self) -> int:
-        """Appends `row` and returns its ticket. Raises TimeoutError: another writer is stopped inside an append."""
+        """Appends `row` and returns its ticket. Raises TimeoutError if another writer is stopped inside an append."""
         ticket: int = self._append()
         if ticket < 0:
             ticket = self._again(ticket, self._append, None, "add")
@@ -166,7 +167,7 @@ class RingWriter(Writer):
         return ticket
 
     def _views(self, records: NDArray[np.uint8]) -> tuple[Rows, list[NDArray[Any]]]:
-        """Returns the staging arrays of all fields by name, each [count, *shape], and a list of the large fields'.
+        """Returns each field's staging array by name, [count, *shape], and a list of the large fields' staging arrays.
 
         Small fields lie in `records`, uint8 [count, bytes of a record].
         """

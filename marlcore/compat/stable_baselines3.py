@@ -132,7 +132,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self._checks = {label: _rows_check(label, field, self.n_envs) for label, field in fields.items()}
 
     def reset(self) -> None:
-        """Deletes every transition."""
+        """Deletes all transitions."""
         super().reset()
         self.close()
         self._start()
@@ -193,7 +193,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return flagged.astype(np.float32)
 
     def _observations(self, later: int = 0) -> Any:
-        """Returns read-only observations by position: of the steps or, with `later`, of the rows after the steps."""
+        """Returns read-only observations by position, of the rows that come `later` rows after the steps' own."""
         obs = {name: self._by_position(column, later) for name, column in self.replay.columns("obs").items()}
         if later and self._newest is not None:
             waiting, next_obs = ~self._newest.ended, self._newest.next_obs(self._spec.obs_fields)
@@ -369,7 +369,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         )
 
     def _draw(self, batch_size: int, newest: _Newest) -> Any:
-        """Draws uniformly from all steps: from the lanes those with a successor, from `newest` the others."""
+        """Draws uniformly from all steps: steps with a successor are in the lanes, the others in `newest`."""
         waiting = np.flatnonzero(~newest.ended)
         count = self._rng.binomial(batch_size, min(1.0, len(waiting) / len(self.replay))) if len(waiting) else 0
         if count == batch_size:
@@ -445,8 +445,8 @@ class DictReplayBuffer(ReplayBuffer):
 class HerReplayBuffer(DictReplayBuffer, _HerReplayBuffer):
     """A `replay_buffer_class` for goals, like Stable-Baselines3's HerReplayBuffer; see `marlcore.Hindsight`.
 
-    Unlike SB3's buffer, this one also draws the steps of an unfinished episode, but for the newest step, with goals
-    from the steps so far.
+    Unlike SB3's buffer, this one also draws the steps of an unfinished episode, except the newest step; their goals
+    come from the steps so far.
 
     Args:
         observation_space: with the keys observation, achieved_goal and desired_goal; all keys are identifiers.

@@ -77,7 +77,7 @@ class _LaneStorage(_Storage):
         invalidate_after_fork(self)
 
     def forked(self) -> None:
-        """Forgets what belongs to this process; in a child, the next use attaches anew, with a lane of its own."""
+        """Forgets this process's own objects; at its next use, a forked child attaches anew, with a lane of its own."""
         self._replay: Replay | None = None
         self.drawn: tuple[torch.Tensor, Batch] | None = None
         self._writer: Writer | None = None

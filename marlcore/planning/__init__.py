@@ -1,8 +1,8 @@
 """Tabular planning over finite world models: state-space graphs in shared memory.
 
 `build_graph` enumerates the states of a world model on several processes; the result is the same for any number of
-them. `backward_induction` computes values and policies of agents with goals, `robot_induction` the policy of robots
-among them. The room knows nothing of replays, networks or training, and it never returns a graph that lacks a state.
+processes. `backward_induction` computes values and policies of agents with goals, `robot_induction` the policy of
+robots that help these agents. Replays, networks and training play no part. A graph never lacks a state.
 Each name imports its module on first use, because graphs and their workers need no Numba.
 """
 

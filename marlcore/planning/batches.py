@@ -28,7 +28,7 @@ TRIED = 4  # batches before the cost of sending is judged
 
 
 def count_workers(workers: int | None) -> int:
-    """Returns the number of workers, by default one for each processor. Raises ValueError: fewer than one."""
+    """Returns the number of workers, by default one for each processor. Raises ValueError if it is below 1."""
     if workers is None:
         return cgroup.processors()
     check_whole("workers", workers)
@@ -36,7 +36,7 @@ def count_workers(workers: int | None) -> int:
 
 
 class BatchResult(NamedTuple):
-    """The result for a batch of states, and the error that ended it early."""
+    """The result for a batch of states, and the error, if any, that ended the batch early."""
 
     result: Any
     failure: Exception | None
@@ -70,13 +70,13 @@ class Batches:
     size: int | None = None  # states of a worker's batch; if given, workers start at once. None: 50 ms of work
     pool: Pool | None = None  # None: no workers. A worker answers a batch by a `packed` result
     started: bool = False  # whether the pool's workers were started
-    handed: int = 0  # the states before this one are evaluated, or are being evaluated
-    merged: int = 0  # the results of the states before this one were returned
+    handed: int = 0  # states before this number are evaluated, or are being evaluated
+    merged: int = 0  # results of states before this number were returned
     cost: float = 0.0  # seconds that a state takes here
     _sending: float = 0.0  # seconds that this process took to send states, and to read and merge what came back
     _sent_batches: int = 0
     _sent_states: int = 0
-    _ends: dict[int, int] = field(default_factory=dict)  # by a batch's first state: the state after it
+    _ends: dict[int, int] = field(default_factory=dict)  # by a batch's first state: the state after the batch
     _results: dict[int, BatchResult] = field(default_factory=dict)  # by a batch's first state; each waits its turn
 
     @property
@@ -115,7 +115,7 @@ class Batches:
         self.cost = 0.75 * self.cost + 0.25 * cost if self.cost else cost
 
     def results(self) -> Iterator[Any]:
-        """Yields results in the order of the states, up to the first missing one. Raises a failure at its turn."""
+        """Yields results in the order of the states, up to the first missing one. Raises a failed batch's error."""
         while (batch := self._results.pop(self.merged, None)) is not None:
             if batch.failure is not None:
                 raise batch.failure
@@ -142,7 +142,7 @@ class Batches:
         return min(max(1, int(BATCH_S / self.cost)), share, MOST)
 
     def _start(self, pool: Pool) -> None:
-        """Starts the workers once their server is ready, without a wait; if `size` is given, waits until all run."""
+        """Starts the workers if their server is ready, else does nothing; if `size` is given, waits until all run."""
         if self.started:
             return
         pool.begin()

@@ -27,7 +27,10 @@ def tabulate_belief(
     believed: Believed | None,
     acting: NDArray[np.bool_],
 ) -> Belief:
-    """Tabulates an agent's beliefs for each action in each state where it acts; uniform ones if `believed` is None."""
+    """Tabulates an agent's beliefs for each of its actions in each state that is not terminal.
+
+    If `believed` is None, the beliefs are uniform.
+    """
     graph, actions = tabulate.graph, tabulate.graph.actions
     others = tuple(i for i in range(graph.agents) if i != agent and i not in robots)
     free = _profiles_of(robots, actions)
@@ -44,7 +47,7 @@ def tabulate_belief(
 
 
 def _profiles_of(agents: Sequence[int], actions: int) -> NDArray[np.int64]:
-    """Returns all profiles in which only these agents' actions differ from 0, ascending if `agents` are."""
+    """Returns the numbers of all profiles in which every other agent takes action 0; they ascend if `agents` do."""
     profiles = np.zeros(1, np.int64)
     for agent in agents:
         steps = np.arange(actions, dtype=np.int64) * actions**agent
@@ -55,7 +58,7 @@ def _profiles_of(agents: Sequence[int], actions: int) -> NDArray[np.int64]:
 def _beliefs(
     believed: Believed, agent: int, others: tuple[int, ...], graph: Graph, numbers: Numbers
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
-    """Returns the number of pairs by state and action, int64 [numbers, actions], their probabilities and profiles."""
+    """Returns each state and action's number of pairs, int64 [numbers, actions], and all pairs as two flat arrays."""
 
     def pairs_of(state: Any) -> list[list[tuple[float, tuple[Any, ...]]]]:
         # A profile is copied at once, since the caller's function may reuse its memory.

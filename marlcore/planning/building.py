@@ -37,21 +37,22 @@ def build_graph(
     """Builds the graph of all states that the model can reach from its initial state.
 
     The graph is the same, to the last bit, for any number of workers, even if a worker is killed, provided that the
-    model is deterministic; to check that, this process expands a sample of 32 states again at the end. Afterwards
-    the model is in its initial state.
+    model is deterministic; to check that, this process expands a sample of at most 32 states again at the end.
+    Afterwards the model is in its initial state.
 
     Args:
         model: see WorldModel. Workers get copies; code that another process cannot import is pickled by value.
         workers: processes that expand states, this one included; None: one for each processor that this process may
-            use. The others start after 0.05 s, if the graph is not complete by then, and get states only where that
-            saves time. With 1, nothing is pickled but the states.
+            use. The other processes start after 0.05 s, if the graph is not complete by then, and get states only where
+            that saves time. With 1, only the states are pickled.
         probabilities: False leaves them out of the graph; True means "float64".
         batch: states that a worker gets at a time; if given, the workers start at once for any graph. None: as
             many as take 50 ms.
-        progress: show a line on standard error while it is a terminal.
+        progress: show a line on standard error, if that is a terminal.
         level_fct: returns a state's level, an integer that every transition lowers, or every transition raises. None:
-            the level is the number of transitions of the longest path to an end.
-        min_free_memory_fraction: the share of the machine's memory, and of this process's limit, to keep free; or 0.
+            the level is the number of transitions on the longest path to a terminal state.
+        min_free_memory_fraction: the share of the machine's memory, and of this process's memory limit, to keep free.
+            With 0, memory is not checked.
         fork: True: workers are forks of this process, which start in 0.03 s with all its imports. False: forks of a
             new program, which imports what the model needs. None: True if this process has no other Python thread, no
             native thread with a name of its own, no running threads of Numba and no open GPU.
@@ -99,9 +100,9 @@ def _dtype(probabilities: object) -> str | None:
 
 
 class Watch:
-    """Raises an error before the memory is full, rather than let the kernel kill the process, and shows progress.
+    """Shows progress, and raises an error before the memory is full, lest the kernel kill the process.
 
-    It rewrites a line of progress on standard error in place, if that is a terminal.
+    The progress is a line on standard error, rewritten in place, if that is a terminal.
     """
 
     def __init__(self, fraction: float, progress: bool) -> None:
@@ -112,7 +113,7 @@ class Watch:
         self._shown = False
 
     def look(self, expanded: int, discovered: int) -> None:
-        """Checks the memory and shows the progress, four times a second. Raises NotEnoughMemory."""
+        """Checks the memory and shows the progress, at most four times a second. Raises NotEnoughMemory."""
         now = monotonic()
         if now < self._due:
             return
@@ -123,7 +124,7 @@ class Watch:
         self._shown = True
 
     def check_memory(self, states: int, nbytes: int = 0) -> None:
-        """Raises NotEnoughMemory if less than the share would stay free after `nbytes` more are allocated."""
+        """Raises NotEnoughMemory if too little memory would stay free after `nbytes` more are allocated."""
         if not self._fraction or 0 < nbytes < _SMALL:
             return
         for whose, free, total in _memory():

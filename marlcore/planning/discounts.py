@@ -39,11 +39,11 @@ class Discount(Declared):
 
 
 def discounted_rows(tabulate: Tabulate, durations: Durations | None, *discounts: Discount) -> list[GraphArrays]:
-    """Returns the graph's arrays for kernels, one set for each discount; evaluates the durations that these need."""
+    """Returns the graph's arrays for kernels, a set for each discount; evaluates durations if a discount needs them."""
     graph = tabulate.graph
     if graph.probability is None:
         raise ValueError("graph: expected one with probabilities, got one of build_graph(..., probabilities=False)")
-    lasting = [1.0]  # for all outcomes, or for each
+    lasting = [1.0]  # one duration for all outcomes, or one for each
     if durations is not None and any(discount.over(1.0) < 1.0 for discount in discounts):
         lasting = np.concatenate(tabulate(partial(_durations, durations), range(len(graph)))).tolist()
     arrays = graph.row_start, graph.profile, graph.start, graph.successor, graph.probability

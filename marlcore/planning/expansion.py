@@ -16,7 +16,7 @@ from ..checks import brief
 from ..errors import WorldModelFailed, pass_on_from_handler
 from .model import Profiles, Transition
 
-SAMPLE = 32  # states that are expanded again, at most: one, and a sixteenth of those that have transitions
+SAMPLE = 32  # most states that are expanded again; at most 1 + a sixteenth of the states with transitions
 TOLERANCE = 1e-6  # of a sum of probabilities
 
 
@@ -32,7 +32,7 @@ class Expansion:
         self._checked = (0, 0, 0)  # expanded states, possible profiles and outcomes
 
     def add(self, transition: Transition, profiles: Profiles, state: Any) -> None:
-        """Adds a state's transitions. Raises WorldModelFailed: the model failed. TypeError: a successor has no hash."""
+        """Adds a state's transitions. Raises WorldModelFailed, or TypeError if a successor has no hash."""
         numbers, successor, probability = self._numbers, self.successor.append, self.probability.append
         number = numbers.setdefault
         rows = len(self.profile)
@@ -72,7 +72,7 @@ class Expansion:
 
     @property
     def first(self) -> NDArray[np.int64]:
-        """int64 [expanded states + 1]; the outcomes of state i are first[i] to first[i + 1] - 1."""
+        """The number of each state's first outcome, int64 [expanded states + 1]; the last entry counts all outcomes."""
         return _starts(self.outcomes)[_starts(self.rows)]
 
     def check(self, expanded: Sequence[Any], profiles: Profiles) -> None:
@@ -118,7 +118,7 @@ class Expansion:
                 )
 
     def _answers(self, rows: range, outcome: int) -> dict[int, list[tuple[float, Any]]]:
-        """Returns each row's (probability, successor) pairs by profile; `outcome` is the number of the first pair."""
+        """Returns the (probability, successor) pairs of rows, keyed by profile; `outcome` is the first pair's index."""
         answers = {}
         for row in rows:
             outcomes = range(outcome, outcome := outcome + self.outcomes[row])

@@ -18,7 +18,7 @@ from .batches import WAIT_S, Batches, BatchResult, packed, stays_equal
 from .expansion import Expansion
 from .model import Profiles, Transition, WorldModel
 
-START_AFTER_S = 0.05  # of work in this process; a server that forks workers starts in 0.02 s, or 0.2 s as a new program
+START_AFTER_S = 0.05  # work here before workers start; their server starts in 0.02 s, or 0.2 s as a new program
 SLICE_S = 0.01  # of expanding states here between two looks at everything else
 LOOK_S = 0.0005  # between two looks at the workers
 
@@ -71,13 +71,13 @@ class Exploration:
                 whole.add(self._transition, self._profiles, whole.states[len(whole.rows)])
                 now = perf_counter()
         finally:
-            whole.check(whole.states, self._profiles)  # its error is of an earlier state
+            whole.check(whole.states, self._profiles)  # an error from here concerns an earlier state
         batches.handed = batches.merged = len(whole.rows)
         if batches.merged > first:
             batches.took(batches.merged - first, now - began)
 
     def _watchful(self, state: Any, profile: tuple[int, ...]) -> Any:
-        """Attends to the workers before each call of the model, since one state may take long."""
+        """Calls the model, but first attends to the workers if that is due, since one state may take long."""
         if perf_counter() >= self._next_look:
             try:
                 self._attend(0.0)

@@ -24,7 +24,7 @@ Goals = Mapping[int, Sequence[Goal]] | GoalGenerator
 class GoalTable:
     """The goals of one agent, and the states that offer or achieve each goal."""
 
-    goals: list[Goal]  # in the order in which the states, by their numbers, offer them first
+    goals: list[Goal]  # ordered by the number of the first state that offers each
     flags: NDArray[np.uint8]  # [states, goals], OFFERED and ACHIEVED
     weight: NDArray[np.float64]  # [states, goals], or [1, goals] if all states offer all goals with the same weights
 
@@ -34,7 +34,7 @@ def tabulate_goals(tabulate: Tabulate, goals: Goals, agent: int, acting: NDArray
     offered: NDArray[Any]
     if callable(goals):
         job, numbers = partial(_offers, goals, agent), np.flatnonzero(acting).tolist()
-        # If a pickled goal would differ from the goal, this process alone generates goals.
+        # If a pickled copy of a goal differs from the goal, this process alone generates goals.
         stay_equal = all(map(stays_equal, job(tabulate.graph, numbers[:1])[0]))
         offers = (tabulate if stay_equal else Tabulate(tabulate.graph, 1))(job, numbers)
         goals_of_agent, offered, weight = _join([job(tabulate.graph, []), *offers], len(acting))
@@ -62,7 +62,7 @@ _Offers = tuple[list[Goal], NDArray[np.int64], NDArray[np.int64], NDArray[np.flo
 
 
 def _offers(generate: GoalGenerator, agent: int, graph: Graph, numbers: Numbers) -> _Offers:
-    """Returns the goals in the order of their first offers, and each offer's state, place among the goals, weight."""
+    """Returns the goals in the order of their first offers; and for each offer its state, goal's index, and weight."""
 
     def generated(state: Any) -> list[tuple[Goal, float]]:
         pairs = [(goal, float(weight)) for goal, weight in generate(state, agent)]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 COUNTS = {"agents": 1, "actions": 1, "states": 1, "rows": 0, "outcomes": 0, "pickled": 0}  # the least of each
 LARGEST = 2**40
 MOST_PLOTTED = 300  # states; with more, the picture would be unreadable
-_COLOURS = {True: "#dbe9f6", False: "#f6d8c6"}  # of states with transitions, and of ends
+_COLOURS = {True: "#dbe9f6", False: "#f6d8c6"}  # of states with transitions, and of terminal states
 _ARROW = {"arrowstyle": "->", "color": "grey", "shrinkA": 8, "shrinkB": 8, "alpha": 0.6}
 Transition = tuple[tuple[int, ...], list[float], list[int]]
 
@@ -46,7 +46,8 @@ class Graph(Shared):
         start: int64 [rows + 1]; the outcomes of row r are start[r] to start[r + 1] - 1.
         successor: int32 [outcomes]; each outcome's successor, in the order in which the model gave them.
         probability: float64 or float32 [outcomes]; None if the graph was built without them.
-        level: int64 [states]; the transitions of the longest path to an end, or what `level_fct` returned.
+        level: int64 [states]; the number of transitions on the longest path to a terminal state, or the result of
+            `level_fct`.
     """
 
     kind = "graph"
@@ -118,7 +119,7 @@ class Graph(Shared):
 
     @cached_property
     def levels(self) -> list[NDArray[np.int64]]:
-        """For each level, the numbers of its states, int64, ascending; their successors lie in earlier levels."""
+        """For each level, the numbers of its states, int64, ascending; successors of a state lie in earlier entries."""
         order = np.argsort(self.level, kind="stable")
         cuts = np.flatnonzero(np.diff(self.level[order])) + 1
         source = int(np.searchsorted(self.row_start, 0, "right")) - 1  # of the first outcome

@@ -41,23 +41,24 @@ def backward_induction(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Policies:
-    """Computes for each agent and goal how likely the agent achieves the goal, and its soft policy, in every state.
+    """Computes, in every state and for each agent and goal, how likely the agent achieves the goal, and a soft policy.
 
         V = 0 where the state is terminal or the goal achieved; otherwise
         Q(a) = expectation of 1 where the successor achieves the goal,
-               else of e^(-rho D) V(successor)
+               else of e^(-rho D) V(successor), D being the transition's duration
         pi = softmax(beta Q), V = sum of pi(a) Q(a)
 
-    Where its goal is achieved, an agent takes its first possible action. Actions that no possible profile has are never
-    taken. Results are the same to the last bit for any number of workers.
+    In a state that achieves the goal, the agent takes its first possible action. An action that occurs in no possible
+    profile is never taken. Results are the same to the last bit for any number of workers.
 
     Args:
         graph: a graph of `build_graph`, with probabilities.
         goals: maps agents to sequences of goals; or a function (state, agent) -> (goal, weight) pairs, for goals that
-            depend on the state. A goal is a function state -> bool, or has such a method `is_achieved`; it is hashable.
+            depend on the state. A goal is hashable: a function state -> bool, or an object with such a method
+            `is_achieved`.
         agents: the agents whose policies are computed; by default, those that have goals.
-        robots: agents about whom there are no beliefs: each expectation is the least over the robots' actions.
-        optimistic: takes the greatest expectation instead of the least.
+        robots: agents about whose actions nobody has beliefs: each expectation is the least over all robots' actions.
+        optimistic: takes the greatest expectation over the robots' actions instead of the least.
         believed: (state, agent, action) -> (probability, profile) pairs: how the others act. The profile's actions of
             the agent and of robots do not matter. By default, all others act at random. In each state, profiles
             that are not possible are left out.
@@ -107,7 +108,7 @@ def _induce(
     sums: str,
     numbers: Numbers,
 ) -> None:
-    """Computes the agents' values and policies in the states `numbers`. Raises ValueError: a belief is impossible."""
+    """Computes the agents' values and policies in the states `numbers`. Raises ValueError for impossible beliefs."""
     actions = graph.actions
     for agent, belief in beliefs.items():
         its = policies[agent]

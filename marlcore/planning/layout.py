@@ -19,7 +19,7 @@ def nbytes_of(shapes: Shapes) -> int:
 
 
 def bind(shapes: Shapes, body: NDArray[np.uint8]) -> dict[Any, NDArray[Any]]:
-    """Returns the arrays in a segment's body, by name. Raises ValueError: the body is too short for them."""
+    """Returns the arrays in a segment's body, by name. Raises ValueError if the body is too short for them."""
     if nbytes_of(shapes) > len(body):
         raise ValueError(f"body: expected {nbytes_of(shapes)} bytes, got {len(body)}")
     arrays, offset = {}, 0
@@ -30,7 +30,7 @@ def bind(shapes: Shapes, body: NDArray[np.uint8]) -> dict[Any, NDArray[Any]]:
 
 
 def pickled(thing: Any, refusal: str) -> NDArray[np.uint8]:
-    """Pickles an object to an array of uint8. Raises TypeError, with `refusal` and the reason: it cannot be pickled."""
+    """Pickles an object to an array of uint8. Raises TypeError with `refusal` and the reason if that fails."""
     try:
         return np.frombuffer(cloudpickle.dumps(thing), np.uint8)
     except Exception as error:  # a class's own pickling may raise anything

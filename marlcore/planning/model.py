@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ..checks import check_whole
 
 MOST_PROFILES = 2**31
-_KEPT = 2**16  # profiles that are listed once; if there are more, each state makes them again
+_KEPT = 2**16  # the most profiles that are kept as a list; more are made anew for each state
 
 Outcomes = Sequence[tuple[float, Hashable]]
 Transition = Callable[[Any, tuple[int, ...]], Outcomes | None]  # a model's transition_probabilities
@@ -20,8 +20,9 @@ class WorldModel(Protocol):
     """A finite world in which several agents act at the same time.
 
     States are hashable. Equal states hash alike in every process, so a state must not keep the hash of a string when
-    it is pickled. If states compare, they decide the graph's order. The model is deterministic: the same state and
-    profile give the same outcomes in the same order in every process, so it must not go through a set of strings.
+    it is pickled. If states can be compared by <, their order decides the graph's. The model is deterministic: the same
+    state and profile give the same outcomes in the same order in every process, so the model must not iterate over a
+    set of strings.
 
     Attributes:
         agents: one entry for each agent.
@@ -35,7 +36,7 @@ class WorldModel(Protocol):
     def action_space(self) -> Any: ...
 
     def reset(self) -> object:
-        """Returns to the initial state."""
+        """Makes the initial state the current state."""
 
     def get_state(self) -> Hashable:
         """Returns the current state."""
@@ -46,15 +47,15 @@ class WorldModel(Protocol):
     def transition_probabilities(self, state: Any, action_profile: tuple[int, ...]) -> Outcomes | None:
         """Returns the outcomes of a profile, one action for each agent, as pairs (probability, successor).
 
-        Returns None if the state is terminal, or the profile is not possible in it.
+        Returns None if the state is terminal or the profile is not possible in that state.
         """
 
 
 class Profiles:
-    """All action profiles, ordered by index: the sum of action_i * actions^i, so agent 0 is the least significant."""
+    """All action profiles, ordered by index, the sum of action_i * actions^i; agent 0's action varies fastest."""
 
     def __init__(self, agents: int, actions: int) -> None:
-        """Checks the numbers. Raises ValueError: no agent, no action, or more than 2^31 profiles."""
+        """Checks the numbers. Raises ValueError if there is no agent, no action, or more than 2^31 profiles."""
         check_whole("agents", agents)
         check_whole("action_space.n", actions)
         if int(actions) ** int(agents) > MOST_PROFILES:

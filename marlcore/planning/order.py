@@ -26,7 +26,7 @@ class Edges:
 
     @classmethod
     def of(cls, first: NDArray[np.int64], successor: NDArray[np.int32]) -> Edges:
-        """Makes the edges from outcomes; those of state i are first[i] to first[i + 1] - 1."""
+        """Makes the edges from outcomes; state i has the outcomes first[i] to first[i + 1] - 1."""
         states = len(first) - 1
         cuts = np.searchsorted(first, np.arange(0, first[-1], BLOCK))
         bounds = np.unique([0, *cuts, states])
@@ -52,10 +52,10 @@ class Edges:
 
 
 def topological_order(states: Sequence[Any], edges: Edges) -> list[int]:
-    """Orders the states' numbers so that every successor comes later. Raises ValueError: there is a cycle.
+    """Orders the states' numbers so that every successor comes later. Raises ValueError if there is a cycle.
 
-    Of the states whose predecessors all came, the smallest state comes next, or if any two states do not compare, the
-    state with the smallest number.
+    Among the states whose predecessors are all in the order, the smallest state comes next; if some states cannot be
+    compared, the state with the smallest number.
     """
     try:
         order = _smallest_first(states, edges)
@@ -69,7 +69,7 @@ def topological_order(states: Sequence[Any], edges: Edges) -> list[int]:
 
 
 def _smallest_first(keys: Sequence[Any], edges: Edges) -> list[int]:
-    """Orders states by Kahn's algorithm with a heap; leaves out states on cycles and behind them."""
+    """Orders states by Kahn's algorithm with a heap; leaves out states on cycles and states behind cycles."""
     waiting = np.bincount(edges.target, minlength=len(edges)).tolist()  # predecessors that have not come
     start, target = edges.start.tolist(), edges.target.data
     ready = [(keys[number], number) for number, count in enumerate(waiting) if not count]
@@ -111,7 +111,7 @@ def longest_paths(edges: Edges, order: list[int]) -> NDArray[np.int64]:
 
 
 def given_levels(states: Sequence[Any], edges: Edges, level_fct: Callable[[Any], int]) -> NDArray[np.int64]:
-    """Returns each state's level by the function, int64 [states]. Raises ValueError: it contradicts the edges."""
+    """Returns `level_fct` of each state, int64 [states]. Raises ValueError if the edges contradict these levels."""
     levels = [level_fct(state) for state in states]
     for state, value in zip(states, levels, strict=True):
         check_whole(f"level_fct({brief(state)})", value, -(2**62), 2**62)

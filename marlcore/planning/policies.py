@@ -26,7 +26,7 @@ class AgentPolicies(GoalTable):
         policy: [states, goals, actions], float64 or float32. Zero in terminal states, and where a goal is not on
             offer.
         flags: uint8 [states, goals]; `offered` and `achieved` read them.
-        weight: float64 [states, goals] or [1, goals].
+        weight: float64 [states, goals], the goals' weights; or [1, goals] if these are equal in all states.
     """
 
     values: NDArray[Any]
@@ -63,7 +63,7 @@ class AgentPolicies(GoalTable):
 
     @property
     def stored(self) -> NDArray[Any]:
-        """Returns the values in the form that kernels take: float16 as its bits."""
+        """Returns the values in the form that kernels take: float16 as uint16 with the same bits."""
         return self.values.view(np.uint16) if self.values.dtype == np.float16 else self.values
 
 
@@ -103,7 +103,7 @@ class Policies(Shared):
         return policies
 
     def __getitem__(self, agent: int) -> AgentPolicies:
-        """Returns an agent's arrays. Raises ClosedError: the policies were closed. KeyError: there is no such agent."""
+        """Returns an agent's arrays. Raises KeyError for an unknown agent, ClosedError if the policies were closed."""
         self.check_open()
         if self._goals is None:
             self._goals = unpickled(self._arrays["pickled"].tobytes())

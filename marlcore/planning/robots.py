@@ -30,10 +30,10 @@ class RobotPolicy:
     Attributes:
         robots: the robots' agent numbers, ascending. The robots act as one.
         values: float64 [states].
-        policy: float64 [states, profiles]; a profile is the sum of action_i * n^i over the robots in their order. Zero
-            in terminal states.
-        attainable: by person, float64 [states, goals]: the discounted probability of achieving a goal that the person
-            pursues while the others act by the mean of their policies. Zero in terminal states.
+        policy: float64 [states, profiles]. A profile of the robots has the number sum of action_i * n^i over the robots
+            in their order, with n actions. Zero in terminal states.
+        attainable: maps each person to float64 [states, goals]: the discounted probability of achieving a goal if the
+            person pursues it and the others act by the mean of their policies. Zero in terminal states.
     """
 
     robots: tuple[int, ...]
@@ -58,7 +58,7 @@ def robot_induction(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> RobotPolicy:
-    """Computes the policy by which robots, all agents that are not people, help people attain their goals.
+    """Computes the policy by which robots (the agents without a policy in `people`) help people attain their goals.
 
         Q(r) = expectation of e^(-rho D) V(successor)
         pi = softmax(beta Q)
@@ -69,9 +69,9 @@ def robot_induction(
     Args:
         graph: the graph for which `people` were computed.
         people: the people's policies, from `backward_induction`.
-        aggregate: returns the robots' rewards in n states, given what people can attain there and the goals' weights:
-            dicts from agent to float64 [n, goals], zero for goals that are not on offer. It is called once for each
-            level, and returns finite numbers.
+        aggregate: returns the robots' rewards in n states, finite numbers [n], given what people can attain there and
+            the goals' weights: two dicts from agent to float64 [n, goals], zero for goals that are not on offer. It is
+            called once for each level.
         beta: as in `backward_induction`.
         power: pi is proportional to (-Q)^-beta instead; all values must be negative.
         terminal: the value of terminal states.
@@ -79,7 +79,8 @@ def robot_induction(
         durations, workers, progress: as in `backward_induction`.
 
     Raises:
-        ValueError: an argument is out of range, the graph is another one, or, with `power`, a Q is not negative.
+        ValueError: an argument is out of range, `people` belongs to another graph, or, with `power`, a Q is not
+            negative.
     """
     robots = tuple(i for i in range(graph.agents) if i not in people.agents)
     if not robots:

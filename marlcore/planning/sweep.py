@@ -1,4 +1,4 @@
-"""Sweeps over a graph's levels from the end to the beginning, the part that every kind of backward induction shares.
+"""Sweeps over a graph's levels from the end to the beginning; every kind of backward induction does this.
 
 A level's states do not depend on one another, so a large level is split over threads: kernels release the GIL and write
 to disjoint rows of the same arrays. Neighbouring small levels are swept by one thread in one call.
@@ -23,7 +23,7 @@ CHUNK = 1 << 20  # work of one call of a kernel: some ten milliseconds, so that 
 
 
 def work_of(graph: Graph, width: int) -> NDArray[np.float64]:
-    """Returns each state's cost for `width` goals, in products of a probability and a value: float64 [states]."""
+    """Returns how many probability * value products each state costs for `width` goals, plus 1: float64 [states]."""
     return np.diff(graph.start[graph.row_start]) * float(width) + 1.0
 
 
@@ -35,10 +35,10 @@ def sweep(
     after: Step | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Calls, for each level from the last to the first, `step` with its states, then `after` with the whole level.
+    """Calls, for each level in order, `step` with parts of the level's states, then `after` with all of them.
 
-    Threads share the calls of `step` for large levels; this thread calls `after`. Raises the exception of the first
-    states in which `step` failed.
+    Threads share the calls of `step` for large levels; this thread calls `after`. If several calls of `step` fail,
+    raises the exception for the earliest part.
     """
     done, total = 0, sum(map(len, levels))
     with ThreadPoolExecutor(max(1, threads), "marlcore-sweep") as pool:

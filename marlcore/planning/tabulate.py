@@ -1,4 +1,4 @@
-"""Evaluates the caller's functions once in each state: in this process, and in workers if they take long."""
+"""Evaluates the caller's functions once in each state: in this process, and in workers if that takes long."""
 
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -17,8 +17,8 @@ T = TypeVar("T")
 Numbers = Sequence[int]  # of states
 Job = Callable[[Graph, Numbers], T]
 
-WORTH_S = 1.0  # least work left for which workers start; their server starts in 0.3 s
-WORTH_A_STATE_S = 5e-6  # more for each state, since every worker unpickles all of them
+WORTH_S = 1.0  # seconds of work left from which on workers start; their server starts in 0.3 s
+WORTH_A_STATE_S = 5e-6  # to be added for each state, since every worker unpickles all states
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Tabulate:
     workers: int
 
     def __call__(self, job: Job[T], numbers: Numbers) -> list[T]:
-        """Returns the results for batches of states, in their order. Raises the first failed batch's exception."""
+        """Returns the results for batches of states, in the states' order. Raises the first failed batch's error."""
         batches = Batches(numbers, partial(_evaluate, job, self.graph), self.workers)
         worth_s = WORTH_S + WORTH_A_STATE_S * len(self.graph)
         may_start = self.workers > 1
@@ -56,7 +56,7 @@ class Tabulate:
 
 
 def answers(what: str, states: Sequence[Any], calls: Iterable[T]) -> list[T]:
-    """Collects the results of the caller's function `what` from `calls`. Raises CallbackFailed: the function raised."""
+    """Collects the results of `calls`, calls of the caller's function `what`. Raises CallbackFailed if that raises."""
     returned: list[T] = []
     try:
         returned.extend(calls)

@@ -1,8 +1,8 @@
 """Replay buffers: sampling transitions or sequences, uniformly or by priority, while writers add.
 
 A replay is only lanes of transitions. A sampler belongs to one process and holds all the state of sampling. Mixtures,
-prefetching, the rate limiter and snapshots build on samplers. This room never makes a writer wait, unless the caller
-asked for a limiter.
+prefetching, the rate limiter and snapshots build on samplers. No writer ever waits, unless the caller asked for a
+limiter.
 """
 
 from ..spec import Sequence

@@ -61,7 +61,7 @@ class ReplayBuffer(TransitionLanes):
             lanes: the largest number of independent writers.
             limiter: makes samplers and writers, in any process, wait for each other; None lets both run free.
             name: part of the segment's name in /dev/shm: letters, digits, "_" and ".".
-            path: an ordinary file for the replay, for one larger than memory; it stays until `unlink`.
+            path: an ordinary file that holds the replay, which may be larger than memory; it stays until `unlink`.
 
         Raises:
             ValueError, TypeError: an argument is out of range. SharedMemoryFull: no room for the replay.
@@ -85,7 +85,7 @@ class ReplayBuffer(TransitionLanes):
         into: str | os.PathLike[str] | None = None,
         limited: bool = True,
     ) -> "ReplayBuffer":
-        """Returns a new replay with a save's content: the same rows under the same tickets. Writers continue there.
+        """Returns a new replay with a save's rows, under the same tickets (row numbers); new writers append to them.
 
         The save stays unchanged. To use a save in place, as a replay in a file, `attach` to its path.
 
@@ -94,12 +94,12 @@ class ReplayBuffer(TransitionLanes):
             spec: the spec that the caller expects.
             name: part of the new segment's name in /dev/shm.
             into: an ordinary file for the replay, which must not exist yet.
-            limited: keep the save's limiter, which may expect further rows before the next batch. False drops it, so
-                that batches of a run's replay can be drawn at once.
+            limited: keep the save's limiter, which may expect further rows before the next batch. False drops the
+                limiter, so that a replay saved by a run gives batches at once.
 
         Raises:
-            SegmentNotFound: the file does not exist. SegmentCorrupt: it is not a save of a replay, or its checksum
-                differs; a save that was used in place since, and a replay made in a file, have none.
+            SegmentNotFound: the file does not exist. SegmentCorrupt: the file is no save of a replay, or its checksum
+                is wrong or missing. A replay made in a file has no checksum, nor has a save that was used in place.
             LayoutMismatch: the save has another spec. SharedMemoryFull: no room for the replay.
         """
         with cls.attach(as_path("path", path).resolve(), spec) as saved:
@@ -119,29 +119,34 @@ class ReplayBuffer(TransitionLanes):
     ) -> "ReplayBuffer":
         """Returns a new replay of one lane, filled with recorded episodes, each by one `Writer.add_batch`.
 
-        An episode is a dict of arrays: `obs` [T, ...], or [T + 1, ...] with the observation after the last action (a
-        dict of arrays for several fields, or a tuple whose parts the spec or Minari's space names); `action` and
-        `reward` [T, ...]; `terminated`, `truncated`: a bool, or bool [T]; `final_obs` [...] or `next_obs` [T, ...],
-        where obs has T rows; extras of the spec [T, ...]. Other entries are ignored. The names of Minari and D4RL work
-        too, such as `observations` and `timeouts`. An episode that does not terminate counts as truncated, and needs
-        its last observation. Recurrent states of the spec (`every` above 1) that an episode lacks are set to 0.
+        An episode of T steps is a dict of arrays, whose other entries are ignored:
+
+        - `obs`: [T, ...], or [T + 1, ...] with the observation after the last action. If the spec has several fields
+          of observations, `obs` is a dict of arrays, or a tuple whose parts the spec or Minari's space names.
+        - `final_obs` [...] or `next_obs` [T, ...]: the observation after the last action, if `obs` has T rows
+        - `action`, `reward` and the extras of the spec: [T, ...]
+        - `terminated`, `truncated`: a bool, or bool [T]
+
+        The names of Minari and D4RL work too, such as `observations` and `timeouts`. An episode that does not terminate
+        counts as truncated, and needs the observation after its last action. If an episode lacks recurrent states of
+        the spec (`every` above 1), these are set to 0.
 
         Args:
-            episodes: an iterable of episodes; a Minari dataset; or the path of a .npz file, or a dict, whose arrays
-                hold all episodes one after another, with a `final_obs` for each episode that does not terminate; in a
-                file the parts of an obs have names such as "obs.position".
+            episodes: an iterable of episodes, a Minari dataset, a dict, or the path of a .npz file. The arrays of a
+                dict or file hold all episodes one after another, with a `final_obs` for each episode that does not
+                terminate; in a file, the parts of an obs have names such as "obs.position".
             spec: the fields of a transition; None: obs and action as the first episode has them, without extras.
-            action_space: a Gymnasium space that must contain all actions; those of a Discrete or MultiDiscrete are
-                counted from its start, as training does. None: a Minari dataset's own space; other actions count from
-                0, unchecked.
-            capacity: rows, one for each transition and one for each episode that does not terminate. With it, episodes
-                are written as they are read; None reads all of them first, and makes the replay as large as they are.
+            action_space: a Gymnasium space that must contain all actions. From actions of a Discrete or MultiDiscrete,
+                the space's start is subtracted, as in training. None: the space of a Minari dataset, if it has a start;
+                otherwise actions are stored as they are, without a check of their range.
+            capacity: rows, one for each transition and one for each episode that does not terminate. If given, episodes
+                are written as they are read; None reads all of them first, and makes the replay just large enough.
             name, path: as for `create`.
 
         Raises:
-            ValueError, TypeError: an episode's field is missing, has another shape, dtype or range, or is not finite,
-                in one line with the episode's number; no episode came, or the rows exceed the capacity.
-                SharedMemoryFull: no room for the replay. After any of these there is no replay, and no file of one.
+            ValueError, TypeError: an episode's field is missing, not finite, or of a wrong shape, dtype or range (the
+                message gives the episode's number); there is no episode; or the rows exceed the capacity.
+                SharedMemoryFull: no room for the replay. After an error there is no replay, and no file of one.
         """
         recorded = RecordedEpisodes(episodes, spec, action_space)
         read = iter(recorded)
@@ -167,32 +172,32 @@ class ReplayBuffer(TransitionLanes):
         return replay
 
     def save(self, path: str | os.PathLike[str], sampler: Stateful | None = None) -> None:
-        """Writes the replay's current content to a file, on disk at return, while writers continue.
+        """Writes the replay's current content to a file, while writers continue; at return, the file is on disk.
 
-        The save cuts all lanes at one moment, by one read of their counters; later rows are not in the file. If a
-        writer laps while its lane is copied, the file loses the lane's oldest rows, as samplers do. No row is torn.
+        The counters of all lanes are read at one moment; later rows are not in the file. If a writer overwrites its
+        lane's oldest rows while they are copied, the file lacks these rows. No row is torn.
 
-        The file atomically replaces an earlier save, whatever process dies meanwhile; until then, both take space. It
-        is as long as the replay, and is itself one: `attach` opens it in place.
+        The file atomically replaces an earlier save, even if a process dies meanwhile; until then, both take space. The
+        file is as long as the replay, and is itself a replay: `attach` opens it in place.
 
         Args:
             path: the file; its directory must exist.
-            sampler: its `state_dict()`, such as priorities, is saved in the same file; see `sampler_state`.
+            sampler: a sampler whose `state_dict()`, such as priorities, is saved in the same file; see `sampler_state`.
 
         Raises:
             SharedMemoryFull: the file system has no room. ValueError, TypeError: path is a directory or the replay's
-            own file, or the sampler's state is not arrays of numbers. After any of these, an earlier save is intact.
+            own file, or the sampler's state is not arrays of numbers. After an error, an earlier save is intact.
         """
         self._segment.check_open()
         if sampler is not None and not callable(getattr(sampler, "state_dict", None)):
             raise TypeError(f"sampler: expected one with a state_dict, got {brief(sampler)}")
-        # The lanes are cut after this, so that the save has every row that the state knows.
+        # The lanes' counters are read after this, so that the save has every row that the sampler's state knows.
         state = None if sampler is None else sampler.state_dict()
         save_segment(self._mapped, path, state)
 
     @property
     def sampler_state(self) -> dict[str, NDArray[Any]] | None:
-        """Returns a copy of the sampler's state saved with this replay, for `load_state_dict`; None without one.
+        """Returns a copy of the sampler's state saved with this replay, for `load_state_dict`; None if there is none.
 
         Raises: SegmentCorrupt: the state is damaged.
         """
@@ -200,9 +205,9 @@ class ReplayBuffer(TransitionLanes):
         return read_state(self._mapped)
 
     def writer(self, lane: int = 0, *, shared: bool = False, timeout: float | None = None) -> Writer:
-        """Returns the writer of a lane, which this process holds alone until it closes the writer or dies.
+        """Returns a lane's writer. Unless it is shared, there is no other one until it is closed or this process dies.
 
-        A successor continues after the last row; samples never cross the seam.
+        The next writer of the lane continues after the last row; no sample spans the rows of two writers.
 
         A shared lane has any number of writers in any processes. Each holds a kernel lock only during an add, and the
         kernel frees it when the process dies. So a writer killed in an add blocks no other; a writer stopped in an add
@@ -211,12 +216,12 @@ class ReplayBuffer(TransitionLanes):
 
         Args:
             lane: the lane's index.
-            shared: allow other writers on the lane; all of them must ask for it.
-            timeout: longest wait of an add in seconds, for room in a replay with a limiter and for its turn in a
-                shared lane; then it raises TimeoutError and writes nothing. None waits for ever.
+            shared: allow other writers on the lane; they must all be shared too.
+            timeout: seconds that an add may wait, for room if there is a limiter and for its turn in a shared lane.
+                After that, the add raises TimeoutError and writes nothing. None waits for ever.
 
         Raises:
-            LaneBusy: the lane has a living writer, and not both of them share it.
+            LaneBusy: the lane has a living writer, and not both writers are shared.
             ValueError: the lane does not exist, a shared lane's spec has no next_obs, or the timeout is negative.
         """
         self._segment.check_open()
@@ -249,12 +254,12 @@ class ReplayBuffer(TransitionLanes):
             seed: makes the draws reproducible.
             pad: the padding before an episode's first frame: "repeat" repeats that frame, "zero" uses zeros.
             min_size: transitions that the replay must hold before a draw; batch_size by default. If some lanes are
-                never written, the others must have room for them.
+                never written, the others must have room for `min_size` transitions.
             prioritized: draws in proportion to priorities instead of uniformly.
             sequence: draws windows of consecutive transitions: obs becomes [B, T, ...], and so on; see Batch.
             lanes: consecutive lanes, the only ones to draw from; None draws from all. A limiter counts all lanes.
-            hindsight: gives most rows goals that their episodes achieved, with n_step=1 and without sequences: the
-                rewards of several steps towards another goal would come from actions chosen for the first one.
+            hindsight: gives most rows goals that their episodes achieved. It needs n_step=1 and no sequences, since the
+                actions of later steps were chosen for the original goal.
 
         Raises: ValueError, TypeError: an option is out of range, one draw would read more rows than a lane has, or a
             batch would take more bytes than the machine has memory.
@@ -264,7 +269,7 @@ class ReplayBuffer(TransitionLanes):
         return Sampler(rows, SampleGate.of(view, rows.batch_size))
 
     def view(self, lanes: range | None = None) -> LaneView:
-        """Returns consecutive lanes as mapped in this process; None: all. Raises ValueError: no such lanes exist."""
+        """Returns a view of consecutive lanes, by default of all. Raises ValueError if some of them do not exist."""
         self._segment.check_open()
         if lanes is None:
             return self._mapped
@@ -276,7 +281,7 @@ class ReplayBuffer(TransitionLanes):
     def __len__(self) -> int:
         """Counts the transitions held, without boundary rows.
 
-        Raises: SegmentCorrupt: the count exceeds the rows. MarlcoreError: writers lapped every attempt to count.
+        Raises: SegmentCorrupt: the count exceeds the rows. MarlcoreError: writers overwrote rows in every attempt.
         """
         self._segment.check_open()
         return self._mapped.native.all_transitions()

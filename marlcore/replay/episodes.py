@@ -28,7 +28,7 @@ NAMES = {
 }
 OF_MINARI = ("observations", "actions", "rewards", "terminations", "truncations")
 MASK = "action_mask"
-PRIORITY = "priority"  # an extra in which NaN stands for the highest so far
+PRIORITY = "priority"  # an extra in which NaN means the highest priority so far
 OBSERVATIONS = ("obs", "final_obs", "next_obs")
 _NUMBERS, _ANY = "biufc", "biufcmMOSUV"  # kinds of arrays
 _REWARD, _FLAG = Field((), "float32"), Field((), "bool")
@@ -36,10 +36,10 @@ _REWARD, _FLAG = Field((), "float32"), Field((), "bool")
 
 @dataclass
 class RecordedEpisodes:
-    """Iterates over episodes as the arguments of `Writer.add_batch`; see `ReplayBuffer.from_episodes`.
+    """Yields for each recorded episode the arguments of `Writer.add_batch`; see `ReplayBuffer.from_episodes`.
 
     Attributes:
-        spec: of the rows; None until the first episode is read.
+        spec: the spec of the rows; None until the first episode is read.
     """
 
     source: Any
@@ -104,7 +104,7 @@ class RecordedEpisodes:
         return arguments
 
     def _action(self, spec: TransitionSpec, action: NDArray[Any], mask: NDArray[Any] | None) -> NDArray[Any]:
-        """Returns the actions as rows hold them: those of a Discrete or MultiDiscrete counted from 0."""
+        """Returns the checked actions as rows hold them: Discrete and MultiDiscrete actions count from 0."""
         if self.action_space is not None:
             low, high, start = _bounds(self.action_space)
             for place in np.argwhere(~((action >= low) & (action <= high))):
@@ -190,7 +190,7 @@ def _seams(fields: Mapping[str, Any], steps: int) -> NDArray[np.bool_]:
 
 
 def _fields_of(episode: Any, declared: Collection[str] | None) -> dict[str, Any]:
-    """Returns an episode's fields by our names. Raises ValueError, TypeError: they are missing, double or ambiguous."""
+    """Renames an episode's fields to marlcore's names. Raises ValueError or TypeError if the fields are wrong."""
     if not isinstance(episode, Mapping):
         if not hasattr(episode, "observations"):
             raise TypeError(f"expected a dict of arrays or an episode of Minari, got {brief(episode)}")
@@ -216,8 +216,8 @@ def _needed(fields: Mapping[str, Any], name: str) -> Any:
 def _arrays(label: str, obs: Any, declared: Collection[str] | None, keys: tuple[Any, ...] = ()) -> Any:
     """Returns observations as an array, or as arrays by name (see `part_name`), without texts and empty arrays.
 
-    A tuple is a list of steps if `declared` has an array of its name, otherwise the parts of a Tuple space. Raises
-    ValueError: a tuple comes, but no names are declared.
+    A tuple holds the steps of one array if `declared` has this array's name; otherwise it holds the parts of a Tuple
+    space. Raises ValueError if `obs` is a tuple and no names are declared.
     """
     inside: Iterable[tuple[Any, Any]]
     if isinstance(obs, Mapping):
@@ -240,7 +240,7 @@ def _arrays(label: str, obs: Any, declared: Collection[str] | None, keys: tuple[
 
 
 def _array(label: str, values: Any, kinds: str = _NUMBERS) -> NDArray[Any]:
-    """Returns the values as an array. Raises ValueError: they have another kind, as in a list of dicts."""
+    """Returns the values as an array. Raises ValueError if its dtype is of no kind in `kinds`."""
     try:
         array = np.asarray(values)
     except ValueError:  # a list of different shapes
@@ -259,7 +259,7 @@ def _names_in(space: Any, keys: tuple[Any, ...] = ()) -> set[str]:
 
 
 def _final_obs(fields: Mapping[str, Any], obs: Values, steps: int) -> Any:
-    """Returns the observation after an episode, [1, ...]: final_obs, or the last of obs or next_obs; or None."""
+    """Returns the observation after an episode, [1, ...], from final_obs, obs or next_obs; None if there is none."""
     lengths = {array.shape[:1] for array in by_name(obs).values()}
     if lengths not in ({(steps,)}, {(steps + 1,)}):
         raise ValueError(f"obs: expected {steps} rows, as action has, or one more, got {brief(lengths)}")
@@ -275,7 +275,7 @@ def _field_of(array: NDArray[Any]) -> Field:
 
 
 def _values(label: str, spec: TransitionSpec, obs: Any, rows: int) -> Values:
-    """Returns observations [rows, ...] in the form of the spec. Raises ValueError, TypeError: they do not fit it."""
+    """Returns observations [rows, ...] in the spec's form. Raises ValueError or TypeError if they do not fit it."""
     fields, arrays = spec.obs_fields, by_name(obs)
     if not isinstance(spec.obs, Mapping) and isinstance(obs, Mapping):
         raise TypeError(f"{label}: expected {spec.obs.describe()}, got {brief(obs)}")
@@ -291,7 +291,7 @@ def _values(label: str, spec: TransitionSpec, obs: Any, rows: int) -> Values:
 
 
 def _ends(name: str, value: Any, steps: int) -> bool:
-    """Whether an episode ends this way: a bool, or bools of its transitions of which only the last may be True."""
+    """Whether an episode ends as `name` says. `value`: a bool, or a bool for each step, True only in the last step."""
     if value is None or isinstance(value, (bool, np.bool_)):
         return bool(value)
     flags = rows_of(name, _FLAG, value, steps)

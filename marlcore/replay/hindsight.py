@@ -28,24 +28,26 @@ def _function(label: str, value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Hindsight(Declared):
-    """How a sampler gives transitions goals that their own episodes achieved later.
+    """How a sampler replaces transitions' goals by goals that their own episodes achieved.
 
     Of k + 1 drawn transitions, k on average get another goal, drawn anew each time; the others keep theirs. The
     observation is a dict with `desired_goal` and `achieved_goal`, as in Gymnasium-Robotics' GoalEnv. Achieved goals
-    are drawn from the rows that the lane still holds; an unfinished episode ends with its newest row. Source:
+    are drawn from the rows that the lane still holds; in an unfinished episode, the newest row is the last. Source:
     Andrychowicz et al. 2017 (arXiv:1707.01495), sections 4.2 and 4.5.
 
-    Each batch calls `compute_reward(achieved, desired, info)` once, and `compute_terminated` if it is given: achieved
-    goals [B, *shape] of next_obs, desired goals [B, *shape], and as info the batch's extras by name. They return [B]
-    numbers or bools; the transitions that keep their goals keep what was stored. The arrays must not be changed.
+    For each batch, `compute_reward(achieved, desired, info)` is called once, and so is `compute_terminated` if it is
+    given. `achieved` [B, *shape] are the achieved goals of next_obs, `desired` [B, *shape] the desired goals, and
+    `info` the batch's extras by name. The functions return [B] numbers and [B] bools, which are used for relabelled
+    transitions only. The functions must not change the arrays.
 
     Attributes:
         k: relabelled transitions for each one that keeps its goal, from 1 to 2^31 - 1.
-        strategy: the achieved goal is that of a random later observation of the episode ("future"), of its last
-            one ("final"), or of any one after an action in it ("episode").
-        compute_reward: the function of rewards. None takes the environment's in a run; other samplers need a function.
-        compute_terminated: whether the episode ends there. None keeps the stored ends, which is right unless reaching
-            the goal ends episodes. In a run, None takes the environment's if that computes a value for each row.
+        strategy: the new goal is the achieved goal of a random later observation of the episode ("future"), of its last
+            observation ("final"), or of any of its observations that follows an action ("episode").
+        compute_reward: computes rewards. In a run, None takes the environment's function; elsewhere, None is an error.
+        compute_terminated: computes whether the episode ends with the row. None keeps the stored ends, which is right
+            unless reaching the goal ends episodes. In a run, None takes the environment's function if it computes a
+            value for each row.
     """
 
     k: Annotated[int, Whole(1, 2**31 - 1)] = 4
@@ -89,7 +91,7 @@ class Relabelling:
             self._record[name] = address_of(array)
 
     def draw(self, memory: BatchMemory, rows: NDArray[np.int64], filled: int) -> None:
-        """Draws goals for the slots just filled, before their rows are validated."""
+        """Draws goals for the first `filled` of `rows`, after these were drawn and before they are validated."""
         d = self._read_plan
         self._record["relabelled"] = address_of(memory.relabelled)
         kernels.relabel(d.plan, d.columns, memory.address, rows, filled, self._record)

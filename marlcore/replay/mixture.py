@@ -29,24 +29,25 @@ class Mixture:
     """Draws each batch from several replays in fixed fractions; used like a sampler, by one thread at a time.
 
     Fractions of a row carry over to the next batch, so that in the long run each replay gives exactly its fraction.
-    While a replay has nothing to draw yet, the others give its rows, in proportion to their fractions. No row is
-    drawn before the limiters of all replays with a share allow a whole batch.
+    While a replay has nothing to draw yet, the others give its rows, in proportion to their fractions. No row is drawn
+    until the limiter of every replay whose fraction is above 0 allows a whole batch.
 
     Args:
-        replays: of equal specs.
+        replays: the replays, whose specs must be equal.
         fractions: each replay's part of a batch, at least 0; their sum is 1.
         batch_size: rows of a batch.
         prioritized: options for all replays, or a list of one entry for each; None draws uniformly. Weights are divided
-            by the largest of their replay's rows; each batch of the mixture counts as one of beta_steps.
+            by the largest weight of rows of the same replay; each batch of the mixture counts as one of beta_steps.
         min_size: transitions that each replay must hold before the mixture draws from it.
-        stack, n_step, gamma, seed, pad, sequence, hindsight: as for `ReplayBuffer.sampler`; a goal comes from its row's
-            own lane, so from the same replay, and hindsight's functions are called once for the whole batch.
-        lanes: for each replay the consecutive lanes to draw from; None: all. With it, `replays` may hold one replay
-            several times: its limiter then counts the rows of all lanes and of all parts together.
+        stack, n_step, gamma, seed, pad, sequence, hindsight: as for `ReplayBuffer.sampler`. Hindsight takes a row's
+            goal from the row's own lane, and calls its functions once for the whole batch.
+        lanes: for each replay the consecutive lanes to draw from; None: all. `replays` may list one replay several
+            times, with different lanes: its limiter then counts the rows of all lanes and of all parts together.
 
     Attributes:
-        samplers: one for each replay. To keep their states with their replays, `save` each replay with its sampler, and
-            load the replay's `sampler_state` into it. `state_dict` holds all states and the fractions carried over.
+        samplers: one for each replay. To keep a sampler's state with its replay, pass the sampler to the replay's
+            `save`, and later the replay's `sampler_state` to the sampler's `load_state_dict`. The mixture's
+            `state_dict` holds the states of all samplers and the fractions carried over.
 
     Raises: ValueError, TypeError: an argument is out of range. LayoutMismatch: the specs are not equal.
     """
@@ -107,15 +108,17 @@ class Mixture:
 
     @one_thread
     def sample(self, timeout: float | None = None) -> Batch:
-        """Draws a batch; `batch.source`, int64 [B], is the number of each row's replay.
+        """Draws a batch; `batch.source`, int64 [B], is the position in `replays` of each row's replay.
 
-        `batch.index` is unique among all replays: the replay's own index * number of replays + source.
+        `batch.index` is (the row's index in its replay) * (number of replays) + source, so replays share no index.
 
         Args:
             timeout: seconds to wait for data and for limiters; None does not wait.
 
-        Raises: as `Sampler.sample`; NotEnoughData and TimeoutError also if the limiter of a replay with a share forbids
-            the draw, or no replay has anything to draw. Then nothing was drawn, counted or owed.
+        Raises:
+            NotEnoughData, TimeoutError: no replay has anything to draw, or the limiter of a replay whose fraction is
+                above 0 forbids the draw. The mixture's counters and carried fractions are unchanged.
+            Other errors: see `Sampler.sample`.
         """
         deadline = deadline_of(timeout)
         memory = self._parts[0].memory()
@@ -153,7 +156,7 @@ class Mixture:
 
     @property
     def due(self) -> bool:
-        """Whether, by every limiter of the replays, samplers are a batch behind; False without limiters."""
+        """Whether samplers are a batch behind by the limiter of every replay that has one; False without limiters."""
         return bool(self._gates) and all(gate.due for gate, _ in self._gates)
 
     def limit_to(self, share: Share) -> None:
@@ -195,7 +198,7 @@ class Mixture:
     def _draw(self, memory: BatchMemory, counts: Ints, deadline: float | None) -> Ints:
         """Fills a batch's memory with `counts` rows from each replay; returns each row's replay."""
         while True:
-            # Again after a pause: another sampler may have drawn the rows that a limiter allowed this one.
+            # Checked again after each pause: another sampler may have drawn the rows that a limiter allowed this one.
             while not all(gate.may_sample() for gate, _ in self._gates):
                 for gate, numbers in self._gates:
                     self._parts[numbers[0]].stats.waited += gate.wait(deadline)
@@ -211,7 +214,7 @@ class Mixture:
                 time.sleep(min(POLL_S, left))
 
     def _fill(self, memory: BatchMemory, counts: Ints) -> Ints:
-        """Does `_draw` without waiting. Raises NotEnoughData: no replay with a share has anything to draw."""
+        """Does `_draw` without waiting. Raises NotEnoughData if no replay has anything to draw."""
         left, source = np.arange(self._batch_size), np.empty(self._batch_size, np.int64)
         shares, short = self._fractions.copy(), list[int]()
         while True:
@@ -235,7 +238,7 @@ class Mixture:
 
 
 def _for_each(name: str, what: str, values: Any, replays: int) -> list[Any]:
-    """Returns a list's values, or another value once for each replay."""
+    """Returns a value for each replay: the entries of `values` if it is a list, else `values` itself each time."""
     each = list(values) if isinstance(values, Several) else [values] * replays
     if len(each) != replays:
         raise ValueError(f"{name}: expected {what} for each of {replays} replays, got {len(each)}")

@@ -34,8 +34,8 @@ class _Sampler(Protocol[Drawn]):
 class Prefetch(Generic[B], Closing):
     """Draws a sampler's batches ahead of time, for one consumer thread, which must not use the sampler itself.
 
-    The thread draws whenever fewer than `depth` batches are ready, so a batch may lag behind the newest transitions and
-    priorities by `depth` batches.
+    A second thread draws whenever fewer than `depth` batches are ready, so a batch may lag behind the newest
+    transitions and priorities by `depth` batches.
 
     If a signal handler raises in any method, as for KeyboardInterrupt, the object stays usable. In `sample` this may
     lose the one batch about to be returned; no batch is repeated or out of order.
@@ -62,17 +62,16 @@ class Prefetch(Generic[B], Closing):
         """Starts drawing.
 
         Args:
-            sampler: a sampler of `ReplayBuffer.sampler`, a Mixture, or any object with their methods.
+            sampler: a Sampler, a Mixture, or any object with the same methods.
             depth: the largest number of ready batches, at least 1.
-            device: the device of the batches. On "cpu" they are the sampler's Batch. For another device they are
-                TorchBatch, copied through pinned memory on the thread's own stream and returned after their arrival.
-            pin_memory: only matters on "cpu": TorchBatch in pinned memory, from which the caller's own copies to a
-                device, `tensor.to(device, non_blocking=True)`, overlap with CPU work. Batches for a device always
-                pass through pinned memory, and are on the device when returned.
+            device: the device of the batches. For "cpu", a batch is the sampler's Batch. For a GPU, it is a TorchBatch,
+                copied through pinned memory on the second thread's own stream, and returned after its arrival.
+            pin_memory: matters for "cpu" only. True: a batch is a TorchBatch in pinned memory, so that the caller's own
+                copies to a GPU, `tensor.to(device, non_blocking=True)`, overlap with CPU work.
 
         Raises:
             TypeError: the sampler lacks a method, or pin_memory is no bool. ValueError: depth is out of range, or the
-            device is of another kind. RuntimeError: memory cannot be pinned, since there is no device.
+            device is no CPU or CUDA device. RuntimeError: memory cannot be pinned, since there is no GPU.
         """
         if not all(callable(getattr(sampler, name, None)) for name in ("sample", "can_sample")):
             raise TypeError(f"sampler: expected one, such as replay.sampler(256) makes, got {brief(sampler)}")
@@ -96,9 +95,9 @@ class Prefetch(Generic[B], Closing):
 
         Raises:
             NotEnoughData: without a timeout, no batch is ready and the sampler lacks data.
-            TimeoutError: the same, after the timeout.
-            ClosedError: `close` was called, or an error that was raised before has ended the thread.
-            Exception: the error that ended the thread, once, after the batches drawn before it.
+            TimeoutError: this was still so after the timeout.
+            ClosedError: `close` was called, or an error has ended the thread and was raised before.
+            Exception: an error has ended the thread; it is raised once, after the last batch was returned.
         """
         batch: Any = self._work.take(timeout)
         if self._work.mover is not None:
@@ -110,19 +109,19 @@ class Prefetch(Generic[B], Closing):
         return self._work.can_take()
 
     def update_priorities(self, index: Any, priority: Any) -> None:
-        """Does the sampler's method after the current draw, if any; it applies to all later draws."""
+        """Calls the sampler's method after the current draw, if any; all later draws use the new priorities."""
         self._work.call("update_priorities", index, priority)
 
     def clear(self) -> None:
-        """Does the sampler's method, and drops the ready batches."""
+        """Calls the sampler's method, and drops the ready batches."""
         self._work.call("clear", drop=True)
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Returns the sampler's state after the current draw, if any. A resumed run lacks the ready batches."""
+        """Returns the sampler's state after the current draw, if any. The state does not contain the ready batches."""
         return self._work.call("state_dict")  # type: ignore[no-any-return]
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
-        """Does the sampler's method, and unless it raises drops the ready batches: the state's first batch is next."""
+        """Calls the sampler's method, and drops the ready batches unless the method raises."""
         self._work.call("load_state_dict", state, drop=True)
 
     @property

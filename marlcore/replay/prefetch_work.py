@@ -24,7 +24,7 @@ RETRY_S = 0.005
 class Bell:
     """Wakes one waiting thread, or makes its next wait return at once.
 
-    Ring after each change of state, and check the state before each wait: an interrupted wait may have eaten a ring.
+    Ring after each change of state, and check the state before each wait: an interrupted wait may have used up a ring.
     """
 
     def __init__(self) -> None:
@@ -47,8 +47,8 @@ class Work:
     """The state shared by the thread and its consumer. The consumer takes no lock: an interrupt could leave it held.
 
     Each side changes a field by one store or one call into C, rings, and reads the other's fields. The thread owns the
-    sampler while it is `_drawing`; the consumer owns it while it is `_wanted` and the thread is not drawing. Each side
-    first sets its flag and then checks the other's (Dekker's algorithm; the GIL keeps the order).
+    sampler while `_drawing` is set; the consumer owns it while `_wanted` is set and `_drawing` is not. Each side first
+    sets its own flag and then checks the other's (Dekker's algorithm; the GIL keeps the order).
     """
 
     def __init__(self, sampler: Any, depth: int, mover: "Mover | None") -> None:
@@ -63,11 +63,11 @@ class Work:
         self._shortage = "no batch was drawn yet"
         self._error: BaseException | None = None  # raised by a draw
         self._ended: tuple[type[MarlcoreError], str] | None = None  # the error of every further call
-        self._began = self._over = False  # whether the thread did
+        self._began = self._over = False  # whether the thread began, and whether it ended
         self._to_thread, self._to_consumer = Bell(), Bell()
 
     def start(self, thread: threading.Thread) -> None:
-        """Returns once the thread runs. Raises RuntimeError: the system has no more threads."""
+        """Returns once the thread runs. Raises RuntimeError if the system has no more threads."""
         # Thread.start waits on a Condition; here it runs in a second thread, where no signal handler interrupts it.
         _thread.start_new_thread(_start, (thread, weakref.ref(self)))
         while not self._began:
@@ -225,7 +225,7 @@ class Mover:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
     def move(self, batch: Batch) -> TorchBatch:
-        """In the thread: returns when the copies are complete, so that the pinned memory can be reused."""
+        """Copies a batch, in the drawing thread; returns when the pinned memory can be reused."""
         torch = self._torch
         moved = batch.torch()
         _replace(moved, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor))
@@ -238,7 +238,7 @@ class Mover:
         return moved
 
     def arrive(self, batch: TorchBatch) -> None:
-        """In the consumer: marks memory that the thread's stream allocated as used by the consumer's stream."""
+        """Tells torch, in the consumer, that the consumer's stream uses memory that the thread's stream allocated."""
         if self._stream is not None:
             stream = self._torch.cuda.current_stream(self._device)
             _replace(batch, lambda tensor: tensor.record_stream(stream) or tensor)
@@ -251,7 +251,7 @@ def _replace(batch: TorchBatch, new: Any) -> None:
 
 
 def _start(thread: threading.Thread, work: weakref.ReferenceType[Work]) -> None:
-    """Starts the thread. It holds no reference to the sampler, since it may return after the thread has ended."""
+    """Starts the thread; refers to `work` weakly, since `thread.start` may return after the thread has ended."""
     try:
         thread.start()
     except RuntimeError as error:

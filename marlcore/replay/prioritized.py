@@ -22,10 +22,10 @@ FIRST = 1.0  # the priority of the first transitions
 class Prioritized(Declared):
     """How a sampler prefers some transitions or sequences to others.
 
-    The probability of each is proportional to (priority + epsilon)^alpha; one is drawn from each of batch_size equal
-    parts of the total. `batch.weight` corrects for that: it is (N P)^-beta, divided by the largest weight of the
-    batch, as in the paper's algorithm 1. A new transition has the highest priority so far, initially 1; epsilon is
-    added to that too.
+    The probability P of each is proportional to its mass (priority + epsilon)^alpha. The total of all masses is split
+    into batch_size equal parts, and one row is drawn from each part. `batch.weight` corrects for the preference: it is
+    (N P)^-beta for N transitions, divided by the largest weight of the batch, as in the paper's algorithm 1. A new
+    transition has the highest priority so far, initially 1; epsilon is added to that too.
 
     Attributes:
         alpha: at least 0; 0 draws uniformly.
@@ -33,7 +33,7 @@ class Prioritized(Declared):
         epsilon: at least 0; added to each priority.
         beta_steps: batches over which beta rises linearly to 1; None keeps it constant.
         initial: name of an extra, a float32 scalar, in which actors store each transition's first priority;
-            NaN stands for the highest one so far.
+            NaN means the highest priority so far.
     """
 
     alpha: Annotated[float, Number(0)] = 0.6
@@ -59,7 +59,7 @@ EQUAL = Prioritized(alpha=0.0)
 
 
 class PriorityTree:
-    """Draws rows by priority, from a sum tree in private memory; see row_sampler._Uniform. It also weighs rows."""
+    """Draws rows by priority from a sum tree in private memory, and computes their weights; see also _Uniform."""
 
     def __init__(self, options: Prioritized, lanes: LaneView, read_plan: ReadPlan) -> None:
         geometry, batch_size = lanes.geometry, read_plan.chosen.shape[1]
@@ -127,7 +127,7 @@ class PriorityTree:
         return self.total > 0.0
 
     def draw(self, memory: BatchMemory, rows: NDArray[np.int64]) -> tuple[int, int]:
-        """Draws rows. Raises ValueError for an actor's negative or infinite priority; it counts as the highest."""
+        """Does `_Uniform.draw`. Raises ValueError for an actor's bad priority, which then counts as the highest."""
         self._catch_up()
         if self._record["bad_ticket"][0] >= 0 and len(rows):
             self._refuse_bad()
@@ -135,7 +135,7 @@ class PriorityTree:
         return kernels.draw(d.plan, d.columns, memory.address, rows, self._record), 0
 
     def weigh(self, memory: BatchMemory, rows: NDArray[np.int64]) -> None:
-        """Computes the rows' importance weights, and advances beta."""
+        """Computes the importance weights of a batch's rows, and advances beta."""
         kernels.weigh(self._read_plan.plan, memory.address, rows, self._record, self.beta)
         self.batches += 1
 

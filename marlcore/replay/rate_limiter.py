@@ -1,4 +1,4 @@
-"""The rate limiter keeps samples per insert in a band; samplers and writers wait for it at gates.
+"""The rate limiter keeps the samples per insert within a band: samplers and writers wait at its gates.
 
 No counter is shared between writers, since that would need a lock. The inserts follow from the lanes' own counters.
 Each sampler counts the rows it drew in its own slot, a line of the segment:
@@ -6,7 +6,7 @@ Each sampler counts the rows it drew in its own slot, a line of the segment:
     sampled   rows drawn by all samplers that ever had the slot
     starving  1 while its sampler waits for rows that it can draw
 
-The slot's lock is the kernel's, so a dead sampler's slot is free for the next sampler, which continues its count.
+A sampler holds its slot by a lock that the kernel frees when the sampler dies. The next holder continues the count.
 """
 
 import math
@@ -35,17 +35,17 @@ _LINE_WORDS = LINE // 8
 
 @dataclass(frozen=True)
 class RateLimiter:
-    """Makes samplers wait for writers and writers for samplers, to hold the average number of samples of each row.
+    """Makes samplers and writers wait for each other, so that each row is sampled a given number of times on average.
 
-    With `inserted` the transitions ever written to all lanes (without boundary rows), `sampled` the rows ever returned
-    by all samplers, and balance = samples_per_insert * (inserted - min_size) - sampled:
+    Let `inserted` be the transitions ever written to all lanes (without boundary rows), `sampled` the rows ever
+    returned by all samplers, and balance = samples_per_insert * (inserted - min_size) - sampled. Then
 
     - a sampler waits while inserted < min_size, or while its batch would take the balance below -lead;
     - a writer waits while inserted >= min_size and its rows would take the balance above tolerance, unless a living
-      sampler found too few rows that it can draw (for its own min_size, its stack, its n steps) since its last batch.
+      sampler has found too few rows to draw (given its min_size, stack and n_step) since its last batch.
 
     Each side reads the counters and then acts, without a lock: with W writers and S samplers active at once, W - 1
-    adds and S - 1 batches may exceed the tolerance. Without a sampler, writers wait for ever or for their timeout: a
+    adds and S - 1 batches may exceed the tolerance. Without a sampler, writers wait for ever or until their timeout: a
     thread that both adds and samples gives its writer a timeout of 0, and samples when an add is refused. This is
     Reverb's SampleToInsertRatio (Cassirer et al., 2021, arXiv:2102.04736, section 3.2) without a server.
 
@@ -53,10 +53,10 @@ class RateLimiter:
         samples_per_insert: average number of samples of each row, above 0.
         min_size: transitions inserted before the first sample, at least 1.
         tolerance: allowed deviation of the balance in rows; at least every sampler's batch_size, and at least
-            samples_per_insert times the transitions of every add, so that both sides never wait at once.
+            samples_per_insert times the transitions of every add, or samplers and writers may wait for each other.
         lead: rows by which samplers may be ahead, at least 0; None: the tolerance. With 0, samplers only draw what is
             due. The tolerance and the lead together must be at least the sum of a sampler's batch_size and of
-            samples_per_insert times the transitions of an add, or both sides may wait at once.
+            samples_per_insert times the transitions of an add, or samplers and writers may wait for each other.
     """
 
     samples_per_insert: Annotated[float, Number(above=0)]
@@ -71,7 +71,7 @@ class RateLimiter:
             raise ValueError(f"tolerance: expected at least {least}, got {self.tolerance:g}")
 
     def inserts_missing(self, inserted: int, sampled: int, batch: float) -> int:
-        """Returns the transitions that writers must insert before a sampler may draw `batch` rows; 0: none."""
+        """Returns how many transitions writers must still insert before a sampler may draw `batch` rows."""
         if inserted < self.min_size:
             return self.min_size - inserted
         lead = self.tolerance if self.lead is None else self.lead
@@ -79,7 +79,7 @@ class RateLimiter:
         return max(1, math.ceil(over / self.samples_per_insert)) if over > 0 else 0
 
     def samples_missing(self, inserted: int, sampled: int, rows: float) -> int:
-        """Returns the rows that samplers must draw before a writer may add `rows` transitions; 0: none."""
+        """Returns how many rows samplers must still draw before a writer may add `rows` transitions."""
         if inserted < self.min_size:
             return 0
         over = self.balance(inserted + rows, sampled) - self.tolerance
@@ -90,18 +90,18 @@ class RateLimiter:
         return math.floor((self.tolerance + sampled) / self.samples_per_insert) + self.min_size - inserted
 
     def balance(self, inserted: float, sampled: float) -> float:
-        """Returns the rows by which samplers are behind; negative if they are ahead."""
+        """Returns how many rows samplers are behind; negative if they are ahead."""
         return self.samples_per_insert * (inserted - self.min_size) - sampled
 
     @classmethod
     def of(cls, segment: Segment) -> "RateLimiter | None":
-        """Returns a replay's limiter, from the segment's description; None without one."""
+        """Returns the limiter in the description of a replay's segment; None if there is none."""
         plain = segment.description["limiter"]
         return None if plain is None else cls(**plain)
 
 
 class _Side:
-    """One side's view of the limiter's counters."""
+    """The part that the gates of writers and of samplers share: it reads the limiter's counters, and sleeps."""
 
     def __init__(self, view: LaneView, limiter: RateLimiter) -> None:
         self._segment = view.segment
@@ -113,14 +113,14 @@ class _Side:
         self._sampled, self._starving = (self._slots.summer(word, SLOTS, _LINE_WORDS) for word in (_SAMPLED, _STARVING))
 
     def _missing(self, rows: float) -> int:
-        """Returns the rows that the other side must insert or draw before `rows` rows may pass here."""
+        """Returns how many rows the other side must insert or draw before `rows` rows may pass this gate."""
         raise NotImplementedError
 
     def _sleep(self, rows: float, bulk: float, event: Event, deadline: float | None, check: Check) -> bool:
-        """Waits until nothing is missing for `rows` rows; False at the deadline.
+        """Waits until `rows` rows may pass the gate; returns False if the deadline comes before that.
 
-        It first waits briefly for `bulk` more rows, a part of the tolerance: a wake-up costs the other side as
-        much as adding twenty rows, and a batch often makes room for only ten.
+        At first, for at most BULK_S, the method waits until `bulk` more rows may pass too, so that the other side wakes
+        this one less often: a wake-up costs as much as adding twenty rows, but a batch often makes room for only ten.
         """
         soon = time.monotonic() + BULK_S
         first = soon if deadline is None else min(soon, deadline)
@@ -132,7 +132,10 @@ class WriteGate(_Side):
     """The gate that the writer of one lane, or of several, passes before each add."""
 
     def wait(self, transitions: int, boundaries: int, timeout: float | None, check_open: Check) -> bool:
-        """Waits until the transitions may be added; boundary rows do not count. Raises ValueError, TimeoutError."""
+        """Waits until the transitions may be added; boundary rows do not count.
+
+        Raises: ValueError: the add exceeds the tolerance. TimeoutError: no sampler made room in time.
+        """
         limiter, least = self._limiter, self._limiter.samples_per_insert * transitions
         if least > limiter.tolerance:
             expected = f"at least samples_per_insert * rows = {least:g} for an add of {transitions}"
@@ -150,7 +153,7 @@ class WriteGate(_Side):
         return False
 
     def room_for(self, lanes: Any, wanted: Any) -> Any:
-        """Returns the rows that may be added now, first come first served; see transitions.RowsGate."""
+        """Returns how many of the wanted rows each lane may add now; earlier lanes go first."""
         sampled = self._sampled()
         room = self._limiter.rows_allowed(self._lanes.inserted(), sampled)
         return share_of(room, wanted) if room < wanted.sum() and not self._any_starves() else wanted
@@ -161,7 +164,7 @@ class WriteGate(_Side):
         return 0 if missing and self._any_starves() else missing
 
     def _any_starves(self) -> bool:
-        """Whether a living sampler has too few rows to draw; the flag of a dead one does not count."""
+        """Whether a living sampler has too few rows to draw; the flag of a dead sampler does not count."""
         if not self._starving():
             return False
         starving = (slot for slot in range(SLOTS) if self._slots.load(slot * _LINE_WORDS + _STARVING))
@@ -169,16 +172,16 @@ class WriteGate(_Side):
 
 
 class SampleGate(_Side):
-    """The gate that a sampler or a mixture passes before each batch, and its slot, which counts the rows it drew.
+    """The gate that a sampler or a mixture passes before each batch; its slot counts the rows drawn.
 
-    `most` is the highest cost of a batch, in rows, at which the two sides cannot both wait.
+    If a batch cost more rows than `most`, samplers and writers might wait for each other.
     """
 
     @classmethod
     def of(cls, view: LaneView, batch: int) -> "SampleGate | None":
-        """Returns the gate of the lanes' replay; None without a limiter. Raises ValueError: the batch is too large."""
+        """Returns the gate of a replay, or None if it has no limiter. Raises ValueError if the batch is too large."""
         limiter = RateLimiter.of(view.segment)
-        return None if limiter is None else cls(view.of(view.geometry.whole), limiter, batch)  # it counts all lanes
+        return None if limiter is None else cls(view.of(view.geometry.whole), limiter, batch)  # which counts all lanes
 
     def __init__(self, view: LaneView, limiter: RateLimiter, batch: int) -> None:
         if batch > limiter.tolerance:
@@ -191,9 +194,9 @@ class SampleGate(_Side):
             expected = f"a limiter with {least}, or samplers and writers would both wait"
             raise ValueError(f"tolerance: expected {expected}, got {limiter.tolerance:g}")
         super().__init__(view, limiter)
-        self._weight, self._cost = 1.0, float(batch)  # the rows that a drawn row and a whole batch count as
+        self._weight, self._cost = 1.0, float(batch)  # as how many rows a drawn row and a whole batch count
         self._rest = 0.0  # the part of a row that is not yet counted
-        self._share: Callable[[float], float] | None = None  # if it is a function
+        self._share: Callable[[float], float] | None = None  # the share, if it is a function
         self._priced_at = -1  # the rows drawn when `_share` last set `_cost`
         self._rows = Event(view.segment.body)
         self._claim, slot = self._take_slot()
@@ -222,7 +225,7 @@ class SampleGate(_Side):
         self._weight, self._cost = weight, self._batch * weight
 
     def _price(self) -> None:
-        """Charges the next batch at the share in force when it falls due, if the share is a function."""
+        """Sets the next batch's cost by the shares of the inserts that make it due, if the share is a function."""
         if self._share is None or (sampled := self._sampled()) == self._priced_at:
             return
         ratio = self._limiter.samples_per_insert
@@ -236,7 +239,7 @@ class SampleGate(_Side):
         self._priced_at = sampled
 
     def wait(self, deadline: float | None) -> float:
-        """Waits until a batch may be drawn, and returns the seconds slept. Raises: as `Sampler.sample`."""
+        """Waits until a batch may be drawn, and returns the seconds slept. Raises as `Sampler.sample` does."""
         self._segment.check_open()
         if self.may_sample():
             return 0.0
@@ -249,7 +252,7 @@ class SampleGate(_Side):
         return time.monotonic() - began
 
     def starve(self) -> None:
-        """Reports too few rows to draw: writers stop waiting until the next batch is drawn."""
+        """Lets all writers pass until the next batch is drawn, since there are too few rows to draw."""
         self._slots.store(self._at + _STARVING, 1)
         self._room.notify()
 
@@ -286,7 +289,7 @@ class SampleGate(_Side):
 
 
 def limit_all(gates: Sequence[SampleGate | None], share: Share) -> None:
-    """Limits all gates to a share, or none if one lacks a limiter or refuses it. Raises: see `Sampler.limit_to`."""
+    """Limits all gates to a share, or none of them if one is None or refuses it. Raises as `Sampler.limit_to` does."""
     if None in gates:
         raise ValueError("limit_to: expected a replay with a limiter, got one without")
     for gate in sorted(filter(None, gates), key=lambda gate: gate.most):  # if any refuses the share, the first does

@@ -30,8 +30,8 @@ class SamplerStats:
 
     Attributes:
         drawn: rows returned.
-        lapped: rows that a writer overwrote while they were copied; drawn again.
-        redrawn: all repeated draws, of lapped rows and of rows that were not a whole transition.
+        lapped: rows that a writer overwrote while they were copied.
+        redrawn: repeated draws, because a row was lapped or cannot be drawn (see Sampler).
         waited: seconds slept for data.
         ignored: priorities for rows that were overwritten meanwhile, or never drawn.
     """
@@ -44,14 +44,14 @@ class SamplerStats:
 
 
 class RowSampler:
-    """Draws the rows of batches from lanes that it maps, without waiting; a `Sampler` has one, a `Mixture` several.
+    """Draws the rows of batches from lanes without waiting. A `Sampler` has one RowSampler, a `Mixture` several.
 
     `Sampler` documents the methods that it shares with this class.
 
     Attributes:
         stats: rows drawn, lapped and drawn again.
         prioritized: the options of prioritized drawing; None for uniform drawing.
-        batch: makes a `Batch` of the arrays in a block of memory, whose rows were drawn and checked before.
+        batch: the function that makes a `Batch` of a block of memory, after its rows were drawn and checked.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class RowSampler:
         self.memory, self.event, self.check_open = plan.memory, plan.event, view.segment.check_open
         plan.generator[:] = np.random.SeedSequence(seed).generate_state(4, np.uint64)
         if prioritized is None and window.period > 1:
-            prioritized = EQUAL  # few rows begin a sequence: drawing any row would nearly always fail
+            prioritized = EQUAL  # since few rows begin a sequence, nearly all uniformly drawn rows would be refused
         self._tree = None if prioritized is None else PriorityTree(prioritized, view, plan)
         self._strategy = self._tree or _Uniform(plan)
         self._strategy.prepare(plan.memory())  # now instead of in the first draw
@@ -96,12 +96,12 @@ class RowSampler:
             self._relabelling.draw(plan.memory(), np.arange(self.batch_size), 0)
 
     def lacking(self) -> int:
-        """Returns the least number of transitions that must come before a row can be drawn; 0 if one can be drawn."""
+        """Returns how many transitions at least must be added before a row can be drawn; 0 if one can be drawn now."""
         self.check_open()
         return self._too_few() or int(not self._strategy.can_draw())
 
     def fill(self, memory: BatchMemory, rows: Ints) -> Ints:
-        """Draws these rows of a batch; returns the rows for which the replay has nothing to draw."""
+        """Fills these rows of a batch; returns the rows left unfilled, since the replay has nothing to draw."""
         self.check_open()
         if not self._enough and self._too_few():
             return rows
@@ -124,7 +124,7 @@ class RowSampler:
                 raise MarlcoreError(f"{self.path}: writers overwrote every draw; use a larger capacity")
 
     def finish(self, memory: BatchMemory, rows: Ints) -> None:
-        """Counts the rows of a whole batch that were drawn here; weighs them by their priorities, and advances beta."""
+        """Counts the rows that this sampler gave to a complete batch, computes their weights, and advances beta."""
         self.stats.drawn += len(rows)
         if self._tree is not None:
             self._tree.weigh(memory, rows)
@@ -185,7 +185,7 @@ class RowSampler:
         return f"{self.path}: {why}"
 
     def _too_few(self) -> int:
-        """Returns how many transitions are missing to `min_size`."""
+        """Returns how many transitions are missing to `min_size`, but no more than the lanes have room for."""
         geometry, floor = self._view.geometry, self._plan.floor.tolist()
         # Full lanes never hold more, and some of their rows may be boundary rows.
         committed = map(self._view.native.committed, range(geometry.lanes))
@@ -196,7 +196,7 @@ class RowSampler:
 
     @property
     def _held(self) -> int:
-        """Counts the transitions that the lanes hold, without those from before `clear`."""
+        """Counts the transitions that the lanes hold, without those written before `clear`."""
         native, plan = self._view.native, self._plan
         if not plan.has_floor:
             return native.all_transitions()
@@ -216,7 +216,7 @@ class RowSampler:
         return held
 
     def _count(self, lanes: Ints, low: Ints, high: Ints) -> Ints:
-        """Counts each lane's transitions with tickets in [low, high), by the counts in its first and its last row."""
+        """Counts each lane's transitions with tickets in [low, high), by the counts in rows `low` and `high` - 1."""
         geometry, body = self._view.geometry, self._view.segment.body
         rows, stride = geometry.capacity, geometry.stride(0)
         shape, strides = (geometry.lanes, rows, 2), (rows * stride, stride, 4)
@@ -228,7 +228,7 @@ class RowSampler:
 
 
 class _Uniform:
-    """Chooses rows without priorities: each transition or sequence that can be drawn is equally likely, of weight 1."""
+    """Chooses rows without priorities: each transition or sequence that can be drawn is equally likely."""
 
     def __init__(self, read_plan: ReadPlan) -> None:
         self._read_plan = read_plan
@@ -240,14 +240,14 @@ class _Uniform:
         self.can_draw()
 
     def can_draw(self) -> bool:
-        """Whether any row can be drawn; the call changes no draw, past or future."""
+        """Whether any row can be drawn; the call does not affect later draws."""
         self._read_plan.read_windows()
         return bool(uniform.list_sampleable(self._read_plan.plan, self._one_ticket))
 
     def draw(self, memory: BatchMemory, rows: Ints) -> tuple[int, int]:
-        """Draws transitions into the output rows, slot i into rows[i]; returns (slots filled, draws refused).
+        """Draws transitions into the output rows rows[0], rows[1], ...; returns (rows filled, draws refused).
 
-        It fills no slot if no row can be drawn.
+        If nothing can be drawn, no row is filled.
         """
         d = self._read_plan
         d.read_windows()
@@ -255,7 +255,7 @@ class _Uniform:
         return filled or self._draw_listed(memory, rows), refused
 
     def _draw_listed(self, memory: BatchMemory, rows: Ints) -> int:
-        """Draws from a list of the tickets that can be drawn, where `draw` would refuse nearly all its choices."""
+        """Draws from a list of all tickets that can be drawn; used if nearly every random choice is refused."""
         d = self._read_plan
         tickets = np.empty((2, int(np.sum(d.windows[1] - d.windows[0]))), np.int64)
         listed = uniform.list_sampleable(d.plan, tickets)

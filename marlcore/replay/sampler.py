@@ -16,10 +16,10 @@ from .row_sampler import RowSampler
 
 
 class Sampler:
-    """Draws batches from one replay; made by `ReplayBuffer.sampler`. For one thread at a time.
+    """Draws batches from one replay, for one thread at a time; `ReplayBuffer.sampler` makes it.
 
-    A transition can be drawn if the replay holds its whole stack and its next n steps, or those to the episode's end; a
-    sequence, if that holds for all its transitions. Draws are uniform with replacement, or follow the priorities.
+    A transition can be drawn if the replay holds its whole stack, and its next n steps or all steps to its episode's
+    end. A sequence can be drawn if all its transitions can. Draws are uniform with replacement, or follow priorities.
 
     Attributes:
         stats: rows drawn, lapped and drawn again, and the time waited.
@@ -27,7 +27,7 @@ class Sampler:
     """
 
     def __init__(self, rows: RowSampler, gate: SampleGate | None, inside: dict[int, None] | None = None) -> None:
-        """`inside`: the guard (see guard.py) of another object that only the sampler's thread may use."""
+        """`inside`: the guard (see guard.py) that the sampler shares with a Mixture; None: a guard of its own."""
         self.stats, self.prioritized = rows.stats, rows.prioritized
         self._rows, self._gate = rows, gate
         self._inside = {} if inside is None else inside
@@ -53,8 +53,8 @@ class Sampler:
             timeout: seconds to wait for data; None does not wait.
 
         Raises:
-            NotEnoughData: without a timeout, the replay holds fewer than min_size transitions, or no whole one.
-            TimeoutError: the same, after the timeout.
+            NotEnoughData: no timeout was given, and the replay holds fewer than min_size transitions or none that can
+                be drawn, or its limiter forbids the draw. TimeoutError: this was still so after the timeout.
             ValueError: an actor stored a priority that is negative or infinite, or the timeout is out of range.
             MarlcoreError: writers overwrote every draw for 10 seconds.
             ClosedError: the replay was closed. UsedByTwoThreads: another thread is inside a method of this sampler.
@@ -79,12 +79,12 @@ class Sampler:
         """Limits draws, from now on, to a share of the limiter's samples per insert: a row counts as 1 / share rows.
 
         Args:
-            share: above 0 and at most 1; or a function that returns an insert's share, given the transitions inserted
-                from now on (negative: before now). The insert's share holds for the samples that it makes due,
-                however late they are drawn. The thread that samples calls it once for each insert and each sample.
+            share: above 0 and at most 1; or a function that returns an insert's share, given the insert's number,
+                counted from now on (negative: before now). This share holds for the samples that the insert makes due,
+                however late they are drawn. The sampling thread calls the function once for each insert and sample.
 
-        Raises ValueError: there is no limiter, the share is out of range, or it is so small that both sides would wait.
-            The results of a function are checked when sampling.
+        Raises: ValueError: there is no limiter, or the share is out of range or so small that samplers and writers
+            would wait for each other. The results of a function are checked when sampling.
         """
         limit_all([self._gate], share)
 
@@ -92,25 +92,27 @@ class Sampler:
     def update_priorities(self, index: ArrayLike, priority: ArrayLike) -> None:
         """Gives drawn transitions or sequences new priorities, usually their prediction errors.
 
-        Rows overwritten meanwhile, or never drawn by this sampler, are ignored and counted in `stats.ignored`.
+        Priorities of rows that were overwritten meanwhile, or that this sampler never drew, are ignored, and counted
+        in `stats.ignored`.
 
         Args:
             index: integers (n,), from `batch.index`.
-            priority: (n,), at least 0, finite to the power of alpha too; if an index comes twice, the later counts.
-                Tensors may be on any device, and may require gradients.
+            priority: numbers (n,), at least 0, and so small that priority ** alpha is finite; if an index comes twice,
+                its last priority counts. Tensors may be on any device, and may require gradients.
 
         Raises:
-            ValueError: a priority is NaN, infinite or negative (the error names the row), or there is not one for each
-                index; nothing was changed. TypeError: the sampler draws uniformly. ClosedError: the replay was closed.
+            ValueError: a priority is NaN, too large or negative (the error names the row), or `index` and `priority`
+                differ in length; nothing was changed. TypeError: the sampler draws uniformly. ClosedError: the replay
+                was closed.
         """
         self._rows.update_priorities(index, priority)
 
     @one_thread
     def clear(self) -> None:
-        """From now on draws only transitions that are written later, and waits until there are min_size of them.
+        """Limits draws to transitions written from now on; `sample` waits until there are min_size of these.
 
-        Other samplers are not affected, and nothing is erased. No draw reaches back across this point either: a stack
-        at the first later transition would, so such transitions are not drawn.
+        Other samplers are not affected, and nothing is erased. A transition whose stack begins with a row from before
+        the call is not drawn either.
         """
         self._rows.clear()
 
@@ -121,15 +123,15 @@ class Sampler:
 
     @one_thread
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restores the state of a sampler with the same options of the same replay, or of a save of it.
+        """Restores the state of a sampler that had the same options and drew from this replay or a save of it.
 
-        Raises ValueError: a part is missing, invalid, or of another shape, dtype or sampler; TypeError: the state is
-        not a dict. Nothing was changed.
+        Raises: ValueError: a part of the state is missing, invalid, or from a different sampler. TypeError: the state
+            is not a dict. After either, nothing has changed.
         """
         self._rows.load_state_dict(state)
 
     def _wait(self, deadline: float | None) -> None:
-        """Sleeps until writers make a row that can be drawn; without a deadline, only looks once more."""
+        """Sleeps until writers make a row that can be drawn; without a deadline, only checks once more."""
         if self._gate is not None:
             self._gate.starve()
         began = time.monotonic()

@@ -1,7 +1,8 @@
-"""Saving a replay while its writers run, and loading it; the copy of a live segment is again a segment.
+"""Saves a replay while its writers run, and loads it. A save has the format of a replay's segment of memory.
 
-Each lane's rows are copied oldest first, up to a cut of all lanes at one moment; the copy's `reserved` marks the oldest
-row that no writer overwrote during the copy. A sampler's arrays follow the lanes; the description has their places.
+The counters of all lanes are read at one moment; each lane's rows up to its counter are copied, oldest first. In the
+save, a lane's counter `reserved` tells the oldest row that no writer overwrote while the lane was copied. The arrays of
+a sampler's state follow the lanes, at the offsets that the segment's description lists.
 """
 
 import math
@@ -20,7 +21,7 @@ from ..regular_files import naming
 from ..transitions import LaneView
 
 STATE = "sampler"  # the key of a description that lists the arrays of a sampler's state
-UNLIMITED = "unlimited"  # the key of a copy that drops its original's limiter, but keeps the limiter's slots
+UNLIMITED = "unlimited"  # the key that marks a copy without the original's limiter, but with the limiter's slots
 _KINDS = "biufc"
 
 
@@ -28,7 +29,7 @@ class Stateful(Protocol):
     """A sampler with a state to save, such as its priorities."""
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Named arrays of booleans and numbers."""
+        """Returns the state as named arrays of booleans and numbers."""
 
 
 def save_segment(view: LaneView, path: str | os.PathLike[str], state: Mapping[str, NDArray[Any]] | None) -> None:
@@ -62,7 +63,7 @@ def save_segment(view: LaneView, path: str | os.PathLike[str], state: Mapping[st
 
 
 def copy_segment(view: LaneView, name: str, path: str | os.PathLike[str] | None, limited: bool) -> Segment:
-    """Returns a new segment with this segment's rows, followed by the sampler's arrays; see `ReplayBuffer.load`."""
+    """Returns a new segment with the rows of a replay, and the sampler's arrays after them; see `ReplayBuffer.load`."""
     segment, end = view.segment, view.geometry.nbytes
     _saved_arrays(view)
     for lane in range(view.geometry.lanes):
@@ -77,7 +78,7 @@ def copy_segment(view: LaneView, name: str, path: str | os.PathLike[str] | None,
 
 
 def read_state(view: LaneView) -> dict[str, NDArray[Any]] | None:
-    """Copies the sampler's arrays; None without any. Raises: SegmentCorrupt: their description is invalid."""
+    """Returns copies of the saved sampler's arrays; None if there are none. Raises SegmentCorrupt."""
     if STATE not in view.segment.description:
         return None
     return {name: array.copy() for name, array in _saved_arrays(view).items()}
@@ -106,13 +107,13 @@ def _put_cut(put: Put, view: LaneView) -> None:
 
 
 def _runs(geometry: LaneGeometry, lane: int, lo: int, hi: int) -> Iterator[tuple[int, int]]:
-    """Yields the body's byte ranges [begin, end) with a lane's tickets [lo, hi), oldest first in each column."""
+    """Yields the body's byte ranges [begin, end) that hold a lane's tickets [lo, hi), oldest first in each column."""
     first, rows = lo % geometry.capacity, hi - lo
     head = min(rows, geometry.capacity - first)
     for column in range(len(geometry.columns)):
         stride = geometry.stride(column)
         base = geometry.column_offset(column) + lane * geometry.rows(column) * stride
-        # In a column at intervals tickets share rows, so both ends may lie in one row, which is then copied twice.
+        # If a column is stored at intervals, tickets share rows; a row with both ends of the range is copied twice.
         every = geometry.every[column]
         yield base + first // every * stride, base + -(-(first + head) // every) * stride
         if head < rows:
@@ -129,7 +130,7 @@ def _checked_array(name: Any, value: Any) -> NDArray[Any]:
 
 
 def _saved_arrays(view: LaneView) -> dict[str, NDArray[Any]]:
-    """Returns the described arrays in the segment's memory, and checks that each lies in the body after the lanes."""
+    """Returns views of the saved sampler's arrays, and checks that each lies in the body after the lanes."""
     segment = view.segment
     described = segment.description.get(STATE, {})
     array_at = partial(_array_at, segment.body, view.geometry.nbytes)
@@ -145,7 +146,7 @@ def _array_at(body: NDArray[np.uint8], start: int, /, dtype: Any, shape: Any, of
         raise ValueError(f"expected lengths and an offset of at least 0, got {numbers}")
     if not isinstance(dtype, str) or np.dtype(dtype).kind not in _KINDS or not np.dtype(dtype).isnative:
         raise ValueError(f"expected a dtype of numbers, got {dtype!r}")
-    longest = math.prod(max(n, 1) for n in shape) * np.dtype(dtype).itemsize  # of an empty array, bounds all lengths
+    longest = math.prod(max(n, 1) for n in shape) * np.dtype(dtype).itemsize  # bounds the lengths of an empty array too
     end = offset + longest if 0 not in shape else max(offset, longest)
     if not start <= offset or not end <= len(body) or offset % LINE:
         raise ValueError(f"expected lines from byte {start} to {len(body)}, got {offset} to {end}")

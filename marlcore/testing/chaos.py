@@ -40,9 +40,9 @@ class ChaosOptions(Declared):
     seconds: Annotated[float, Number(above=0)] = 60.0
     """Duration of the run."""
     seed: int = 0
-    """Seed of all actions, their times and their targets."""
+    """Seed of all attacks, of their times and their targets."""
     pause: Annotated[float, Number(above=0)] = 2.0
-    """Mean seconds between two actions."""
+    """Mean seconds between two attacks."""
 
 
 @dataclass
@@ -75,7 +75,7 @@ class ChaosResult:
 
 
 def main(arguments: list[str]) -> int:
-    """Attacks a run and prints the result; returns 0 for a good one, otherwise 1; 2 for bad input."""
+    """Attacks a run and prints the result; returns 0 if the result is good, 1 if it is bad, 2 for wrong arguments."""
     try:
         options = CommandLine("chaos", arguments).parse(ChaosOptions)
     except ValueError as error:

@@ -189,7 +189,7 @@ class _Single:
         return values, allowed
 
     def _must_refuse(self, agent: str | None) -> None:
-        """Checks that `step` raises once this agent's episode has ended, or the whole episode if `agent` is None."""
+        """Checks that `step` raises after the end of this agent's episode or, if None, of the whole episode."""
         actor = agent or self._env.agents[0]
         case = f"{actor}, whose episode has ended" if agent else "an episode that is over"
         if case in self._refused:

@@ -61,7 +61,7 @@ class Victim:
         return self.control.notes[name].load(RESTARTS) + 1
 
     def works(self, name: str, attempt: int) -> bool:
-        """Returns whether a process after the worker's `attempt`th one has completed a round of work."""
+        """Returns whether a successor of the worker's process number `attempt` has completed a round of work."""
         counters = self.control.workers[name]
         return counters.load(READY) > attempt and counters.load(BEATS) > 0
 
@@ -126,5 +126,5 @@ def living(group: int) -> list[int]:
 
 
 def parent_of(pid: int) -> int:
-    """Returns the pid of a process's parent. Raises OSError: the process does not exist."""
+    """Returns the pid of a process's parent. Raises OSError if the process does not exist."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

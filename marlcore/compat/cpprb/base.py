@@ -1,4 +1,4 @@
-"""cpprb's uniform buffer for several processes, and the base of all its buffers: a ring of rows, by position."""
+"""cpprb's uniform buffer for several processes, and the base class of all buffers here: a ring of rows by position."""
 
 from collections.abc import Iterable, Mapping
 from multiprocessing import ProcessError, managers
@@ -26,7 +26,7 @@ class RingBuffer:
         self._shapes = {name: (-1, *field.shape) for name, field in fields.items()}
 
     def add(self, /, **kwargs: ArrayLike) -> int | None:
-        """Adds one or more steps, all or none.
+        """Adds one or more steps: all of them, or none if an error is raised.
 
         Args:
             kwargs: each field of env_dict as [steps, *shape], or [*shape] for one step; NumPy converts the dtypes.
@@ -35,8 +35,8 @@ class RingBuffer:
 
         Raises:
             KeyError: a field is missing.
-            ValueError: a field has another width or number of steps, or there are more steps than a buffer for several
-                processes holds.
+            ValueError: a field has a wrong shape, or fields differ in their number of steps. A buffer for several
+                processes also refuses more steps than it holds.
         """
         rows, steps = self._rows(kwargs)
         return self._append(rows, steps)
@@ -54,7 +54,7 @@ class RingBuffer:
         return {name: rows[name] for name in self._fields}
 
     def get_all_transitions(self, shuffle: bool = False) -> Rows:
-        """Returns every transition that is not being overwritten, by position, or shuffled by NumPy's generator."""
+        """Returns each transition that is not being overwritten, by position or shuffled by NumPy's generator."""
         window = self._ring.window()
         positions = np.arange(window.stored)
         if shuffle:
@@ -65,7 +65,7 @@ class RingBuffer:
     def _encode_sample(self, idx: int | Iterable[int]) -> Rows:
         """Returns the transitions at positions, as in cpprb: each field [n, *shape]; zeros at empty positions.
 
-        Raises: IndexError: a position outside the buffer.
+        Raises: IndexError: a position is outside the buffer.
         """
         positions = np.array(idx, np.int64, ndmin=1)
         size = self._ring.capacity
@@ -76,9 +76,9 @@ class RingBuffer:
         return {name: rows[name] for name in self._fields}
 
     def clear(self) -> None:
-        """Deletes every transition, for all processes; the next one is added at position 0.
+        """Deletes every transition, for all processes; the next transition is added at position 0.
 
-        A concurrent `add` of another process is deleted or kept as a whole.
+        The rows of a concurrent `add` of another process are all deleted or all kept.
         """
         self._ring.clear()
 
@@ -95,10 +95,10 @@ class RingBuffer:
         return self._ring.window().head
 
     def on_episode_end(self) -> None:
-        """Does nothing for several processes, as in cpprb."""
+        """Does nothing in a buffer for several processes, as in cpprb."""
 
     def is_Nstep(self) -> bool:  # noqa: N802
-        """Returns whether `add` computes n-step returns; False for several processes, as in cpprb."""
+        """Returns whether `add` computes n-step returns; False in a buffer for several processes, as in cpprb."""
         return False
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ class RingBuffer:
         return self._ring.position(self._ring.append(rows, steps))
 
     def _draw(self, count: int) -> Ints:
-        """Draws the tickets of rows to sample, int64 [count]; an empty array while every row is being overwritten."""
+        """Draws the tickets of rows to sample, int64 [count], or none while every row is being overwritten."""
         window = self._ring.window()
         check_not_empty(window)
         if window.hi - window.lo == window.stored:
@@ -184,7 +184,7 @@ def check_not_empty(window: Held) -> None:
 
 
 def fields_of(env_dict: EnvDict, default_dtype: DTypeLike | None, reserved: Iterable[str]) -> dict[str, Field]:
-    """Returns the fields of cpprb's env_dict by name. Raises ValueError, TypeError: a name, shape or dtype is wrong."""
+    """Returns the fields of cpprb's env_dict by name. Raises ValueError or TypeError if one is wrong."""
     check_type("env_dict", env_dict, Mapping, expected="a dict of fields")
     for name in reserved:
         if name in env_dict:

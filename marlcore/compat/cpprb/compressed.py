@@ -16,8 +16,8 @@ from ..ring_lane import Path, RingLane
 class CompressedRing(Ring):
     """A ring of one process, whose rows hold only the newest frame of a stacked field, and no next values.
 
-    `gather` takes the other frames from the rows before, and next values from the row after. `append` compares these
-    with its arguments. Values that differ, as at an episode's bounds, are kept aside, by the row's ticket.
+    `gather` takes the other frames from the rows before, and next values from the row after. Where these would differ
+    from the arguments of `append`, as at an episode's bounds, `append` stores the true values separately.
 
     Args:
         fields: the fields that `append` takes and `gather` returns, by name.
@@ -106,7 +106,7 @@ class CompressedRing(Ring):
 
 
 class _Overrides(dict[int, NDArray[Any]]):
-    """A field's values that the neighbouring rows do not hold, by their rows' places: ticket mod capacity."""
+    """A field's values that neighbouring rows do not hold; the keys are the rows' places, ticket mod capacity."""
 
     def __init__(self, capacity: int) -> None:
         self._has = np.zeros(capacity, np.bool_)  # by place: whether there is a value

@@ -63,7 +63,7 @@ def _numbers(value: Any) -> NDArray[Any]:
 
 
 class _Dtype:
-    """Stands for NumPy's dtype, whose own unpickling can crash on a damaged file."""
+    """Replaces NumPy's dtype in unpickling, since NumPy's own code can crash on a damaged file."""
 
     def __init__(self, code: str, *_: bool) -> None:
         self.code, self.order = code, "="

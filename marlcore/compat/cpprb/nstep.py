@@ -1,4 +1,4 @@
-"""Computes n-step returns by cpprb's rules, before the steps are added."""
+"""Computes n-step returns by cpprb's rules, before the steps are added to the ring."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -79,7 +79,7 @@ class NStep:
 
 
 def names_of(label: str, names: Any, fields: Mapping[str, Field]) -> tuple[str, ...]:
-    """Returns one name or several as a tuple, empty for None. Raises ValueError: a name is not in `fields`."""
+    """Returns one name or several as a tuple, empty for None. Raises ValueError if a name is not in `fields`."""
     several: NDArray[Any] = np.ravel(np.asarray([] if names is None else names, object))
     unknown = [name for name in several if not isinstance(name, str) or name not in fields]
     if unknown:

@@ -22,8 +22,8 @@ class ReplayBuffer(RingBuffer):
 
     Args:
         size, env_dict, default_dtype: see MPReplayBuffer.
-        next_of: a name or names of fields. For each field x, `add` takes and `sample` returns "next_x". The ring stores
-            it once, as the value of x in the next row; with Nstep in each row.
+        next_of: a name or names of fields. For each field x, `add` takes and `sample` returns "next_x". Without Nstep,
+            the ring does not store "next_x", but takes the value of x in the next row.
         stack_compress: a name or names of fields whose last axis is a stack of frames, the newest last. The ring stores
             each frame once.
         Nstep: a dict as in cpprb. "size" is n. "rew" names the fields to sum up to a step that is done, discounted by
@@ -82,7 +82,7 @@ class ReplayBuffer(RingBuffer):
         return self._nstep is not None
 
     def clear(self) -> None:
-        """Deletes every transition, and the steps that Nstep holds back; the next one is added at position 0."""
+        """Deletes every transition, and the steps that Nstep holds back; the next row is added at position 0."""
         super().clear()
         self._episode_len = 0
         if self._nstep is not None:
@@ -98,7 +98,7 @@ class ReplayBuffer(RingBuffer):
         save(file, self.get_all_transitions(), self.is_Nstep())
 
     def load_transitions(self, file: File) -> None:
-        """Adds the transitions of a file that marlcore or cpprb saved; of more than `size`, only the last `size`.
+        """Adds the transitions of a file that marlcore or cpprb saved, but no more than the last `size` transitions.
 
         Files from untrusted sources are safe: reading one executes nothing in it.
 
@@ -143,7 +143,7 @@ class PrioritizedReplayBuffer(PrioritizedBuffer, ReplayBuffer):
         self._keeps_new = bool(check_for_update)
 
     def sample(self, batch_size: int, beta: float = 0.4) -> Rows:
-        """As `MPPrioritizedReplayBuffer.sample`; an empty buffer returns zeros with weights of 1, as in cpprb."""
+        """Does `MPPrioritizedReplayBuffer.sample`; an empty buffer returns zeros with weights of 1, as in cpprb."""
         if self.get_stored_size():
             return super().sample(batch_size, beta)
         count = whole_number("batch_size", batch_size, 0)

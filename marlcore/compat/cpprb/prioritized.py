@@ -24,15 +24,15 @@ class RingPriorities:
     def __init__(self, window: Held, alpha: float, eps: float) -> None:
         self._alpha, self._eps = alpha, eps
         self._offsets = level_offsets(window.capacity)
-        self._sums = np.zeros(self._offsets[-1])  # the leaves by position, then sums of leaves; the last sums all
-        self._minima = np.full(self._offsets[-1], np.inf)  # the same with minima of the leaves above 0
+        self._sums = np.zeros(self._offsets[-1])  # the leaves by position, then sums of leaves, last the sum of all
+        self._minima = np.full(self._offsets[-1], np.inf)  # the leaves above 0 by position, then minima of leaves
         self.window = Held(window.base, window.base, window.base, window.capacity)
         self._sampled = window.base  # rows from this ticket on were added after the last sample
         self._lapped = np.zeros(0, np.int64)  # positions whose drawn row was overwritten before the sample ended
         self.greatest = 1.0
 
     def append(self, positions: Ints, priorities: NDArray[np.float32], ok: NDArray[np.bool_]) -> None:
-        """Adds priorities of new rows in ticket order; NaN stands for the greatest priority so far."""
+        """Adds priorities of new rows in ticket order; NaN means the greatest priority so far."""
         known = np.where(ok & (priorities >= 0) & np.isfinite(priorities), priorities, np.nan)
         greatest = np.fmax.accumulate(np.concatenate([[self.greatest], known]))
         leaves = self._leaves(np.where(np.isnan(known), greatest[:-1], known))
@@ -49,7 +49,7 @@ class RingPriorities:
         return positions
 
     def update(self, positions: Ints, priorities: NDArray[np.float32], keep_new: bool = True) -> None:
-        """Sets the priorities at positions below `stored`; for a repeated position, the last priority counts.
+        """Sets the priorities at positions that hold rows; for a repeated position, the last priority counts.
 
         `keep_new` skips rows that were added after the last sample.
         """
@@ -64,7 +64,7 @@ class RingPriorities:
             self.greatest = max(self.greatest, float(priorities.max()))
 
     def draw(self, count: int) -> Ints:
-        """Draws tickets in proportion to the leaves, int64 [count]; an empty array if every leaf is 0."""
+        """Draws tickets in proportion to (priority + eps) ** alpha, int64 [count]; draws none if all of these are 0."""
         if not self._sums[-1] > 0:
             return np.zeros(0, np.int64)
         points = np.random.random_sample(count) * self._sums[-1]
@@ -125,11 +125,11 @@ class PrioritizedBuffer(RingBuffer):
         """Adds one or more steps, all or none.
 
         Args:
-            priorities: one per step, at least 0, and with a finite sum of all (priority + eps) ** alpha; by default
-                the greatest priority so far.
+            priorities: one per step, at least 0, and so small that the sum of all (priority + eps) ** alpha is finite;
+                by default the greatest priority so far.
             kwargs: see MPReplayBuffer.
 
-        Returns, raises: see MPReplayBuffer; ValueError also for a wrong number of priorities or one out of range.
+        Returns, raises: see MPReplayBuffer. ValueError: the number of priorities is wrong, or one is out of range.
         """
         rows, steps = self._rows(kwargs)
         unset = np.full(steps, np.nan, np.float32)
@@ -144,9 +144,9 @@ class PrioritizedBuffer(RingBuffer):
             beta: exponent of the importance weights.
 
         Returns: each field, [batch_size, *shape]; "weights" float32, "indexes" uint64, each [batch_size]. A weight is
-            (p / least p of all stored) ** -beta.
+            (p / the least p stored) ** -beta, where p = (priority + eps) ** alpha.
 
-        Raises: see MPReplayBuffer; ValueError also if no transition has a priority above 0.
+        Raises: see MPReplayBuffer. ValueError: no transition has a priority + eps above 0.
         """
         count = whole_number("batch_size", batch_size, 0)
         _POSITIVE("beta", beta)
@@ -172,7 +172,7 @@ class PrioritizedBuffer(RingBuffer):
 
         Raises:
             TypeError: indexes are not integers, or priorities are None.
-            ValueError: the numbers of priorities and indexes differ, or one is out of range.
+            ValueError: the numbers of priorities and indexes differ, or an index or priority is out of range.
         """
         if indexes is None or priorities is None:
             raise TypeError(f"indexes, priorities: expected arrays, got {brief(indexes)} and {brief(priorities)}")
@@ -192,7 +192,7 @@ class PrioritizedBuffer(RingBuffer):
     def get_max_priority(self) -> float:
         """Returns the greatest priority since the buffer was cleared, at least 1.
 
-        A process other than the learner takes the greatest of the rows held and of the learner's last update.
+        A process other than the learner returns the greatest among the rows held and the learner's last update.
         """
         learner = self._caught_up()
         return max(learner.greatest, learner.unpacked_greatest(self._ring.lane.words.load(MARK)))

@@ -114,7 +114,7 @@ class Actor(Role):
                 model.epsilon = subscriber.extras["epsilon"]
 
     def _await(self, epochs: int) -> None:
-        """Waits until every learner has learned from `epochs` epochs, and pulls the newest weights."""
+        """Waits until every learner has learned from `epochs` epochs, then pulls the newest weights."""
         while True:
             self._pull()
             late = [subscriber for subscriber, _ in self._subscribers if subscriber.extras.get("epochs", 0) < epochs]
@@ -124,7 +124,7 @@ class Actor(Role):
             late[0].wait(newer_than=late[0].version, timeout=math.inf)
 
     def _play(self, epochs: range) -> None:
-        """Plays each epoch in a world of its own, one turn in each world after another; then sends the results."""
+        """Plays each epoch in a copy of the world of its own, one turn in each copy at a time; sends the results."""
         spec, ended, agents = self.spec, {}, len(self._worlds[0].agents)
         playing = {
             epoch: play(world, epoch, spec, animate=spec.options.animate and world is self._worlds[0])

@@ -14,7 +14,7 @@ _NUMBERS = "?bBhHiIlLqQefd"  # dtypes that NumPy casts to float32 without surpri
 
 
 class Adder:
-    """Appends rows to a ring, and reads its newest rows. Raises LaneBusy: another process holds the right to append."""
+    """Appends rows to a ring, and reads its newest rows. Raises LaneBusy if another process may append."""
 
     def __init__(self, ring: Ring) -> None:
         self._writer = ring.writer
@@ -35,7 +35,7 @@ class Adder:
         self._columns = tuple(ring.columns[name].data for name in SCALARS)
 
     def put(self, name: str, value: Any) -> None:
-        """Stages a field of the next row. Raises: ValueError, TypeError: see `Buffer.add`."""
+        """Stages a field of the next row. Raises as `Buffer.add` does."""
         items = self._items.get(name)
         if items is not None and value.__class__ is tuple and len(value) == len(items):
             try:

@@ -23,7 +23,7 @@ _SORREL_NAMES = {"obs": "states", "action": "actions", "reward": "rewards", "don
 
 
 def columns_of(buffer: Any) -> dict[str, Any]:
-    """Returns the fields of a buffer of sorrel or of marlcore by the ring's names, each [capacity, *shape]."""
+    """Returns the fields of a buffer of sorrel or of marlcore, each [capacity, *shape], by their names in a ring."""
     return {**{name: getattr(buffer, theirs) for name, theirs in _SORREL_NAMES.items()}, **buffer.extra_data}
 
 
@@ -31,20 +31,21 @@ def _snapshot_of(name: str, described: str) -> Any:
     def snapshot(buffer: Ring) -> NDArray[Any]:
         return buffer.snapshot(name)[name]
 
-    return property(snapshot, doc=f"A read-only copy by position, with zeros at empty ones, of all {described}.")
+    return property(snapshot, doc=f"A read-only copy of all {described} by position, with zeros at empty positions.")
 
 
 class Buffer(Ring):
     """Transitions of one agent, in the order of its steps, shared with every process that gets the buffer.
 
-    An episode ends where `done` is true; mark a truncated one as done too. Only one process adds: the first that does,
-    until it calls `release`, closes the buffer or ends. Any number of processes sample.
+    An episode ends where `done` is true; mark a truncated episode as done too. Only one process may add: the first that
+    does, until it calls `release`, closes the buffer or ends. Any number of processes sample.
 
     Args:
         capacity: rows, at least 1.
         obs_shape: shape of one observation.
         n_frames: observations in each sampled state.
-        extra_fields: further fields: a Field; a tuple, the shape of an int64 field; any other value: an int64 scalar.
+        extra_fields: further fields by name. A value is a Field or a tuple, the shape of an int64 field; any other
+            value means an int64 scalar.
 
     Attributes:
         capacity, obs_shape, n_frames: as given.
@@ -103,7 +104,7 @@ class Buffer(Ring):
     def add_from_buffer(self, buffer: Any) -> None:
         """Adds the rows of another buffer, of this class or of sorrel's: the first `buffer.size` positions.
 
-        Raises: ValueError: the other buffer's observations have another shape, or this one lacks one of its fields.
+        Raises: ValueError: the buffers' observations differ in shape, or this buffer lacks a field of the other.
         """
         if tuple(buffer.obs_shape) != tuple(self.obs_shape):
             raise ValueError(f"obs: expected observations {tuple(self.obs_shape)}, got {tuple(buffer.obs_shape)}")
@@ -120,11 +121,11 @@ class Buffer(Ring):
         Windows across the write head are replaced. Only replacements may repeat, and only if too few windows are left.
 
         Returns: (states, actions, rewards, next_states, dones, valid): states and next_states float32 [batch_size,
-            n_frames * obs]; each other [batch_size, 1]: actions int64, rewards and dones float32, and valid float64,
+            n_frames * obs]; the others [batch_size, 1]: actions int64, rewards and dones float32, and valid float64,
             which is 0 where an episode ended among the first n_frames - 1 steps.
 
         Raises:
-            ValueError: batch_size is not from 1 to the len - n_frames - 1 windows that can be drawn.
+            ValueError: batch_size is below 1, or above the number of windows, len - n_frames - 1.
             NotEnoughData: the ring holds no whole window.
         """
         rows = self._windows(batch_size, "obs", *SCALARS)
@@ -133,7 +134,7 @@ class Buffer(Ring):
         return states, rows["action"][:, last:-1], rows["reward"][:, last:-1], next_states, done, valid
 
     def sample_transformer(self, batch_size: int) -> Sequences:
-        """As `sample`, but with the actions of all steps, like sorrel's TransformerBuffer.
+        """Draws windows as `sample` does, but returns the actions of all steps, like sorrel's TransformerBuffer.
 
         Returns: (states, actions, next_actions, next_states, dones, valid, agent_ids): actions int64 and next_actions
             float32 (one step later), [batch_size, n_frames]; agent_ids [batch_size], the field of this name at each
@@ -179,7 +180,7 @@ class Buffer(Ring):
         return self.whole(batch_size, draw, *names)[0]
 
     def gather(self, tickets: Ints, *names: str) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_] | None]:
-        """See `Ring`. This one uses NumPy: loading a Numba kernel takes 0.4 s, a tenth of a short experiment."""
+        """Does `Ring.gather` by NumPy, since loading a Numba kernel takes 0.4 s, a tenth of a short experiment."""
         lane, rows = self.lane, {}
         for name in names or self._names:
             column = lane.column(lane.places[name])[0]
@@ -196,7 +197,7 @@ class Buffer(Ring):
         self.append(fitted, rows)
 
     def fill(self, columns: Mapping[str, Any], idx: int, size: int) -> None:
-        """Adds the newest rows of sorrel's arrays, written up to `idx`; at equal capacities, rows keep positions."""
+        """Adds the newest rows of sorrel's arrays, written up to `idx`; rows keep positions if capacities are equal."""
         capacity = len(columns["obs"])
         parts = [range(idx)]  # added again if the ring is full, to move the write head there
         if idx < size:  # sorrel's size counts `add_empty` as one, so it is at most idx before the ring is full
@@ -238,7 +239,7 @@ class Buffer(Ring):
     def current_state(self) -> NDArray[np.float32]:
         """Returns the last n_frames - 1 observations, oldest first: float32 [n_frames - 1, *obs_shape].
 
-        If fewer were added since the ring was cleared, zeros come first.
+        If fewer observations were added since the ring was cleared, zeros precede them.
         """
         newest = None if self._adder is None else self._adder.observations(self.n_frames - 1)
         if newest is not None:
@@ -258,7 +259,7 @@ class Buffer(Ring):
 
     @property
     def size(self) -> int:
-        """Rows held, in sorrel's count: `add_empty` counts as one."""
+        """The number of rows held, as sorrel counts: `add_empty` counts as one row."""
         return self._size(self.window())
 
     states = _snapshot_of("obs", "observations: float32 [capacity, *obs_shape]")
@@ -328,7 +329,7 @@ class Buffer(Ring):
         return before_head < self.n_frames
 
     def _others(self, window: Held, population: int, count: int, drawn: Ints) -> Ints:
-        """Draws `count` starts of held windows; takes starts in `drawn` again only if there are too few others."""
+        """Draws `count` starts of held windows; repeats starts in `drawn` only if there are too few other starts."""
         free = ~self._crosses(window, np.arange(population))
         if not free.any():
             raise NotEnoughData(f"sample: expected at least {self.n_frames + 2} rows, got {window.stored}")

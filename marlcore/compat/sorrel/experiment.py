@@ -1,4 +1,4 @@
-"""sorrel's experiments in processes: `run_experiment_mp`, and the parent's side of one, a Session."""
+"""sorrel's experiments in several processes: `run_experiment_mp`, and the parent's side of an experiment, a Session."""
 
 import errno
 import logging
@@ -110,7 +110,7 @@ def _run_sequentially(env: Any, config: Any, options: Options, logger: Any, bega
 
 
 class Session:
-    """The parent's side of an experiment; closing the stack removes everything."""
+    """The parent's side of an experiment; closing `stack` removes the experiment's files and memory."""
 
     def __init__(
         self, stack: ExitStack, env: Any, config: Any, options: Options, interrupts: Interrupts, logger: Any
@@ -175,7 +175,7 @@ class Session:
         return ModelSpec(tuple(agents), tuple(rings), tuple(rollouts), weights, saves)
 
     def work(self) -> None:
-        """Runs the processes until all epochs are done or a signal comes. Raises WorkerFailed: one failed for good."""
+        """Runs the processes until all epochs are done or a signal comes. Raises WorkerFailed if one fails for good."""
         options = self._spec.options
         policy = RestartPolicy(max_restarts=options.max_restarts)
         with ExitStack() as stack:
@@ -282,7 +282,10 @@ def run_role(name: str, env: bytes, spec: ExperimentSpec, attempt: int) -> None:
 
 
 def _packed_for_each(env: Any, config: Any, models: list[Any]) -> list[bytes]:
-    """Packs the environment with this configuration: for the actors, then for each learner without the other models."""
+    """Packs the environment, with this configuration, once for all actors and once for each learner.
+
+    A learner's environment contains no other learner's model.
+    """
     memories = {MEMORY.format(i): model.memory for i, model in enumerate(models) if not is_rollout(model.memory)}
     named = {MODEL.format(i): model for i, model in enumerate(models)}
     with configured(env, config):

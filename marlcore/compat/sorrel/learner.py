@@ -128,7 +128,7 @@ class Learner(Role):
         self._publish()
 
     def _save(self) -> None:
-        """Writes the whole model to the older of two save files; the next publication makes it the last save."""
+        """Writes the whole model to the older of two save files; the next publication makes this file the valid one."""
         self._saves += 1
         Path(self._model_spec.saves[self._saves % 2]).write_bytes(self._packed())
         self._save_at = time.monotonic() + self.spec.options.save_seconds

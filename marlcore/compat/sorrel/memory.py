@@ -41,7 +41,7 @@ def take_rollout(store: ParameterStore, memory: Any) -> None:
 
 
 def rings_for(memory: Any, copies: int) -> list[Buffer]:
-    """Makes a ring for each copy of the world, and fills the first from the memory; a Buffer serves one copy itself."""
+    """Makes a ring for each copy of the world, and fills the first from the memory; for one copy, a Buffer is kept."""
     if is_rollout(memory):
         return []
     if isinstance(memory, Buffer) and copies == 1:
@@ -76,13 +76,13 @@ def give_back(rings: Sequence[Buffer], memory: Any) -> None:
 
 
 def learners_memory(rings: Sequence[Buffer]) -> Any:
-    """Returns the memory from which a model's learner samples the actors' rows; None for rollouts."""
+    """Returns the memory from which a model's learner samples the actors' rows; None if the model uses rollouts."""
     return None if not rings else rings[0] if len(rings) == 1 else JoinedRings(rings)
 
 
 @contextmanager
 def writes_ignored(memory: Any) -> Iterator[None]:
-    """Makes the memory ignore writes within the block, since the actor calls the same hooks and writes."""
+    """Makes the memory ignore writes within the block, where the learner repeats hooks that the actor has called."""
     vars(memory).update(dict.fromkeys(_WRITES, lambda *row, **extras: None))
     try:
         yield

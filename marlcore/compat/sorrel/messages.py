@@ -90,7 +90,7 @@ class Book:
         self._epochs[epoch][sender] = content
 
     def record(self, all_of_it: bool = False) -> None:
-        """Records complete epochs in order. With `all_of_it`, epochs that lack a loss count too, with the loss NaN."""
+        """Records complete epochs in order; with `all_of_it`, also epochs without a loss, as NaN."""
         while self._actor in self._epochs[epoch := len(self.scores)]:
             if not all_of_it and len(self._epochs[epoch]) <= len(self._learners):
                 return

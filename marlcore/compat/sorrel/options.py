@@ -24,7 +24,7 @@ Seconds = Annotated[float, Number(above=0, finite=False)]
 
 
 def by_process(rule: Rule, label: str, value: Any) -> Any:
-    """Checks one value for all processes, or a mapping of values by "actor", "learner", or a process's own name."""
+    """Checks a value for all processes, or a mapping from "actor", "learner" or a process's own name to its value."""
     if not isinstance(value, Mapping):
         return rule(label, value)
     return {str(name): rule(f"{label}.{name}", part) for name, part in value.items()}
@@ -49,14 +49,14 @@ class Options:
     """How an experiment is spread over processes; docs/drop-ins.md says more of each option."""
 
     updates_per_epoch: Annotated[float | None, Number(above=0)] = 1.0  # for each agent, on average; None: run free
-    ahead: Annotated[int, Whole(0)] = 2  # most epochs of an actor before the slowest learner; 0: in turn, repeatable
+    ahead: Annotated[int, Whole(0)] = 2  # epochs that an actor may lead the slowest learner; 0: in turn, repeatable
     actors: Count = 1  # processes that step the world
     copies: Count = 1  # of the world, in each actor
     sync_interval: Count | None = None  # turns between an actor's looks for newer weights; None: before each epoch
     seed: Annotated[int | None, Whole(0, 2**128)] = None  # of every process; None: NumPy's global generator draws one
-    publish_interval: Count = 1  # updates, where learners run free; otherwise every epoch's updates are published
+    publish_interval: Count = 1  # updates between publications, if learners run free; otherwise each epoch publishes
     publish_mode: Annotated[Any, partial(by_process, partial(choice, (*SLOTS,)))] = "double_buffer"
-    device: Annotated[Any | None, partial(by_process, _device)] = None  # of networks; None: the one that they are on
+    device: Annotated[Any | None, partial(by_process, _device)] = None  # of the networks; None: where they are
     threads: Count = 1  # of torch, in each process
     niceness: Annotated[int, Whole(0)] = 5  # of the learners: they do not slow the actor where cores are few
     save_seconds: Seconds = 10.0  # between saves of a whole model, from which a killed learner's successor continues
@@ -65,7 +65,7 @@ class Options:
     animate: bool = False
     logging: bool = True
     output_dir: Any = None  # an absolute path, since an environment may change the working directory
-    fork: bool = True  # the caller's process for workers, which need no imports then: see `forks`
+    fork: bool = True  # workers are forks of the caller's process, so they need no imports; see `forks`
     log_dir: Annotated[Path | None, _directory] = None  # for a log file of each worker; made if needed
     replace_loop: bool = False  # run sorrel's standard loop also where `run_experiment` is overridden
 
@@ -86,7 +86,7 @@ class Options:
         return value.get(process, value.get(process.partition("-")[0], getattr(Options, option)))
 
     def check_processes(self, names: Sequence[str]) -> None:
-        """Checks the options by process. Raises ValueError: an option names a process that does not exist."""
+        """Checks the options by process. Raises ValueError if an option names a process that does not exist."""
         for option in ("publish_mode", "device", "timeout"):
             value = getattr(self, option)
             if isinstance(value, Mapping) and not value.keys() <= {"actor", "learner", *names}:
@@ -94,7 +94,7 @@ class Options:
 
 
 def chosen_options(env: Any, config: Any, options: Mapping[str, Any]) -> tuple[bool, Options]:
-    """Returns whether to use processes, and the options, set by the call or else by the section `multiprocessing`."""
+    """Returns whether to use processes, and the options: the call's, else those of the section `multiprocessing`."""
     label, section = "config: multiprocessing", getattr(config, "multiprocessing", None)
     if not isinstance(section, Mapping | None):
         raise TypeError(f"{label}: expected a section, got {brief(section)}")
@@ -120,7 +120,7 @@ def of_model(config: Any, name: str) -> Any:
 
 
 def check_config(config: Any, animate: bool) -> None:
-    """Checks the settings of sorrel's loop. Raises ValueError: the configuration lacks one, or it is out of range."""
+    """Checks the settings of sorrel's loop. Raises ValueError if a setting is missing or out of range."""
     least = {"epochs": 0, "max_turns": 1}
     if animate or of_model(config, "save_weights"):
         least["record_period"] = 1
@@ -132,14 +132,14 @@ def check_config(config: Any, animate: bool) -> None:
 
 
 def check_environment(env: Any) -> None:
-    """Checks that `env` is an environment of sorrel. Raises TypeError: it is not."""
+    """Checks that `env` is an environment of sorrel. Raises TypeError if it is not."""
     for name in OF_SORREL:
         if not hasattr(env, name):
             raise TypeError(f"env: expected an Environment of sorrel, got {type(env).__name__} without {name}")
 
 
 def check_learnable(env: Any, options: Options) -> None:
-    """Checks that the environment can run in processes. Raises ValueError, TypeError: it cannot."""
+    """Checks that the environment can run in processes. Raises ValueError or TypeError if it cannot."""
     kind = type(env).__name__
     for name in OF_1_6:
         if not hasattr(env, name):

@@ -23,7 +23,7 @@ class ModelSpec(NamedTuple):
 
     agents: tuple[int, ...]
     rings: tuple[Buffer, ...]  # the model's memories, one for each copy of the world, the first actor's first
-    rollouts: tuple[ParameterStore, ...]  # on-policy, instead of rings: at epoch mod number, the memory at its end
+    rollouts: tuple[ParameterStore, ...]  # on-policy, instead of rings: the memory at an epoch's end; see `rollout`
     weights: ParameterStore
     saves: tuple[str, ...]  # paths of two files, to which the whole model is saved alternately
 
@@ -39,7 +39,7 @@ class ExperimentSpec(NamedTuple):
     models: tuple[ModelSpec, ...]
     control: Control
     telemetry: Telemetry
-    ended: tuple[ParameterStore, ...]  # by actor, of `ended_epochs`
+    ended: tuple[ParameterStore, ...]  # one for each actor, with the content of `ended_epochs`
     mail: Mapping[str, str]  # by process, the path of its mailbox
     wants_turns: bool  # whether the logger records each turn
 

@@ -36,7 +36,7 @@ class GraphArrays(NamedTuple):
     probability: Any  # floats [outcomes]
     discount: Any  # float64 [outcomes], or [1] if all are equal
     stride: int  # of discounts: 1, or 0 if all are equal
-    profiles: int  # how many there are
+    profiles: int  # the number of profiles
 
 
 def wide(value):
@@ -107,7 +107,7 @@ def row_of(rows, state, profile):
 
 @inlined
 def expect(rows, row, flags, values, total):
-    """Sets total[goal] to the expectation of 1 if the successor achieves the goal, else of its discounted value."""
+    """Sets total[goal] to the expectation of 1 if the successor achieves the goal, else of V(successor) discounted."""
     for goal in range(len(total)):
         total[goal] = 0.0
     for outcome in range(rows.start[row], rows.start[row + 1]):
@@ -128,7 +128,7 @@ def divide(total, mass):
 
 @inlined
 def soften(score, mass, beta, chosen):
-    """Writes softmax(beta * score) to `chosen`, float64 [choices]; if beta is infinite, equal shares for the best."""
+    """Writes softmax(beta * score) to `chosen`, float64 [choices]; for an infinite beta, the best choices share."""
     best, total = -math.inf, 0.0
     for i in range(len(score)):
         if mass[i] > 0.0:

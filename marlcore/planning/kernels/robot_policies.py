@@ -15,16 +15,16 @@ from .expectations import OFFERED, divide, expect, is_complete, soften, wide
 
 
 class People(NamedTuple):
-    """The people's policies, averaged over their goals, and the powers of n that split a profile into actions."""
+    """The people's policies, averaged over their goals, and powers of n (actions) that split a profile into actions."""
 
     policy: Any  # float64 [people, states, actions]
-    places: Any  # int64 [people], n to the power of each one's index
-    robots: Any  # int64 [robots], the same; their profile is the sum of action_i * n^i over them, from i = 0 on
+    places: Any  # int64 [people], n to the power of each person's index
+    robots: Any  # int64 [robots], the same for robots; their profile is the sum of action_i * n^i, from i = 0 on
 
 
 @jit
 def mix(flags, weight, policy, numbers, mixed):
-    """Writes a person's mean policy over the goals on offer, weighted, to mixed[state]; zero without weights."""
+    """Writes a person's policy, averaged by weight over the goals on offer, to mixed[state]; 0 if all weights are 0."""
     for state in numbers:
         total, mean = 0.0, mixed[state]
         for action in range(len(mean)):

@@ -3,7 +3,7 @@
     Q(a) = sum over believed profiles b of p(b) * the least over robots' profiles r of E(1 if achieved, else d * V)
     pi = softmax(beta * Q),  V = sum of pi(a) * Q(a)
 
-Where some believed profiles are not possible, p is conditioned on the others. Actions without possible ones get pi = 0.
+Where some believed profiles are not possible, p is conditioned on the possible ones. An action without any gets pi = 0.
 """
 
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from .expectations import ACHIEVED, OFFERED, divide, expect, kept, narrow, row_o
 
 
 class Belief(NamedTuple):
-    """An agent's beliefs about the others' actions, for each choice: its own action, or a pair of state and action."""
+    """An agent's beliefs about the others' actions, for each choice: an own action, or a state and an own action."""
 
     start: Any  # int64 [choices + 1], where the entries of each choice begin
     stride: int  # the number of actions if beliefs depend on the state, else 0
@@ -35,7 +35,7 @@ class Scratch(NamedTuple):
 
 @inlined
 def _expect_extreme(rows, state, profile, belief, flags, values, scratch):
-    """Writes the worst or best expectation over robots' profiles to scratch.extreme; False if none is possible."""
+    """Writes the worst or best expectation over robots' profiles to scratch.extreme; returns False if there is none."""
     possible = False
     total, extreme = scratch.total, scratch.extreme
     for i in range(len(belief.robots)):
@@ -93,7 +93,7 @@ def induce(rows, belief, place, beta, flags, values, policy, numbers, scratch):
     """Computes one agent's values and policies in the states `numbers`, in this order; successors must be done before.
 
     place: n to the power of the agent's index. flags: uint8 [states, goals]. values: [states, goals], float64, float32
-    or float16's bits. policy: [states, goals, actions], float64 or float32. The caller zeroes both.
+    or float16's bits. policy: [states, goals, actions], float64 or float32. `values` and `policy` begin as zeros.
 
     Returns: -1, or the first state in which no believed profile is possible; later states are not computed.
     """
