@@ -1,4 +1,4 @@
-"""Gymnasium environments as environments with one agent, and makers of them by name."""
+"""Gymnasium environments as environments with one agent, and functions that make them by name."""
 
 import importlib
 import importlib.util
@@ -81,8 +81,8 @@ def make_atari(game: str, /, **options: Any) -> Any:
 
     Each action is repeated for 4 frames, of which the last two are merged; in each frame the game repeats the previous
     frame's action with probability 0.25. As in Mnih et al. 2015, an episode begins with up to 30 frames without an
-    action; it ends with the game, not with a life. Rewards are the game's points. Replays and queues stack four
-    frames of an environment by name, unless `replay.stack` says otherwise.
+    action; it ends with the game, not with a life. Rewards are the game's points. If the environment is given by
+    name, replays and queues stack four frames, unless `replay.stack` says otherwise.
 
     Args:
         game: such as Pong, for the environment ALE/Pong-v5 of ale-py.

@@ -11,7 +11,7 @@ from .agent_view import Wrapper, result_of
 
 
 def has_agents(env: Any) -> bool:
-    """Whether the environment's action space is a Tuple, which stands for several agents."""
+    """Tells whether the environment's action space is a Tuple, and so has a part for each of several agents."""
     return isinstance(getattr(env, "action_space", None), gymnasium.spaces.Tuple) and not hasattr(env, "num_envs")
 
 
