@@ -32,7 +32,7 @@ class Steps(NamedTuple):
 
 
 def gae(steps: Steps, decay: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns GAE's advantages [B], and as targets [B] values plus advantages; `decay` is lambda, from 0 to 1."""
+    """Returns GAE's advantages and the value targets (advantages plus values), both [B]; `decay` is lambda, 0 to 1."""
     return vtrace(steps, torch.ones_like(steps.reward), decay, 1.0, 1.0)
 
 

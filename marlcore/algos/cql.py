@@ -20,8 +20,8 @@ class CQL(FeedforwardQLearning):
     """Hyperparameters of CQL: those of DQN and the weight of its penalty."""
 
     alpha: Annotated[float, Number(0)] = 1.0
-    """Weight of the penalty beside the loss of DQN, at least 0, usually 0.1 to 5; the less the data cover,
-    the larger."""
+    """Weight of the penalty beside the loss of DQN, at least 0, usually 0.1 to 5; take a larger weight if
+    the data cover less."""
 
     def make_trainer(self, model: Any) -> "CQLTrainer":
         return CQLTrainer(self, model)

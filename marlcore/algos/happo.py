@@ -94,7 +94,7 @@ class TeamPolicyValue(nn.Module):
 
 
 class HAPPOTrainer(ClippedPolicyTrainer):
-    """Trains on each batch first the members' policies one after another, in a new order, and then the critic."""
+    """Trains the members' policies on each batch, one after another in a new order, and then the critic."""
 
     saved: ClassVar[tuple[str, ...]] = (*ClippedPolicyTrainer.saved, "members")
 

@@ -135,7 +135,7 @@ def quantile_huber_loss(
 ) -> torch.Tensor:
     """Returns the loss [B] of quantiles [B, N] at the fractions `taus` [B, N], given samples [B, N'] of the target.
 
-    A pair's Huber loss is weighted by tau if the target lies above the prediction, by 1 - tau if below; the loss is the
+    A pair's Huber loss is weighted by tau if the target exceeds the prediction, otherwise by 1 - tau; the loss is the
     sum over N of the mean over N' (Dabney et al. 2018, equation 3).
     """
     shape = (*predicted.shape, target.shape[1])

@@ -1,4 +1,4 @@
-"""Environments: by name, adapted from other packages, and vectorized.
+"""Makes environments by name, adapts those of other packages, and vectorizes them.
 
 `vectorize` makes the several copies that an actor advances together. Each ecosystem has its own file, and a third-party
 package is imported when one of its environments is made.

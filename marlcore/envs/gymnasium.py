@@ -60,7 +60,7 @@ class GymnasiumEnvironment(Adapter):
 def make_gymnasium(id: str, /, **options: Any) -> Any:
     """Makes the registered environment `id`, such as CartPole-v1, with `options`.
 
-    Raises: ValueError: the id is not registered. ImportError: a package that it needs is not installed.
+    Raises: ValueError: the id is not registered. ImportError: a package that the environment needs is not installed.
     """
     _import_what_registers(id)
     try:
@@ -112,7 +112,7 @@ def not_installed(name: str, reason: str) -> ImportError:
 
 
 def make_gymnasium_vector(id: str, copies: int, /, **options: Any) -> Any:
-    """Makes the vector form of the registered environment `id`; None if it has none for these options."""
+    """Makes the vector form of the registered environment `id`, or returns None if these options have no such form."""
     _import_what_registers(id)
     try:
         spec = gymnasium.spec(id)

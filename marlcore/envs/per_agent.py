@@ -16,7 +16,7 @@ def has_agents(env: Any) -> bool:
 
 
 def by_agents(env: Any) -> Any:
-    """Returns `env`, in a PerAgent if it has several agents."""
+    """Returns `env`, wrapped in a PerAgent if it has several agents."""
     return PerAgent(env) if has_agents(env) else env
 
 

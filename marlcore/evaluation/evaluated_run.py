@@ -125,7 +125,7 @@ class EvaluatedRun:
         return ScriptedPlayer(f"policies[{agent!r}]", chosen, policy.spaces, copies, policy.hides_joint)
 
     def _checked(self, name: str, player: Any, trust: bool) -> Any:
-        """Returns the policy or script that replaces `name`, an agent or a policy. Raises ValueError, TypeError."""
+        """Returns the policy or script that replaces `name`, an agent or a policy. Raises ValueError or TypeError."""
         label = f"policies[{brief(name)}]"
         if name not in self._named:
             raise ValueError(f"policies: expected names among {sorted(self._named)}, got {brief(name)}")

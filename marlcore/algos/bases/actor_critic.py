@@ -48,7 +48,7 @@ class ActorCriticHyperparameters(Hyperparameters):
 
 @dataclass(frozen=True)
 class NoisyPolicy(ActorCriticHyperparameters):
-    """Hyperparameters of policies with Box actions: uniform before the first update, then the policy's plus noise."""
+    """Hyperparameters of Box policies, which act uniformly until the first update, then with noise on their actions."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
         """Returns a row's fields, without extras. Raises ValueError as BoxActions does."""
@@ -82,7 +82,7 @@ class DelayedPolicy(NoisyPolicy):
     target_noise: AtLeast0 = 0.2
     """Standard deviation of the noise on the target policy's actions, at least 0."""
     target_noise_clip: AtLeast0 = 0.5
-    """Largest size of that noise, to which it is clipped, at least 0."""
+    """Largest size of the noise on the target policy's actions, which is clipped to it; at least 0."""
     policy_delay: AtLeast1 = 2
     """Updates of the critics for each update of the policy and the targets, d in the paper, at least 1."""
 
@@ -104,9 +104,9 @@ class TeamDelayedPolicy(DelayedPolicy):
     """Members with equal spaces share a policy network, which also sees which member it acts for; otherwise each has
     its own."""
     rewards: Literal["sum", "own"] = "sum"
-    """With "sum", members learn from the sum of their rewards, by critics of the team; with "own", each from its own
-    reward, by critics of its own, as published, also where members compete. With own rewards returns are of one step,
-    whatever `learner.n_step` is."""
+    """With "sum", critics of the team learn from the sum of the members' rewards. With "own", as published, each
+    member's own critics learn from its own reward, so members may compete; returns are then of one step, whatever
+    `learner.n_step` is."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
         """Returns a row's fields; if members learn from their own rewards, rows also store these.

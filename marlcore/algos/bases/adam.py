@@ -1,4 +1,4 @@
-"""Adam with a clipped gradient norm, in six torch calls whatever the number of tensors."""
+"""Adam with a clipped gradient norm, by six torch calls for any number of tensors."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar

@@ -59,8 +59,8 @@ class ClippedPolicy(Hyperparameters):
     gae_lambda: Annotated[float, Number(0, 1)] = 0.95
     """Weight of later errors in an advantage, from 0 to 1, usually 0.9 to 1: 0 trusts the critic, 1 the rewards."""
     clip: Positive = 0.2
-    """How far an action's probability may move, as a fraction, before it counts no more; above 0, usually 0.1 to
-    0.3."""
+    """How far an action's probability may move, as a fraction, before its gradient is cut off; above 0, usually 0.1
+    to 0.3."""
     clip_value: Annotated[float | None, Number(above=0)] = None
     """How far the critic's prediction may move in an update; None: any distance."""
     entropy_coefficient: Annotated[float | str, Scheduled(0)] = 0.0
@@ -70,7 +70,7 @@ class ClippedPolicy(Hyperparameters):
     max_grad_norm: Positive = 0.5
     """Larger gradients are scaled down to this norm; above 0, usually 0.5 to 10."""
     target_kl: Annotated[float | None, Number(above=0)] = 0.02
-    """An update's passes end when the divergence from the policy before them, as estimated, exceeds this; usually 0.01
+    """The passes over a batch end once the estimated divergence from the policy before them exceeds this; usually 0.01
     to 0.05; None: never."""
     normalize_advantages: bool = True
     """Subtract the mean of a batch's advantages, and divide by their standard deviation."""
@@ -81,8 +81,9 @@ class ClippedPolicy(Hyperparameters):
     reward_scale: Positive = 1.0
     """Factor on rewards, above 0."""
     correction: Literal["vtrace", "gae"] = "vtrace"
-    """"vtrace" weighs a transition by its action's probability under the present policy over that under the policy
-    that acted; if these are the same policy, this is GAE. "gae" ignores the difference. In serial mode only the first
+    """"vtrace" weights a transition by its action's probability under the present policy, divided by that under the
+    policy that acted; if these are the same policy, this is GAE. "gae" ignores the difference. In serial mode only the
+    first
     transition of each copy in a batch is of an older policy."""
     ratio_clip: Positive = 1.0
     """Largest weight of a transition with V-trace, rho-bar in the paper."""

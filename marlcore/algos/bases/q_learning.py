@@ -139,7 +139,7 @@ class WindowedQLearning(QLearning):
     n_step: AtLeast1 = 5
     """Rewards in each return, at least 1, in place of `learner.n_step`; returns end with their window."""
     eta: Annotated[float, Number(0, 1)] = 0.9
-    """A window's priority is eta times its largest error plus 1 - eta times its mean one; from 0 to 1."""
+    """A window's priority is eta times its largest error plus 1 - eta times its mean error; from 0 to 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -147,7 +147,7 @@ class WindowedQLearning(QLearning):
             raise ValueError(f"{self.owner} burn_in: expected less than the length {self.length}, got {self.burn_in}")
 
     def source(self, chosen: ReplaySource) -> ReplaySource:
-        """Returns a source of windows, prioritized if `chosen` is, of one-step rows; the trainer makes n-step returns."""
+        """Returns a source of windows of one-step rows, prioritized if `chosen` is; the trainer makes the returns."""
         window = Sequence(self.length, self.burn_in, self.period)
         return replace(chosen, n_step=1, sequence=window)
 

@@ -63,7 +63,7 @@ class CustomCritics(nn.Module):
 
 
 class ContinuousPolicy(nn.Module):
-    """Base of policies from observations to distributions of Box actions, described by `outputs` numbers per component."""
+    """Base of policies from observations to distributions of Box actions, given by `outputs` numbers per component."""
 
     outputs: ClassVar[int]
 

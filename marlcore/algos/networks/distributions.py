@@ -23,7 +23,7 @@ from .actions import array_of, dtype_of
 
 
 def distribution_of(owner: str, space: gymnasium.Space) -> "Categorical | Bernoulli | Gaussian":
-    """Returns the distribution over a space's actions. Raises ValueError, which names `owner`, if the space has none."""
+    """Returns the distribution over a space's actions. Raises ValueError, naming `owner`, if the space has none."""
     if isinstance(space, (gym.Discrete, gym.MultiDiscrete)):
         return Categorical(space)
     if isinstance(space, gym.MultiBinary):

@@ -109,5 +109,5 @@ class Head(nn.Module):
 def best(values: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
     """Returns the numbers, int64 [...], of the actions with the highest `values` [..., actions].
 
-    `allowed`, bool [..., actions], excludes actions; None: all are allowed."""
+    `allowed`, bool [..., actions], is False for excluded actions; None: all are allowed."""
     return values.argmax(-1) if allowed is None else values.masked_fill(~allowed, -math.inf).argmax(-1)

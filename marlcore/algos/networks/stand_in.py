@@ -3,7 +3,7 @@
 A call of a torch module takes longer than the product of a small layer, and a small network makes ten such calls. So
 `faster` runs a network's `forward` on a stand-in: an object of a class derived from the network's own, with the
 network's attributes, but with functions in place of its layers and stand-ins in place of its other parts. It serves
-networks that are not compiled (algos/compiled/): with memory, of teams, or with layers without a compiled form.
+networks that algos/compiled/ does not: recurrent ones, those of teams, and those with layers that it lacks.
 """
 
 from collections.abc import Callable
