@@ -194,7 +194,7 @@ def visible(spaces: Spaces, without: tuple[str, ...]) -> Spaces:
 
 
 def zeros_of(spaces: Spaces) -> Any:
-    """Returns a batch of zeros as input of a user's network, except that discrete values are the start of their space."""
+    """Returns a batch of zeros as input of a user's network; discrete values are the start of their space instead."""
     lead = (TRIED, spaces.stack) if spaces.stack > 1 else (TRIED,)
     parts = {}
     for part in spaces.parts:
