@@ -57,7 +57,7 @@ class Wrapper:
 class AgentView:
     """Holds an agent's spaces and the place of its action mask, and checks the agent's values in several copies.
 
-    The checks raise EnvironmentFailed; its message names the copy, the agent and the part.
+    The checks raise EnvironmentFailed, whose message names the copy, the agent and the part.
     """
 
     agent: str

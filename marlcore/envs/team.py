@@ -69,7 +69,7 @@ class Team:
             self.observation_space = gym.Dict({ALONE: self.observation_space, MASK: gym.MultiBinary(sum(sizes))})
 
     def observation(self, observations: Mapping[str, Any], alive: Collection[str]) -> dict[str, Any]:
-        """Returns the team's observation. Raises ValueError or TypeError if a member's does not fit its space."""
+        """Returns the team's observation. Raises ValueError or TypeError if a member's observation does not fit."""
         parts: dict[str, Any] = {}
         for part, (group, field) in self._groups.items():
             parts[part] = rows = field.zeros(len(group))
