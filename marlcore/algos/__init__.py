@@ -1,6 +1,6 @@
 """Algorithms by name; each is a set of hyperparameters that makes, runs and trains a network.
 
-A name imports its module, and torch, on first use.
+The first use of a name imports its module, and torch.
 """
 
 from ..lazy import attach_stub

@@ -1,4 +1,4 @@
-"""Advantages and value targets of batches from a queue, by GAE or V-trace, and the normalization of values.
+"""Computes advantages and value targets, by GAE or V-trace, for batches from a queue; also normalizes values.
 
 Schulman et al. 2016, "High-dimensional continuous control using generalized advantage estimation" (arXiv:1506.02438);
 Espeholt et al. 2018, "IMPALA: Scalable distributed deep-RL with importance weighted actor-learner architectures"
@@ -18,9 +18,10 @@ LEAST = 1e-2  # smallest standard deviation: equal targets have none
 
 
 class Steps(NamedTuple):
-    """Consecutive rows of a batch, float32 [B], with the values of their observations and of the next observations.
+    """Rewards, discounts and values of B consecutive rows of a batch, float32 [B].
 
-    `continues`, bool [B], tells whether the next row is the next transition.
+    `value` is of a row's observation, `following` of its next observation. `continues`, bool [B], tells whether the
+    next row is the next transition.
     """
 
     reward: torch.Tensor
@@ -31,7 +32,7 @@ class Steps(NamedTuple):
 
 
 def gae(steps: Steps, decay: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns GAE's advantages [B] for lambda `decay`, from 0 to 1, and the targets [B]: values plus advantages."""
+    """Returns GAE's advantages and the value targets (advantages plus values), both [B]; `decay` is lambda, 0 to 1."""
     return vtrace(steps, torch.ones_like(steps.reward), decay, 1.0, 1.0)
 
 
@@ -45,9 +46,9 @@ def vtrace(
 
     Args:
         ratio: float32 [B], the action's probability under the present policy, divided by its probability when taken.
-        decay: lambda; 1 in the paper, which allows others in remark 2.
-        rho_bar: upper bound of the ratio by which a row's own error counts.
-        c_bar: upper bound of the ratio by which later errors count.
+        decay: lambda, from 0 to 1; the paper uses 1, and allows other values in remark 2.
+        rho_bar: upper bound of the ratio that weights a row's own error.
+        c_bar: upper bound of the ratio that weights the errors of later rows.
     """
     arrays = [values.cpu().numpy() for values in (*steps, ratio)]
     advantage, target = np.empty_like(arrays[0]), np.empty_like(arrays[0])
@@ -59,8 +60,8 @@ def vtrace(
 def following_values(batch: Any, value: torch.Tensor, of_next: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """Returns the value of each row's next observation, given the values [B, ...] of the rows' observations.
 
-    If the next row is the next transition, this is its value. It is 0 after a termination. Otherwise it is the result
-    of `of_next`, which gets the numbers of such rows.
+    If the next row is the next transition, the result is that row's value; after a termination it is 0. For all other
+    rows, `of_next` gets the rows' numbers, int64 [k], and returns the values [k, ...] of their next observations.
     """
     following = torch.cat([value[1:], torch.zeros_like(value[:1])])
     cut = (~batch.continues & (batch.discount > 0)).nonzero().squeeze(1)
@@ -70,9 +71,9 @@ def following_values(batch: Any, value: torch.Tensor, of_next: Callable[[torch.T
 
 
 class ValueNormalizer:
-    """Keeps the running mean and standard deviation of value targets; a critic predicts values normalized by them.
+    """Keeps the running mean and standard deviation of value targets, which scale a critic's values.
 
-    Both come from exponential averages, debiased as Adam's (Kingma & Ba 2015, arXiv:1412.6980); before the first batch
+    Both come from exponential averages, debiased as in Adam (Kingma & Ba 2015, arXiv:1412.6980); before the first batch
     they are 0 and 1. Yu et al. 2022, "The surprising effectiveness of PPO in cooperative multi-agent games"
     (arXiv:2103.01955, section 3).
     """

@@ -31,7 +31,7 @@ class BC(Hyperparameters):
     """Larger gradients are scaled down to this norm; above 0."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
-        """Returns a row's fields, without extras. Raises ValueError: see `distribution_of`."""
+        """Returns a row's fields, without extras. Raises ValueError as `distribution_of` does."""
         distribution_of(self.owner, spaces.action)
         return super().transition(spaces)
 
@@ -57,9 +57,10 @@ class BCTrainer(AdamTrainer):
         self.optimizer = self.adam(network.parameters())
 
     def update(self, batch: Any) -> Update:
-        """Makes one step on a batch of B transitions; the loss is their actions' mean negative log-probability.
+        """Makes one step on a batch of B transitions; the loss is the actions' mean negative log-probability.
 
-        Only allowed actions have a probability. `weight` weighs the rows; a row's priority is its loss, at least 0.
+        Only allowed actions have a probability. `weight` weighs the rows; a row's priority is its loss, or 0 if the
+        loss is negative.
         """
         self.follow_schedules(batch)
         network = self.network

@@ -44,7 +44,7 @@ def find(name: str) -> type[Algorithm]:
 
 
 def make(name: str, /, **hyperparameters: Any) -> Algorithm:
-    """Returns an algorithm of the class that `find` returns, with these hyperparameters and defaults for others."""
+    """Returns an algorithm of the class that `find` returns; hyperparameters not given have their defaults."""
     return find(name)(**hyperparameters)
 
 

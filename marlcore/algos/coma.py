@@ -31,7 +31,7 @@ from .networks.torso import Dense
 class COMA(ActorCriticHyperparameters):
     """Hyperparameters of COMA; the agent is a team, see Config.teams.
 
-    The critic sees what all members see, and the environment's state where it has a `state_space`.
+    The critic sees all members' observations and, if the environment has a `state_space`, the environment's state.
     """
 
     wants_team = True
@@ -52,7 +52,7 @@ class COMA(ActorCriticHyperparameters):
     """Weight of the policies' entropy in their loss, at least 0."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
-        """Returns a row's fields, without extras. Raises ValueError: see `discrete_team`."""
+        """Returns a row's fields, without extras. Raises ValueError as `discrete_team` does."""
         discrete_team(self.owner, spaces, self.shared)
         return super().transition(spaces)
 
@@ -74,7 +74,7 @@ class COMA(ActorCriticHyperparameters):
 
 
 class CounterfactualCritic(nn.Module):
-    """Values each action of a member for the team, given the others' actions (Foerster et al. 2018, figure 1c)."""
+    """Estimates the team's value of each action of a member, given the others' actions (Foerster et al., figure 1c)."""
 
     def __init__(self, hyper: COMA, policy: TeamPolicy) -> None:
         super().__init__()
@@ -90,7 +90,8 @@ class CounterfactualCritic(nn.Module):
     def forward(self, obs: Any, action: torch.Tensor) -> torch.Tensor:
         """Returns the values [B, members, most] of each member's actions, given the other members' actions.
 
-        `action`, float32 [B, size], holds the actions of all members, one-hot.
+        `action`, float32 [B, size], holds all members' actions, one-hot; `most` is the largest number of a member's
+        actions.
         """
         count, number = self.team.count, torch.eye(self.team.count, device=action.device)
         acted = action.reshape(len(action), 1, count, -1) * self.team.alive(obs)[:, None, :, None]
@@ -128,7 +129,7 @@ class COMATrainer(ActorCriticTrainer):
 
     @torch.no_grad()
     def targets(self, batch: Any, action: torch.Tensor) -> torch.Tensor:
-        """Returns the TD(lambda) returns [B, members] by the values of the target critic.
+        """Returns TD(lambda) returns [B, members], computed with the target critic's values.
 
         Where the next row is not the next transition, the present policies draw the next actions.
         """
@@ -144,7 +145,7 @@ class COMATrainer(ActorCriticTrainer):
         return torch.stack([gae(Steps(*fixed, *pair, batch.continues), self.hyper.td_lambda)[1] for pair in pairs], 1)
 
     def _improve_policies(self, batch: Any, action: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Makes one step of the policies; an advantage is a value minus the policy's mean value (equation 4)."""
+        """Makes one step of the policies; an advantage is an action's value minus the policy's mean (equation 4)."""
         with torch.no_grad():
             values = faster(self.critics)(batch.obs, action)
         log_probs = functional.log_softmax(faster(self.policy)(batch.obs).view_as(values), -1)

@@ -1,4 +1,4 @@
-"""For your own algorithms: bonuses for rare states, by counts or random network distillation, and tables by state."""
+"""For your own algorithms: bonuses for rare states, by counts or random network distillation, and tables of states."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ CLIP = 5.0  # of normalized inputs: Burda et al. 2018, section 2.4
 
 
 class StateTable(nn.Module):
-    """A table that gives each of up to `most` states a row of a parameter; `add` enters states.
+    """A table that assigns a row of a parameter to each of up to `most` states; `add` enters states.
 
     A state is a number, a text, bytes, None, or a tuple or frozenset of states. In an array or tensor [B, ...], each
     row is a state: a number, or the tuple of its numbers in order. The module holds a digest of 64 bits of each state.
     Digests are the same in every process, so actors can use a table that is part of a published model.
 
-    Row 0 stands for states that are not in the table, and for new states once it is full. Adam also moves rows whose
+    All states that are not in the table share row 0; a full table takes no new states. Adam also moves rows whose
     states are not in the batch; torch.optim.SGD does not.
 
     Attributes:
@@ -60,7 +60,7 @@ class StateTable(nn.Module):
         return self.values[self.rows(states)]
 
     def rows(self, states: Any) -> torch.Tensor:
-        """Returns the rows of B states, int64 [B]. Raises TypeError: `states` is no batch of states."""
+        """Returns the rows of B states, int64 [B]. Raises TypeError if `states` is no batch of states."""
         return self._rows(states, enter=False)
 
     @torch.no_grad()
@@ -128,7 +128,7 @@ class CountBonus(nn.Module):
     """
 
     def __init__(self, most: int, scale: float = 1.0, offset: float = 0.01) -> None:
-        """Counts `most` states each, and all others together. Raises ValueError: a number is out of its range."""
+        """Counts `most` states separately, all others together. Raises ValueError if a number is out of range."""
         super().__init__()
         self.scale = Number(0)("CountBonus scale", scale)
         self.offset = Number(above=0)("CountBonus offset", offset)
@@ -154,12 +154,12 @@ class RNDBonus(nn.Module):
     """Gives the bonus of random network distillation: the error of a network that learns a random network's outputs.
 
     Burda et al. 2018, "Exploration by random network distillation" (arXiv:1810.12894). Inputs are normalized by their
-    running moments and clipped to [-5, 5] (section 2.4). Bonuses are errors divided by their running deviation; the
-    paper divides by that of the errors' discounted sums.
+    running moments and clipped to [-5, 5] (section 2.4). A bonus is an error divided by the running standard deviation
+    of errors; the paper divides by the standard deviation of the errors' discounted sums.
     """
 
     def __init__(self, shape: tuple[int, ...], network: Callable[[], nn.Module] | None = None) -> None:
-        """`network()`, called twice, makes a network from float32 [B, *shape] to [B, n]; None: one of two layers."""
+        """Makes both networks, from float32 [B, *shape] to [B, n], by `network()`; None: both have two layers."""
         super().__init__()
         if not shape:
             raise ValueError("RNDBonus shape: expected at least one dimension, got ()")

@@ -28,15 +28,15 @@ from .networks.teams import MemberNetworks, TeamSpaces
 class HAPPO(ClippedPolicy):
     """Hyperparameters of HAPPO: those of PPO; the agent is a team, see Config.teams.
 
-    Each member has its own policy network, as the proof of improvement demands. The critic sees what all members see,
-    and the environment's state where it has a `state_space`.
+    Each member has its own policy network, as the proof of improvement demands. The critic sees all members'
+    observations and, if the environment has a `state_space`, the environment's state.
     """
 
     wants_team = True
     wants_joint = True
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
-        """Returns a row's fields, with the members' joint log-probability. Raises ValueError: see TeamSpaces."""
+        """Returns a row's fields, with the members' joint log-probability. Raises ValueError as TeamSpaces does."""
         TeamSpaces(self.owner, spaces, shared=False)
         return super().transition(spaces)
 
@@ -94,7 +94,7 @@ class TeamPolicyValue(nn.Module):
 
 
 class HAPPOTrainer(ClippedPolicyTrainer):
-    """Makes each member's passes over a batch, members in a new order for each batch, then the critic's passes."""
+    """Trains the members' policies on each batch, one after another in a new order, and then the critic."""
 
     saved: ClassVar[tuple[str, ...]] = (*ClippedPolicyTrainer.saved, "members")
 
@@ -106,7 +106,7 @@ class HAPPOTrainer(ClippedPolicyTrainer):
     def update(self, batch: Any) -> Update:
         """Makes each member's steps on one batch, then the critic's (Kuba et al. 2022, Algorithm 4).
 
-        A member's advantages are those of the batch, times the ratios of the members that learned before it. Returns
+        A member's advantages are the batch's, times the probability ratios of the members that learned before. Returns
         the metrics of ClippedPolicyTrainer.update.
         """
         self.follow_schedules(batch)

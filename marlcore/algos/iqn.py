@@ -48,8 +48,8 @@ class IQN(FeedforwardQLearning):
     def priority_of(self, error: NDArray[Any]) -> NDArray[Any]:
         """Returns the losses of these errors, since the trainer's priorities are losses.
 
-        Actors compute only the mean of the quantiles, so this is the loss if every quantile were that mean. Fractions
-        drawn from [0, 1] weigh an error by one half on average.
+        Actors compute only the mean of the quantiles, so the result is the loss as if every quantile equalled this
+        mean, and every error were weighted by 1/2, the mean of fractions drawn from [0, 1].
         """
         return quantile_loss(error, self.n_tau, self.kappa)
 
@@ -78,8 +78,8 @@ class IQNNetwork(QNetwork):
         """Returns the quantiles [B, N, actions] at the fractions `taus`, [B, N] or [1, N].
 
         Without `taus`, returns the mean [B, actions] of n_policy quantiles, at the midpoints of equal strips of [0, 1].
-        These approximate the mean best (Dabney et al. 2018, arXiv:1710.10044, Lemma 2); the paper draws fractions
-        (section 3). The embedding of a fraction multiplies the observation's features (equation 4).
+        These midpoints approximate the mean best (Dabney et al. 2018, arXiv:1710.10044, Lemma 2); IQN's paper draws
+        fractions (section 3). The embedding of a fraction multiplies the observation's features (equation 4).
         """
         fractions = self.midpoints if taus is None else taus
         embedded = self.embedding(torch.cos(fractions[..., None] * self.frequencies))
@@ -99,7 +99,7 @@ class IQNTrainer(QTrainer):
     def update(self, batch: Any) -> Update:
         """Makes one step on a batch of B transitions (Dabney et al. 2018, equation 3); `weight` weighs the rows.
 
-        A row's priority is its loss before this weight. Rainbow also takes the loss as priority, for another
+        A row's priority is its loss without `weight`. Rainbow also takes the loss as priority, for another
         distribution of returns (Hessel et al. 2018, arXiv:1710.02298, "The integrated agent").
         """
         self.follow_schedules(batch)
@@ -116,8 +116,8 @@ class IQNTrainer(QTrainer):
     def targets(self, batch: Any) -> torch.Tensor:
         """Returns the scaled reward plus the discounted quantiles of the next observation, float32 [B, n_tau_prime].
 
-        The next action is the best allowed one by the target network (Dabney et al. 2018, equation 2), or with `double`
-        by the network.
+        The next action is the allowed action with the highest value by the target network (Dabney et al. 2018,
+        equation 2) or, with `double`, by the network.
         """
         target = faster(self.target)
         chooser = (faster(self.network) if self.hyper.double else target)(batch.next_obs)
@@ -135,7 +135,7 @@ def quantile_huber_loss(
 ) -> torch.Tensor:
     """Returns the loss [B] of quantiles [B, N] at the fractions `taus` [B, N], given samples [B, N'] of the target.
 
-    A pair's Huber loss is weighted by tau if the target lies above the prediction, by 1 - tau if below; the loss is the
+    A pair's Huber loss is weighted by tau if the target exceeds the prediction, otherwise by 1 - tau; the loss is the
     sum over N of the mean over N' (Dabney et al. 2018, equation 3).
     """
     shape = (*predicted.shape, target.shape[1])

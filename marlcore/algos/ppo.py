@@ -17,7 +17,7 @@ from .networks.stand_in import faster
 
 @dataclass(frozen=True)
 class PPO(ClippedPolicy):
-    """Hyperparameters of PPO. An update, as runs count them, is a step on one minibatch."""
+    """Hyperparameters of PPO. Runs count each step on a minibatch as an update."""
 
     def make_model(self, spaces: Spaces) -> PolicyValue:
         return PolicyValue(self, spaces)
@@ -32,10 +32,10 @@ class PPO(ClippedPolicy):
 
 @dataclass(frozen=True)
 class MAPPO(PPO):
-    """Hyperparameters of MAPPO: those of PPO. Its critic sees the agent's own observation and the joint one.
+    """Hyperparameters of MAPPO: those of PPO. Its critic sees the agent's observation and the joint one.
 
     Yu et al. 2022, "The surprising effectiveness of PPO in cooperative multi-agent games" (arXiv:2103.01955).
-    Environments are PettingZoo's Parallel ones; agents of one kind learn faster with one policy (`policies=`).
+    MAPPO needs PettingZoo's Parallel environments; agents of one kind learn faster with one policy (`policies=`).
     """
 
     wants_joint = True

@@ -1,4 +1,4 @@
-"""QMIX: a network mixes members' values into the team's, which grows with each of them and depends on the state.
+"""QMIX: a network mixes members' values into the team's value, which grows with each and depends on the state.
 
 Rashid et al. 2018, "QMIX: Monotonic value function factorisation for deep multi-agent reinforcement learning"
 (arXiv:1803.11485).
@@ -20,7 +20,7 @@ from .networks.teams import TeamSpaces
 class QMIX(TeamQLearning):
     """Hyperparameters of QMIX.
 
-    The mixer sees the environment's state where it has a `state_space`, otherwise all agents' observations.
+    The mixer sees the environment's state if the environment has a `state_space`, else all agents' observations.
     """
 
     wants_joint = True
@@ -40,7 +40,7 @@ class QMIX(TeamQLearning):
 class Mixer(nn.Module):
     """Mixes the members' values by two layers, whose weights other networks compute from the state.
 
-    Absolute values keep these weights from being negative, but not biases (Rashid et al. 2018, section 4.1, figure 2).
+    Absolute values keep weights, but not biases, from being negative (Rashid et al. 2018, section 4.1, figure 2).
     """
 
     def __init__(self, team: TeamSpaces, hyper: QMIX) -> None:

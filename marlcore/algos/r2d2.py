@@ -1,4 +1,4 @@
-"""R2D2: Q-learning with memory, on windows of episodes; rows store the recurrent state, and windows burn it in.
+"""R2D2: Q-learning with memory, on windows of episodes; rows store recurrent states, which windows burn in.
 
 Kapturowski et al. 2019, "Recurrent experience replay in distributed reinforcement learning", ICLR 2019
 (openreview.net/forum?id=r1lyTjAqYX).
@@ -36,7 +36,7 @@ class R2D2(WindowedQLearning):
     """Factor on rewards, above 0; errors beyond 1 count linearly."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
-        """Returns a row's fields; each `period`-th row has the recurrent state. Raises ValueError: see JointActions."""
+        """Returns a row's fields; each `period`-th row holds the state. Raises ValueError as JointActions does."""
         state = state_fields(self, spaces, self.period)
         return replace(super().transition(spaces), extras=state)
 

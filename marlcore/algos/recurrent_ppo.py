@@ -29,7 +29,7 @@ FIRST = "first"  # the extra of a batch, bool [B], that marks the first row of e
 
 @dataclass(frozen=True)
 class RecurrentPPO(ClippedPolicy):
-    """Hyperparameters of PPO and of a recurrent layer, shared by policy and critic; it follows the layers `hidden`."""
+    """Hyperparameters of PPO and of a recurrent layer after the layers `hidden`, shared by policy and critic."""
 
     cell: Cell = "lstm"
     """The recurrent layer: lstm, gru (twice as slow on a CPU), or your own, given as a function of inputs and units or
@@ -41,7 +41,7 @@ class RecurrentPPO(ClippedPolicy):
     window longer than `minibatch_size` makes a larger minibatch."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
-        """Returns PPO's row with the recurrent state. Raises ValueError: see `distribution_of`."""
+        """Returns PPO's row with the recurrent state. Raises ValueError as `distribution_of` does."""
         spec, state = super().transition(spaces), state_fields(self, spaces, 1)
         for name in spec.extras.keys() & state.keys():
             raise ValueError(
@@ -53,7 +53,7 @@ class RecurrentPPO(ClippedPolicy):
         return RecurrentPolicyValue(self, spaces)
 
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
-        """Draws actions from the policy; also returns the state after them."""
+        """Draws actions from the policy; also returns the next state."""
         output, _, after = faster(model)(obs, request.state)
         action = self.sampled(model, output, request)
         return action._replace(state=model.torso.acted(after, action.action))
@@ -73,7 +73,7 @@ class RecurrentPolicy(PolicyNetwork):
     def forward(  # type: ignore[override]
         self, obs: Any, state: State | None, unroll: Unroll | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        """Returns the outputs, the features, and the state after them; see RecurrentTorso."""
+        """Returns the outputs, the features, and the next state; see RecurrentTorso."""
         features, after = self.torso(obs, state, unroll)
         return self.head(features), features, after
 
@@ -118,7 +118,7 @@ class RecurrentPPOTrainer(ClippedPolicyTrainer):
         return faster(self.model)(rows.obs, rows.extras, rows.extras[FIRST])
 
     def values_after(self, batch: Any, which: torch.Tensor) -> Any:
-        """Returns the values of these rows' next observations, from the state after the rows' actions."""
+        """Returns the values of the next observations of the rows `which`, from the state after the rows' actions."""
         torso = faster(self.model.acting.torso)
         _, after = torso(rows_at(batch.obs, which), rows_at(batch.extras, which))
         state = {**torso.acted(after, batch.action[which]), PREVIOUS_REWARD: raw_reward(batch)[which]}
@@ -138,7 +138,7 @@ class RecurrentPPOTrainer(ClippedPolicyTrainer):
 
 
 def first_rows(continues: torch.Tensor, unroll: int) -> torch.Tensor:
-    """Returns where windows begin, bool [B]: at the first row of each run, and at each `unroll`-th row from there."""
+    """Returns where windows begin, bool [B]: at the first of consecutive steps, and at each `unroll`-th from there."""
     place = torch.arange(len(continues), device=continues.device)
     begins = torch.ones_like(continues)
     begins[1:] = ~continues[:-1]
@@ -147,7 +147,7 @@ def first_rows(continues: torch.Tensor, unroll: int) -> torch.Tensor:
 
 
 def windows_of(first: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the row numbers int64 [W, L] of the windows, and bool [W, L]: False where a number is padding.
+    """Returns the row numbers int64 [W, L] of the windows, and bool [W, L], which is False where a number is padding.
 
     A window begins at each True of `first`, bool [B]. Padding repeats the window's first row.
     """

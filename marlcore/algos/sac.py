@@ -1,8 +1,8 @@
 """Soft actor-critic (SAC) with a learned temperature, for continuous actions.
 
 Haarnoja et al. 2018, "Soft actor-critic algorithms and applications" (arXiv:1812.05905).
-A random policy climbs the value of its actions plus a temperature times its entropy. The temperature is learned so that
-the entropy stays near a target. Entropies are those of actions scaled to [-1, 1].
+A stochastic policy maximizes the value of its actions plus a temperature times its entropy. The temperature is learned,
+so that the entropy stays near a target. Entropies are those of actions scaled to [-1, 1].
 """
 
 import math
@@ -74,7 +74,7 @@ class GaussianPolicy(ContinuousPolicy):
 
 
 class SACTrainer(ActorCriticTrainer):
-    """Trains critics, policy and temperature at each update; only the critics have targets."""
+    """Trains critics, policy and temperature at each update; only the critics have target copies."""
 
     saved = (*ActorCriticTrainer.saved, "log_temperature", "temperature_optimizer")
 

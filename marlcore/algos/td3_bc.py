@@ -1,4 +1,4 @@
-"""TD3+BC: TD3 on data that other policies gathered, whose policy also imitates their actions.
+"""TD3+BC: TD3 on data that other policies gathered; the learned policy also imitates the data's actions.
 
 Fujimoto & Gu 2021, "A minimalist approach to offline reinforcement learning" (arXiv:2106.06860).
 """
@@ -15,8 +15,9 @@ from .bases.hyperparameters import Positive
 
 @dataclass(frozen=True)
 class TD3BC(DelayedPolicy):
-    """Hyperparameters of TD3+BC: those of TD3 and the weight of the values. The paper normalizes observations, as
-    `learner.obs_norm` does."""
+    """Hyperparameters of TD3+BC: those of TD3 and the weight of the values.
+
+    The paper normalizes observations, as `learner.obs_norm` does."""
 
     alpha: Positive = 2.5
     """Weight of the normalized values; the squared distance from the data's actions has weight 1. Above 0, usually 1 to
@@ -32,7 +33,7 @@ class TD3BCTrainer(DelayedPolicyTrainer):
     def policy_loss(self, batch: Any, action: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Returns the squared distance from the data's actions, minus lambda times the value (equations 3 and 5).
 
-        lambda is alpha over the mean absolute value of the policy's actions in the batch, as in the authors' code.
+        lambda is alpha divided by the mean absolute `value` over the batch, as in the authors' code.
         """
         weight = self.hyper.alpha / value.detach().abs().mean().clamp(min=1e-8)
         away = functional.mse_loss(action, self.policy.actions.encode(batch.action))

@@ -1,4 +1,4 @@
-"""Environments: by name, adapted from other packages, and vectorized.
+"""Makes environments by name, adapts those of other packages, and vectorizes them.
 
 `vectorize` makes the several copies that an actor advances together. Each ecosystem has its own file, and a third-party
 package is imported when one of its environments is made.
@@ -42,14 +42,14 @@ MAKERS: dict[str, Callable[..., Any]] = {  # by the word before the colon; they 
 
 
 def make(name: str, /, *, wrappers: Sequence[str] = (), **options: Any) -> Environment:
-    """Make an environment with `options`.
+    """Makes an environment by its name, with `options`.
 
     Args:
         name: treasure_hunt, see `TreasureHunt`; recall, see `Recall`; or one of
             gymnasium:<id>, such as gymnasium:CartPole-v1, made by `gymnasium.make`. The package of the id is
             imported if its name follows from the id; otherwise name it: gymnasium:<package>:<id>;
             atari:<game>, such as atari:Pong, or gymnasium:ALE/Pong-v5: with the usual preprocessing (see `make_atari`).
-            Without it: gymnasium:ale_py:ALE/Pong-v5;
+            Without preprocessing: gymnasium:ale_py:ALE/Pong-v5;
             pettingzoo:<module>, pettingzoo-parallel:<module>, such as pettingzoo:mpe2.simple_spread_v3, made by the
             module's `env` or `parallel_env`;
             openspiel:<game>, such as openspiel:kuhn_poker, see `OpenSpielGame`;
@@ -127,7 +127,7 @@ class NamedEnvironment:
 def factory(env_fn: Any) -> Callable[[], Any]:
     """Returns a function that makes environments: `env_fn` itself, or a NamedEnvironment if `env_fn` is a name.
 
-    Raises: TypeError: `env_fn` is neither. An environment is refused too, since each actor makes several of its own.
+    Raises: TypeError: `env_fn` is neither a function nor a name. Environments are refused, since actors make their own.
     """
     if isinstance(env_fn, str):
         return NamedEnvironment(env_fn)
@@ -147,7 +147,7 @@ def adapt(env: Any) -> Environment:
 
     A Gymnasium environment with a tuple of actions has several agents; see `PerAgent`.
 
-    Raises: TypeError: `env` is of another kind. ValueError: marlcore does not support its spaces.
+    Raises: TypeError: `env` is of another kind. ValueError: marlcore does not support the environment's spaces.
     """
     env = by_agents(env)
     if hasattr(env, "possible_agents"):
@@ -163,8 +163,8 @@ def adapt(env: Any) -> Environment:
 def vectorize(env_fn: Callable[[], Any], copies: int) -> VectorEnvironment:
     """Returns a VectorEnvironment: several copies of the environment that `env_fn` makes, advanced together.
 
-    A VectorEnvironment, a Gymnasium vector environment and an EnvPool bring their own number of copies. An environment
-    with a method `vectorized(copies)`, and a Gymnasium id with a vector form, give their own form of several copies.
+    A VectorEnvironment, a Gymnasium vector environment or an EnvPool sets the number of copies itself. An environment
+    with a method `vectorized(copies)`, or a Gymnasium id with a vector form, makes the copies in its own way.
     Other environments are made `copies` times, each by a call of `env_fn`.
 
     Raises:
@@ -190,12 +190,12 @@ def vectorize(env_fn: Callable[[], Any], copies: int) -> VectorEnvironment:
 
 
 def checked(env: VectorEnvironment) -> VectorEnvironment:
-    """Wraps a caller's environment so that its values are checked; this room's environments already check theirs."""
+    """Wraps a user's VectorEnvironment so that its values are checked; marlcore's environments check their own."""
     return env if isinstance(env, (Copies, GymnasiumVector, Lockstep)) else _Checked(env)
 
 
 class _Checked(Wrapper):
-    """A caller's VectorEnvironment; `observe` raises EnvironmentFailed if a value is wrong."""
+    """A user's VectorEnvironment; `observe` raises EnvironmentFailed if a value is wrong."""
 
     def __init__(self, env: VectorEnvironment) -> None:
         self._env = env
@@ -211,7 +211,7 @@ class _Checked(Wrapper):
 
 
 def _vector_form(env: Any, copies: int) -> VectorEnvironment | None:
-    """Returns `env` as a VectorEnvironment if it has several copies or its own form of them; otherwise None."""
+    """Returns `env` as a VectorEnvironment if it has several copies or can make several itself; otherwise None."""
     if "vectorized" in vars(type(env)):  # not inherited: a subclass may have other rules
         env = env.vectorized(copies)
     if is_vector(env):
@@ -223,7 +223,7 @@ def _vector_form(env: Any, copies: int) -> VectorEnvironment | None:
 
 
 def is_vector(env: Any) -> bool:
-    """Whether `env` has the methods of a VectorEnvironment."""
+    """Tells whether `env` has the methods of a VectorEnvironment."""
     return hasattr(env, "observe") and hasattr(env, "act")
 
 

@@ -22,9 +22,9 @@ TAG = "tag"  # in the info of an agent's first observation: the kind of the epis
 class AgentBuffer:
     """One agent's results and observations in `copies` copies of an environment.
 
-    In a round, call its other methods for copies in ascending order, then `gather`. A reward before the agent's first
-    action of an episode, or after its end, is no action's result: the buffer sets it aside until the episode is over
-    for all agents.
+    In a round, call the other methods for copies in ascending order, then `gather`. A reward that comes before the
+    agent's first action of an episode, or after the agent's end, is not due to an action: the buffer sets it aside
+    until the episode is over for all agents.
     """
 
     def __init__(self, view: AgentView, copies: int) -> None:
@@ -57,13 +57,16 @@ class AgentBuffer:
             self._over.append((copy, earned, False, False, of_info, None))
 
     def leave(self, copy: int, reward: Any) -> None:
-        """Sets aside an absent agent's reward. An agent that left before its episode's end gets no outcome."""
+        """Sets aside an absent agent's reward. The last action of an agent that left early gets no outcome."""
         self._pending[copy] = False
         self._begins[copy] = True
         self._set_aside(copy, reward, {})
 
     def acted(self, copies: list[int], action: NDArray[Any]) -> list[Any]:
-        """Notes that these copies act; returns actions [k, ...] as `step` takes them. Raises ValueError, TypeError."""
+        """Notes that these copies act; returns their actions [k, ...] in the form that `step` takes.
+
+        Raises ValueError or TypeError if the actions do not fit the space.
+        """
         actions = self.view.convert(action, len(copies))
         for copy in copies:
             self._pending[copy] = True
@@ -71,7 +74,7 @@ class AgentBuffer:
         return actions.tolist() if isinstance(self.view.spaces.action, gym.Discrete) else list(actions)
 
     def acts_after(self, copy: int, result: Result) -> bool:
-        """Stores a copy's result and its observation, if an action follows; returns False if the episode ended."""
+        """Stores a copy's result and, if an action follows, the observation; returns whether an action follows."""
         observation, reward, terminated, truncated, info = result
         if terminated.__class__ is not bool:
             terminated = self._end(copy, "terminated", terminated)
@@ -103,7 +106,7 @@ class AgentBuffer:
             self._aside[copy] = earned + number, of_earlier | of_info
 
     def gather(self, outcomes: list[Outcome], turns: list[Turn]) -> None:
-        """Adds this round's results and turn to the lists. Raises EnvironmentFailed: a value is wrong."""
+        """Adds this round's results and turn to the lists. Raises EnvironmentFailed if a value is wrong."""
         if self._results:
             outcomes.append(self._outcome(self._results, acted=True))
         if self._over:
@@ -170,7 +173,7 @@ class AgentBuffer:
             raise failed(copy, self.view.agent, error) from error
 
     def _acting_mask(self, mask: Any) -> NDArray[Any] | bool:
-        """Returns the mask; True, which allows all actions, for an agent whose infos never hold a mask."""
+        """Returns the mask or, if the agent's infos never hold a mask, True, which allows all actions."""
         if self._masks is None:
             self._masks = mask is not None
         if not self._masks and mask is not None:
@@ -178,6 +181,6 @@ class AgentBuffer:
         return self.view.mask(mask) if self._masks else True
 
     def _final_mask(self, mask: Any) -> NDArray[Any] | bool:
-        """Returns the mask after an episode's last action; True (all) if it is missing or allows nothing."""
+        """Returns the mask after an episode's last action or, if it is missing or allows nothing, True: all actions."""
         allowed = False if mask is None else self.view.mask(mask)
         return allowed if np.any(allowed) else True

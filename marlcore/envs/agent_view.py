@@ -20,7 +20,7 @@ Result = tuple[Any, float, bool, bool, Mapping[str, Any]]  # observation, reward
 
 
 class Absent(NamedTuple):
-    """Replaces the result of an agent that neither acts next nor ends now: it has only the reward."""
+    """Replaces the result of an agent that neither acts next nor ends now; only the reward is given."""
 
     reward: Any
 
@@ -43,7 +43,7 @@ class Adapter:
 
 
 class Wrapper:
-    """Wraps an environment, `_env`, and takes attributes that it lacks, such as `render`, from there."""
+    """Wraps an environment, `_env`; attributes that the wrapper lacks, such as `render`, are those of `_env`."""
 
     _env: Any
 
@@ -55,9 +55,9 @@ class Wrapper:
 
 @dataclass(frozen=True)
 class AgentView:
-    """Holds an agent's spaces and the place of its action mask, and checks its values in several copies.
+    """Holds an agent's spaces and the place of its action mask, and checks the agent's values in several copies.
 
-    The checks raise EnvironmentFailed; its message names the copy, the agent and the part.
+    The checks raise EnvironmentFailed, whose message names the copy, the agent and the part.
     """
 
     agent: str
@@ -67,7 +67,10 @@ class AgentView:
 
     @classmethod
     def of(cls, agent: str, observation: gym.Space, action: gym.Space, masked: bool = False) -> "AgentView":
-        """Returns an agent's view; `masked`: infos hold masks. Raises ValueError: a space or mask is unsupported."""
+        """Returns an agent's view; `masked` tells whether infos hold masks.
+
+        Raises ValueError if a space or a mask is unsupported.
+        """
         inside = has_mask(observation)
         wrapped = inside and observation.spaces.keys() == {MASK, ALONE}
         try:
@@ -80,7 +83,7 @@ class AgentView:
         return cls(agent, spaces, "observation" if inside else "info" if masked else None, wrapped)
 
     def split(self, observation: Any, info: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Returns (observation, mask or None) of one copy or of all. Raises ValueError: a mask is unexpected."""
+        """Returns (observation, mask or None) of one copy or of all. Raises ValueError if a mask is unexpected."""
         if self.mask_in == "observation":
             return observation[ALONE] if self.wrapped else observation, observation[MASK]
         mask = info.get(MASK)
@@ -91,7 +94,7 @@ class AgentView:
         return observation, mask if self.mask_in else None
 
     def mask(self, value: Any, rows: tuple[int, ...] = ()) -> NDArray[Any]:
-        """Returns a mask as an array [*rows, actions]; a MultiDiscrete's may be a tuple of its components' masks."""
+        """Returns a mask as an array [*rows, actions]; for a MultiDiscrete, `value` may be a tuple of masks."""
         expected = (*rows, self.spaces.choices)
         try:
             array = np.hstack(value) if isinstance(value, (tuple, list)) and rows == () else np.asarray(value)
@@ -108,7 +111,10 @@ class AgentView:
         return self.spaces.shifted(array).astype(array.dtype)
 
     def check(self, copies: NDArray[np.int64], values: Values, *, acting: bool) -> None:
-        """Checks values [k, ...]: floats are finite, discrete values in range; `acting`: a mask allows an action."""
+        """Checks that values [k, ...] are finite or, if discrete, in range.
+
+        If `acting`, also checks that each mask allows an action.
+        """
         fault = fault_of(self.spaces, values, acting=acting)
         if fault is not None:
             raise failed(copies[fault[0]], self.agent, fault[1])
@@ -133,7 +139,7 @@ class AgentView:
 
 
 def fault_of(spaces: Spaces, values: Values, *, acting: bool) -> tuple[int, str] | None:
-    """Returns the row and the message of the first fault in values [k, ...], see `check`; None without a fault."""
+    """Returns the row and the message of the first fault of values [k, ...] (see `check`); None without a fault."""
     arrays = values if isinstance(values, dict) else {ALONE: values}
     for part in spaces.parts:
         array = arrays[part.name]
@@ -159,7 +165,7 @@ def fault_of(spaces: Spaces, values: Values, *, acting: bool) -> tuple[int, str]
 
 
 def wrong_values(space: gym.Space, values: NDArray[Any]) -> NDArray[np.bool_] | None:
-    """Marks values [k, ...] outside the space. Ignores a Box's bounds, since many environments exceed them."""
+    """Tells which values [k, ...] are outside the space, except for a Box's bounds: many environments exceed these."""
     if values.dtype.kind in "fc":
         wrong: NDArray[np.bool_] = np.isnan(values) if getattr(space, ALLOW_INF, False) else ~np.isfinite(values)
         return wrong
@@ -175,7 +181,7 @@ def label_of(keys: tuple[Any, ...]) -> str:
 
 
 def may_mask(observation: gym.Space, action: gym.Space) -> bool:
-    """Whether an agent's infos may hold masks: its action is discrete, and its observation holds no mask."""
+    """Tells whether an agent's infos may hold masks: its action is discrete, and its observation holds no mask."""
     return _has_choice(action) and not has_mask(observation)
 
 
@@ -188,7 +194,7 @@ def has_mask(space: gym.Space) -> bool:
 
 
 def unmasked(parts: Mapping[str, Any]) -> Any:
-    """Removes the mask from an observation or its space; returns the other parts by name, or the only other part."""
+    """Removes the mask from an observation or its space; returns the other parts, or "observation" if alone."""
     others = {key: part for key, part in parts.items() if key != MASK}
     return others[ALONE] if others.keys() == {ALONE} else others
 
@@ -199,7 +205,7 @@ def without_mask(space: gym.Space) -> gym.Space:
 
 
 def result_of(method: str, result: Any) -> Any:
-    """Returns the result of a `reset`, `step` or `last`. Raises ValueError: it has another number of values."""
+    """Returns the result of a `reset`, `step` or `last`. Raises ValueError if the number of its values is wrong."""
     expected = RETURNED[method]
     if not isinstance(result, (tuple, list)) or len(result) != len(expected):
         got = f"{len(result)} values" if isinstance(result, (tuple, list)) else brief(result)
@@ -208,7 +214,10 @@ def result_of(method: str, result: Any) -> Any:
 
 
 def check_action(agent: str | None, action: Any, ended: bool) -> str:
-    """Returns `agent`. Raises ValueError: no agent acts, or `action` is wrong; an agent that has ended needs None."""
+    """Returns `agent`, which acts.
+
+    Raises ValueError if no agent acts, or `action` is wrong: an agent that has ended needs None, others an action.
+    """
     if agent is None:
         raise ValueError(f"step: expected a reset, since the episode is over, got action {action!r}")
     if ended != (action is None):
@@ -222,7 +231,7 @@ def failed(copy: Any, agent: str, reason: Any) -> EnvironmentFailed:
 
 
 def as_reward(value: Any) -> float:
-    """Returns the value, or an array's only value, as a float. Raises TypeError, ValueError, OverflowError."""
+    """Returns a number, or an array's only number, as a float. Raises TypeError, ValueError or OverflowError."""
     if value.__class__ is float:
         return value
     shape, kind = getattr(value, "shape", ()), getattr(getattr(value, "dtype", None), "kind", "f")
@@ -232,7 +241,7 @@ def as_reward(value: Any) -> float:
 
 
 def numbers(info: Mapping[str, Any]) -> dict[str, float]:
-    """Returns an info's numbers; Gymnasium's statistics of an episode become episode_r, episode_l and episode_t."""
+    """Returns an info's numbers by name; Gymnasium's episode statistics are episode_r, episode_l and episode_t."""
     named: dict[str, float] = {}
     for name, value in info.items():
         if isinstance(name, str) and isinstance(value, SCALARS):

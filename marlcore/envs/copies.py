@@ -21,9 +21,10 @@ EMPTY_EPISODES = 1000  # after so many episodes in a row without an action, the 
 class Copies:
     """A VectorEnvironment over copies, each an `Environment` or a PettingZoo Parallel environment.
 
-    Copy i begins with the i-th child of the seed's SeedSequence. Agents that act at once share an `observe`; when all
-    have acted, the next `observe` steps their copy. If infos may hold action masks, the first copy is reset once here
-    to find out. Raises: ValueError: marlcore does not support a space, or the agents are not known in advance.
+    Copy i begins with the i-th child of the seed's SeedSequence. Agents that act simultaneously get their turns from
+    the same `observe`; when all have acted, the next `observe` steps their copy. If infos may hold action masks, the
+    constructor resets the first copy once to find out. Raises: ValueError: marlcore does not support a space, or the
+    agents are not known in advance.
     """
 
     def __init__(self, envs: Sequence[Any]) -> None:
@@ -71,7 +72,7 @@ class Copies:
         return outcomes, turns
 
     def _advance(self, copy: int, env: "_Turns | ParallelRounds") -> None:
-        """Plays until an agent acts or a second episode ends; the next `observe` begins a new one after that end."""
+        """Plays until an agent acts or two episodes have ended; after that, the next `observe` begins an episode."""
         acting = False
         for ends in (True, False):
             while not acting and (results := env.round()):
@@ -111,7 +112,7 @@ class Copies:
 
 
 class _Turns(Adapter):
-    """Plays a copy whose agents act one after another, as ParallelRounds does; a round is one agent's turn."""
+    """Plays a copy whose agents act one after another, with ParallelRounds' methods; a round is one agent's turn."""
 
     def __init__(self, env: Environment, copy: int) -> None:
         self.agents, self.observation_spaces, self.action_spaces = env.agents, env.observation_spaces, env.action_spaces
@@ -158,7 +159,7 @@ def raise_in_copy(error: Exception, copy: int, agent: str = "") -> NoReturn:
 
 
 def masked_agents(env: Environment | ParallelRounds | _Turns) -> dict[str, bool]:
-    """Returns by agent whether its infos hold masks; if any agent may be masked, resets the environment to find out.
+    """Tells for each agent whether its infos hold masks; if any agent's infos may, resets the environment to find out.
 
     An agent without an info after the reset counts as masked if another agent is.
     """

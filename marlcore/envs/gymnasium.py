@@ -1,4 +1,4 @@
-"""Gymnasium environments as environments with one agent, and makers of them by name."""
+"""Gymnasium environments as environments with one agent, and functions that make them by name."""
 
 import importlib
 import importlib.util
@@ -60,7 +60,7 @@ class GymnasiumEnvironment(Adapter):
 def make_gymnasium(id: str, /, **options: Any) -> Any:
     """Makes the registered environment `id`, such as CartPole-v1, with `options`.
 
-    Raises: ValueError: the id is not registered. ImportError: a package that it needs is not installed.
+    Raises: ValueError: the id is not registered. ImportError: a package that the environment needs is not installed.
     """
     _import_what_registers(id)
     try:
@@ -81,8 +81,8 @@ def make_atari(game: str, /, **options: Any) -> Any:
 
     Each action is repeated for 4 frames, of which the last two are merged; in each frame the game repeats the previous
     frame's action with probability 0.25. As in Mnih et al. 2015, an episode begins with up to 30 frames without an
-    action; it ends with the game, not with a life. Rewards are the game's points. Replays and queues stack four
-    frames of an environment by name, unless `replay.stack` says otherwise.
+    action; it ends with the game, not with a life. Rewards are the game's points. If the environment is given by
+    name, replays and queues stack four frames, unless `replay.stack` says otherwise.
 
     Args:
         game: such as Pong, for the environment ALE/Pong-v5 of ale-py.
@@ -112,7 +112,7 @@ def not_installed(name: str, reason: str) -> ImportError:
 
 
 def make_gymnasium_vector(id: str, copies: int, /, **options: Any) -> Any:
-    """Makes the vector form of the registered environment `id`; None if it has none for these options."""
+    """Makes the vector form of the registered environment `id`, or returns None if these options have no such form."""
     _import_what_registers(id)
     try:
         spec = gymnasium.spec(id)

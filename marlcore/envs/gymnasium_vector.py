@@ -26,7 +26,8 @@ class GymnasiumVector(Adapter):
 
     The environment sets the number of copies. Every autoreset mode works; in NEXT_STEP mode a copy has no turn in the
     step that resets it. If the metadata name no mode, the info at the first episode's end decides: final observations
-    in it mean SAME_STEP. If infos may hold action masks, the constructor resets the environment once to find out.
+    in it mean SAME_STEP, their absence NEXT_STEP. If infos may hold action masks, the constructor resets the
+    environment once to find out.
 
     Raises: ValueError: marlcore does not support a space. EnvironmentFailed: the environment raised.
     """
@@ -139,7 +140,7 @@ class GymnasiumVector(Adapter):
         return Turn(AGENT, copies, values, begins)
 
     def _learn_mode(self, info: Mapping[str, Any]) -> None:
-        """Infers an undeclared mode from an episode's last info. Raises EnvironmentFailed: two infos disagree."""
+        """Infers an undeclared mode from an episode's last info. Raises EnvironmentFailed if two infos disagree."""
         shown = "SameStep" if any(name in info for name in FINAL_OBS) else "NextStep"
         if not self._is_declared and self._mode not in (None, shown):
             expected = "autoreset_mode: expected it in the metadata, or final_obs at all ends of episodes or at none"
@@ -147,7 +148,7 @@ class GymnasiumVector(Adapter):
         self._mode = self._mode or shown
 
     def _last_info(self, info: Mapping[str, Any], copy: int) -> dict[str, Any]:
-        """Returns a copy's info at its episode's end; in SAME_STEP mode, adds the statistics beside "final_info"."""
+        """Returns a copy's info at its episode's end; in SAME_STEP mode, "final_info" and the episode's statistics."""
         if self._mode != "SameStep":
             return _info_of(info, copy, self.copies)
         beside = {name: info[name] for name in ("episode", "_episode") if name in info}
@@ -165,7 +166,7 @@ class GymnasiumVector(Adapter):
         return final_obs if len(self._acting) == self.copies else rows_at(final_obs, self._acting)
 
     def _final_values(self, info: Mapping[str, Any], copy: int, last: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a copy's final observation and mask by name, from the info's list of copies' values or its arrays."""
+        """Returns a copy's final observation and mask by name; the info holds a list of copies' values, or arrays."""
         name = next((name for name in FINAL_OBS if name in info), FINAL_OBS[0])
         finals = info.get(name)
         by_copy = isinstance(finals, list) or (isinstance(finals, np.ndarray) and finals.dtype.kind == "O")
@@ -284,7 +285,7 @@ def is_envpool(env: Any) -> bool:
 
 
 def _value(copy: int, part: SpacePart, value: Any) -> NDArray[Any]:
-    """Returns a copy's value of a part as an array. Raises EnvironmentFailed: it does not fit the space."""
+    """Returns a copy's value of a part as an array. Raises EnvironmentFailed if the value does not fit the space."""
     try:
         return as_field(label_of(part.keys), part.field, value)
     except (TypeError, ValueError) as error:
@@ -292,7 +293,7 @@ def _value(copy: int, part: SpacePart, value: Any) -> NDArray[Any]:
 
 
 def _info_of(info: Any, copy: int, copies: int) -> dict[str, Any]:
-    """Returns a copy's info from an array of infos or a dict of arrays, where "_name" marks copies with a "name"."""
+    """Returns a copy's info from an array of infos or a dict of arrays, whose "_x" tells which copies have "x"."""
     if not isinstance(info, Mapping):
         return dict(info[copy] or {})
     of_copy: dict[str, Any] = {}

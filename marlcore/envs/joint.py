@@ -1,4 +1,4 @@
-"""Adds all agents' observations to each agent's own, for critics that see more than any agent."""
+"""Adds all agents' observations to each agent's own, for critics, which see more than an agent."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class JointEnvironment(Wrapper):
     """A PettingZoo Parallel environment whose `agents` observe {"observation": their own, "joint_observation": all}.
 
     The joint observation, float32, is the environment's state if it has a `state_space`; otherwise all possible agents'
-    observations one after another, zeros for agents that have left. Masks stay where they are.
+    observations one after another, with zeros for agents that have left. Masks stay where they are.
 
     Raises: ValueError: the environment is of another kind.
     """
@@ -89,11 +89,11 @@ class JointEnvironment(Wrapper):
 
 
 def state_field(env: Any) -> Field | None:
-    """Returns the field of an environment's state, for critics; None without a `state_space` that is a Box."""
+    """Returns the field of an environment's state, for critics; None unless its `state_space` is a Box."""
     space = getattr(env, "state_space", None)
     return Field((int(np.prod(space.shape)),), "float32") if isinstance(space, gym.Box) else None
 
 
 def state_of(env: Any, field: Field) -> NDArray[Any]:
-    """Returns the environment's state in the form of `field`. Raises ValueError, TypeError: it does not fit."""
+    """Returns the environment's state in the form of `field`. Raises ValueError or TypeError if it does not fit."""
     return as_field("state()", field, np.asarray(env.state()).reshape(-1))

@@ -39,7 +39,7 @@ class Draws:
         return drawn
 
     def peek(self, copies: Any, ahead: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Returns, without drawing, the number that each of these copies will draw after `ahead` others."""
+        """Returns, without drawing, the number that each of these copies will draw after `ahead` further numbers."""
         return _unit(self.keys[copies], self.counts[copies] + ahead.astype(np.uint64))
 
 
@@ -54,7 +54,7 @@ def _mix(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 class Lockstep:
-    """A VectorEnvironment without resources whose copies are always at the same step: their episodes end together."""
+    """A VectorEnvironment whose copies are always at the same step, so that their episodes end together."""
 
     def __init__(self, copies: int) -> None:
         check_whole("copies", copies)

@@ -1,4 +1,4 @@
-"""OpenSpiel's games: chance is drawn, players who move at once do so in turn, and masks allow the legal actions."""
+"""OpenSpiel's games: chance moves are drawn, simultaneous moves are made in turn, and masks allow legal actions."""
 
 from collections.abc import Mapping
 from typing import Any

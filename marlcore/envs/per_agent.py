@@ -11,12 +11,12 @@ from .agent_view import Wrapper, result_of
 
 
 def has_agents(env: Any) -> bool:
-    """Whether the environment's action space is a Tuple, which stands for several agents."""
+    """Tells whether the environment's action space is a Tuple, and so has a part for each of several agents."""
     return isinstance(getattr(env, "action_space", None), gymnasium.spaces.Tuple) and not hasattr(env, "num_envs")
 
 
 def by_agents(env: Any) -> Any:
-    """Returns `env`, in a PerAgent if it has several agents."""
+    """Returns `env`, wrapped in a PerAgent if it has several agents."""
     return PerAgent(env) if has_agents(env) else env
 
 

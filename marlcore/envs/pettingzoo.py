@@ -1,4 +1,4 @@
-"""PettingZoo environments of both kinds. Methods tell the kind, since some do not derive from PettingZoo's classes."""
+"""PettingZoo environments, AEC and Parallel. Their methods tell the kind: some derive from no class of PettingZoo."""
 
 import warnings
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ def is_parallel(env: Any) -> bool:
 
 
 def spaces_of(env: Any) -> tuple[Mapping[str, Space], Mapping[str, Space]]:
-    """Returns the observation and action spaces of all possible agents. Raises ValueError: a space is not supported."""
+    """Returns all possible agents' observation and action spaces. Raises ValueError if a space is not supported."""
     names = getattr(env, "possible_agents", None)
     if not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"possible_agents of {env}: expected a list of names, got {names!r}")
@@ -67,7 +67,7 @@ class AECEnvironment(Adapter):
 
 
 class ParallelRounds(Adapter):
-    """A PettingZoo Parallel environment in rounds: all live agents act, then it steps."""
+    """A PettingZoo Parallel environment in rounds: all live agents act, then the environment steps."""
 
     def __init__(self, env: Any, copy: int = 0) -> None:
         self.observation_spaces, self.action_spaces = spaces_of(env)
@@ -82,10 +82,10 @@ class ParallelRounds(Adapter):
         self._results = self._results_of(self._env.agents, observations, {}, {}, {})
 
     def round(self) -> Mapping[str, Result | Absent]:
-        """Steps if agents acted; returns their results by name, in the form of `Environment.last`.
+        """Steps if agents acted; returns the agents' results by name, in the form of `Environment.last`.
 
-        First come agents whose episode ended, then agents that act next, then others, with `Absent` rewards. The result
-        is empty when the episode is over.
+        First come agents whose episode ended, then agents that act next, then absent agents, with `Absent` results. The
+        result is empty when the episode is over.
         """
         if self._actions:
             self._step()
@@ -110,7 +110,7 @@ class ParallelRounds(Adapter):
     def _results_of(
         self, agents: list[str], observations: ByAgent, rewards: ByAgent, terminated: ByAgent, truncated: ByAgent
     ) -> dict[str, Result | Absent]:
-        """Returns these agents' results by name. Raises EnvironmentFailed: an agent has no observation."""
+        """Returns these agents' results by name. Raises EnvironmentFailed if an agent has no observation."""
         results: dict[str, Result | Absent] = {}
         for agent in agents:
             if agent not in observations:

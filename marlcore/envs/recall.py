@@ -64,7 +64,7 @@ class Recall(gymnasium.Env):  # type: ignore[misc] # here, gymnasium is Any
 
 
 class Recalls(Lockstep):
-    """A VectorEnvironment of copies of `Recall`; it behaves as plain copies with the same seeds do."""
+    """A VectorEnvironment of copies of `Recall`; it behaves as separate copies with the same seeds do."""
 
     agents: tuple[str, ...] = (AGENT,)
 

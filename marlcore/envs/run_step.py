@@ -26,7 +26,7 @@ def run_step() -> RunStep:
     """Returns the run's present step and stage, for an environment that an actor or the run's evaluator steps.
 
     Example: `shaping * (1 - marlcore.run_step().fraction)`. `Config.stages` sets the stage at each step. Outside
-    of a run, and in processes that the environment starts itself, it is RunStep(step=0, total_steps=1, stage=0).
+    of a run, and in processes that the environment starts itself, returns RunStep(step=0, total_steps=1, stage=0).
     """
     look = _look.get()
     return NO_RUN if look is None else look()

@@ -69,7 +69,7 @@ class Team:
             self.observation_space = gym.Dict({ALONE: self.observation_space, MASK: gym.MultiBinary(sum(sizes))})
 
     def observation(self, observations: Mapping[str, Any], alive: Collection[str]) -> dict[str, Any]:
-        """Returns the team's observation. Raises ValueError, TypeError: a member's does not fit its space."""
+        """Returns the team's observation. Raises ValueError or TypeError if a member's observation does not fit."""
         parts: dict[str, Any] = {}
         for part, (group, field) in self._groups.items():
             parts[part] = rows = field.zeros(len(group))
@@ -111,9 +111,9 @@ class Team:
 class TeamEnvironment(Wrapper):
     """A PettingZoo Parallel environment in which each of `teams` is one agent; see `Team`.
 
-    A team earns the sum of its members' rewards, which its info lists as "member_rewards". Its episode ends when its
-    last member's does: truncated if a member that acted until then was truncated, otherwise terminated. An
-    AEC environment whose agents could act at once, by its metadata "is_parallelizable", is made parallel.
+    A team earns the sum of its members' rewards, which its info lists as "member_rewards". The team's episode ends
+    when the last member's does: truncated if a member that acted until then was truncated, otherwise terminated. An
+    AEC environment whose metadata hold "is_parallelizable" is converted to a Parallel one.
 
     Raises: ValueError: the environment is of another kind, or its members' actions cannot be joined.
     """
@@ -178,7 +178,7 @@ class TeamEnvironment(Wrapper):
         return {agent: value for agent, value in by_agent.items() if agent not in self._team_of}
 
     def _info(self, team: str, infos: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """Returns the info of the first member that has one. Raises ValueError: a member's info holds a mask."""
+        """Returns the info of the first member that has one. Raises ValueError if a member's info holds a mask."""
         given = [infos[member] for member in self._teams[team].members if member in infos]
         if any(MASK in info for info in given):
             raise ValueError(f"{MASK}: expected those of a team's members in their observations, got one in an info")

@@ -23,7 +23,7 @@ NO_PLANE = 5
 
 @dataclass(frozen=True)
 class Rules:
-    """See `TreasureHunt`."""
+    """The arguments of `TreasureHunt`."""
 
     agents: Annotated[int, Whole(1)]
     size: Annotated[int, Whole(1)]
@@ -52,8 +52,8 @@ class Rules:
 class HuntState:
     """The state of treasure hunts with the same rules, all at the same turn of the same agent.
 
-    All grounds lie in one array, so a cell's index also tells its hunt. Their walls are as thick as the view, so that
-    every observed window lies inside.
+    The squares of all hunts lie in one array, so a cell's index also tells its hunt. The walls of a square are as thick
+    as the view, so that every observed window lies in the array.
 
     Attributes:
         turn: the episode's present turn. index: the number of the agent that acts.
@@ -104,7 +104,7 @@ class HuntState:
         return obs
 
     def move(self, actions: NDArray[np.int64]) -> None:
-        """Moves the agent that acts, by actions int64 [hunts], where its way is free."""
+        """Moves the agent that acts, by actions int64 [hunts], where the agent's way is free."""
         origin = self._positions[self.index]
         target = origin + self._moves.take(actions)
         codes = self._cells.take(target)
@@ -202,7 +202,7 @@ class TreasureHunt:
         return TreasureHunts(self._rules, copies)
 
     def reset(self, seed: int | None = None) -> None:
-        """Begin an episode with everything on random cells; without a seed the generator continues."""
+        """Begins an episode with everything on random cells; without a seed, the generator continues."""
         if seed is not None:
             self._draws = Draws([seed])
         self._state.begin(self._draws)
@@ -213,7 +213,7 @@ class TreasureHunt:
         return state.look(state.index)[0], float(state.earned[state.index, 0]), False, state.is_over, {}
 
     def step(self, action: int | None) -> None:
-        """Move the agent that acts now; after its last turn, None removes the agent."""
+        """Moves the agent that acts now; after the agent's last turn, the action None removes it."""
         agent = check_action(self.agent, action, self.agent is not None and self._state.is_over)
         if action is not None:
             if not 0 <= action < 4:
@@ -227,7 +227,7 @@ class TreasureHunt:
 
 
 class TreasureHunts(Lockstep):
-    """A VectorEnvironment of treasure hunts; it behaves as plain copies with the same seeds do."""
+    """A VectorEnvironment of treasure hunts; it behaves as separate copies with the same seeds do."""
 
     def __init__(self, rules: Rules, copies: int) -> None:
         super().__init__(copies)

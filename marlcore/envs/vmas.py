@@ -78,7 +78,7 @@ class VMASEnvironment:
 
 
 def _converted(space: Any) -> gym.Space:
-    """Converts a space of Gym, which VMAS uses, to Gymnasium's. Raises ValueError: it is of another kind."""
+    """Converts a space of Gym, which VMAS uses, to Gymnasium's. Raises ValueError if its kind is unsupported."""
     if hasattr(space, "n"):
         return gym.Discrete(int(space.n))
     if hasattr(space, "nvec"):

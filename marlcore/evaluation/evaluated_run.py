@@ -75,8 +75,8 @@ def evaluate(
         env_fn: makes the environments, to which the run's teams apply; by default the run's own function.
         trust: also load a directory that another user could have changed.
 
-    Raises: ValueError, TypeError: bad input, the run is not trusted, or its environment function could not be pickled.
-        EnvironmentFailed: the environment raised. Whatever a script raises.
+    Raises: ValueError, TypeError: the input is bad, the run is not trusted, or its environment function could not be
+        pickled. EnvironmentFailed: the environment raised an error. Errors that a script raises are passed on.
     """
     for label, value in {"episodes": episodes, "envs": envs}.items():
         check_whole(label, value)
@@ -113,7 +113,7 @@ class EvaluatedRun:
         self._instead = {name: self._checked(name, player, trust) for name, player in (policies or {}).items()}
 
     def player(self, agent: str, copies: int, seed: int, explore: bool = False) -> Player:
-        """Makes a player for an agent; see `LoadedPolicy.player`. Raises ValueError: the run has no such agent."""
+        """Makes a player for an agent; see `LoadedPolicy.player`. Raises ValueError if the run has no such agent."""
         if agent not in self._policy_of:
             raise ValueError(f"env_fn: expected the agents {sorted(self._policy_of)}, got {agent!r}")
         policy = self._policy_of[agent]
@@ -125,7 +125,7 @@ class EvaluatedRun:
         return ScriptedPlayer(f"policies[{agent!r}]", chosen, policy.spaces, copies, policy.hides_joint)
 
     def _checked(self, name: str, player: Any, trust: bool) -> Any:
-        """Returns the policy or script that replaces `name`, an agent or a policy. Raises ValueError, TypeError."""
+        """Returns the policy or script that replaces `name`, an agent or a policy. Raises ValueError or TypeError."""
         label = f"policies[{brief(name)}]"
         if name not in self._named:
             raise ValueError(f"policies: expected names among {sorted(self._named)}, got {brief(name)}")
@@ -145,7 +145,7 @@ class EvaluatedRun:
 
 
 def _as_seen(run: LiveRun | SavedRun, env_fn: Callable[[], Any]) -> Callable[[], Any]:
-    """Wraps the caller's environments in the run's teams and joint observations; see `evaluate`."""
+    """Returns a function that makes the caller's environments with the run's teams and joint observations."""
     with suppress(ValueError):  # the run's function was not pickled; then the caller's is not wrapped
         return _wrapped(run.env_fn, env_fn)
     return env_fn

@@ -83,7 +83,7 @@ def _write_onnx(step: "GreedyStep", file: Path) -> None:
 
 
 class GreedyStep(nn.Module):
-    """Maps observations, masks and state by name to greedy actions and the next state; see `LoadedPolicy.export`."""
+    """Maps named observations, masks and state to greedy actions and the next state; see `LoadedPolicy.export`."""
 
     def __init__(self, policy: ActingPolicy) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class GreedyStep(nn.Module):
         return {"action": action, **{f"next_state_{name}": part for name, part in (after or {}).items()}}
 
     def examples(self, rows: int) -> dict[str, torch.Tensor]:
-        """Returns inputs of `rows` rows: normally distributed floats, and samples of other spaces; masks allow all."""
+        """Returns inputs of `rows` rows: normally distributed floats, samples of other spaces, masks that allow all."""
         spaces, generator = self._spaces, np.random.default_rng(rows)
         lead = (rows, spaces.stack) if spaces.stack > 1 else (rows,)
         inputs = {}

@@ -1,4 +1,4 @@
-"""Trained policies for use outside a run, read from its directory or from a live run's shared memory."""
+"""Trained policies for use outside a run, read from a run's directory or from a live run's shared memory."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class LoadedPolicy:
         """Returns the action for an observation, as the environment's `step` takes it: an int for a Discrete.
 
         For a batch of observations, whose arrays have a leading axis [B, ...], returns actions [B, ...]. A policy with
-        a recurrent state or a stack keeps one for each of the B; then B may change only at a `reset`.
+        a recurrent state or a stack keeps one for each of the B environments, so B may change only at a `reset`.
 
         Args:
             obs: an observation of the space: an array, or a dict or tuple of arrays; it includes the mask of allowed
@@ -131,13 +131,14 @@ class LoadedPolicy:
         Tuple, [B, *shape], or with a stack [B, stack, *shape], oldest first; `action_mask`, bool [B, choices], if
         there is a mask; and for recurrent policies `state_<name>`, float32 [B, ...], zeros where an episode begins.
         Its outputs are `action`, [B, ...], as the environment takes it, and `next_state_<name>`. If there is a
-        `next_state_previous_reward`, put the action's reward into it before you pass it on. The program normalizes
+        `next_state_previous_reward`, set it to the action's reward before the next call. The program normalizes
         observations. A TorchScript program takes and returns a dict of tensors.
 
         Returns: example inputs of one row, by name, with the zero state.
 
         Raises: ValueError: the file has another ending or no directory, torch cannot export the user's network, or the
-            algorithm is the user's own and has no method `greedy`. ImportError: ONNX needs a package.
+            algorithm is the user's own and has no method `greedy`. ImportError: a package that ONNX needs is not
+            installed.
         """
         return export_policy(path, replace(self.player(1), network=self._of_torch))
 
@@ -161,7 +162,7 @@ class _WithThreads(TorchNetwork):
 
 
 def _as_rows(spaces: Spaces, obs: Any, mask: Any, joint: bool) -> tuple[Values, int, bool]:
-    """Returns the rows [k, ...] of an observation or a batch, k, and whether it is a single observation."""
+    """Returns an observation or a batch as rows [k, ...], the number k, and whether `obs` is a single observation."""
     if mask is None and spaces.masked and isinstance(obs, Mapping) and MASK in obs:
         obs, mask = obs[ALONE] if obs.keys() == {MASK, ALONE} else obs, obs[MASK]
     unseen = joint and not (isinstance(obs, Mapping) and {ALONE, JOINT} <= obs.keys())
@@ -201,7 +202,7 @@ class SavedRun:
 
     @classmethod
     def of(cls, run_dir: str | Path, *, trust: bool = False, weights_only: bool = False) -> SavedRun:
-        """Reads a run's directory; see `load_policy`. Raises ValueError: it has no run, or another version's."""
+        """Reads a run's directory; see `load_policy`. Raises ValueError if it has no run, or one of another version."""
         path = open_run(run_dir, WEIGHTS if weights_only else UNPICKLED, trust)
         if weights_only:
             return cls(path, *described_policies(path), described=True)
@@ -220,7 +221,7 @@ class SavedRun:
 
     @property
     def env_fn(self) -> Callable[[], Any]:
-        """The function that makes environments. Raises ValueError: it was not pickled, or cannot be unpickled here."""
+        """The function that makes environments. Raises ValueError if it was not pickled or cannot be unpickled."""
         reason = "it could not be pickled"
         if self.pickled_env_fn is not None:
             try:
@@ -324,7 +325,7 @@ def save_policies(
 
 
 def named(name: str, policies: Any) -> Any:
-    """Returns the policy with this name, or with an agent of this name. Raises ValueError: there is none."""
+    """Returns the policy with this name, or with an agent of this name. Raises ValueError if there is none."""
     agents = {agent: policy for policy in reversed(policies) for agent in policy.agents}  # in a league: the first
     named = agents | {policy.name: policy for policy in policies}
     if not isinstance(name, str) or name not in named:

@@ -1,8 +1,8 @@
-"""Base of actor-critic algorithms whose policies explore by noise, for one agent or a team, and of their trainers.
+"""Bases of actor-critic algorithms that explore by noise, and of their trainers, for one agent or a team.
 
-A deterministic policy climbs the value of its actions, and learns less often than its critics (Fujimoto et al. 2018,
-arXiv:1802.09477). In a team, each member acts on its own observation, and critics see all observations and actions
-(Lowe et al. 2017, arXiv:1706.02275). Discrete actions become one-hot vectors, drawn with gradients by the
+A deterministic policy learns to maximize the value of its actions, and learns less often than its critics (Fujimoto et
+al. 2018, arXiv:1802.09477). In a team, each member acts on its own observation, and critics see all observations and
+actions (Lowe et al. 2017, arXiv:1706.02275). Discrete actions become one-hot vectors, drawn with gradients by the
 Gumbel-softmax (Jang et al. 2017, arXiv:1611.01144).
 """
 
@@ -48,21 +48,21 @@ class ActorCriticHyperparameters(Hyperparameters):
 
 @dataclass(frozen=True)
 class NoisyPolicy(ActorCriticHyperparameters):
-    """Hyperparameters of Box policies. Actions are uniform until the first update, then the policy's plus noise."""
+    """Hyperparameters of Box policies, which act uniformly until the first update, then with noise on their actions."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
-        """Returns a row's fields, without extras. Raises ValueError: see BoxActions."""
+        """Returns a row's fields, without extras. Raises ValueError as BoxActions does."""
         BoxActions(self.owner, spaces.action)
         return super().transition(spaces)
 
     def schedules(self) -> Mapping[str, Any]:
-        """Lets actors draw all actions uniformly until the learner's first update, as both papers do."""
+        """Lets actors draw all actions uniformly until the learner's first update, as TD3's and SAC's papers do."""
         return {"epsilon": "linear(1, 0, 1, of=updates)", **super().schedules()}
 
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
-        """Returns the policy's actions with noise, or with probability `explore["epsilon"]` uniform actions of the Box.
+        """Returns the policy's actions plus noise or, with probability `explore["epsilon"]`, uniform actions.
 
-        The generator draws the same numbers for every epsilon. The network runs only if some row needs it.
+        The generator draws the same numbers for every epsilon. The network runs only if some action is not uniform.
         """
         explore, actions = request.explore, model.actions
 
@@ -82,7 +82,7 @@ class DelayedPolicy(NoisyPolicy):
     target_noise: AtLeast0 = 0.2
     """Standard deviation of the noise on the target policy's actions, at least 0."""
     target_noise_clip: AtLeast0 = 0.5
-    """Largest size of that noise, to which it is clipped, at least 0."""
+    """Largest size of the noise on the target policy's actions, which is clipped to it; at least 0."""
     policy_delay: AtLeast1 = 2
     """Updates of the critics for each update of the policy and the targets, d in the paper, at least 1."""
 
@@ -104,14 +104,14 @@ class TeamDelayedPolicy(DelayedPolicy):
     """Members with equal spaces share a policy network, which also sees which member it acts for; otherwise each has
     its own."""
     rewards: Literal["sum", "own"] = "sum"
-    """With "sum", members learn from the sum of their rewards, by critics of the team; with "own", each from its own
-    reward, by critics of its own, as published, also where members compete. With own rewards returns are of one step,
-    whatever `learner.n_step` is."""
+    """With "sum", critics of the team learn from the sum of the members' rewards. With "own", as published, each
+    member's own critics learn from its own reward, so members may compete; returns are then of one step, whatever
+    `learner.n_step` is."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
-        """Returns a row's fields; for own rewards, rows also store each member's reward.
+        """Returns a row's fields; if members learn from their own rewards, rows also store these.
 
-        Raises: ValueError: the agent is no team; or see BoxActions.
+        Raises: ValueError: the agent is no team, or BoxActions refuses the action space.
         """
         team = TeamSpaces(self.owner, spaces, self.shared)
         team_actions(self.owner, team)
@@ -119,7 +119,10 @@ class TeamDelayedPolicy(DelayedPolicy):
         return spec if self.rewards == "sum" else replace(spec, extras={MEMBER_REWARDS: Field((team.count,))})
 
     def source(self, chosen: ReplaySource) -> ReplaySource:
-        """Returns the chosen source, with one-step returns for own rewards: samplers sum only the team's rewards."""
+        """Returns the chosen source, but with one-step returns if members learn from their own rewards.
+
+        Samplers sum only the team's rewards over several steps.
+        """
         return chosen if self.rewards == "sum" else replace(chosen, n_step=1)
 
     def make_model(self, spaces: Spaces) -> ActorCritic:
@@ -127,7 +130,10 @@ class TeamDelayedPolicy(DelayedPolicy):
         return ActorCritic(self, policy, (TeamCritics if self.rewards == "sum" else MemberCritics)(self, policy))
 
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
-        """Returns Box actions as TD3 does; draws Discrete ones from the policies or uniformly from those allowed."""
+        """Returns Box actions as NoisyPolicy does; draws Discrete actions from the members' policies.
+
+        With probability epsilon, Discrete actions are uniform among the allowed actions instead.
+        """
         if not isinstance(model.actions, OneHotActions):
             return super().chosen(model, obs, request)
         rows, size = rows_in(obs), model.actions.size
@@ -142,7 +148,7 @@ class TeamDelayedPolicy(DelayedPolicy):
 
 
 class ActorCriticTrainer(TargetTrainer):
-    """Holds the optimizers of a model's policy and critics, and a target copy of its part `source` (None: of all)."""
+    """Holds the optimizers of a model's policy and critics, and a target copy of `source` (None: of the model)."""
 
     saved: ClassVar[tuple[str, ...]] = ("target", "policy_optimizer", "critics_optimizer", "updates", "generator")
 
@@ -154,15 +160,15 @@ class ActorCriticTrainer(TargetTrainer):
         self.generator = seeded_generator(self.device)
 
     def descend(self, optimizer: ClippedAdam, loss: torch.Tensor) -> torch.Tensor:
-        """Makes AdamTrainer's step, but gives gradients only to this optimizer's parameters (15 us more)."""
+        """Makes AdamTrainer's step, but gives gradients only to this optimizer's parameters, which takes 15 us more."""
         optimizer.zero_grad()
         torch.autograd.backward(loss, inputs=[tensor for tensor in optimizer.tensors if tensor.requires_grad])
         return optimizer.clip_and_step(self.hyper.max_grad_norm)
 
     def improve_critics(self, batch: Any, targets: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """Makes one step of the critics on their squared errors to targets [..., B]; `weight` weighs the rows.
+        """Makes one step of the critics towards the targets [..., B], on squared errors weighted by `batch.weight`.
 
-        Returns the metrics and the rows' priorities [..., B]: the mean of the critics' absolute errors.
+        Returns the metrics and the rows' priorities [..., B]: the mean over critics of the absolute error.
         """
         values = faster(self.critics)(batch.obs, self.policy.actions.encode(batch.action))
         errors = targets - values
@@ -175,7 +181,7 @@ class ActorCriticTrainer(TargetTrainer):
 
 
 class DelayedPolicyTrainer(ActorCriticTrainer):
-    """Trains the critics at each update and the policy at every `policy_delay`-th; all have targets."""
+    """Trains the critics at each update, and the policy at every `policy_delay`-th; both have target copies."""
 
     def update(self, batch: Any) -> Update:
         """Makes one step on a batch of B transitions (Fujimoto et al. 2018, Algorithm 1); see `improve_critics`."""
@@ -200,7 +206,10 @@ class DelayedPolicyTrainer(ActorCriticTrainer):
 
     @torch.no_grad()
     def targets(self, batch: Any) -> torch.Tensor:
-        """Returns scaled rewards plus the discounted lowest values of the smoothed actions, float32 [..., B]."""
+        """Returns scaled rewards plus discounted next values, float32 [..., B].
+
+        A next value is the lowest of the target critics' values of the smoothed next action.
+        """
         values = faster(self.target.critics)(batch.next_obs, self.smoothed(batch.next_obs))
         return self.bootstrapped(batch, values.amin(0))
 
@@ -213,7 +222,7 @@ class DelayedPolicyTrainer(ActorCriticTrainer):
 
 
 class TeamDelayedPolicyTrainer(DelayedPolicyTrainer):
-    """Makes TD3's steps. The gradient of a member's policy passes through its own action; the batch has the others'."""
+    """Makes TD3's steps. Gradients reach a member's policy through its own action; other actions are the batch's."""
 
     def update(self, batch: Any) -> Update:
         """Makes DelayedPolicyTrainer's update. With own rewards, a row's priority is the mean over all members.
@@ -242,7 +251,7 @@ class TeamDelayedPolicyTrainer(DelayedPolicyTrainer):
         return action, faster(self.critics).of_each(batch.obs, torch.where(acts, anew, others).flatten(2))
 
     def smoothed(self, obs: Any) -> torch.Tensor:
-        """Returns Box actions as DelayedPolicyTrainer does; draws Discrete ones from the target policy."""
+        """Returns Box actions as DelayedPolicyTrainer does; draws Discrete actions from the target policy."""
         if not self.policy.team.choices:
             return super().smoothed(obs)
         policy = self.target.acting
@@ -250,7 +259,7 @@ class TeamDelayedPolicyTrainer(DelayedPolicyTrainer):
         return drawn
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Loads a checkpoint. MADDPG's older ones have more critics: only the moments of the first ones are loaded."""
+        """Loads a checkpoint; drops the moments of surplus critics, which old checkpoints of MADDPG have."""
         optimizer, parameters = state["critics_optimizer"], self.critics_optimizer.tensors
         moments = {
             number: {name: part[: len(parameters[number])] if part.ndim else part for name, part in of_one.items()}

@@ -1,4 +1,4 @@
-"""Adam with a clipped gradient norm, in six torch calls whatever the number of tensors."""
+"""Adam with a clipped gradient norm, by six torch calls for any number of tensors."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -9,19 +9,19 @@ M = TypeVar("M")
 
 
 def _plain(method: M) -> M:
-    """Returns the method without its decorator, which imports torch's compiler at the first call and takes a second."""
+    """Returns the method without its decorator, whose first call takes a second to import torch's compiler."""
     return getattr(method, "__wrapped__", method)
 
 
 def load_tensor(name: str, own: torch.Tensor, saved: torch.Tensor) -> None:
-    """Copies a saved tensor. Raises ValueError: its shape differs, and fused kernels would write outside its memory."""
+    """Copies a saved tensor to `own`. Raises ValueError if its shape differs: fused kernels check no bounds."""
     if saved.shape != own.shape:
         raise ValueError(f"{name}: expected a tensor of shape {tuple(own.shape)}, got {tuple(saved.shape)}")
     own.data.copy_(saved)
 
 
 class ClippedAdam(torch.optim.Adam):
-    """Does `torch.nn.utils.clip_grad_norm_` and `torch.optim.Adam.step` in one (Kingma & Ba 2015, arXiv:1412.6980).
+    """Combines `torch.nn.utils.clip_grad_norm_` and `torch.optim.Adam.step` (Kingma & Ba 2015, arXiv:1412.6980).
 
     For small networks, the Python code of these two takes longer than the gradient itself. Here the gradients are views
     of one vector, which is zeroed, measured and scaled as a whole, and one fused kernel makes the step. The parameters
@@ -63,7 +63,7 @@ class ClippedAdam(torch.optim.Adam):
 
     @torch.no_grad()
     def clip_and_step(self, max_norm: float) -> torch.Tensor:
-        """Scales a gradient of a norm above `max_norm` down to it, and makes one step; returns the norm before that."""
+        """Clips the gradient's norm to at most `max_norm` and makes one step; returns the norm before clipping."""
         norm: torch.Tensor = torch.linalg.vector_norm(self._gradient)
         self._step += self._one
         group = self.param_groups[0]
@@ -86,13 +86,13 @@ class ClippedAdam(torch.optim.Adam):
         return norm
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state in the form of torch.optim.Adam; its tensors are live, except the step counts."""
+        """Returns the state in the form of torch.optim.Adam; only the step counts are copies."""
         for state in self.state.values():
             state["step"] = self._step.clone()
         return _plain(torch.optim.Optimizer.state_dict)(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads moments, steps and a scheduled learning rate. Raises ValueError: the state is of other parameters."""
+        """Loads moments, steps and a scheduled rate. Raises ValueError if the state belongs to other parameters."""
         saved = state_dict["state"]
         if len(saved) != len(self.tensors):
             raise ValueError(f"optimizer: expected the moments of {len(self.tensors)} tensors, got {len(saved)}")

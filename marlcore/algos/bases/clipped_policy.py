@@ -2,8 +2,8 @@
 
 Schulman et al. 2017, "Proximal policy optimization algorithms" (arXiv:1707.06347); Huang et al. 2022, "The 37
 implementation details of proximal policy optimization" (the ICLR blog track). Transitions of older policies are
-corrected as in Espeholt et al. 2018 (arXiv:1802.01561), and ratios are to the policy before the update, not to the one
-that acted (Hilton et al. 2022, "Batch size-invariance for policy optimization", arXiv:2110.00641, section 3).
+corrected as in Espeholt et al. 2018 (arXiv:1802.01561), and ratios compare with the policy before the update, not with
+the one that acted (Hilton et al. 2022, "Batch size-invariance for policy optimization", arXiv:2110.00641, section 3).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -37,7 +37,7 @@ KL = METRICS.index("approx_kl")
 
 @dataclass(frozen=True)
 class ClippedPolicy(Hyperparameters):
-    """Hyperparameters of all variants of PPO. An update, as runs count them, is a step on one minibatch."""
+    """Hyperparameters of all variants of PPO. Runs count each step on a minibatch as an update."""
 
     learning_rate: LearningRate = 1e-3
     """Adam's step size, above 0, usually 1e-4 to 1e-3; a number or a schedule, such as "linear(1e-3, 1e-5, 1000000)".
@@ -59,8 +59,8 @@ class ClippedPolicy(Hyperparameters):
     gae_lambda: Annotated[float, Number(0, 1)] = 0.95
     """Weight of later errors in an advantage, from 0 to 1, usually 0.9 to 1: 0 trusts the critic, 1 the rewards."""
     clip: Positive = 0.2
-    """How far an action's probability may move, as a fraction, before it counts no more; above 0, usually 0.1 to
-    0.3."""
+    """How far an action's probability may move, as a fraction, before its gradient is cut off; above 0, usually 0.1
+    to 0.3."""
     clip_value: Annotated[float | None, Number(above=0)] = None
     """How far the critic's prediction may move in an update; None: any distance."""
     entropy_coefficient: Annotated[float | str, Scheduled(0)] = 0.0
@@ -70,7 +70,7 @@ class ClippedPolicy(Hyperparameters):
     max_grad_norm: Positive = 0.5
     """Larger gradients are scaled down to this norm; above 0, usually 0.5 to 10."""
     target_kl: Annotated[float | None, Number(above=0)] = 0.02
-    """An update's passes end when the divergence from the policy before them, as estimated, exceeds this; usually 0.01
+    """The passes over a batch end once the estimated divergence from the policy before them exceeds this; usually 0.01
     to 0.05; None: never."""
     normalize_advantages: bool = True
     """Subtract the mean of a batch's advantages, and divide by their standard deviation."""
@@ -81,8 +81,9 @@ class ClippedPolicy(Hyperparameters):
     reward_scale: Positive = 1.0
     """Factor on rewards, above 0."""
     correction: Literal["vtrace", "gae"] = "vtrace"
-    """"vtrace" weighs a transition by its action's probability under the present policy over that under the policy
-    that acted; if these are the same policy, this is GAE. "gae" ignores the difference. In serial mode only the first
+    """"vtrace" weights a transition by its action's probability under the present policy, divided by that under the
+    policy that acted; if these are the same policy, this is GAE. "gae" ignores the difference. In serial mode only the
+    first
     transition of each copy in a batch is of an older policy."""
     ratio_clip: Positive = 1.0
     """Largest weight of a transition with V-trace, rho-bar in the paper."""
@@ -94,7 +95,7 @@ class ClippedPolicy(Hyperparameters):
         check_whole(f"{self.owner} minibatch_size", self.minibatch_size, 1, self.batch_size)
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
-        """Returns a row's fields, with the action's log-probability. Raises ValueError: see `distribution_of`."""
+        """Returns a row's fields, with the action's log-probability. Raises ValueError as `distribution_of` does."""
         extras = distribution_of(self.owner, spaces.action).extras
         return TransitionSpec(spaces.obs, spaces.action_field, {LOG_PROB: Field((), "float32"), **extras})
 
@@ -120,7 +121,7 @@ class Evaluated(NamedTuple):
 
 
 class Minibatch(NamedTuple):
-    """Transitions, and numbers that stay fixed in an update, each [B, ...]; value and target in the critic's units."""
+    """Transitions, and numbers fixed in an update, each [B, ...]; `value` and `target` are in the critic's units."""
 
     obs: Any
     action: torch.Tensor
@@ -138,7 +139,7 @@ class ClippedPolicyTrainer(AdamTrainer):
     epsilon = ADAM_EPS
 
     def __init__(self, hyper: ClippedPolicy, model: Any, trained: Any = None) -> None:
-        """`trained`: the part of the model that `optimizer` trains; None: all of it."""
+        """Makes an optimizer of `trained`, a part of the model; None: of the whole model."""
         super().__init__(hyper)
         self.model = model
         self.optimizer = self.adam((model if trained is None else trained).parameters())
@@ -146,7 +147,7 @@ class ClippedPolicyTrainer(AdamTrainer):
         self.generator = seeded_generator()
 
     def update(self, batch: Any) -> Update:
-        """Makes a step on each minibatch of one batch, in each pass.
+        """Makes up to `epochs` passes over a batch, with one step on each minibatch.
 
         Returns: means over the steps of loss, policy_loss, value_loss, entropy, approx_kl (Schulman's estimate of the
             divergence from the policy before the update), clip_fraction, and grad_norm before clipping; and
@@ -179,16 +180,16 @@ class ClippedPolicyTrainer(AdamTrainer):
         return faster(self.model)(rows.obs)
 
     def values_after(self, batch: Any, which: torch.Tensor) -> Any:
-        """Returns the values of these rows' next observations, in the critic's units."""
+        """Returns the values of the next observations of the rows `which`, in the critic's units."""
         return faster(self.model.critic)(rows_at(batch.next_obs, which))
 
     @torch.no_grad()
     def prepare(
         self, batch: Any, now: Evaluated, values_after: Callable[[torch.Tensor], torch.Tensor]
     ) -> tuple[Minibatch, torch.Tensor]:
-        """Returns the batch with its advantages, targets and present values, and the explained variance.
+        """Returns the batch as a Minibatch, with advantages and targets, and the explained variance.
 
-        `values_after` gets the numbers of some rows and returns their next observations' values, in the critic's units.
+        `values_after` gets row numbers and returns the values of these rows' next observations, in the critic's units.
         """
         hyper, acted = self.hyper, batch.extras[LOG_PROB]
         corrected = hyper.correction == "vtrace"
@@ -212,7 +213,7 @@ class ClippedPolicyTrainer(AdamTrainer):
     def _passes(self, rows: Minibatch, step: Callable[[Minibatch], torch.Tensor], kl: int) -> list[torch.Tensor]:
         """Calls `step` with each minibatch, in a new order each pass, and returns the results.
 
-        Item `kl` of a result is the policy's divergence. The passes end once its mean over a pass exceeds `target_kl`.
+        Item `kl` of a result is the policy's divergence. A pass whose mean divergence exceeds `target_kl` is the last.
         """
         steps: list[torch.Tensor] = []
         for _ in range(self.hyper.epochs):
@@ -231,7 +232,7 @@ class ClippedPolicyTrainer(AdamTrainer):
             yield Minibatch(*(rows_at(values, part) for values in shuffled))
 
     def _step(self, now: Evaluated, rows: Minibatch, bonus: float) -> torch.Tensor:
-        """Makes one gradient step; returns METRICS."""
+        """Makes one gradient step; returns the numbers that METRICS names."""
         hyper = self.hyper
         policy_loss, kl, beyond = self._policy_loss(now.log_prob, rows, torch.mean)
         value_loss, entropy = self._value_loss(now.value, rows), now.entropy.mean()
@@ -243,7 +244,7 @@ class ClippedPolicyTrainer(AdamTrainer):
     def _policy_loss(
         self, log_prob: torch.Tensor, rows: Minibatch, mean: Callable[[torch.Tensor], torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns the clipped objective's loss, the divergence and the clipped share; `mean` averages over rows."""
+        """Returns the clipped loss, the divergence and the share of clipped rows; `mean` averages over rows."""
         moved = log_prob - rows.log_prob
         ratio = torch.exp(moved)
         clipped = ratio.clamp(1 - self.hyper.clip, 1 + self.hyper.clip)
@@ -252,7 +253,11 @@ class ClippedPolicyTrainer(AdamTrainer):
             return loss, mean(ratio - 1 - moved), mean((ratio != clipped).float())
 
     def _value_loss(self, value: torch.Tensor, rows: Minibatch) -> torch.Tensor:
-        """Returns half the mean squared error; with clip_value, the worse of it and the clipped value's (detail 9)."""
+        """Returns half the mean squared error.
+
+        With `clip_value`, a row counts with the larger of its errors without and with clipping (Huang et al. 2022,
+        detail 9).
+        """
         errors = (value - rows.target).square()
         most = self.hyper.clip_value
         if most is not None:
@@ -262,6 +267,6 @@ class ClippedPolicyTrainer(AdamTrainer):
 
 
 def explained_variance(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Returns the part of the targets' variance that the values [B] explain; 0 where targets hardly differ."""
+    """Returns the part of the targets' variance that the values [B] explain; 0 if the targets hardly differ."""
     spread = target.var(correction=0)
     return torch.where(spread > 1e-8, 1 - (target - value).var(correction=0) / spread, 0.0)

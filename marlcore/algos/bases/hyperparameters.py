@@ -1,4 +1,4 @@
-"""The base of all algorithms: hyperparameters, checked when made, and `act`, which computes no gradients."""
+"""The base of all algorithms: it checks hyperparameters, and acts without computing gradients."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -41,7 +41,7 @@ class ActRequest(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Hyperparameters(Algorithm):
-    """Base of hyperparameters. Fields declare their ranges (declared.py); those of this class set up first layers."""
+    """Base of hyperparameters. Fields declare their ranges (declared.py); this class's fields set up first layers."""
 
     network: Network = None
     """Your own network in place of the first layers, or of all: a function that gets the mc.Spaces and returns a
@@ -83,16 +83,19 @@ class Hyperparameters(Algorithm):
             return Action(action.numpy(force=True), state=state)
 
     def schedules(self) -> Mapping[str, Any]:
-        """Returns the learning rate, if it is a schedule."""
+        """Returns the scheduled hyperparameters by name: here, the learning rate if it is a schedule."""
         rate = getattr(self, RATE)
         return {RATE: rate} if isinstance(rate, str) else {}
 
     @abstractmethod
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
-        """Returns the actions for k observations, with exploration; run the model as `faster(model)`."""
+        """Returns the actions for k observations, with exploration; implementations call `faster(model)`."""
 
     def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
-        """Returns a tensor of actions [k, ...] without exploration, and the next state or None; uses torch alone."""
+        """Returns a tensor of actions [k, ...] without exploration, and the next state or None.
+
+        Runs only torch code, so that policies can be exported.
+        """
         network = faster(model)
         if hasattr(model, "greedy"):
             return network.greedy(obs, mask), None

@@ -52,7 +52,7 @@ class QLearning(Hyperparameters):
     """Factor on rewards, above 0; errors beyond 1 count linearly, so aim at rewards near 1."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
-        """Returns a row's fields, without extras. Raises ValueError: see JointActions."""
+        """Returns a row's fields, without extras. Raises ValueError as JointActions does."""
         JointActions(self.owner, spaces.action)
         return super().transition(spaces)
 
@@ -61,7 +61,7 @@ class QLearning(Hyperparameters):
 class FeedforwardQLearning(QLearning):
     """Base of algorithms whose model is a QNetwork without memory.
 
-    Actors may compute the first priorities of transitions, so that not all new ones get the highest priority (Horgan et
+    Actors may compute the first priorities of transitions, so that not all new rows get the highest priority (Horgan et
     al. 2018, "Distributed prioritized experience replay", arXiv:1803.00933, section 3). Such a priority is the error of
     one step, from values that the actor computes anyway to choose its actions.
     """
@@ -70,12 +70,12 @@ class FeedforwardQLearning(QLearning):
     """With prioritized replay: actors compute each transition's first priority (Horgan et al. 2018)."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
-        """Returns a row's fields, with the first priority if actors compute it. Raises ValueError: see JointActions."""
+        """Returns a row's fields, with first priorities if actors give them. Raises ValueError as JointActions does."""
         spec = super().transition(spaces)
         return replace(spec, extras={PRIORITY: Field()}) if self.actor_priorities else spec
 
     def source(self, chosen: ReplaySource) -> ReplaySource:
-        """Returns the chosen source, with first priorities from actors if they compute them."""
+        """Returns the chosen source, with first priorities from actors if actors compute them."""
         if not self.actor_priorities or chosen.prioritized is None:
             return chosen
         return replace(chosen, prioritized=replace(chosen.prioritized, initial=PRIORITY))
@@ -84,7 +84,7 @@ class FeedforwardQLearning(QLearning):
         return QNetwork(self, spaces)
 
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
-        """Returns epsilon-greedy actions. The network runs only if a row is greedy or needs its first priority."""
+        """Returns epsilon-greedy actions. The network runs only if a row acts greedily or needs a first priority."""
         actions: JointActions = model.actions
         allowed, rows = actions.allowed(request.mask), rows_in(obs)
         chosen, epsilon = np.full(rows, -1), request.explore["epsilon"]
@@ -113,7 +113,7 @@ class FeedforwardQLearning(QLearning):
         return self.priority_of(error).astype(np.float32)
 
     def priority_of(self, error: NDArray[Any]) -> NDArray[Any]:
-        """Returns transitions' priorities for these absolute errors, in units of reward_scale times the reward."""
+        """Returns transitions' priorities, given absolute errors in units of reward_scale times the reward."""
         return error
 
 
@@ -121,9 +121,9 @@ class FeedforwardQLearning(QLearning):
 class WindowedQLearning(QLearning):
     """Hyperparameters of Q-learning with memory; a batch has `learner.batch_size` windows.
 
-    Rows store the recurrent state, and windows burn it in (Kapturowski et al. 2019, "Recurrent experience replay in
-    distributed reinforcement learning", ICLR 2019, openreview.net/forum?id=r1lyTjAqYX).
-    Each update reads `length` times as many transitions as DQN's, so ask for fewer updates.
+    Rows store the recurrent state; a window's first steps burn it in (Kapturowski et al. 2019, "Recurrent experience
+    replay in distributed reinforcement learning", ICLR 2019, openreview.net/forum?id=r1lyTjAqYX). An update reads
+    `length` times as many transitions as one of DQN, so request fewer updates.
     """
 
     units: Units = 64
@@ -139,7 +139,7 @@ class WindowedQLearning(QLearning):
     n_step: AtLeast1 = 5
     """Rewards in each return, at least 1, in place of `learner.n_step`; returns end with their window."""
     eta: Annotated[float, Number(0, 1)] = 0.9
-    """A window's priority is eta times its largest error plus 1 - eta times its mean one; from 0 to 1."""
+    """A window's priority is eta times its largest error plus 1 - eta times its mean error; from 0 to 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -147,7 +147,7 @@ class WindowedQLearning(QLearning):
             raise ValueError(f"{self.owner} burn_in: expected less than the length {self.length}, got {self.burn_in}")
 
     def source(self, chosen: ReplaySource) -> ReplaySource:
-        """Returns a source of windows of single steps, prioritized if `chosen` is; the trainer makes the returns."""
+        """Returns a source of windows of one-step rows, prioritized if `chosen` is; the trainer makes the returns."""
         window = Sequence(self.length, self.burn_in, self.period)
         return replace(chosen, n_step=1, sequence=window)
 
@@ -182,7 +182,7 @@ class QTrainer(TargetTrainer):
         return Update(metrics, priority=(targets - q_taken.detach()).abs())
 
     def penalties(self, batch: Any, values: torch.Tensor, q_taken: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Returns further terms of the loss by name, given the values [B, actions] and those of actions taken [B]."""
+        """Returns further loss terms by name, given all values [B, actions] and the taken actions' values [B]."""
         return {}
 
     def action_index(self, batch: Any) -> Any:
@@ -197,8 +197,9 @@ class QTrainer(TargetTrainer):
     def targets(self, batch: Any) -> torch.Tensor:
         """Returns the scaled reward plus the discounted value of the next observation, float32 [B].
 
-        Without `double`, that value is the target network's maximum (Mnih et al. 2015, Algorithm 1). With it, it is the
-        target's value of the network's best action (van Hasselt et al. 2016, "Double DQN"). Only allowed actions count.
+        Without `double`, the next value is the target network's maximum (Mnih et al. 2015, Algorithm 1). With `double`,
+        it is the target network's value of the network's best action (van Hasselt et al. 2016). Only allowed actions
+        count.
         """
         values = faster(self.target)(batch.next_obs)
         chooser = faster(self.network)(batch.next_obs) if self.hyper.double else values
@@ -206,7 +207,7 @@ class QTrainer(TargetTrainer):
         return self.bootstrapped(batch, self.value_of(self.target, values, action, batch.next_obs))
 
     def move_target(self) -> None:
-        """Counts an update; moves the target network by `tau`, or copies the network to it when that is due."""
+        """Counts an update; moves the target by `tau`, or copies the network after `target_update_freq` updates."""
         self.updates += 1
         interval = self.hyper.target_update_freq
         if not interval:
@@ -218,14 +219,15 @@ class QTrainer(TargetTrainer):
 class WindowTrainer(QTrainer):
     """Trains a network with memory by Q-learning on windows of episodes, with the Huber loss.
 
-    A batch is as for DQN, with an axis T after B; it also has `mask` bool [B, T], `valid`, and the state in `extras`.
+    A batch has DQN's fields with an axis T after B, `mask` bool [B, T], `valid`, and the first state in `extras`.
     """
 
     def update(self, batch: Any) -> Update:
         """Makes one step on B windows of T transitions; only transitions whose `mask` is True count.
 
-        The loss is their mean Huber loss, each weighted by its window's `weight`. A window's priority is eta
-        times its largest error plus 1 - eta times its mean one (Kapturowski et al. 2019, section 2.3).
+        The loss is the mean over these transitions of the Huber loss times the window's `weight`. A window's priority
+        is eta times its largest absolute error plus 1 - eta times its mean absolute error (Kapturowski et al. 2019,
+        section 2.3).
         """
         self.follow_schedules(batch)
         batch, window = self.shortened(batch)
@@ -249,7 +251,8 @@ class WindowTrainer(QTrainer):
     def window_targets(self, batch: Any, window: tuple[Any, ...], values: torch.Tensor) -> torch.Tensor:
         """Returns n-step returns, float32 [B, T], which end in values of the target network.
 
-        With `double`, the highest of `values` [B, T + 1, actions] chooses the action after the last step.
+        The action after the last step is the best by the target network or, with `double`, by the network's `values`
+        [B, T + 1, actions].
         """
         slow, _ = faster(self.target)(*window)
         action = best(values if self.hyper.double else slow, self.network.allowed(window[0], slow))
@@ -257,14 +260,14 @@ class WindowTrainer(QTrainer):
         return self.scaled(self.returns(batch, self.unscaled(value)))
 
     def scaled(self, values: torch.Tensor) -> torch.Tensor:
-        """Converts values from units of reward_scale times the reward to the network's scale, by default the same."""
+        """Converts values from units of the scaled reward to the network's scale; by default, the two are equal."""
         return values
 
     def unscaled(self, values: torch.Tensor) -> torch.Tensor:
         return values
 
     def shortened(self, batch: Any) -> tuple[SimpleNamespace, tuple[Any, State, Windows]]:
-        """Cuts off the last steps, which no window reaches; returns the shorter batch and the network's arguments."""
+        """Cuts off last steps that no window reaches; returns the shorter batch and the network's arguments."""
         steps = int(batch.valid[..., -1].any(0).sum())
         fields = {name: each(lambda values: values[:, :steps], getattr(batch, name)) for name in OF_STEPS}
         raw = raw_reward(batch)[:, :steps]
@@ -273,9 +276,9 @@ class WindowTrainer(QTrainer):
         return short, (obs, short.extras, Windows(short.action, raw, self.hyper.burn_in, short.mask[:, 0]))
 
     def returns(self, batch: Any, value: torch.Tensor) -> torch.Tensor:
-        """Returns the n-step returns [B, T] within windows; they are shorter where the episode or window ends earlier.
+        """Returns the n-step returns [B, T] within windows, with fewer steps where the episode or window ends before.
 
-        `value` [B, T + 1] has the value of each observation, and last that of the observation after the window.
+        `value` [B, T + 1] holds the values of each window's observations and of the observation after the window.
         """
         reward, after, valid = self.hyper.reward_scale * batch.reward, value[:, 1:], batch.valid[..., -1]
         continues = torch.cat([valid[:, 1:], torch.zeros_like(valid[:, :1])], 1)

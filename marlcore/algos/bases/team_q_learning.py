@@ -1,7 +1,8 @@
 """Q-learning of a team: a mixer turns the values of the members' own actions into one value of all actions.
 
-The team's reward trains the mixed value, and members act alone: where the mixed value grows with each member's, their
-best actions together are the team's best (Rashid et al. 2018, arXiv:1803.11485, section 4). Members may have memory.
+The team's reward trains the mixed value, and members act alone: if the mixed value grows with each member's value, the
+members' best actions are together the team's best action (Rashid et al. 2018, arXiv:1803.11485, section 4). Members may
+have memory.
 """
 
 from abc import abstractmethod
@@ -30,7 +31,8 @@ from .q_learning import QTrainer, WindowedQLearning, WindowTrainer
 class TeamQLearning(WindowedQLearning):
     """Hyperparameters of all algorithms that decompose a team's value; the agent is a team, see Config.teams.
 
-    The fields of windows, `units` to `eta`, apply only to members with memory; others use `learner.n_step`.
+    The fields of windows, `units` to `eta`, apply only to members with memory; members without memory use
+    `learner.n_step`.
     """
 
     wants_team = True
@@ -48,7 +50,7 @@ class TeamQLearning(WindowedQLearning):
     own."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
-        """Returns a row's fields; each `period`-th row has recurrent states. Raises ValueError: see discrete_team."""
+        """Returns a row's fields; each `period`-th has the members' states. Raises ValueError as discrete_team does."""
         spec = Algorithm.transition(self, spaces)
         team = discrete_team(self.owner, spaces, self.shared)
         if self.cell is None:
@@ -99,14 +101,14 @@ class TeamQLearning(WindowedQLearning):
 def member_values(
     model: MemberNetworks, obs: Any, state: State | None
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor] | None]:
-    """Returns members' values [k, members, actions] and the state after these observations, None without memory."""
+    """Returns members' values [k, members, actions] and the next state, which is None without memory."""
     if isinstance(model.networks[0], RecurrentQNetwork):
         return model.stepped(obs, state)
     return model(obs), None
 
 
 def acted(after: Mapping[str, torch.Tensor], action: torch.Tensor, most: int) -> dict[str, torch.Tensor]:
-    """Returns the state after these actions [k, members], stored as one-hot vectors of length `most`."""
+    """Adds these actions [k, members] to the state, as one-hot vectors of length `most`; returns the result."""
     encoded = functional.one_hot(action, most).float()
     return {**after, PREVIOUS_ACTION: encoded, PREVIOUS_REWARD: encoded.new_zeros(encoded.shape[0])}
 

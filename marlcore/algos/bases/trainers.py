@@ -30,13 +30,13 @@ class AdamTrainer:
         self._optimizers: list[ClippedAdam] = []
 
     def adam(self, parameters: Iterable[torch.Tensor]) -> ClippedAdam:
-        """Makes an optimizer with the learning rate of `hyper`; if it is a schedule, `follow_schedules` sets it."""
+        """Makes an optimizer with the learning rate of `hyper`; `follow_schedules` sets a scheduled rate."""
         rate = None if self._is_scheduled else self.hyper.learning_rate
         self._optimizers.append(ClippedAdam(list(parameters), rate, self.epsilon))
         return self._optimizers[-1]
 
     def follow_schedules(self, batch: Any) -> None:
-        """Sets the learning rate to that in the batch's `numbers`, if it is a schedule."""
+        """Sets the learning rate, if it is a schedule, to the rate in `batch.numbers`."""
         for optimizer in self._optimizers if self._is_scheduled else ():
             optimizer.set_learning_rate(batch.numbers[RATE])
 
@@ -47,7 +47,7 @@ class AdamTrainer:
         return optimizer.clip_and_step(self.hyper.max_grad_norm)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns live tensors, so save them before the next update."""
+        """Returns the trainer's own tensors, not copies, so save them before the next update."""
         return {name: _state_of(getattr(self, name)) for name in self.saved}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -97,7 +97,7 @@ class TargetTrainer(AdamTrainer):
         return torch.add(batch.discount * future, batch.reward, alpha=self.hyper.reward_scale)
 
     def metrics(self, loss: torch.Tensor, q_taken: torch.Tensor, grad_norm: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Returns loss, grad_norm (before clipping) and q_mean: the mean value of actions taken, in reward units."""
+        """Returns loss, grad_norm before clipping, and q_mean, the taken actions' mean value in units of the reward."""
         q_mean = q_taken.detach().sum() / (q_taken.numel() * self.hyper.reward_scale)
         return {"loss": loss.detach(), "q_mean": q_mean, "grad_norm": grad_norm}
 

@@ -1,4 +1,4 @@
-"""Converts actions between the forms of rows and of networks, as tensors; compiled/actions.py does so for arrays."""
+"""Converts tensors of actions between the forms in rows and in networks; compiled/actions.py converts arrays."""
 
 from functools import cache
 from typing import Any
@@ -12,7 +12,7 @@ from ...compiled import EnumeratedActions, ScaledActions
 
 
 class JointActions(EnumeratedActions):
-    """Numbers the actions of a Discrete, MultiDiscrete or MultiBinary action space; see EnumeratedActions."""
+    """Assigns a number to each action of a Discrete, MultiDiscrete or MultiBinary space; see EnumeratedActions."""
 
     def __init__(self, owner: str, space: gymnasium.Space) -> None:
         super().__init__(owner, space)
@@ -34,7 +34,7 @@ class JointActions(EnumeratedActions):
 
 
 class BoxActions(ScaledActions, nn.Module):
-    """Scales the actions of a Box of floats with bounds to vectors in [-1, 1]^size; see ScaledActions."""
+    """Scales the actions of a bounded Box of floats to vectors in [-1, 1]^size; see ScaledActions."""
 
     middle: torch.Tensor
     reach: torch.Tensor
@@ -50,7 +50,7 @@ class BoxActions(ScaledActions, nn.Module):
         self.register_buffer("reach", torch.from_numpy(divisor.reshape(-1)).to(dtype), persistent=False)
 
     def encode(self, action: torch.Tensor) -> torch.Tensor:
-        """Scales actions [B, ...] of rows to float32 [B, size] in [-1, 1]; a component of one value becomes 0."""
+        """Scales actions [B, ...] of rows to float32 [B, size] in [-1, 1]; a component with equal bounds becomes 0."""
         return ((action.reshape(-1, self.size) - self.middle) / self.reach).float()
 
     def decoded(self, scaled: torch.Tensor) -> torch.Tensor:
@@ -67,5 +67,5 @@ def dtype_of(dtype: Any) -> torch.dtype:
 
 
 def array_of(tensor: torch.Tensor | None) -> Any:
-    """Returns a tensor of any device as an array, which shares memory with a tensor on the CPU; None for None."""
+    """Returns a tensor as an array, which shares the memory of a tensor on the CPU; returns None for None."""
     return None if tensor is None else tensor.detach().cpu().numpy()

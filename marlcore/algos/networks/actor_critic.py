@@ -16,10 +16,10 @@ from .torso import ACTIVATIONS, StackedLinear, StackedNorm
 
 
 class Critics(nn.Module):
-    """A number of networks from an observation and an action to a value; they share no fully connected layer.
+    """Several networks, each of which maps an observation and an action to a value.
 
-    They share encoders of images, or a user's own network. One batched product computes a layer of all networks, since
-    torch's overhead for each operation is most of the time of small networks.
+    The networks share encoders of images, or a user's own network, but no fully connected layer. One batched product
+    computes a layer of all networks, since small networks spend most of their time in torch's overhead.
     """
 
     def __init__(self, hyper: Any, spaces: Spaces, actions: int, networks: int = 2) -> None:
@@ -41,7 +41,7 @@ class Critics(nn.Module):
         return self.through(torch.cat([self.encoder(obs), action], 1).expand(count or self.networks, -1, -1))
 
     def through(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns values [n, B] by the first n networks, each from its own inputs [n, B, inputs]."""
+        """Returns values [n, B] by the first n networks; x, [n, B, inputs], holds each network's own inputs."""
         *inner, last = self.layers
         for layer in inner:
             x = self.activation(layer(x))
@@ -50,7 +50,7 @@ class Critics(nn.Module):
 
 
 class CustomCritics(nn.Module):
-    """The two critics of a user's whole model, which are its module or method `critics`."""
+    """The two critics of a user's whole model: the model's module or method `critics`."""
 
     def __init__(self, hyper: Any, spaces: Spaces, actions: int, network: nn.Module) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class CustomCritics(nn.Module):
 
 
 class ContinuousPolicy(nn.Module):
-    """Base of policies that map observations to a distribution of Box actions, with `outputs` numbers a component."""
+    """Base of policies from observations to distributions of Box actions, given by `outputs` numbers per component."""
 
     outputs: ClassVar[int]
 
@@ -80,15 +80,15 @@ class ContinuousPolicy(nn.Module):
 
     @abstractmethod
     def distribution(self, outputs: torch.Tensor) -> Any:
-        """Returns the result of a call, given the last layer's outputs [B, outputs * size]."""
+        """Returns the result of `forward`, given the last layer's outputs [B, outputs * size]."""
 
     def greedy(self, obs: Any, mask: None = None) -> torch.Tensor:
-        """Returns the actions [k, ...] without exploration, by default those of a call, which are in [-1, 1]."""
+        """Returns the actions [k, ...] without exploration; by default, decodes the result of `forward`."""
         return self.actions.decoded(self(obs))
 
     @abstractmethod
     def noisy(self, distribution: Any, noise: torch.Tensor, explore: Mapping[str, Any]) -> torch.Tensor:
-        """Returns actions [B, size], given standard normal noise [B, size]; values beyond [-1, 1] count as its ends."""
+        """Returns actions [B, size], given standard normal noise [B, size]; the caller clips them to [-1, 1]."""
 
 
 class DeterministicPolicy(ContinuousPolicy):
@@ -107,7 +107,7 @@ class DeterministicPolicy(ContinuousPolicy):
 class ActorCritic(nn.Module):
     """Holds a policy, which is the part that acts, and its critics.
 
-    Raises: ValueError: policy and critics share parameters, but each parameter has one optimizer.
+    Raises: ValueError: policy and critics share parameters, but a parameter can have only one optimizer.
     """
 
     def __init__(self, hyper: Any, policy: nn.Module, critics: nn.Module) -> None:

@@ -40,9 +40,9 @@ def torso_of(
 
 
 def whole_network(hyper: Any, spaces: Spaces, *parts: str) -> nn.Module | None:
-    """Returns the user's network if it is a whole model, which has all these methods or modules; otherwise None.
+    """Returns the user's network if it has all the methods or modules `parts`; otherwise None.
 
-    Raises: ValueError: the network has only some of them.
+    Raises: ValueError: the network has some of `parts`, but not all.
     """
     if hyper.network is None:
         return None
@@ -54,7 +54,7 @@ def whole_network(hyper: Any, spaces: Spaces, *parts: str) -> nn.Module | None:
 
 
 def made_module(label: str, function: Any, *arguments: Any) -> nn.Module:
-    """Returns the module that a user's function makes. Raises ValueError: the function makes no module, or fails."""
+    """Returns the module that a user's function makes. Raises ValueError if the function makes no module, or fails."""
     made_by = resolve(label, function) if isinstance(function, str) else function
     module = result_of(f"{label}: its function", made_by, *arguments)
     if not isinstance(module, nn.Module):
@@ -63,13 +63,13 @@ def made_module(label: str, function: Any, *arguments: Any) -> nn.Module:
 
 
 def tried(label: str, call: Callable[..., Any], *arguments: Any) -> Any:
-    """Returns the result of the user's layers, without gradients. Raises ValueError: see `result_of`."""
+    """Returns the result of the user's layers, without gradients. Raises ValueError as `result_of` does."""
     with torch.no_grad():
         return result_of(label, call, *arguments)
 
 
 def result_of(label: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Returns the result of the user's code. Raises ValueError: the code raised an error, which the text repeats."""
+    """Returns the result of the user's code. Raises ValueError with the text of any error that the code raises."""
     try:
         return function(*arguments)
     except Exception as error:  # the user's code may raise any
@@ -79,7 +79,7 @@ def result_of(label: str, function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def form_of(value: Any) -> str:
-    """Describes in a message the dtype and shape of a tensor, or of the tensors in a tuple or dict."""
+    """Describes, for messages, the dtype and shape of a tensor, or of the tensors in a tuple or dict."""
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {[*value.shape]}"
     if isinstance(value, tuple):
@@ -96,11 +96,11 @@ def check_form(label: str, result: Any, expected: Any) -> None:
 
 
 class CustomTorso(nn.Module):
-    """A user's network, from observations without the mask and the parts `without` to numbers [B, size].
+    """A user's network, which maps observations to numbers [B, size]; it sees neither the mask nor the parts `without`.
 
     Args:
         called: the method or the module to call, if the network is a whole model.
-        beside: further arguments for the trial call; with these the result is that of two critics, [2, B].
+        beside: further arguments for the trial call; with these, the result is the values of two critics, [2, B].
 
     Raises: ValueError: the network's parameters are not float32 on the CPU; a whole model has no parameters to train; a
         call with a batch of zeros fails, or returns no float32 [B, n].
@@ -130,7 +130,7 @@ class CustomTorso(nn.Module):
         return getattr(self.network, self._method)(self.inputs(obs), *beside)
 
     def inputs(self, obs: Any) -> Any:
-        """Returns the network's input: a tensor, or for a Dict or Tuple a dict of tensors."""
+        """Returns the network's input: a dict of tensors for a Dict or Tuple space, otherwise a tensor."""
         if not isinstance(obs, dict):
             return obs
         return {seen: obs[name] for seen, name in self._names.items()} if self._only is None else obs[self._only]
@@ -157,7 +157,7 @@ class CustomTorso(nn.Module):
 
 
 def head_on(hyper: Any, torso: Any, outputs: int, make: Callable[[int, int], nn.Module] = nn.Linear) -> nn.Module:
-    """Makes a head by `make` from the torso's size to `outputs` numbers; on a whole model, an identity.
+    """Makes a head, by `make`, from the torso's features to `outputs` numbers; on a whole model, makes an identity.
 
     Raises: ValueError: a whole model has another number of outputs.
     """
@@ -169,7 +169,7 @@ def head_on(hyper: Any, torso: Any, outputs: int, make: Callable[[int, int], nn.
 
 
 def custom_function(label: str, given: Any, expected: str = "a function of mc.Spaces, or its module:name") -> Any:
-    """Returns a user's function in the form that a hyperparameter holds: its module:name, if importing that gives it.
+    """Returns a user's function as a hyperparameter stores it: its module:name if importable, else the function.
 
     Raises: ValueError: the user gave no function, or the import fails.
     """
@@ -186,7 +186,7 @@ def custom_function(label: str, given: Any, expected: str = "a function of mc.Sp
 
 
 def visible(spaces: Spaces, without: tuple[str, ...]) -> Spaces:
-    """Returns the spaces without these parts of a Dict; if only one part remains, it stands alone, without a Dict."""
+    """Returns the spaces without the Dict's parts `without`; if only "observation" remains, it replaces the Dict."""
     if not without:
         return spaces
     seen = {key: space for key, space in spaces.observation.spaces.items() if key not in without}
@@ -194,7 +194,7 @@ def visible(spaces: Spaces, without: tuple[str, ...]) -> Spaces:
 
 
 def zeros_of(spaces: Spaces) -> Any:
-    """Returns a batch of zeros in the form of a user's network's input; discrete values are their space's start."""
+    """Returns a batch of zeros as input of a user's network; discrete values are the start of their space instead."""
     lead = (TRIED, spaces.stack) if spaces.stack > 1 else (TRIED,)
     parts = {}
     for part in spaces.parts:

@@ -2,7 +2,7 @@
 
 `outputs` is the number of network outputs that a distribution takes, `extras` the fields that rows store beside the
 action. `sample` draws k actions by outputs [k, outputs], with NumPy and the actor's generator (compiled/draws.py);
-`mode` returns the most probable ones, as a tensor. A call returns the log-probabilities [B] of a batch's actions and
+`mode` returns the most probable actions, as a tensor. A call returns the log-probabilities [B] of a batch's actions and
 the entropies [B], with torch. `mask`, bool [k, outputs], holds the allowed values of each component.
 """
 
@@ -23,7 +23,7 @@ from .actions import array_of, dtype_of
 
 
 def distribution_of(owner: str, space: gymnasium.Space) -> "Categorical | Bernoulli | Gaussian":
-    """Returns the distribution over a space's actions. Raises ValueError, which begins with `owner`: there is none."""
+    """Returns the distribution over a space's actions. Raises ValueError, naming `owner`, if the space has none."""
     if isinstance(space, (gym.Discrete, gym.MultiDiscrete)):
         return Categorical(space)
     if isinstance(space, gym.MultiBinary):
@@ -35,7 +35,7 @@ def distribution_of(owner: str, space: gymnasium.Space) -> "Categorical | Bernou
 
 
 class Distribution(nn.Module):
-    """Base that samples by tensors of outputs and masks; `draws`, a subclass's other base, samples by arrays."""
+    """Base whose `sample` takes tensors; it passes arrays to `draws`, the other base of each subclass."""
 
     draws: ClassVar[Any]
 
@@ -51,7 +51,7 @@ class Distribution(nn.Module):
 
 
 class Categorical(Distribution, Categories):
-    """Distribution of a Discrete, or of the components of a MultiDiscrete, independent of each other."""
+    """Distribution of a Discrete action, or of a MultiDiscrete's components, which are independent of each other."""
 
     draws = Categories
 
@@ -83,7 +83,7 @@ class Bernoulli(Distribution, Bits):
 
 
 class Gaussian(Distribution, Normals):
-    """Distribution of a Box: a diagonal normal distribution, whose standard deviations are separate parameters."""
+    """Distribution of a Box: a diagonal normal distribution, whose standard deviations are parameters, not outputs."""
 
     draws = Normals
 
@@ -103,7 +103,7 @@ class Gaussian(Distribution, Normals):
         return log_prob, (self.log_std + LOG_SQRT_2PI + 0.5).sum().expand(len(output))
 
     def _drawn(self, batch: Any) -> Any:
-        """Returns the draws that rows store, or the actions in units of draws: demonstrations store no draws."""
+        """Returns the draws that rows store; for demonstrations, which have no draws, the actions in units of draws."""
         if DRAWN in batch.extras:
             return batch.extras[DRAWN]
         action = batch.action.reshape(len(batch.action), -1)

@@ -15,7 +15,8 @@ from ...observations import by_name
 class RunningMoments(nn.Module):
     """Keeps the running mean and variance of named arrays.
 
-    Its state is float64: `count` of rows, `batches`, and for each array `mean_<name>` and `variance_<name>` [*shape].
+    All state is float64: `count` is the number of rows, `batches` of batches; each array has `mean_<name>` and
+    `variance_<name>`, [*shape].
     """
 
     count: torch.Tensor

@@ -1,4 +1,4 @@
-"""Tells which parts of networks do nothing in a call but their `forward`, so that other code may replace the call."""
+"""Tells for which parts of networks a call runs only `forward`, so that other code may replace the call."""
 
 from typing import Any
 
@@ -18,9 +18,10 @@ GLOBAL_HOOKS = (
 
 
 def is_plain(part: nn.Module) -> bool:
-    """Returns whether a call runs only a `forward` of this package or torch, and no attribute hides one of the class.
+    """Tells whether a call of the module runs only a `forward` of this package or of torch.
 
-    Of a linear layer, weight and bias must be parameters: a user may have replaced them by plain tensors.
+    No attribute of the object may hide one of its class. A linear layer's weight and bias must be parameters, since a
+    user may have replaced them by plain tensors.
     """
     kind, own = type(part), vars(part)
     own_kind = kind.__module__.startswith(PACKAGE)

@@ -60,7 +60,7 @@ class ValueNetwork(OutputNetwork):
 class PolicyValue(nn.Module):
     """Holds a policy, the part that acts, and a critic; only the critic sees the observation's parts `of_critic`.
 
-    Both may be methods of a user's network. If this has a method `both`, one call computes the layers that they share.
+    Policy and critic may be methods of a user's network. If it has a method `both`, one call computes shared layers.
     """
 
     def __init__(self, hyper: Any, spaces: Spaces, of_critic: tuple[str, ...] = ()) -> None:

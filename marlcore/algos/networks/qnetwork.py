@@ -1,4 +1,4 @@
-"""Value networks with and without memory, their head, and the choice of the best action that a mask allows."""
+"""Value networks with and without memory, their head, and the choice of the best allowed action."""
 
 import math
 from functools import partial
@@ -22,7 +22,7 @@ class QNetwork(nn.Module):
     """Maps observations to values [B, actions.count] of joint actions, in units of reward_scale times the reward."""
 
     def __init__(self, hyper: Any, spaces: Spaces, torso: Any = None) -> None:
-        """`torso`: the first layers; None: the hyperparameters choose them, perhaps as part of a user's whole model."""
+        """Takes `torso` as first layers; None: takes those of the hyperparameters, perhaps in a user's whole model."""
         super().__init__()
         self.spaces = spaces
         self.actions = JointActions(hyper.owner, spaces.action)
@@ -52,7 +52,7 @@ class QNetwork(nn.Module):
 
 
 class RecurrentQNetwork(QNetwork):
-    """Maps observations and a state to values [B, actions.count] of joint actions, which R2D2 rescales."""
+    """Maps observations and a state to values [B, actions.count] of joint actions; R2D2 rescales the values."""
 
     def __init__(self, hyper: Any, spaces: Spaces) -> None:
         super().__init__(hyper, spaces, RecurrentTorso(hyper, spaces, hyper.hidden[:-1]))
@@ -60,7 +60,7 @@ class RecurrentQNetwork(QNetwork):
     def forward(  # type: ignore[override]
         self, obs: Any, state: State | None, windows: Windows | None = None
     ) -> Stepped:
-        """Returns the values [k, actions] of k observations [k, ...], and the state after them; see RecurrentTorso.
+        """Returns the values [k, actions] of k observations [k, ...], and the state after these; see RecurrentTorso.
 
         With `windows`, values are [B, N, actions], for observations [B, N, ...] and the state [B, ...] before them.
         """
@@ -77,8 +77,8 @@ class RecurrentQNetwork(QNetwork):
 class Head(nn.Module):
     """Maps features [..., inputs] to a value of each action [..., actions], through the last of the layers `hidden`.
 
-    With `dueling`, a value is that of the state plus the action's advantage less the mean advantage (Wang et al. 2016,
-    arXiv:1511.06581, equation 9). State and actions share the layer, so dueling costs little.
+    With `dueling`, an action's value is the state's value plus the action's advantage minus the mean advantage (Wang et
+    al. 2016, arXiv:1511.06581, equation 9). All are outputs of one layer, so dueling costs little.
     """
 
     aggregate: torch.Tensor
@@ -90,7 +90,7 @@ class Head(nn.Module):
         self.hidden = dense_layer(hyper, inputs, hyper.hidden[-1])
         self.activation = ACTIVATIONS[hyper.activation]()
         self.output = nn.Linear(hyper.hidden[-1], actions + hyper.dueling)
-        # The outputs times this matrix: the value minus the mean advantage, for few actions plus the advantage.
+        # The outputs times this matrix are the value minus the mean advantage; for few actions, plus each advantage.
         rest = torch.cat([torch.full((actions, 1), -1 / actions), torch.ones(1, 1)])
         whole = rest + torch.eye(actions + 1, actions) if self.few else rest
         self.register_buffer("aggregate", whole, persistent=False)
@@ -107,5 +107,7 @@ class Head(nn.Module):
 
 
 def best(values: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
-    """Returns the best action by `values` [..., actions] among those `allowed`, bool (None: all), int64 [...]."""
+    """Returns the numbers, int64 [...], of the actions with the highest `values` [..., actions].
+
+    `allowed`, bool [..., actions], is False for excluded actions; None: all are allowed."""
     return values.argmax(-1) if allowed is None else values.masked_fill(~allowed, -math.inf).argmax(-1)

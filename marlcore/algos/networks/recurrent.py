@@ -28,7 +28,7 @@ EPSILON = 1e-3  # of the linear part of `rescaled`, which makes the inverse cont
 def cell_function(label: str, cell: Any) -> Any:
     """Returns a built-in layer's name, or a user's function as `custom_function` does.
 
-    Raises: ValueError: `cell` is neither.
+    Raises: ValueError: `cell` is neither a layer's name nor a function.
     """
     expected = "lstm, gru, a function of inputs and units, or its module:name"
     if isinstance(cell, str) and ":" not in cell:
@@ -42,11 +42,11 @@ Cell: TypeAlias = Annotated[str | Callable[[int, int], nn.Module], cell_function
 
 
 class Recurrent(nn.Module):
-    """Maps features of steps [k, inputs] or windows [k, T, inputs], and a state, to [..., units] and the next state.
+    """Maps features of steps [k, inputs] or windows [k, T, inputs], and a state, to [..., units] and a state.
 
-    The state's parts, float32 [k, units], are `hidden` and, of an LSTM, `cell`; zeros where an episode begins. The bias
-    of the gate that keeps the state begins at about 1, so that gradients reach far back (Jozefowicz et al. 2015, "An
-    empirical exploration of recurrent network architectures").
+    The state's parts, float32 [k, units], are `hidden` and, for an LSTM, `cell`; both are 0 where an episode begins.
+    The bias of the gate that keeps the state begins at about 1, so that gradients reach far back (Jozefowicz et al.
+    2015, "An empirical exploration of recurrent network architectures").
     """
 
     def __init__(self, cell: str, inputs: int, units: int) -> None:
@@ -135,14 +135,14 @@ class Windows(NamedTuple):
         return torch.cat([first, later], 1), after
 
     def of_rows(self, rows: slice) -> "Windows":
-        """Returns the windows [B * size, ...] of these members from a team's, whose actions are [B, N - 1, members]."""
+        """Returns the windows [B * size, ...] of the members `rows`, from a team's with actions [B, N - 1, members]."""
         size = rows.stop - rows.start
         reward, known = (part.repeat_interleave(size, 0) for part in (self.reward, self.known))
         return Windows(self.action[:, :, rows].transpose(1, 2).flatten(0, 1), reward, self.burn_in, known)
 
 
 def state_fields(hyper: Any, spaces: Spaces, every: int) -> dict[str, Field]:
-    """Returns the fields of rows for the state of a RecurrentTorso; one row in `every` stores them."""
+    """Returns the fields of rows for a RecurrentTorso's state, which only each `every`-th row stores."""
     with torch.random.fork_rng(devices=[]):
         layer = {name: (size,) for name, size in recurrent_layer(hyper, 1).sizes.items()}
     parts: dict[str, tuple[int, ...]] = {**layer, PREVIOUS_ACTION: (_encoder(spaces.action).size,), PREVIOUS_REWARD: ()}
@@ -166,7 +166,7 @@ class RecurrentTorso(nn.Module):
         self._sizes = {**self.core.sizes, PREVIOUS_ACTION: self.actions.size}
 
     def forward(self, obs: Any, state: State | None, unroll: Unroll | None = None) -> Stepped:
-        """Returns features [k, size] of k observations, and the state after them; `acted` then adds the actions.
+        """Returns features [k, size] of k observations, and the next state, to which `acted` adds the actions.
 
         Args:
             state: the parts of `state_fields`, each [k, ...]; None: every row begins an episode.
@@ -188,7 +188,7 @@ class RecurrentTorso(nn.Module):
         return {**state, PREVIOUS_ACTION: encoded, PREVIOUS_REWARD: encoded.new_zeros(encoded.shape[0])}
 
     def before_each(self, action: torch.Tensor, reward: torch.Tensor, state: State) -> State:
-        """Returns the state before windows, with the action and reward before each of N observations, [B * N, ...]."""
+        """Returns windows' first state, but with the action and reward before every observation, [B * N, ...]."""
         encoded = self.actions(action.flatten(0, 1)).view(*action.shape[:2], -1)
         actions = torch.cat([state[PREVIOUS_ACTION][:, None], encoded], 1)
         rewards = torch.cat([state[PREVIOUS_REWARD][:, None], reward], 1)
@@ -196,7 +196,7 @@ class RecurrentTorso(nn.Module):
 
 
 def _encoder(space: gymnasium.Space) -> Flat | OneHot:
-    """Returns the encoder of actions as rows store them, where Discrete and MultiDiscrete actions count from 0."""
+    """Returns the encoder of stored actions; rows store Discrete and MultiDiscrete actions as numbers from 0."""
     if isinstance(space, gym.Discrete):
         return OneHot(gym.Discrete(space.n), 1)
     return OneHot(gym.MultiDiscrete(space.nvec), 1) if isinstance(space, gym.MultiDiscrete) else Flat(space, 1)

@@ -3,7 +3,7 @@
 A call of a torch module takes longer than the product of a small layer, and a small network makes ten such calls. So
 `faster` runs a network's `forward` on a stand-in: an object of a class derived from the network's own, with the
 network's attributes, but with functions in place of its layers and stand-ins in place of its other parts. It serves
-networks that are not compiled: with memory, of teams, or with other layers than chains have (algos/compiled/).
+networks that algos/compiled/ does not: recurrent ones, those of teams, and those with layers that it lacks.
 """
 
 from collections.abc import Callable
@@ -26,9 +26,9 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def faster(module: M) -> M:
-    """Returns a stand-in with the module's call and methods; the module itself if it has hooks or is a user's own.
+    """Returns a stand-in with the module's methods, or the module itself if it has hooks or is a user's own.
 
-    Ask for the stand-in at each call: it stands for the module as it is now.
+    Get the stand-in anew for each call of the module, since the module may have changed.
     """
     plan = vars(module).get("_plan")
     if plan is None or plan.owner is not module or not plan.holds():  # shallow copies share the plan
@@ -55,7 +55,7 @@ class Plan:
         self._first = self._look()
 
     def _form(self, part: nn.Module, parts: list[nn.Module]) -> Any:
-        """Returns the part's form in the stand-in: the part itself if calling it may do more than its `forward`."""
+        """Returns what replaces the part in the stand-in; the part itself if calling it may do more than `forward`."""
         if not is_plain(part):
             return part
         parts.append(part)
@@ -70,11 +70,11 @@ class Plan:
         ]
 
     def holds(self) -> bool:
-        """Returns whether the stand-in still fits the module: the same parts of the same classes."""
+        """Returns whether the stand-in still fits the module, which must have the same parts, of the same classes."""
         return self._look() == self._first and self._children == self._named
 
     def is_hooked(self) -> bool:
-        """Returns whether any part has hooks, or torch has global ones."""
+        """Returns whether any part has hooks, or torch has global hooks."""
         return any(GLOBAL_HOOKS) or any(self._hooks)
 
     def __reduce__(self) -> Any:
@@ -95,7 +95,7 @@ def _stand_in(part: nn.Module, form: Form) -> Any:
 
 @cache
 def _called(kind: Any, attributes: tuple[str, ...], buffers: tuple[str, ...], parameters: tuple[str, ...]) -> Any:
-    """Returns a class whose objects, when called, run only `forward`, and whose attributes are the module's own."""
+    """Returns a class whose objects, when called, run only `forward`, and whose attributes are those of the module."""
     members: dict[str, Any] = {"__call__": kind.forward}
     for store, names in {"_own": attributes, "_buffers": buffers, "_parameters": parameters}.items():
         members |= {name: _item_of(store, name) for name in names}
@@ -114,7 +114,10 @@ def _linear(tensors: dict[str, Any], x: torch.Tensor) -> torch.Tensor:
 
 
 def _recurrent(core: Any, form: Form) -> Any:
-    """Runs a step by torch's cell function, in a fourth of the time but with other rounding; windows by the layer."""
+    """Returns a function that computes a step by torch's cell function, and windows by the layer.
+
+    The cell function takes a fourth of the layer's time for a step, but rounds differently.
+    """
     other, layer = _stand_in(core, form), core.layer
     if not is_plain(layer) or tuple(layer._parameters) != WEIGHTS:
         return other

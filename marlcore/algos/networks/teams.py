@@ -29,9 +29,9 @@ class MemberGroup:
     """Members that share a network.
 
     Attributes:
-        part: the part of the team's observation that holds them.
-        rows: the rows of that part that are these members.
-        spaces: one member's spaces; where several members share, they include the member's one-hot number.
+        part: the name of the part of the team's observation that holds these members.
+        rows: the rows of these members in the part.
+        spaces: one member's spaces; in a group of several members, observations include a member's one-hot number.
     """
 
     part: str
@@ -51,7 +51,7 @@ class TeamSpaces:
 
     Attributes:
         count: the number of members.
-        choices: the number of each member's actions if they are Discrete; otherwise empty.
+        choices: each member's number of actions if all members' actions are Discrete; otherwise empty.
         groups: the groups that share a network, in the order of the members.
 
     Raises: ValueError, which begins with `owner`: the agent is no team, or its members' Boxes differ in size.
@@ -91,7 +91,7 @@ class TeamSpaces:
         return gym.Box(box.low[member], box.high[member], dtype=box.dtype)
 
     def alive(self, obs: Any) -> torch.Tensor:
-        """Returns 1 for each member that acts, else 0, float32 [..., members], by the newest observation of a stack."""
+        """Returns float32 [..., members]: 1 for each member that acts, else 0, in the newest observation of a stack."""
         return self._newest(obs[self._alive]).float()
 
     def state(self, obs: Any) -> torch.Tensor:
@@ -103,9 +103,10 @@ class TeamSpaces:
         return part[..., -1, :] if self.spaces.stack > 1 else part
 
     def allowed(self, mask: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
-        """Returns each member's allowed choices, bool [..., members, most], from a mask [..., all choices]; None: all.
+        """Converts a mask [..., all choices] to each member's allowed choices, bool [..., members, most].
 
-        The result has the leading axes and the device of `like`, [..., members, most], which may have fewer members.
+        `most` is the largest number of a member's choices. Without a mask, returns None if every member has `most`
+        choices; otherwise the result has the leading axes and the device of `like`, [..., any, most].
         """
         most = max(self.choices)
         if mask is None:
@@ -117,7 +118,7 @@ class TeamSpaces:
 
 
 def discrete_team(owner: str, spaces: Spaces, shared: bool) -> TeamSpaces:
-    """Returns a team's spaces. Raises ValueError: the agent is no team, or its members' actions are not Discrete."""
+    """Returns a team's spaces. Raises ValueError if the agent is no team, or its members' actions are not Discrete."""
     team = TeamSpaces(owner, spaces, shared)
     if not team.choices:
         raise ValueError(f"{owner}: expected Discrete actions of a team's members, got {brief(spaces.action)}")
@@ -139,7 +140,7 @@ class MemberNetworks(nn.Module):
         return torch.cat(outputs, 1)
 
     def stepped(self, obs: Any, state: State | None, windows: Windows | None = None) -> Stepped:
-        """Returns the outputs of recurrent networks, and the state after them; see RecurrentQNetwork.
+        """Returns the outputs of recurrent networks, and the next state; see RecurrentQNetwork.
 
         Args:
             obs: [k, ...]; with `windows`, [B, N, ...].
@@ -162,7 +163,7 @@ class MemberNetworks(nn.Module):
         return torch.cat(outputs, -2), {name: torch.cat([each[name] for each in after], 1) for name in after[0]}
 
     def seen(self, group: MemberGroup, obs: Any, windows: bool = False) -> Any:
-        """Returns a group's observations [k * size, ...] from the team's: [k, ...], or [k, N, ...] with `windows`."""
+        """Returns a group's observations [k * size, ...], given the team's: [k, ...], or [k, N, ...] if `windows`."""
         axis = 1 + windows + (self.team.spaces.stack > 1)
         seen = obs[group.part].narrow(axis, group.rows.start, group.size).movedim(axis, 1)
         if group.size == 1:
@@ -174,7 +175,7 @@ class MemberNetworks(nn.Module):
 
 
 def _of_rows(part: torch.Tensor, rows: slice) -> torch.Tensor:
-    """Returns a part of these members' state [k * size, ...]; `part` is [k, members, ...], or [k] if all share it."""
+    """Returns a state's part for the members `rows`, [k * size, ...], given [k, members, ...] or, if shared, [k]."""
     if part.ndim == 1:
         return part.repeat_interleave(rows.stop - rows.start)
     return part[:, rows].flatten(0, 1).contiguous()  # a view's strides keep torch from exporting an LSTM to ONNX
@@ -192,19 +193,19 @@ class OneHotActions:
         return functional.one_hot(action.long(), self.most).flatten(1).float()
 
     def decode(self, scores: Any) -> Any:
-        """Returns the actions [k, members] with the highest scores [k, size], of NumPy or torch."""
+        """Returns the actions [k, members] with the highest scores [k, size], an array or a tensor."""
         return scores.reshape(-1, self.members, self.most).argmax(2)
 
     decoded = decode
 
 
 def team_actions(owner: str, team: TeamSpaces) -> OneHotActions | BoxActions:
-    """Returns the encoding of a team's actions. Raises ValueError: see BoxActions."""
+    """Returns the encoding of a team's actions. Raises ValueError as BoxActions does."""
     return OneHotActions(team) if team.choices else BoxActions(owner, team.spaces.action)
 
 
 class TeamPolicy(nn.Module):
-    """Maps a team's observations to [B, size]: its members' actions in [-1, 1] of a Box, or scores of Discrete ones."""
+    """Maps a team's observations to [B, size]: its members' Box actions in [-1, 1], or scores of Discrete actions."""
 
     noisy = DeterministicPolicy.noisy
 
@@ -233,7 +234,7 @@ class TeamPolicy(nn.Module):
         return self.actions.decoded(self(obs, mask))
 
     def drawn(self, outputs: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Returns actions [B, size] for critics, with gradients; Discrete ones are drawn, as one-hot vectors."""
+        """Returns actions [B, size] for critics, with gradients; Discrete actions are drawn, and one-hot."""
         if not self.team.choices:
             return outputs
         scores = outputs.reshape(-1, self.team.count, self.actions.size // self.team.count)
@@ -255,7 +256,7 @@ class TeamCritics(Critics):
         return super().forward(obs, self.of_living(obs, action), count)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Loads only the first networks of a state_dict that has more, such as an older one of MADDPG."""
+        """Loads a state_dict; ignores surplus networks, which old state_dicts of MADDPG have."""
         for name, parameter in self.layers.named_parameters(f"{prefix}layers"):
             if name in state_dict:
                 state_dict[name] = state_dict[name][: len(parameter)]
@@ -267,18 +268,18 @@ class TeamCritics(Critics):
         return (of_members * self.team.alive(obs)[..., None]).flatten(-2)
 
     def of_each(self, obs: Any, joint: torch.Tensor) -> torch.Tensor:
-        """Returns the first network's values [members, B] of joint actions [members, B, size], one for each member."""
+        """Returns the first network's values [members, B] of joint actions [members, B, size], B for each member."""
         return torch.cat([self(obs, action, 1) for action in joint])
 
 
 class MemberCritics(TeamCritics):
-    """Critics of each member's own rewards. The first networks of all members precede the second ones."""
+    """Critics of each member's own rewards; network number i * members + m is critic i of member m."""
 
     def __init__(self, hyper: Any, policy: TeamPolicy) -> None:
         super().__init__(hyper, policy, policy.team.count)
 
     def forward(self, obs: Any, action: torch.Tensor, count: int | None = None) -> torch.Tensor:
-        """Returns the values [networks of a member, members, B] of actions [B, size]."""
+        """Returns the values [critics per member, members, B] of actions [B, size]."""
         values = super().forward(obs, action)
         return values.reshape(-1, self.team.count, values.shape[1])
 

@@ -26,7 +26,10 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 
 def encoder_of(hyper: Any, space: gymnasium.Space, stack: int) -> "Flat | Image | OneHot":
-    """Returns the encoder of a Box, Discrete, MultiDiscrete or MultiBinary [B, stack, *shape]; stack 1: [B, *shape]."""
+    """Returns the encoder of a Box, Discrete, MultiDiscrete or MultiBinary.
+
+    Its input is [B, stack, *shape] or, if the stack is 1, [B, *shape].
+    """
     if isinstance(space, (gym.Discrete, gym.MultiDiscrete)):
         return OneHot(space, stack)
     side = hyper.image_side
@@ -68,10 +71,11 @@ class OneHot(nn.Module):
 
 
 class Image(nn.Module):
-    """Features of an image (H, W), (C, H, W) or (H, W, C), H and W at least `image_side`; if both fit, (C, H, W).
+    """Computes features of an image (H, W), (C, H, W) or (H, W, C), whose H and W are at least `image_side`.
 
-    The frames of a stack become channels, uint8 is divided by 255, and convolutions follow, each with a ReLU: by
-    default the two of Mnih et al. 2013 (arXiv:1312.5602, section 4.1).
+    If both forms with channels fit, the image is taken as (C, H, W). The frames of a stack become channels, uint8 is
+    divided by 255, and convolutions follow, each with a ReLU: by default the two of Mnih et al. 2013 (arXiv:1312.5602,
+    section 4.1).
 
     Raises: ValueError: a kernel is larger than its input.
     """
