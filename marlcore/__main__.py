@@ -14,7 +14,7 @@ from importlib import import_module
 
 
 def _prepare_streams() -> None:
-    """Opens the null device for closed standard streams, since the next opened files would get their numbers."""
+    """Opens the null device for closed standard streams, lest a file opened later get a stream's number."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
@@ -55,10 +55,10 @@ COMMANDS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line.
+    """Runs the command line.
 
-    Returns: 0; 1 if a worker failed, the doctor found a problem, kernels could not be kept or the reader of the output
-    closed it early; 2 for bad input; 130 after Ctrl-C.
+    Returns: 0 on success; 1 if a worker failed, the doctor found a problem, kernels could not be kept, or the output is
+        a pipe that its reader closed early; 2 for bad input; 130 after Ctrl-C.
     """
     try:
         try:
@@ -146,7 +146,7 @@ def _how_to_resume(run_dir: str) -> str:
 
 
 def _output_fails(error: OSError) -> bool:
-    """Whether the error is one of standard output: a full disk, or a pipe whose reader has ended."""
+    """Whether the error comes from standard output, because the disk is full or the pipe's reader has ended."""
     try:
         if getattr(sys.stdout, "write_through", False):  # otherwise the text that failed is still in its buffer
             sys.stdout.write("\n")

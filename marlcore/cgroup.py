@@ -27,7 +27,7 @@ class MemoryLimit:
 
 
 def memory_limit(root: Path = ROOT, memberships: Path = MEMBERSHIPS) -> MemoryLimit | None:
-    """Returns the tightest limit of this process's group and its ancestors; None without a limit."""
+    """Returns the tightest limit of this process's group and of the group's ancestors; None without a limit."""
     limits = [limit for group in _groups("memory", root, memberships) for limit in _memory_limits(group)]
     return min(limits, key=lambda limit: limit.left, default=None)
 
@@ -48,7 +48,7 @@ def processors() -> int:
 
 
 def _groups(controller: str, root: Path, memberships: Path) -> Iterator[Path]:
-    """Returns the directories, for one controller, of this process's groups and their ancestors."""
+    """Yields the directories, for one controller, of this process's groups and of the groups' ancestors."""
     lines: list[str] = []
     with suppress_failed_calls():  # no /proc, or a kernel without control groups
         lines = memberships.read_text().splitlines()

@@ -64,7 +64,7 @@ def check_whole(label: str, value: object, low: int = 1, high: int | None = None
 
 
 def check_timeout(timeout: object, or_none: bool = True) -> None:
-    """Raises ValueError unless the timeout is a number of seconds of at least 0, or None with `or_none`."""
+    """Raises ValueError unless the timeout is a number of seconds, at least 0, or, if `or_none`, None."""
     if isinstance(timeout, float) and timeout >= 0.0:
         return  # by far the quickest check, for waits in a loop
     if not (or_none and timeout is None) and not (is_number(timeout) and timeout >= 0):  # type: ignore[operator]
@@ -72,7 +72,7 @@ def check_timeout(timeout: object, or_none: bool = True) -> None:
 
 
 def deadline_of(timeout: float | None) -> float | None:
-    """Returns the time.monotonic() at which the timeout is over; None without one. Raises as `check_timeout`."""
+    """Returns the time.monotonic() at which a timeout ends; None for the timeout None. Raises as `check_timeout`."""
     if timeout is None:
         return None
     check_timeout(timeout)
@@ -80,7 +80,7 @@ def deadline_of(timeout: float | None) -> float | None:
 
 
 def state_array(state: Any, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """Returns the array `name` of a state. Raises TypeError: the state is no dict. ValueError: the array is wrong."""
+    """Returns a state's array `name`. Raises TypeError if the state is no dict, ValueError if the array is wrong."""
     check_type("state", state, Mapping, expected="a dict of arrays")
     part = state.get(name)
     if not isinstance(part, np.ndarray) or part.shape != shape or part.dtype != dtype:
@@ -91,7 +91,7 @@ def state_array(state: Any, name: str, shape: tuple[int, ...], dtype: Any) -> ND
 
 
 def check_type(label: str, value: object, kind: Any, *, or_none: bool = False, expected: str = "") -> None:
-    """Raises TypeError unless the value is a `kind`, which the message calls `expected`, or None with `or_none`."""
+    """Raises TypeError unless the value is a `kind` (in the message: `expected`) or, if `or_none`, None."""
     if not isinstance(value, kind) and not (or_none and value is None):
         expected = expected or f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
         raise TypeError(f"{label}: expected {expected}{' or None' * or_none}, got {brief(value)}")
@@ -105,14 +105,14 @@ def check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
 
 
 def as_path(label: str, path: Any) -> Path:
-    """Returns a path. Raises ValueError: it is no path, has a null character, or is too long for the kernel."""
+    """Returns a path. Raises ValueError if `path` is none, has a null character, or is too long for the kernel."""
     if not isinstance(path, (str, os.PathLike)) or "\0" in str(path) or len(str(path)) > 4096:
         raise ValueError(f"{label}: expected a path, got {brief(path)}")
     return Path(path)
 
 
 def absolute(path: str | os.PathLike[str], label: str = "run_dir") -> Path:
-    """Returns the path from the root. Raises ValueError: see `as_path`, or the working directory was deleted."""
+    """Returns the absolute path. Raises ValueError as `as_path` does, or if the working directory was deleted."""
     try:
         return as_path(label, path).absolute()
     except FileNotFoundError:

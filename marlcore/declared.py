@@ -37,8 +37,8 @@ Rule = Callable[[str, Any], Any]
 class Whole:
     """An integer of Python or NumPy from `low` to `high`, or a whole float, such as 1e5.
 
-    The field holds an int of Python, which JSON can store. Without `high` the limit is `most`, which a message names
-    only if the value exceeds it.
+    The field holds an int of Python, which JSON can store. Without `high`, the limit is `most`; only a message about a
+    larger value names this limit.
     """
 
     low: int
@@ -60,7 +60,7 @@ UNITS = Whole(1, most=2**16)  # of a layer; a larger layer's weights would not f
 class Number:
     """A number from `low` to `high` inclusive, or between `above` and `below` exclusive.
 
-    With finite=False, infinity is allowed too. The field holds a number of Python, also for one of NumPy.
+    With finite=False, infinity is allowed too. The field holds a Python number, even if a NumPy number was given.
     """
 
     low: float | None = None
@@ -98,14 +98,14 @@ class Number:
 
 @dataclass(frozen=True)
 class Scheduled(Number):
-    """A number in the range, or a schedule as text, which a run reads."""
+    """A number in the range, or a schedule as text, which is checked when a run begins."""
 
     def __call__(self, label: str, value: Any) -> Any:
         return value if isinstance(value, str) else super().__call__(label, value)
 
 
 def layer_sizes(label: str, value: Any) -> tuple[int, ...]:
-    """Returns a tuple of at least one number of units. Raises ValueError."""
+    """Checks the layers' numbers of units, a tuple of at least one, and returns them. Raises ValueError."""
     if not isinstance(value, tuple) or not value:
         raise ValueError(f"{label}: expected a tuple of at least one size, got {brief(value)}")
     return tuple(UNITS(label, size) for size in value)
@@ -123,7 +123,7 @@ def _text(label: str, value: Any) -> Any:
 
 
 def choice(options: Sequence[Any], label: str, value: Any) -> Any:
-    """Returns the value if it is one of the options. Raises ValueError."""
+    """Returns the value if it is one of the options; otherwise raises ValueError."""
     if not np.isscalar(value) or value not in options:  # an array would be compared by its elements
         raise ValueError(f"{label}: expected {listed(options)}, got {brief(value)}")
     return value
@@ -174,7 +174,7 @@ def hints_of(kind: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def flattened(plain: Any, kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields nested settings by dotted name. Raises ValueError: a section is no mapping, or a name has a dot."""
+    """Yields nested settings by dotted name. Raises ValueError if a section is no mapping, or if a name has a dot."""
     if not isinstance(plain, Mapping):
         raise ValueError(f"{prefix[:-1] or 'settings'}: expected settings by name, got {brief(plain)}")
     sections = _sections(kind)
@@ -216,7 +216,7 @@ def _sections(kind: Any) -> dict[str, Any]:
 
 @cache
 def _declared(kind: Any) -> list[tuple[str, list[Rule], bool]]:
-    """Returns for each field with rules its name, its rules, and whether it may be None."""
+    """Returns, for each field that has rules, its name, the rules, and whether None is allowed."""
     sections: list[Any] = [(name, [partial(_section, part)], False) for name, part in _sections(kind).items()]
     declared = [(name, *_rules(hint)) for name, hint in _hints(kind).items()]
     return sections + [field for field in declared if field[1]]

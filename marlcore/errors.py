@@ -17,8 +17,8 @@ from .checks import printable
 class MarlcoreError(Exception):
     """Base of marlcore's errors.
 
-    It is raised itself for causes that no program needs to distinguish: writers overwrite every draw (use a larger
-    capacity), processes cannot be started, descriptors run out. The message names the remedy.
+    This class itself is raised for causes that no program needs to distinguish: writers overwrite the rows of every
+    draw (use a larger capacity), processes cannot be started, file descriptors run out. The message names the remedy.
     """
 
     def __str__(self) -> str:
@@ -29,7 +29,7 @@ class SharedMemoryFull(MarlcoreError, MemoryError):
     """The file system or the memory limit has no room for a segment; nothing was created.
 
     Choose a smaller capacity, give the container a larger /dev/shm (Docker: `--shm-size=8g`), put the segment into an
-    ordinary file (`path=`, `replay.path`), or remove what killed programs left there: `marlcore gc`.
+    ordinary file (`path=`, `replay.path`), or remove the segments that killed programs left there (`marlcore gc`).
     """
 
 
@@ -80,14 +80,14 @@ class NotEnoughMemory(MarlcoreError, MemoryError):
 class StaleHandle(MarlcoreError):
     """A handle names a segment that was replaced, or an object crossed a fork.
 
-    Pass the new handle on. In a forked child, attach again: `ReplayBuffer.attach(handle)`.
+    Pass on the new segment's handle. In a forked child, attach again: `ReplayBuffer.attach(handle)`.
     """
 
 
 class TimedOut(MarlcoreError, TimeoutError):
-    """A wait of marlcore took longer than its timeout; a TimeoutError of a signal handler is another error.
+    """A wait of marlcore exceeded its timeout. (A TimeoutError that a signal handler raised has another type.)
 
-    The process that it waits for is slow or dead: `marlcore top` shows a run's processes. Otherwise raise the timeout.
+    The awaited process is slow or dead: `marlcore top` shows a run's processes. If it is only slow, raise the timeout.
     """
 
 
@@ -108,15 +108,16 @@ class ClosedError(MarlcoreError):
 class Fenced(MarlcoreError):
     """A successor has taken a sender's place: the sender's messages are refused for ever.
 
-    Its machine was silent for longer than `cluster.lease_seconds`, and another process took its place. Let the sender
-    end; with slow networks or busy machines raise `cluster.lease_seconds`.
+    The sender's machine was silent for longer than `cluster.lease_seconds`, and another process took over. Let the
+    sender end; with slow networks or busy machines raise `cluster.lease_seconds`.
     """
 
 
 class LinkLost(MarlcoreError, ConnectionError):
     """The process at the other end of a link cannot be reached, for now or for ever.
 
-    Relays and mirrors then try again. Raise this error in a link of your own, so that they also try again there.
+    Relays and mirrors then try again. A link class of your own should raise this error, so that they try again with it
+    as well.
     """
 
 
@@ -131,7 +132,7 @@ class Diverged(MarlcoreError):
     """A learner's loss, weights or state are no longer finite; it is not restarted, since it would diverge again.
 
     Lower `learning_rate`, scale rewards (`reward_scale`, `learner.reward_norm`), and look for NaN in observations and
-    rewards (`marlcore.testing.check_env`). The last checkpoint was saved before.
+    rewards (`marlcore.testing.check_env`). The last checkpoint dates from before the divergence.
     """
 
 
@@ -143,7 +144,7 @@ class Deadlocked(MarlcoreError):
 
 
 class StopRun(MarlcoreError):
-    """Raised by a callback to end its run in order; the message is the reason that `Result.stopped` has.
+    """A callback raises this error to end its run in order; the message becomes `Result.stopped`.
 
     `train` does not raise it, but returns the result.
     """
@@ -159,9 +160,9 @@ class WorkerFailed(MarlcoreError):
         worker: the worker's name, such as "actor-0" or "learner-agent_1".
         reason: the last failure: "environment" or "worker" (where an exception came from), "diverged" (see `Diverged`),
             "deadlock" (see `Deadlocked`), "death" (usually by a signal) or "hang".
-        traceback: for each start of the worker, the latest last, its formatted traceback, or how its process ended; a
-            single line if the worker diverged, the disk is full, or an environment's value was refused. marlcore's
-            own frames are left out if the worker's log file or, in serial mode, the `__cause__` has them.
+        traceback: for each start of the worker, in order, its formatted traceback or the way its process ended; a
+            single line if the worker diverged, the disk is full, or an environment's value was refused. marlcore's own
+            frames are left out if the worker's log file or, in serial mode, the `__cause__` has them.
     """
 
     def __init__(self, worker: str, reason: str, traceback: str) -> None:
@@ -177,13 +178,14 @@ class WorkerFailed(MarlcoreError):
 
 
 class WorldModelFailed(WorkerFailed):
-    """A world model raised; if it was in this process, the original error is the `__cause__`.
+    """A world model raised an error, which is the `__cause__` if the model ran in this process.
 
-    Ask the model for `state` and `profile` in a program of its own; `set_state` must restore all that it depends on.
+    Ask the model for `state` and `profile` in a program of its own; `set_state` must restore all that the model depends
+    on.
 
     Attributes:
-        state, profile: the state and the profile for which the model was asked.
-        worker: the process. reason: "environment". traceback: the formatted traceback.
+        state, profile: the state and the profile about which the model was asked.
+        worker: the process in which the model ran. reason: "environment". traceback: the formatted traceback.
     """
 
     def __init__(self, state: object, profile: tuple[int, ...], traceback: str, worker: str = "this process") -> None:
@@ -193,18 +195,18 @@ class WorldModelFailed(WorkerFailed):
         self.profile = profile
 
     def of(self, worker: str) -> WorldModelFailed:
-        """Returns the same failure with this name as the `worker`."""
+        """Returns a copy of this failure, with another `worker`."""
         return WorldModelFailed(self.state, self.profile, self.traceback, worker)
 
 
 class CallbackFailed(WorkerFailed):
-    """A function that the caller gave to a planner raised; if it was in this process, the error is the `__cause__`.
+    """A function given to a planner raised an error, which is the `__cause__` if it ran in this process.
 
     Call the function for `state` in a program of its own.
 
     Attributes:
-        what: the function, in words. state: the state that it was called for.
-        worker: the process. reason: "worker". traceback: the formatted traceback.
+        what: the function, in words. state: the state with which the function was called.
+        worker: the process in which the function ran. reason: "worker". traceback: the formatted traceback.
     """
 
     def __init__(self, what: str, state: object, traceback: str, worker: str = "this process") -> None:
@@ -214,7 +216,7 @@ class CallbackFailed(WorkerFailed):
         self.state = state
 
     def of(self, worker: str) -> CallbackFailed:
-        """Returns the same failure with this name as the `worker`."""
+        """Returns a copy of this failure, with another `worker`."""
         return CallbackFailed(self.what, self.state, self.traceback, worker)
 
 

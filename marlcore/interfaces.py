@@ -47,21 +47,21 @@ class Environment(Protocol):
         """The agent that acts next; None when the episode is over for all agents."""
 
     def reset(self, seed: int | None = None) -> None:
-        """Begin an episode; a seed makes this episode and all later ones reproducible."""
+        """Begins an episode; a seed makes this episode and all later ones reproducible."""
 
     def last(self) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
         """Returns `agent`'s (observation, reward since its last action or reset, terminated, truncated, info).
 
         A reward before the agent's first action counts in the episode's return, but no row holds it. If actions are
         masked, the mask is `observation["action_mask"]`, beside `observation["observation"]`, or
-        `info["action_mask"]`, which only the acting agent needs to have.
+        `info["action_mask"]`, needed only for the agent that acts next.
         """
 
     def step(self, action: Any) -> None:
-        """Perform an action of `agent`, a member of its action space; None for an agent whose episode has ended."""
+        """Performs an action of `agent`: a value of its action space, or None if the agent's episode has ended."""
 
     def close(self) -> None:
-        """Release the environment's resources."""
+        """Releases the environment's resources."""
 
 
 class Outcome(NamedTuple):
@@ -69,15 +69,16 @@ class Outcome(NamedTuple):
 
     Attributes:
         copies: int64 [k], ascending: the numbers of the copies.
-        reward: float [k], the agent's rewards since that action.
-        terminated, truncated: bool [k]: whether and how its episode ended.
-        final_obs: the observations [k, ...] after these actions, read where the episode ended; None if none did. A mask
-            that is missing there, or that allows nothing, becomes one that allows all. Unchanged until the next
-            `observe`.
-        infos: (copy, numbers by name) of episodes that ended.
+        reward: float [k], the agent's rewards since its last action.
+        terminated, truncated: bool [k]: whether the agent's episode ended, and how.
+        final_obs: the observations [k, ...] after these actions, to be read only where the episode ended; None if no
+            episode ended. A mask that is missing there, or that allows nothing, becomes one that allows all. These
+            arrays stay unchanged until the next `observe`.
+        infos: pairs (copy, numbers by name) of the episodes that ended.
         member_rewards: for a team, [k, members]: the rewards of each member.
         acted: False if no action caused `reward`: the agent earned it before its first action or after its end, in an
-            episode that is over. The return counts it, but no row holds it. `terminated`, `truncated` are False.
+            episode that is over. The return includes this reward, but no row holds it. `terminated`, `truncated` are
+            False.
     """
 
     agent: str
@@ -107,7 +108,8 @@ class Turn(NamedTuple):
         obs: [k, ...] in the form of `Spaces.obs`, with the mask if there is one; unchanged until the turn's action, and
             where there are several copies until the next `observe`.
         begins: bool [k], whether this is the agent's first turn of an episode.
-        tags: by copy, the tag of an episode that begins, where the agent's info has a "tag"; see ReplayConfig.mixture.
+        tags: by copy, the tags of episodes that begin, from the "tag" of the agent's info, if any; see
+            ReplayConfig.mixture.
     """
 
     agent: str
@@ -122,7 +124,7 @@ class Turn(NamedTuple):
 
 
 class VectorEnvironment(Protocol):
-    """Several copies of an environment, advanced together; actors use no other form.
+    """Several copies of an environment, advanced together: the only form in which actors use environments.
 
     Call `observe`, then `act` once for each turn that it returned, and repeat. After an episode's end, a copy begins
     the next episode without a call.
@@ -131,36 +133,37 @@ class VectorEnvironment(Protocol):
     copies: int
     agents: tuple[str, ...]  # every agent that may ever act, in a fixed order
     spaces: Mapping[str, Spaces]  # by agent
-    episodes: int  # ended since `reset`, in all copies together
-    ended: NDArray[np.int64]  # [copies], the same in each copy
+    episodes: int  # episodes that ended since `reset`, in all copies together
+    ended: NDArray[np.int64]  # [copies], episodes that ended in each copy
 
     def reset(self, seed: int) -> None:
-        """Begin an episode in every copy; the seed determines this episode and all later ones."""
+        """Begins an episode in every copy; the seed determines this episode and all later ones."""
 
     def observe(self) -> tuple[list[Outcome], list[Turn]]:
         """Returns the results of earlier actions, and the turns of the agents that act now.
 
-        Each action has one outcome, which comes no later than its agent's next turn in that copy. It has no outcome if
-        the episode ends for all agents before the environment reports one. In a copy, all outcomes of a call are of the
-        same episode, which began in an earlier call. A copy has no turn if no agent acts in its next episode.
+        Each action has one outcome, which comes no later than the agent's next turn in that copy. Exception: an action
+        has none if the episode ends for all agents before the environment reports this outcome. In a copy, all outcomes
+        of a call are of the same episode, which began in an earlier call. A copy has no turn if no agent acts in its
+        next episode.
 
-        Raises EnvironmentFailed: a copy raised, or returned a value outside its space.
+        Raises EnvironmentFailed if a copy raised, or returned a value outside its space.
         """
 
     def act(self, turn: Turn, action: NDArray[Any]) -> None:
-        """Perform the actions [k, ...] of a turn. Raises EnvironmentFailed: a copy raised."""
+        """Performs the actions [k, ...] of a turn. Raises EnvironmentFailed if a copy raised."""
 
     def close(self) -> None:
-        """Release the environment's resources."""
+        """Releases the environment's resources."""
 
 
 class Action(NamedTuple):
     """An algorithm's choices for k observations.
 
     Attributes:
-        action: [k, ...] of the action space; those of a Discrete or MultiDiscrete count from 0.
-        extras: [k, ...] by name, for the row: the extras of `Algorithm.transition`. Leave out extras that are named
-            like parts of the state: for them, rows store the state before these observations.
+        action: [k, ...], of the action space; in a Discrete or MultiDiscrete, actions count from 0.
+        extras: [k, ...] by name, for the row: the extras of `Algorithm.transition`. Leave out an extra that has the
+            name of a part of the state: rows store that part as it was before these observations.
         state: the recurrent state after these observations, [k, ...] by name; None without one.
         values: [k] by name, the input of `Algorithm.first_priority`; not stored.
     """
@@ -177,7 +180,8 @@ class Update:
 
     Attributes:
         metrics: detached scalars or floats, logged; at least "loss".
-        priority: float32 [B], detached, or an array: each row's new priority, for prioritized replay; None leaves them.
+        priority: float32 [B], detached, or an array: each row's new priority, for prioritized replay; None changes no
+            priority.
         updates: gradient steps made, at least 1; each of them counts as an update.
     """
 
@@ -190,7 +194,7 @@ class Trainer(Protocol):
     """The learning half of an algorithm, for one policy."""
 
     def update(self, batch: Any) -> Update:
-        """Learn from a batch.
+        """Learns from a batch.
 
         Args:
             batch: B transitions as returned by `Batch.torch`, on the network's device: `obs` and `next_obs` in the
@@ -207,7 +211,7 @@ class Trainer(Protocol):
         """Returns the state that resuming needs beside the network, such as the optimizer's: tensors, plain values."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state returned by `state_dict`."""
+        """Restores the state returned by `state_dict`."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +222,7 @@ class ReplaySource:
         n_step: rewards in each return.
         prioritized: draws in proportion to priorities; None draws uniformly.
         sequence: draws windows of consecutive transitions; None draws single ones.
-        hindsight: gives rows other goals; None leaves them.
+        hindsight: replaces goals of rows; None keeps all goals.
     """
 
     n_step: int = 1
@@ -231,13 +235,14 @@ class ReplaySource:
 class QueueSource:
     """How a learner reads its queue, each transition once and in the order of writing: on-policy.
 
-    Each update is made on one batch, and its weights are published at once. In serial mode the actors wait for it,
-    so that transitions come from the newest weights; in async mode they continue, at most `ahead` batches ahead.
+    Each update is made on one batch, and the new weights are published at once. In serial mode the actors wait for the
+    update, so that transitions come from the newest weights; in async mode they continue, at most `ahead` batches
+    ahead.
 
     Attributes:
         batch_size: transitions of a batch, over all agents and copies of the policy; unrolls if `length` is given.
-        length: transitions of an unroll; None reads a run of single transitions from each lane.
-        ahead: batches of unread transitions at which actors wait.
+        length: transitions of an unroll; None reads consecutive single transitions from each lane.
+        ahead: number of unread batches at which actors wait.
     """
 
     batch_size: int
@@ -250,9 +255,9 @@ class QueueSource:
 
 
 class CompiledPolicy(Protocol):
-    """The form of an algorithm's policy that acts without torch, made without weights, picklable.
+    """A form of an algorithm's policy that acts without torch; it is picklable, and has no weights until `load`.
 
-    Its methods choose the same actions as the algorithm's own, with the same draws in the same order.
+    Its methods choose the same actions as the algorithm's own, with the same random draws in the same order.
 
     Attributes:
         weights: the arrays given to `load`.
@@ -261,13 +266,13 @@ class CompiledPolicy(Protocol):
     weights: Mapping[str, Any]
 
     def load(self, weights: Mapping[str, NDArray[Any]]) -> None:
-        """Take the published tensors by name, after each pull; the arrays stay unchanged until the next call."""
+        """Takes the published tensors by name, after each pull; the arrays stay unchanged until the next `load`."""
 
     def act(
         self, obs: Any, *, explore: Mapping[str, Any] | None, mask: NDArray[np.bool_] | None,
         generator: np.random.Generator,
     ) -> Action:  # fmt: skip
-        """Choose actions as `Algorithm.act` does, for arrays; observations are normalized by the published moments."""
+        """Chooses actions as `Algorithm.act` does, but for arrays; normalizes observations by the published moments."""
 
     def first_priority(
         self, before: Mapping[str, NDArray[Any]], reward: NDArray[Any], discount: float,
@@ -280,33 +285,34 @@ class CompiledPolicy(Protocol):
 class Algorithm(Protocol):
     """Hyperparameters, with functions that make the model, choose actions and make the trainer.
 
-    Each policy has its own model: its learner trains it, and its actors act with copies that follow. So an algorithm
-    keeps no state. Derive from this class to get `transition`, `source` and `schedules` by default. Preferably write a
-    frozen dataclass in a module: then `marlcore train --algo module:Class` offers its fields as options, and `--resume`
-    can import it again. Example: examples/custom_algorithm.py.
+    Each policy has its own model: the policy's learner trains the model, and its actors use copies that follow. So an
+    algorithm keeps no state. Derive from this class to get `transition`, `source` and `schedules` by default.
+    Preferably write a frozen dataclass in a module: then `marlcore train --algo module:Class` offers its fields as
+    options, and `--resume` can import it again. Example: examples/custom_algorithm.py.
 
-    `LoadedPolicy.export` needs one more method, `greedy(model, obs, state, mask)`: by operations of torch alone, the
-    actions [k, ...] and the next state, or None, that `act` returns for these arguments without exploration.
+    `LoadedPolicy.export` needs one more method, `greedy(model, obs, state, mask)`. It uses only torch's operations, and
+    returns the pair (actions [k, ...], next state or None) that `act` gives for these arguments without exploration.
     """
 
     wants_joint: ClassVar[bool] = False  # observations have a part "joint_observation" for critics; see envs/joint.py
-    wants_team: ClassVar[bool] = False  # agents are teams, of which by default all agents form one; see envs/team.py
+    wants_team: ClassVar[bool] = False  # agents are teams, by default one team of all; see envs/team.py
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
-        """Returns a row's fields; by default no extras. Raises ValueError: the algorithm cannot handle these spaces."""
+        """Returns a row's fields; by default no extras. Raises ValueError if the algorithm cannot use these spaces."""
         return TransitionSpec(obs=spaces.obs, action=spaces.action_field)
 
     def source(self, chosen: ReplaySource) -> ReplaySource | QueueSource:
-        """Returns how the learner samples its replay or reads its queue; by default `chosen`, the configuration's."""
+        """Returns how the learner samples its replay or reads its queue; by default `chosen`, as configured."""
         return chosen
 
     def schedules(self) -> Mapping[str, Any]:
-        """Returns numbers that the algorithm adds to `explore`, or defaults of its own for others; by default none.
+        """Returns further numbers for `explore`, or other defaults for configured numbers; by default none.
 
-        Learners publish them with their weights; trainers find them in the batch's `numbers`, beside step and stage.
+        Learners publish these numbers with the weights; trainers find them in the batch's `numbers`, beside step and
+        stage.
 
-        The values, by name, are numbers, or schedules in the form of the configuration's `exploration.schedules`, which
-        takes precedence.
+        The values, by name, are numbers, or schedules in the form of the configuration's `exploration.schedules`;
+        configured ones take precedence.
         """
         return {}
 
@@ -319,7 +325,7 @@ class Algorithm(Protocol):
         """
 
     def compiled(self, spaces: Spaces, settings: Any) -> CompiledPolicy | None:
-        """Returns the form that acts without torch; None, the default: there is no such form, and actors call `act`.
+        """Returns the policy's form that acts without torch; by default None, so that actors call `act`.
 
         `settings` is the policy's `LearnerConfig`, whose `obs_norm` and `reward_norm` add published tensors.
         """
@@ -336,15 +342,15 @@ class Algorithm(Protocol):
         mask: torch.Tensor | None,
         generator: np.random.Generator,
     ) -> Action:
-        """Choose actions for k observations.
+        """Chooses actions for k observations.
 
         Args:
             model: the model's acting part.
             obs: the model's input, on its device.
             explore: the scheduled numbers of exploration, such as "epsilon": a float, or float64 [k]; None acts
                 greedily.
-            state: the recurrent state, rows of new episodes zeroed; None at first, and for models without one. A part
-                named "previous_reward", float32 [k], already holds the last action's reward.
+            state: the recurrent state, rows of new episodes zeroed; None in the first call, and for models without a
+                state. A part named "previous_reward", float32 [k], already holds the last action's reward.
             mask: bool [k, actions], which actions are allowed; None allows all.
             generator: the actor's own source of randomness; the same seed repeats its draws.
         """
@@ -359,12 +365,12 @@ class Algorithm(Protocol):
         """Returns first priorities [k] of transitions; actors store them if rows have an extra "priority".
 
         Args:
-            before, after: `Action.values` of the observation acted on, and of the next one; the latter are 0 where the
-                episode terminated, and NaN where it was truncated.
+            before, after: `Action.values` of the observation acted on, and of the next observation; `after` is 0 where
+                the episode terminated, and NaN where it was truncated.
             reward: [k].
             discount: of one step.
 
-        Returns: at least 0; NaN, the default, stands for the highest priority so far.
+        Returns: at least 0; NaN, the default, means the highest priority so far.
         """
         return np.full(len(reward), np.nan, np.float32)
 

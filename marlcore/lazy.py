@@ -20,8 +20,9 @@ def attach_stub(package: str, file: str) -> tuple[Callable[[str], Any], Callable
     """Makes a package's `__getattr__` and `__dir__` (PEP 562), for the names in the stub beside `file`.
 
     A line `from .room import Name as Name` of the stub says where a name comes from, and `from . import room as room`
-    names a room. A comment is the heading of a group of names. If it names an extra, as `marlcore[train]`, then `dir`
-    and `import *` show the group only where the extra is installed. The package's docstring lists all groups.
+    names a room. A comment is the heading of a group of names. If the heading names an extra, as `marlcore[train]`,
+    then `dir` and `import *` show the group only where the extra is installed. The package's docstring lists all
+    groups.
 
     `__getattr__` raises ImportError, in one line, if a library of an extra is missing.
     """
@@ -54,7 +55,7 @@ def attach_stub(package: str, file: str) -> tuple[Callable[[str], Any], Callable
 
 
 def _groups_of(stub: str) -> dict[str, dict[str, str]]:
-    """Returns, by heading and name of a stub, the module that the name comes from."""
+    """Returns a stub's names by heading, each with the module that it comes from."""
     groups: dict[str, dict[str, str]] = {}
     heading = "Names"
     with open(stub, encoding="utf-8") as lines:
@@ -86,7 +87,7 @@ def is_installed(extra: str) -> bool:
 
 
 def missing(what: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
-    """Returns a one-line error of `what`; it names the extra that has the missing library, if there is one."""
+    """Returns an error of one line that says which extra `what` needs; `error` itself if no extra has the library."""
     library = (error.name or "").partition(".")[0]
     if library not in EXTRA_OF:
         return error

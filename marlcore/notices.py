@@ -34,7 +34,7 @@ def shown_with(progress: bool) -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """Print one line on standard error if notices are shown there; otherwise log it at level INFO."""
+    """Prints one line on standard error if notices are shown there; otherwise logs the line at level INFO."""
     shown = [_by_default, *_inside.values()][-1]
     if sys.stderr is not None and (sys.stderr.isatty() if shown is None else shown):
         with suppress_failed_calls():  # the terminal was closed

@@ -1,4 +1,4 @@
-"""Reads arrays of numbers from .npz files of unknown origin: each claim is checked before memory is allocated."""
+"""Reads arrays of numbers from .npz files of unknown origin: each stated size is checked before memory is allocated."""
 
 import math
 import os
@@ -16,7 +16,7 @@ _ALWAYS, _INFLATED = 2**28, 200  # bytes that any archive may hold, and the most
 
 
 def read_npz(label: str, path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
-    """Reads the arrays by name. Raises: ValueError, beginning with the label: it is another kind of file. OSError."""
+    """Reads the arrays by name. Raises OSError, or ValueError with the label if the file is of another kind."""
     try:
         with open_regular(path) as file, ZipFile(file) as archive:
             check_members(archive)
@@ -29,7 +29,7 @@ def read_npz(label: str, path: str | os.PathLike[str]) -> dict[str, NDArray[Any]
 
 
 def check_members(archive: ZipFile) -> None:
-    """Raises ValueError if a member is no array, has no clean name or comes twice, or the members are too large."""
+    """Raises ValueError if a member is no array, has no clean name or occurs twice, or all together are too large."""
     members = archive.infolist()
     for info in members:
         parts = info.filename.split(".")
@@ -43,7 +43,7 @@ def check_members(archive: ZipFile) -> None:
 
 
 def read_array(archive: ZipFile, name: str, kinds: str = "biufc") -> NDArray[Any]:
-    """Reads an array, by default of numbers. Raises ValueError, for a wrong dtype or length, and other errors."""
+    """Reads an array. Raises ValueError, if its dtype is of no kind in `kinds` or its length is wrong, and others."""
     with archive.open(name) as member:
         shape, dtype = read_header(member)
         nbytes = archive.getinfo(name).file_size - member.tell()
@@ -54,7 +54,7 @@ def read_array(archive: ZipFile, name: str, kinds: str = "biufc") -> NDArray[Any
 
 
 def read_header(member: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Reads the shape and the dtype at the start of a .npy file. Raises ValueError and other errors."""
+    """Reads the shape and the dtype at the start of a .npy file. Raises ValueError or other errors."""
     read = npy.read_array_header_1_0 if npy.read_magic(member) == (1, 0) else npy.read_array_header_2_0
     shape, _, dtype = read(member)
     return shape, dtype

@@ -20,7 +20,7 @@ def by_name(parts: T | Mapping[str, T]) -> dict[str, T]:
 
 
 def in_form(parts: Mapping[str, T], form: Any) -> T | dict[str, T]:
-    """Inverts `by_name`: returns the parts by name if `form` has names, otherwise the part ALONE itself."""
+    """Inverts `by_name`: returns the parts by name if `form` is a dict, otherwise the part named ALONE."""
     return dict(parts) if isinstance(form, Mapping) else parts[ALONE]
 
 

@@ -22,7 +22,7 @@ def is_importable(reference: Any) -> bool:
 def resolve(label: str, reference: str) -> Any:
     """Returns the object that `reference` names; `label`, the object's role, begins the error message.
 
-    Raises ValueError: the module or the name in it does not exist, or the import fails.
+    Raises ValueError if the module or the name in it does not exist, or if the import fails.
     """
     if not is_importable(reference):
         raise ValueError(f"{label}: expected module:name of something that can be imported, got {brief(reference)}")

@@ -1,4 +1,4 @@
-"""Opens regular files, and refuses pipes and devices, which may block or never end; adds names to errors of writes."""
+"""Opens regular files; refuses pipes and devices, which may block or never end; adds file names to errors of writes."""
 
 import os
 import stat
@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Opens a file for reading. Raises: ValueError: it is a pipe or a device. OSError."""
+    """Opens a file for reading. Raises ValueError if it is a pipe or a device, or OSError."""
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC))  # noqa: SIM115
     try:
         check_regular(path, file.fileno())
@@ -20,7 +20,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes:
-    """Reads a file of at most `most` bytes, by default the size of the memory. Raises ValueError: it is longer."""
+    """Reads a file. Raises ValueError if it is longer than `most` bytes, by default the size of the memory."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = memory if most is None else most
     with open_regular(path) as file:
@@ -37,7 +37,7 @@ def check_regular(path: str | os.PathLike[str], fd: int) -> None:
 
 @contextmanager
 def naming(path: Path, kept: str) -> Iterator[None]:
-    """Adds the file's name and the text `kept` to an OSError of a write in the block."""
+    """Adds the file's name and the text `kept` to an OSError that a write in the block raises."""
     try:
         yield
     except OSError as error:

@@ -23,7 +23,7 @@ ALIVE = "alive"  # the part that says which members act
 class SpacePart:
     """One array of a space: the space itself, or a space inside a Dict or Tuple."""
 
-    name: str  # of its field; the keys that lead to it, joined by "__"
+    name: str  # of the part and of its field: `keys`, joined by "__"
     keys: tuple[Any, ...]  # from the whole space to the part; empty for the space itself
     space: gym.Space  # a Box, Discrete, MultiBinary or MultiDiscrete
 
@@ -48,11 +48,11 @@ class Spaces:
             the action mask. Rows leave out a Text, and a part without values such as a Box of shape (0,).
         action: a Box, Discrete, MultiBinary or MultiDiscrete. Rows hold actions of a Discrete or MultiDiscrete
             counted from 0, whatever the space's start.
-        masked: each observation comes with a mask of the allowed actions, bool [actions]: the n of a Discrete, or the
-            sum of a MultiDiscrete's nvec, its components one after another.
-        stack: observations in a network's input; 1 leaves out the axis.
+        masked: whether each observation comes with a mask of the allowed actions. A mask is bool [n] for a Discrete;
+            for a MultiDiscrete it is bool [sum of nvec], component after component.
+        stack: number of observations in a network's input; with 1, the input has no axis for them.
 
-    Raises: ValueError: a space is of another kind, and the message names the agent's part; or the stack is empty.
+    Raises: ValueError: a space is of another kind (the message names the part), or `stack` is less than 1.
     """
 
     observation: gym.Space
@@ -100,7 +100,7 @@ class Spaces:
 
     @cached_property
     def mask_starts(self) -> NDArray[np.int64]:
-        """Where each component of an action begins in a mask: [0] for a Discrete."""
+        """The index in a mask at which each component of an action begins: [0] for a Discrete."""
         sizes = np.atleast_1d(getattr(self.action, "nvec", self.choices))
         starts: NDArray[np.int64] = np.cumsum(sizes) - sizes
         return starts
@@ -115,7 +115,7 @@ class Spaces:
         return action + self.action_start if self._is_shifted else action
 
     def first_refused(self, action: NDArray[Any]) -> int | None:
-        """Returns the index of the first of rows' actions [k, ...] outside the space; None if all are inside."""
+        """Finds the first of rows' actions [k, ...] outside the space; returns its index, or None if all are inside."""
         low, high = self._action_bounds
         if isinstance(self.action, gym.Box):
             wrong = (action < low) | (action > high)
@@ -135,7 +135,7 @@ class Spaces:
         return bool(self.action_start.any())
 
     def mask_in(self, obs: Any) -> Any:
-        """Returns the masks [..., choices] in a network's input, those of the newest frames; None without masks."""
+        """Returns the masks [..., choices] of the newest frames in a network's input; None without masks."""
         if not self.masked:
             return None
         return obs[MASK][..., -1, :] if self.stack > 1 else obs[MASK]
@@ -160,7 +160,7 @@ class Spaces:
 def parts_of(label: str, space: gym.Space) -> tuple[SpacePart, ...]:
     """Returns a space's parts, in the order of its keys.
 
-    Raises: ValueError, naming `label` and the part: a space is of another kind, or two parts have one name.
+    Raises: ValueError: a space is of another kind, or two parts have one name; the text has `label` and the part.
     """
     parts = tuple(_part(*leaf) for leaf in _leaves(label, space) if not (leaf[1] and _is_left_out(leaf[2])))
     names = [part.name for part in parts]

@@ -18,7 +18,7 @@ RESERVED_NAMES = frozenset(
 _KINDS = "biufc"
 MAX_BYTES = 2**47  # of one array: the size of a process's address space
 MAX_AXES = 24  # a batch has up to three more, and NumPy allows 32
-MAX_EVERY = 2**23  # an episode's row counter, limited to 2^24, must be able to continue at about half of it
+MAX_EVERY = 2**23  # an episode's row counter ends below 2^24 and then continues at about half of that
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Field:
     Attributes:
         shape: the array's shape in one transition, () for a scalar; every extent is at least 1.
         dtype: a NumPy dtype name of booleans, integers, floats or complex numbers, in native byte order.
-        every: 1 stores the field in each row. An extra may set k > 1, up to 2^23: an episode's rows k, 2k and so on
-            then store it, and the other rows, row 0 included, do not. This is for recurrent state: sequences then begin
-            at such a row.
+        every: 1 stores the field in each row. For recurrent state, an extra may have a k > 1, up to 2^23: rows k, 2k,
+            3k, ... of an episode store the field, and row 0 and all others do not. Sequences then begin at row 0 or at
+            a row that stores it.
     """
 
     shape: tuple[int, ...] = ()
@@ -60,7 +60,7 @@ class Field:
 
     @cached_property
     def numpy(self) -> np.dtype[Any]:
-        """The dtype as NumPy's object."""
+        """The dtype as a `numpy.dtype`."""
         return np.dtype(self.dtype)
 
     def zeros(self, *axes: int) -> NDArray[Any]:
@@ -174,15 +174,15 @@ class TransitionSpec:
 class Sequence:
     """Windows of consecutive transitions of one episode, for recurrent learners.
 
-    A window begins at an episode's first transition and at every `period` transitions from there. It ends early with
-    the episode, or where a writer was replaced. To store the recurrent state and burn it in (Kapturowski et al. 2019,
-    "Recurrent Experience Replay in Distributed Reinforcement Learning", section 3), declare it as an extra with
-    `Field(..., every=k)`, k a divisor of the period.
+    A window begins at an episode's first transition and at every `period` transitions from there. A window ends early
+    if its episode ends or the writer is replaced. To store the recurrent state and burn it in (Kapturowski et al. 2019,
+    "Recurrent Experience Replay in Distributed Reinforcement Learning", section 3), declare the state as an extra with
+    `Field(..., every=k)`, where k divides the period.
 
     Attributes:
         length: transitions of a window, burn-in included.
-        burn_in: first transitions that only warm up the recurrent state; `batch.mask` is False for them. Exception: a
-            window that begins its episode needs no burn-in.
+        burn_in: number of a window's first transitions, which only warm up the recurrent state; `batch.mask` is False
+            for them. Exception: a window that begins its episode needs no burn-in.
         period: transitions from the start of one window to that of the next; by default length - burn_in, so that each
             transition is trained on once.
     """
@@ -202,7 +202,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Ragged:
-    """Arrays whose first axis varies in length from row to row, up to a maximum; a row's arrays have one length.
+    """Arrays whose first axis varies in length from row to row, up to a maximum; all arrays of a row are equally long.
 
     Rows store the length, and arrays of the maximal shape with zeros behind the length.
 
@@ -214,9 +214,9 @@ class Ragged:
         outcomes.mask(batch.extras)  # bool [B, 50]
 
     Attributes:
-        name: the name of the lengths' field.
+        name: the name of the field that stores a row's length.
         most: the greatest length, at least 1.
-        parts: by name, the field of one element of each array.
+        parts: the arrays by name, each given by the Field of one element.
     """
 
     name: str
@@ -241,8 +241,8 @@ class Ragged:
     def pad(self, **arrays: Any) -> dict[str, Any]:
         """Returns the values of a row's fields, from an array [n, *shape] of each part; n may be 0.
 
-        Raises ValueError, TypeError: a part is missing or unknown, n is too large or differs between
-            arrays, or a value is wrong.
+        Raises ValueError or TypeError if a part is missing or unknown, n is too large or differs between arrays, or a
+        value is wrong.
         """
         if arrays.keys() != self.parts.keys():
             raise names_error(self.name, self.parts, arrays)
@@ -257,7 +257,7 @@ class Ragged:
         return row
 
     def mask(self, fields: Mapping[str, Any]) -> Any:
-        """Marks the elements that exist: bool [..., most], for arrays or tensors of a batch, such as its extras."""
+        """Returns a mask, bool [..., most], of the elements that exist in `fields`, such as a batch's extras."""
         lengths = fields[self.name]
         if isinstance(lengths, np.ndarray):
             return np.arange(self.most) < lengths[..., None]
@@ -267,7 +267,7 @@ class Ragged:
 
 
 def _field_of(label: str, space: Any, kinds: str = "Box, Discrete, MultiDiscrete or MultiBinary") -> Field:
-    """Returns a space's Field. Raises ValueError: a space of another kind has no shape or no numeric dtype."""
+    """Returns a space's Field. Raises ValueError if it is of another kind, without a shape or a numeric dtype."""
     shape, dtype = getattr(space, "shape", None), getattr(space, "dtype", None)
     if not isinstance(shape, tuple) or dtype is None or np.dtype(dtype).kind not in _KINDS:
         raise ValueError(f"{label}: expected a {kinds} space, got {space!r}")
@@ -293,8 +293,8 @@ def _checked_fields(where: str, fields: Mapping[str, Field]) -> dict[str, Field]
 def as_field(label: str, field: Field, value: Any) -> NDArray[Any]:
     """Returns `value` as an array of the field's shape and dtype; infinities and NaN stay as they are.
 
-    Raises: ValueError, TypeError: the message names the field, the expected value and the actual one, such as a finite
-        float64 that float32 does not hold.
+    Raises: ValueError, TypeError: the value does not fit, such as a finite float64 beyond float32's range; the message
+        names the field, the expected value and the actual one.
     """
     try:
         array = np.asarray(value)

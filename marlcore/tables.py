@@ -44,7 +44,7 @@ class FittedTable:
 
     @property
     def plain(self) -> str:
-        """Lines without a frame: the headline, and, with tabs between cells, the titles and the rows."""
+        """The headline, the titles and the rows as lines without a frame, with tabs between cells."""
         rows = [[self.label, *self.titles], *([name, *cells] for name, cells in self.rows.items())]
         lines = ["  ".join(self.headline), *("\t".join(row) for row in rows if self.rows)]
         return "".join(f"{line}\n" for line in lines)

@@ -1,7 +1,7 @@
 """Unpickling that does not change classes of the program.
 
-cloudpickle stores classes of `__main__` by value, and recognizes them by a number. Its own `loads` replaces the methods
-and attributes of such a class by those of the pickle, whose functions have globals of their own.
+cloudpickle stores classes of `__main__` by value, and recognizes them by a number. Its function `loads` replaces the
+methods and attributes of such a class by those of the pickle, whose functions have globals of their own.
 """
 
 import pickle
@@ -13,7 +13,7 @@ from cloudpickle import cloudpickle
 
 
 def unpickled(data: Any, apart: bool = False) -> Any:
-    """Unpickles bytes; classes that the program has are the program's or, with `apart`, those that the pickle holds."""
+    """Unpickles bytes; a class that the program also has is the program's or, with `apart`, the pickle's."""
     return _Unpickler(data, apart).load()
 
 

@@ -42,10 +42,10 @@ Row = dict[str, Any]  # a call's name, its median in us, its bound in words, the
 class BenchOptions:
     """Measure the core's calls on this machine, each beside a bound with the same bytes.
 
-    The figures are medians of rounds in which a call and its bound alternate, so that other load affects both. The
-    bound of adding, pulling and publishing is a copy of the bytes. The bound of sampling is a copy of rows at random
-    places, whose cost is cache misses rather than bytes. The ratio is the call's time divided by its bound's. The
-    command takes under half a minute.
+    The figures are medians of rounds in which a call and its bound alternate, so that other load affects both. For
+    adding, pulling and publishing, the bound is a copy of the bytes. For sampling, the bound is a copy of rows at
+    random places, whose cost is cache misses rather than bytes. The ratio is the call's time divided by its bound's.
+    The command takes under half a minute.
     """
 
     json: bool = False

@@ -1,7 +1,7 @@
 """`marlcore doctor`: tests the parts of this machine that marlcore needs, and gives advice on each.
 
-A check is a function that returns a Finding. Its optional parameters stand for the machine, so that tests replace them.
-Parts that may be broken, such as the core, are imported within the checks.
+A check is a function that returns a Finding. Tests pass optional parameters in place of the machine's own parts. Parts
+that may be broken, such as the core, are imported within the checks.
 """
 
 import json

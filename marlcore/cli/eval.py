@@ -44,7 +44,7 @@ class EvalOptions:
     envs: int = 8
     """Environment copies that play together."""
     seed: int = 0
-    """The same seed plays the same episodes."""
+    """Seed of the episodes; the same seed gives the same episodes."""
     explore: bool = False
     """Explore as actors do with these weights."""
     policies: dict[str, str] = field(default_factory=dict)
@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> int:
 
 
 def check_format(path: str) -> None:
-    """Checks a video's path. Raises ValueError: it is not that of a GIF or MP4; ImportError: MP4 needs a package."""
+    """Checks a video's path. Raises ValueError unless it ends in .gif or .mp4, ImportError if MP4 lacks a package."""
     kind = Path(path).suffix.lower()
     if not Path(path).absolute().parent.is_dir():
         raise ValueError(f"video: expected a file in a directory that exists, got {path!r}")
@@ -92,7 +92,7 @@ def check_format(path: str) -> None:
 
 
 def film(run: EvaluatedRun, seed: int) -> tuple[list[Frame], float]:
-    """Returns the frames of a greedy episode, and the frame rate. Raises ValueError: the environment cannot render."""
+    """Returns a greedy episode's frames, and the frame rate. Raises ValueError if the environment cannot render."""
     raw = _rendering(run.env_fn)
     camera = _Camera(raw)
     with closing(vectorize(lambda: raw, 1)) as env:
@@ -104,7 +104,7 @@ def film(run: EvaluatedRun, seed: int) -> tuple[list[Frame], float]:
 
 
 def _rendering(env_fn: Callable[..., Any]) -> Any:
-    """Makes an environment that renders arrays. Raises ValueError: the environment cannot render."""
+    """Makes an environment that renders arrays. Raises ValueError if the environment cannot render."""
     if isinstance(env_fn, NamedEnvironment):
         make: Callable[[], Any] = replace(env_fn, options={**env_fn.options, "render_mode": RENDER_MODE})
     elif _takes_render_mode(env_fn):

@@ -29,7 +29,7 @@ class ExportOptions:
     trust: bool = False
     """Execute the code of a run's directory that another user could have changed."""
     weights_only: bool = False
-    """Execute nothing of the run's directory; only for policies of built-in algorithms."""
+    """Execute no code of the run's directory; possible only for policies of built-in algorithms."""
 
 
 def main(arguments: list[str]) -> int:

@@ -18,14 +18,14 @@ from .options import CommandLine, print_table
 class GcOptions:
     """Remove segments in /dev/shm that no living process holds, as proved by a kernel lock, and stale kernel caches.
 
-    A cache of compiled kernels is stale if its installation is gone or has other sources or another version now, or if
-    no program used it for 90 days.
+    A cache of compiled kernels is stale if the installation that made it is gone or has changed its version or sources
+    since, or if no program has used the cache for 90 days.
 
     On a terminal the command draws a table. Elsewhere it prints a line for each segment with tab-separated fields:
     "removed", "orphaned" (with --dry-run) or "kept"; bytes; seconds since the last write that the file system recorded;
-    name; the holders' process ids, separated by commas, or "-". The line of a stale cache has the seconds since its
-    last use, and its path as name. The last line is "total", the bytes removed or orphaned, and the number of these
-    segments and caches.
+    name; the holders' process ids, separated by commas, or "-". The line of a stale cache has the seconds since the
+    cache's last use, and its path as name. The last line is "total", the bytes removed or orphaned, and the number of
+    these segments and caches.
     """
 
     dry_run: bool = False

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 
 class Feature(NamedTuple):
-    """A feature that the kernel must have: its attempt, marlcore's use of it, and the fix if the attempt fails."""
+    """A feature that the kernel must have: an attempt to use it, marlcore's use of it, and the fix if it is missing."""
 
     attempt: Callable[[Path], None]
     purpose: str
@@ -70,7 +70,7 @@ def try_locks(directory: Path) -> None:
 
 
 def try_waking(directory: Path, patience: float = 5.0) -> None:
-    """Tries to wake a sleeper through another mapping of its file; waits at most `patience` seconds for it."""
+    """Tries to wake a sleeping thread through another mapping of the same file, for at most `patience` seconds."""
     import numpy as np
 
     from ..memory import LINE, Event

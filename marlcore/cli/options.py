@@ -51,7 +51,7 @@ class CommandLine:
         return next(iter(self.words.get(name, ())), None)
 
     def parse(self, kind: type[T], positional: str = "") -> T:
-        """Returns the options as a dataclass. Raises: see `read`. SystemExit: --help was shown."""
+        """Returns the options as a dataclass. Raises as `read` does, and SystemExit after --help was shown."""
         if self.asks_for_help:
             self.show_help(kind, single_flags=True)
         values = self.read(hints_of(kind), positional)
@@ -94,7 +94,7 @@ class CommandLine:
         return values
 
     def show_help(self, kind: type, default: Any = None, single_flags: bool = False) -> None:
-        """Prints the options of a dataclass and exits; without tyro only their names."""
+        """Prints the options of a dataclass and exits; without tyro, prints only the options' names."""
         try:
             import tyro
         except ModuleNotFoundError:
@@ -139,7 +139,7 @@ def _may_be_flag(hint: Any) -> bool:
 
 
 class _Form(NamedTuple):
-    """A way to read words as a type: the type's description for errors, a function, and whether it takes many words."""
+    """A way to read words as a type: the type's name in errors, a function, and whether that takes many words."""
 
     expected: str
     read: Callable[..., Any]
@@ -177,7 +177,7 @@ def _form(kind: Any) -> _Form:
 
 
 def _read(label: str, hint: Any, words: Sequence[str]) -> Any:
-    """Reads words as a value of an allowed type, text last. Raises ValueError: the words fit no type."""
+    """Reads words as a value of an allowed type, as text if no other type fits. Raises ValueError if none fits."""
     forms = [*map(_form, _members(hint))]
     for form in sorted(forms, key=lambda form: form.expected == TEXT):
         with suppress(ValueError, KeyError, TypeError):  # TypeError: more or fewer words than the type takes

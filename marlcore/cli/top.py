@@ -59,14 +59,14 @@ class TopOptions(Declared):
     """Show a live run: each process's rates and restarts, each policy's updates and samples, each agent's returns.
 
     The command waits for a run that is about to start; Ctrl-C ends the command. The return is the mean of an agent's
-    last 100 episodes. The replay ratio is the number of transitions drawn per transition written. Policy lag is the
-    number of versions of the weights by which the rows of a batch are behind, at the learner's last report. Lapped and
-    redrawn rows and seconds waited count from the learner's start. A worker that is "down" has no process: it has taken
-    all its steps, or it failed and is about to be restarted.
+    last 100 episodes. The replay ratio is the number of transitions drawn per transition written. Policy lag, as of the
+    learner's last report, is the number of versions of the weights by which a batch's rows are behind. Lapped rows,
+    redrawn rows and seconds waited are counted from the learner's start. A worker that is "down" has no process: it has
+    taken all its steps, or it failed and is about to be restarted.
 
     In a run on a cluster, each node has a row with the steps of its actors, the rows and bytes that it sends, the delay
-    in milliseconds until a row arrives, the versions by which its weights are behind, messages in flight, rows lost in
-    gaps, and the seconds since its last message.
+    in milliseconds until a row arrives, the versions by which the node's weights are behind, messages in flight, rows
+    lost in gaps, and the seconds since its last message.
 
     A terminal too narrow for one table shows several, without the pids; --json has every figure. Off a terminal the
     tables are columns with tabs between them. With --once, a run that is not live yet is an error: "run_dir: expected
@@ -179,7 +179,7 @@ class WatchedRun:
         return figures | {label: newest[label] for label in REPORTED if label in newest}
 
     def _counted(self, what: str, owner: str, count: int) -> dict[str, Any]:
-        """Returns a count and its rate since the last look."""
+        """Returns a count and its rate since the last call of `figures`."""
         now = time.monotonic()
         since, earlier = self._before.get((what, owner), (now, count))
         self._before[what, owner] = now, count

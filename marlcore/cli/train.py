@@ -32,16 +32,16 @@ class TrainOptions:
     td3, td3bc, vdn or <module>:<class>; options that begin with --algorithm are its own. Not bc, which learns from
     recorded data alone."""
     seeds: tuple[int, ...] = ()
-    """Instead of --seed: a run for each of these, with their curves together."""
+    """Instead of --seed: makes a run for each of these seeds, and plots the curves of all runs together."""
     parallel: int = 1
-    """Runs of --seeds at a time."""
+    """Number of the runs of --seeds that train at a time."""
     init_from: str | None = None
     """A run's directory or a checkpoint, from whose weights the policies start."""
     init_strict: bool = True
     """Refuse weights that do not fit the network; --no-init-strict leaves them out."""
     preset: str | None = None
-    """Settings by name, such as cartpole-ppo, with their environment and algorithm; options override them. The
-    name list prints all names."""
+    """Settings by name, such as cartpole-ppo, with their environment and algorithm; options override them. --preset
+    list prints all names."""
     settings: str | None = None
     """A YAML file of settings, with these options' names as its keys; options override it."""
 
@@ -50,8 +50,8 @@ class TrainOptions:
 class ResumeOptions:
     """Continue a run from its last checkpoints, with its settings.
 
-    Every option of a setting or of its algorithm changes it, such as --total-steps, --actor.processes or
-    --algorithm.learning-rate; those on which the checkpoints depend are refused.
+    An option of a setting or of the run's algorithm, such as --total-steps, --actor.processes or
+    --algorithm.learning-rate, changes this setting; settings on which the checkpoints depend cannot be changed.
 
     A run's directory is code: this command imports and calls what its config.json names. See docs/security.md.
     """
@@ -149,7 +149,7 @@ def _read(line: CommandLine) -> tuple[TrainOptions, str, Any, Config]:
 
 
 def _chosen_settings(line: CommandLine) -> Settings:
-    """Reads the settings of a preset or a file, or the defaults. Raises ValueError: both are given, or invalid."""
+    """Reads the settings of a preset or a file, or the defaults. Raises ValueError if both are given, or invalid."""
     file, preset = line.word("settings"), line.word("preset")
     if file and preset:
         raise ValueError(f"settings: expected none with --preset {preset}, got {file!r}")

@@ -29,7 +29,7 @@ RECORDED = "a run on recorded data has no use for it"
 
 
 def applied(policies: tuple[AssignedPolicy, ...], config: Config) -> Config:
-    """Resets the settings that no policy uses. Raises ValueError: a replay is too small, or settings conflict."""
+    """Resets the settings that no policy uses. Raises ValueError if a replay is too small, or if settings conflict."""
     for policy in policies:
         if isinstance(policy.source, QueueSource):
             if policy.name in config.ratios:
@@ -53,7 +53,7 @@ def applied(policies: tuple[AssignedPolicy, ...], config: Config) -> Config:
 def applied_offline(config: Config) -> Config:
     """Resets the settings of acting, which a run on recorded data does not use.
 
-    Raises ValueError: there is a cluster, or the run would stop by a metric of actors' episodes.
+    Raises ValueError if there is a cluster, or if a metric of actors' episodes would stop the run.
     """
     if config.cluster.address is not None:
         raise ValueError(f"cluster.address: expected None, since {RECORDED}, got {brief(config.cluster.address)}")
@@ -70,7 +70,7 @@ def applied_offline(config: Config) -> Config:
 
 
 def _run_wide(config: Config) -> dict[str, str]:
-    """Returns the names of shared settings for which a policy has its own value, each with the reason to ignore it."""
+    """Returns the names of policies' settings that differ from the run's shared value, each with why it is ignored."""
     return {
         f"{by}.{policy}.{name}": f"all policies have {section}.{name}"
         for by, section in SECTIONS.items()
@@ -103,7 +103,7 @@ def _check_rows(policy: AssignedPolicy, source: ReplaySource, config: Config) ->
 
 
 def _unused(policy: AssignedPolicy, config: Config) -> dict[str, str]:
-    """Returns the settings that a policy does not use: their names in the run's sections, each with the reason."""
+    """Returns the settings that a policy does not use, by their names in the run's sections, each with the reason."""
     unused: dict[str, str] = {}
     if "epsilon" not in schedules_of(policy.algorithm, config.of(policy.name)):
         unused |= dict.fromkeys(OF_EXPLORATION, _of(policy, "draws its actions without an epsilon"))

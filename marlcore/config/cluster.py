@@ -61,7 +61,7 @@ class ClusterConfig(Declared):
     nodes_at_start: Annotated[int | None, Whole(0)] = None
     """Number of these machines without which the run does not start; the others may join at any time. None: all."""
     actors_per_node: Annotated[int, Whole(1)] = 1
-    """Actor processes on each of these machines, each of which steps `actor.envs` environment copies."""
+    """Number of actor processes on each of these machines; each process steps `actor.envs` environment copies."""
     resources: Annotated[dict[str, float], _resources] = field(default_factory=dict)
     """Amounts of resources, by name, that Ray reserves on each machine, such as CPU 8 highmem 1; a machine that lacks
     them is not used. By default Ray reserves one CPU for each actor."""
@@ -73,13 +73,13 @@ class ClusterConfig(Declared):
     """Seconds without a message after which a machine counts as lost: its later rows are refused, and other machines
     take its share of the steps."""
     sync_seconds: Annotated[float, Number(0)] = 0.05
-    """Seconds between looks for newer weights on each machine."""
+    """Seconds between checks for newer weights on each machine."""
     flush_seconds: Annotated[float, Number(0.001, 60)] = 0.1
     """Longest time, at most 60 s, for which a machine collects rows before it sends them; a small amount of rows waits
     only a tenth of that time."""
     lane_rows: Annotated[int, Whole(3)] = 1000
-    """Rows of each environment copy that a machine keeps until they have arrived. If there are more, the oldest are
-    lost and counted; but actors that must not outrun their learner (updates_per_step) wait instead."""
+    """Rows of each environment copy that a machine keeps until they have arrived. If there are more, the oldest rows
+    are lost and counted; but actors that must not outrun their learner (updates_per_step) wait instead."""
     compress: Literal["lz4"] | None = None
     """Compression of rows between machines: "lz4" for frames on a slow network."""
 

@@ -59,7 +59,7 @@ def _ratios(label: str, ratios: Any) -> Any:
 
 @dataclass(frozen=True)
 class Config(Declared):
-    """A training run, such as Config(total_steps=50_000, learner=LearnerConfig(gamma=0.9)).
+    """The settings of a training run, such as Config(total_steps=50_000, learner=LearnerConfig(gamma=0.9)).
 
     Raises: ValueError, TypeError: a setting is out of range or of another kind, in one line.
     """
@@ -74,8 +74,8 @@ class Config(Declared):
     """Updates of each learner per step of its agent after the warm-up: a number, or a schedule, such as "linear(0.1, 1,
     100000)", whose sum over the steps is the number of updates. None lets actors and learners run free."""
     updates_tolerance: Count = 32
-    """Updates by which a learner may be behind updates_per_step before its actors wait; it is never ahead. While a
-    schedule is below its highest number, actors wait after fewer updates."""
+    """Updates by which a learner may be behind updates_per_step before its actors wait; a learner is never ahead. While
+    a schedule is below its highest number, actors wait after fewer updates."""
     run_dir: str | None = None
     """A new or empty directory for the results: a path, or an address of fsspec, such as s3://bucket/demo, to which the
     results are copied (marlcore[remote]). By default runs/<date and time>."""
@@ -93,10 +93,11 @@ class Config(Declared):
     function of the agent's name."""
     learners: Annotated[dict[str, LearnerConfig], _by_policy] = field(default_factory=dict)
     """By policy, settings of its learner that replace `learner`. In a file, and on the command line
-    (`--learners.guard.n-step 1`), missing ones are taken from `learner`; `processes` and `threads` always are."""
+    (`--learners.guard.n-step 1`), missing settings are taken from `learner`; `processes` and `threads` are always taken
+    from there."""
     replays: Annotated[dict[str, ReplayConfig], _by_policy] = field(default_factory=dict)
-    """By policy, settings of its replay that replace `replay`, given like `learners`: capacity, priorities, hindsight.
-    The others are always taken from `replay`."""
+    """By policy, settings of its replay that replace those of `replay`, given like `learners`: capacity, priorities and
+    hindsight. All other settings are taken from `replay`."""
     explorations: Annotated[dict[str, ExplorationConfig], _by_policy] = field(default_factory=dict)
     """By policy, settings of its exploration that replace `exploration`, given like `learners`."""
     ratios: Annotated[dict[str, Scheduled | float | None], _ratios] = field(default_factory=dict)
@@ -171,8 +172,8 @@ class Config(Declared):
             return None
         slowest, fastest = pace.bounds
         samples_per_insert = fastest * learner.batch_size  # at slower paces, a batch counts more: see `limit_to`
-        # The learner and its actors must never wait for each other, also where one thread does the work of both. So
-        # while a batch is almost due, actors may add a row to every lane.
+        # The learner and its actors must never wait for each other, even if one thread does the work of both. So while
+        # a batch is almost due, actors may add a row to every lane.
         least = samples_per_insert * (lanes + 1) + learner.batch_size * fastest / slowest
         tolerance = max(self.updates_tolerance * learner.batch_size, least)
         return RateLimiter(samples_per_insert, learner.warmup, tolerance, lead=0.0)
@@ -260,7 +261,7 @@ def by_dotted_name(plain: Any) -> dict[str, Any]:
 
 
 def hints_by_policy(names: Iterable[str]) -> dict[str, Any]:
-    """Returns the types of those dotted names that are settings by policy, such as learners.guard.n_step."""
+    """Returns, by dotted name, the types of the settings that these policies may override: learners.guard.n_step."""
     prefixes = {(name.partition(".")[0], name.rpartition(".")[0]) for name in names if name.count(".") > 1}
     each = (hints_of(BY_POLICY[by], f"{prefix}.") for by, prefix in prefixes if by in BY_POLICY)
     return {name: hint for hints in each for name, hint in hints.items()}

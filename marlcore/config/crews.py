@@ -27,7 +27,7 @@ class Crew:
     def lanes(self, parts: int, agents: int, copies: int, of_part: int) -> NDArray[np.int64]:
         """Returns the crew's lanes, int64 [parts, agents, actors, copies], in a replay with `of_part` lanes a part.
 
-        They are the lanes on its own machine; on the learner's machine, add `block_begins`.
+        The numbers are those on the crew's own machine; on the learner's machine, add `block_begins`.
         """
         block = np.arange(agents * self.count * copies)
         lanes: NDArray[np.int64] = of_part * np.arange(parts)[:, None] + block

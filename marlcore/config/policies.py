@@ -36,11 +36,11 @@ class AssignedPolicy:
 
     @property
     def hides_joint(self) -> bool:
-        """See the function `hides_joint`; without the part JOINT, the algorithm is not unpickled for the answer."""
+        """See the function `hides_joint`; unpickles the algorithm only if the observation has the part JOINT."""
         return any(part.name == JOINT for part in self.spaces.parts) and hides_joint(self.algorithm, self.spaces)
 
     def for_a_worker(self) -> "AssignedPolicy":
-        """Returns a copy that unpickles its algorithm, and thereby imports torch, only when this is first used."""
+        """Returns a copy that unpickles its algorithm, and thereby imports torch, only when the algorithm is used."""
         if self.compiled is None:
             return self
         copy = object.__new__(AssignedPolicy)
@@ -61,7 +61,7 @@ class AssignedPolicy:
 def compiled_of(policy: AssignedPolicy, config: Config) -> CompiledPolicy | None:
     """Returns the form of a policy that acts without torch; None if the policy has none or acts on a GPU.
 
-    Raises ValueError: `learner.engine` is "compiled", but the policy cannot be compiled; the message says why.
+    Raises ValueError if `learner.engine` is "compiled", but the policy cannot be compiled; the message says why.
     """
     settings = config.learner_of(policy.name)
     if settings.engine == "torch":
@@ -88,7 +88,7 @@ def assign(
     stack: int,
     self_play: SelfPlayConfig = NO_SELF_PLAY,
 ) -> tuple[AssignedPolicy, ...]:
-    """Makes the policies of agents with these spaces, in the order of their first agents. Raises ValueError, TypeError.
+    """Makes the policies of agents with these spaces, ordered by their first agents. Raises ValueError, TypeError.
 
     In a league (`self_play.roles`), each policy acts for all agents.
     """
@@ -131,7 +131,7 @@ def policy_names(agents: list[str], policies: Mapping[str, str] | Callable[[str]
 
 
 def wants_teams(algorithm: Any) -> bool:
-    """Whether the algorithm, or any policy's, trains teams. Raises ValueError, TypeError: it is no algorithm."""
+    """Whether the algorithm, or that of any policy, trains teams. Raises ValueError, TypeError if it is none."""
     given = algorithm.values() if isinstance(algorithm, Mapping) else [algorithm]
     return any(getattr(_chosen(each), "wants_team", False) for each in given)
 
@@ -174,7 +174,7 @@ def _check_names(label: str, values: Mapping[str, Any], names: list[str], known:
 
 
 def _chosen(algorithm: Any) -> Algorithm:
-    """Returns an algorithm, which may be given by name. Raises ValueError, TypeError: there is no such algorithm."""
+    """Returns an algorithm, which may be given by name. Raises ValueError, TypeError if it does not exist."""
     if isinstance(algorithm, str):
         from ..algos import make  # which imports torch
 
@@ -189,7 +189,7 @@ def _chosen(algorithm: Any) -> Algorithm:
 
 
 def source_of(policy: AssignedPolicy, config: Config) -> ReplaySource | QueueSource:
-    """Returns the source of a policy's batches, without hindsight for sequences. Raises TypeError: it is no source."""
+    """Returns the source of a policy's batches; sequences get no hindsight. Raises TypeError if it is no source."""
     from ..replay import Hindsight, Prioritized  # here, so that settings load without Numba
 
     config = replace(config, ratios={}).of(policy.name)  # `applied` refuses a ratio of None in serial mode
@@ -208,7 +208,7 @@ def source_of(policy: AssignedPolicy, config: Config) -> ReplaySource | QueueSou
 def schedules_of(algorithm: Algorithm, config: Config) -> dict[str, Schedule]:
     """Returns the schedules of the numbers that a policy's learner publishes.
 
-    Without an epsilon of the algorithm's own, a policy that learns from a queue has none.
+    A policy that learns from a queue has an epsilon only if its algorithm's schedules set one.
     """
     given: Mapping[str, Any] = getattr(algorithm, "schedules", dict)()  # an algorithm need not derive from Algorithm
     check_free(f"schedules of {type(algorithm).__name__}", given)
@@ -220,7 +220,7 @@ def schedules_of(algorithm: Algorithm, config: Config) -> dict[str, Schedule]:
 
 
 def numbers_at(schedules: Mapping[str, Schedule], steps: int, updates: int) -> dict[str, float]:
-    """Returns the schedules' values at these counts. Raises ValueError: a user's function returned no number."""
+    """Returns the schedules' values at these counts. Raises ValueError if a user's function returned no number."""
     counts, numbers = {"steps": steps, "updates": updates}, {}
     for name, schedule in schedules.items():
         try:
@@ -231,7 +231,7 @@ def numbers_at(schedules: Mapping[str, Schedule], steps: int, updates: int) -> d
 
 
 def with_own_epsilons(policies: tuple[AssignedPolicy, ...], config: Config) -> Config:
-    """Removes the run's epsilon from policies whose algorithms set their own, unless all policies' algorithms do."""
+    """Removes the run's epsilon from policies whose algorithms set their own, unless all algorithms set their own."""
     having = [each.name for each in policies if "epsilon" in getattr(each.algorithm, "schedules", dict)()]
     if config.exploration.epsilon is None or len(having) == len(policies):
         return config

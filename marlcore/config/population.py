@@ -32,7 +32,7 @@ class Uniform:
         return float(self.low), float(self.high)
 
     def restored(self, label: str, value: Any) -> float:
-        """Returns a value read from a file. Raises ValueError: the distribution has no such value."""
+        """Returns a value read from a file. Raises ValueError if the distribution has no such value."""
         return float(Number(self.low, self.high)(label, value))
 
     def draw(self, generator: np.random.Generator) -> float:
@@ -59,7 +59,7 @@ class LogUniform(Uniform):
 
 @dataclass(frozen=True, init=False)
 class Choice:
-    """One of several options in a meaningful order, such as Choice(16, 32, 64): perturbing it takes a neighbour."""
+    """One of several options in a meaningful order, such as Choice(16, 32, 64); perturbed, it becomes a neighbour."""
 
     options: tuple[Any, ...]
 
@@ -123,13 +123,15 @@ class PopulationConfig(Declared):
     parallel: Count = 2
     """Members that train at a time; 1 in serial mode."""
     interval: Count = 10_000
-    """Steps between a member's comparisons with the scores of the others; with "halving", before its first one."""
+    """Steps between a member's comparisons with the scores of the others; with "halving", steps before its first
+    comparison."""
     method: Literal["pbt", "random", "halving"] = "pbt"
     """pbt: losers copy winners, and change the settings (Jaderberg et al. 2017). random: each member keeps its settings
-    for all its steps. halving: of the members that have taken equally many steps, the best 1/eta continue to eta times
-    that number (Jamieson & Talwalkar 2016), each as soon as it is among them (Li et al. 2020)."""
+    for all its steps. halving: of the members that have taken equally many steps, the best 1/eta continue until they
+    have taken eta times as many (Jamieson & Talwalkar 2016); a member continues as soon as it is among the best (Li et
+    al. 2020)."""
     share: Annotated[float, Number(above=0, high=0.5)] = 0.25
-    """With pbt: a member whose score is in the lowest share copies a member whose score is in the highest share."""
+    """With pbt: the fraction of members at each end of the ranking; those at the low end copy those at the high end."""
     factors: Annotated[tuple[float, ...], _factors] = (0.8, 1.2)
     """With pbt: a copied number is multiplied by one of these factors, within its range; a copied Choice moves to the
     option before or after."""

@@ -1,8 +1,8 @@
 """Schedules: numbers that follow the run's steps, or a learner's updates.
 
-A learner evaluates them when it publishes, and the values travel with its weights, so that all its actors agree. In a
-file or an option a schedule is a number, or text such as "linear(1, 0.05, 50000)" or "exponential(1, 0.02, rate=0.95,
-every=100, of=updates)".
+A learner evaluates its schedules when it publishes weights. The values travel with the weights, so that all actors of
+the policy agree. In a file or an option a schedule is a number, or text such as "linear(1, 0.05, 50000)" or
+"exponential(1, 0.02, rate=0.95, every=100, of=updates)".
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Schedule:
         check_declared(self, self.kind)
 
     def at(self, count: int) -> float:
-        """Returns the number at a count of at least 0."""
+        """Returns the schedule's value at `count` >= 0."""
         raise NotImplementedError
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The lowest and the highest number; a function may go beyond them."""
+        """The lowest and the highest value; a `Custom` schedule may exceed them."""
         ends = self.at(0), self.at(10**9)
         return min(ends), max(ends)
 
@@ -94,7 +94,7 @@ def _points(label: str, points: Any) -> tuple[tuple[int, float], ...]:
 
 
 def ascending(label: str, begins: Any) -> tuple[int, ...]:
-    """Returns counts as a tuple. Raises ValueError: a value is no whole number of at least 1, or they do not ascend."""
+    """Returns counts as a tuple. Raises ValueError unless they are ascending whole numbers of at least 1."""
     try:
         counts = tuple(WHOLE(label, count) for count in ([None] if isinstance(begins, bytes) else begins))
     except (TypeError, ValueError):
@@ -106,7 +106,7 @@ def ascending(label: str, begins: Any) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """The same number at any count."""
+    """The same value at any count."""
 
     value: Finite
 
@@ -116,7 +116,7 @@ class Constant(Schedule):
 
 @dataclass(frozen=True)
 class Linear(Schedule):
-    """From `start` at 0 to `end` at the count `over`, and `end` from then on."""
+    """A straight line from `start` at count 0 to `end` at count `over`; then constant."""
 
     start: Finite
     end: Finite
@@ -130,7 +130,7 @@ class Linear(Schedule):
 
 @dataclass(frozen=True)
 class Exponential(Schedule):
-    """start * rate^(count / every), from `start` and not beyond `end`."""
+    """start * rate^(count / every); constant once it has reached `end`."""
 
     start: Finite
     end: Finite
@@ -147,7 +147,7 @@ class Exponential(Schedule):
 
 @dataclass(frozen=True)
 class Piecewise(Schedule):
-    """Straight lines between points (count, value) of ascending counts; constant before and after them."""
+    """Straight lines between points (count, value) of ascending counts; constant before the first, after the last."""
 
     points: Annotated[tuple[tuple[int, float], ...], _points]
 
@@ -163,7 +163,7 @@ class Piecewise(Schedule):
 
 @dataclass(frozen=True)
 class Stages(Schedule):
-    """The number of the stage, from 0: the number of counts in `begins` that have been reached."""
+    """The number of the present stage: how many of the counts in `begins` have been reached."""
 
     begins: Annotated[tuple[int, ...], ascending]
 
@@ -173,7 +173,7 @@ class Stages(Schedule):
 
 @dataclass(frozen=True)
 class Custom(Schedule):
-    """A function of the count, picklable by cloudpickle; in text custom(module:function)."""
+    """A function of the count, picklable by cloudpickle; as text: custom(module:function)."""
 
     function: Callable[[int], float]
 

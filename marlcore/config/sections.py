@@ -32,7 +32,7 @@ def shares(label: str, value: Any) -> dict[str, float]:
 
 
 def distinct_names(label: str, names: Any, expected: str = "") -> tuple[str, ...]:
-    """Returns names as a tuple. Raises ValueError: an item is no name, or a name occurs twice."""
+    """Returns names as a tuple. Raises ValueError if an item is no name, or if a name occurs twice."""
     if not isinstance(names, tuple) or not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"{label}: expected {expected}a tuple of names of stages, got {brief(names)}")
     if len(set(names)) < len(names):
@@ -51,7 +51,7 @@ def existing_directory(label: str, path: Any) -> Any:
 
 
 def probability(label: str, value: Any) -> Schedule:
-    """Makes a schedule of probabilities. Raises ValueError: its first or last number is no probability."""
+    """Makes a schedule of probabilities. Raises ValueError if its first or last number is no probability."""
     schedule = Schedule.from_value(label, value)
     for count in (0,) if isinstance(schedule, Custom) else (0, 10**9):  # a function may not accept large counts
         if not 0.0 <= schedule.at(count) <= 1.0:
@@ -60,7 +60,7 @@ def probability(label: str, value: Any) -> Schedule:
 
 
 def updates_per_step(label: str, value: Any) -> Schedule | float:
-    """Returns a number, or a schedule other than a function, whose range is unknown. Raises ValueError."""
+    """Returns a number or a schedule. Raises ValueError, also for a function, since its range is unknown."""
     if is_custom(value) or isinstance(value, Custom) or callable(value):
         raise ValueError(f"{label}: expected a number or a schedule other than a function, got {brief(value)}")
     if isinstance(value, str):
@@ -71,7 +71,7 @@ def updates_per_step(label: str, value: Any) -> Schedule | float:
 
 
 def named_schedules(label: str, value: Any) -> dict[str, Schedule]:
-    """Returns schedules by name. Raises ValueError, TypeError: a value is no schedule, or a name is used already."""
+    """Returns schedules by name. Raises ValueError, TypeError if a value is no schedule, or if a name is taken."""
     check_type(label, value, Mapping, expected="schedules by name")
     check_free(label, value, "epsilon")
     return {name: Schedule.from_value(f"{label}.{short(name)}", schedule) for name, schedule in value.items()}
@@ -213,7 +213,7 @@ class ReplayConfig(Declared):
     pad: Pad = "repeat"
     """Padding of a stack before an episode's first frame: repeat that frame, or zeros."""
     save: bool = False
-    """Save each replay with its learner's checkpoints, so that a resumed run starts with its rows."""
+    """Save each replay with its learner's checkpoints, so that a resumed run starts with these rows."""
     clear_at_stage: Annotated[bool | tuple[str, ...], flag_or_names] = False
     """Train only on transitions of the current stage: once a learner publishes a new stage, it draws no transitions
     that were written before. Names of `stage_names`: only these stages have this effect."""
@@ -221,14 +221,14 @@ class ReplayConfig(Declared):
     """Parts of each policy's replay by tag, with their shares of a batch, such as anchor 0.3 pool 0.7. A row is stored
     in the part of its episode's tag: the opponent's name in self-play, otherwise info["tag"]. Empty: one part."""
     path: Annotated[str | None, existing_directory] = None
-    """An existing directory for the replays' files, for replays larger than memory; removed at the end. By default
-    they are in /dev/shm."""
+    """An existing directory for the replays' files, for replays larger than memory; the files are removed at the end.
+    By default they are in /dev/shm."""
     prioritized: bool = False
     """Draw transitions in proportion to their priorities (Schaul et al. 2016, arXiv:1511.05952)."""
     alpha: Annotated[float, Number(0)] = 0.6
     """Exponent of priorities; 0 draws uniformly."""
     beta: Annotated[float, Number(0, 1)] = 0.4
-    """Exponent of importance weights at the first batch, from 0 to 1."""
+    """Exponent of importance weights, from 0 to 1, at the first batch."""
     beta_steps: Annotated[int | None, Whole(1)] = None
     """Batches over which beta rises linearly to 1; None keeps it constant."""
     hindsight: Literal["off", "future", "final", "episode"] = "off"
@@ -276,21 +276,21 @@ class StopConfig(Declared):
     """Conditions that end a run, with checkpoints, before it has taken total_steps; one of them suffices."""
 
     episodes: Annotated[int | None, Whole(1)] = None
-    """Ended episodes of the agent that has ended the most."""
+    """Number of ended episodes at which the run ends, counted for the agent that has ended the most."""
     seconds: Annotated[float | None, Number(above=0)] = None
-    """Seconds since the run's beginning, earlier parts of a resumed run included."""
+    """Seconds after which the run ends, earlier parts of a resumed run included."""
     metric: str = "episode_return"
     """The metric of `threshold` and `patience`: a name, such as episode_return or eval_return, or agent/name. Its value
     is the mean of the last `window` values of each agent or policy that reports it, averaged over these."""
     threshold: Annotated[float | None, Number()] = None
-    """The value of the metric that ends the run."""
+    """Value of the metric at which the run ends."""
     patience: Annotated[int | None, Whole(1)] = None
     """Steps of the run without a better value of the metric, after which the run ends."""
     min_delta: Annotated[float, Number(0)] = 0.0
     """The least improvement that counts for `patience`."""
     window: Annotated[int | None, Whole(1)] = None
-    """Values of each agent or policy in the metric's mean; the metric is not judged before there are as many. None: 100
-    for metrics of episodes, otherwise 1."""
+    """Number of last values of each agent or policy in the metric's mean; with fewer values, the metric is not judged.
+    None: 100 for metrics of episodes, otherwise 1."""
     minimize: bool = False
     """Whether smaller values of the metric are better."""
 
@@ -341,13 +341,13 @@ class EvaluationConfig(Declared):
     episodes: Count = 10
     """Episodes in each evaluation."""
     envs: Count = 4
-    """Environment copies that play them."""
+    """Environment copies that play the episodes."""
     keep: Annotated[int, Whole(0)] = 3
     """Checkpoints of the last evaluations to keep for each policy, beside the best one."""
     wait: bool = False
-    """Pause the training when an evaluation by `interval` is due until the evaluation begins, so that none is skipped,
-    as in serial mode; then an evaluation whose episodes never end stops the run's progress. By default training never
-    waits, and an evaluation that cannot begin before the next is due is skipped and counted (metric eval_skipped)."""
+    """When an evaluation by `interval` is due, pause the training until the evaluation begins, so that none is skipped,
+    as in serial mode; an evaluation whose episodes never end then stops the run's progress. By default training never
+    waits: an evaluation that cannot begin before the next one is due is skipped and counted (metric eval_skipped)."""
 
     @property
     def evaluates(self) -> bool:
@@ -361,13 +361,14 @@ class SupervisionConfig(Declared):
     max_restarts: Annotated[int, Whole(0)] = 3
     """Number of times that a worker is restarted within the window; one more failure ends the run."""
     window: Seconds = 600.0
-    """Seconds for which a failure counts."""
+    """Seconds for which a failure counts towards `max_restarts`."""
     backoff: Seconds = 0.5
     """Seconds before a worker's first restart, doubled before each further restart within the window; at most 30."""
     actor_timeout: Timeout = 60.0
     """Seconds without a heartbeat after which an actor or the evaluator is killed and restarted; at least 120 while it
     starts."""
     learner_timeout: Timeout = 120.0
-    """The same for learners, which may take longer: they compile and write checkpoints."""
+    """Seconds without a heartbeat after which a learner is killed and restarted; learners also compile and write
+    checkpoints."""
     serial_fallback: bool = True
     """If the system can start no process, do all work in this one, as in serial mode."""

@@ -66,7 +66,8 @@ class SelfPlayConfig(Declared):
     admit_updates: Annotated[int | None, Whole(1)] = 1000
     """Updates of the learner after which a copy of it joins the pool; None: a copy joins only by admit_win_rate."""
     admit_win_rate: Annotated[float | None, Number(0, 1)] = None
-    """Win rate over the last `window` episodes since the last admission at which a copy joins the pool at once."""
+    """Win rate at which a copy joins the pool at once, taken over the last `window` episodes since a copy last
+    joined."""
     window: Annotated[int, Whole(1)] = 100
     """Number of most recent episodes over which a win rate is taken; a draw counts half."""
     draw: Annotated[str, Reference(f"{', '.join(DRAWS)}, or module:name of a function", DRAWS)] = "pfsp"
@@ -76,7 +77,7 @@ class SelfPlayConfig(Declared):
     f_var). rating: by how even the ratings expect a game to be. module:name: by a function of the win rates and the
     numbers of games, arrays [k], oldest opponent first, that returns k weights."""
     power: Annotated[float, Number(0)] = 2.0
-    """The exponent of `draw` by recent or pfsp."""
+    """The exponent if `draw` is recent or pfsp."""
     latest: Annotated[Scheduled, probability] = 0.2
     """Share of episodes against the latest policy itself, which learns from both sides; a number or a schedule."""
     anchors: Annotated[Mapping[str, Scheduled], _anchors] = field(default_factory=dict)
@@ -84,15 +85,16 @@ class SelfPlayConfig(Declared):
     returns an action for an observation, or of a class whose objects, one for each copy and agent, have a method
     act(obs); or a checkpoint, FILE.pt. Anchors also play in evaluations, whatever their share."""
     begin_win_rate: Annotated[float | None, Number(0, 1)] = None
-    """Win rate over the last `window` episodes against the anchors at which self-play begins; before, the anchors are
+    """Win rate against the anchors, over the last `window` episodes, at which self-play begins; before, the anchors are
     the only opponents, and no copy joins the pool. None: self-play begins at once, or at begin_step."""
     begin_step: Annotated[int | None, Whole(1)] = None
     """The step of the run at which self-play begins at the latest; see begin_win_rate."""
     block: Annotated[int, Whole(1)] = 1
     """Episodes in a row against an opponent before a copy of the environment draws the next one."""
     rollback: Annotated[float | None, Number(above=0, high=1)] = None
-    """Drop of the win rate over `window` episodes against the anchors, from its highest value so far, beyond which the
-    learner returns to the weights and the optimizer that it had at that value. None: it never returns."""
+    """Largest allowed drop of the learner's win rate against the anchors, over `window` episodes, below its highest
+    value so far. After a larger drop, the learner returns to the weights and the optimizer that it had at the highest
+    value. None: it never returns."""
     rating: Literal["elo", "trueskill"] = "elo"
     """The ratings in the table of results: Elo's (1978), or TrueSkill's (Herbrich et al. 2006) by the package
     trueskill, `pip install "marlcore[ratings]"`."""
@@ -139,7 +141,7 @@ class SelfPlayConfig(Declared):
 
     @property
     def opponents(self) -> int:
-        """The most opponents that a policy can have: newest policies, anchors, and pools' members."""
+        """The largest number of opponents that a policy can have: newest policies, anchors, and pools' members."""
         return len(self.anchors) + max(len(self.roles), 1) * (1 + self.pool)
 
     @property

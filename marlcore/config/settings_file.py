@@ -91,7 +91,7 @@ def preset_names() -> list[str]:
 
 
 def read_preset(name: str) -> Settings:
-    """Reads the settings of a preset. Raises ValueError: no preset has this name."""
+    """Reads the settings of a preset. Raises ValueError if no preset has this name."""
     names = preset_names()
     if name not in names:
         raise ValueError(f"preset: expected one of {', '.join(names)}, got {brief(name)}{did_you_mean(name, names)}")

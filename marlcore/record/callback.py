@@ -35,7 +35,7 @@ Callback: TypeAlias = Callable[[Metric], object] | OnMetric | OnEvaluation | OnC
 
 
 def check_callback(callback: Any) -> None:
-    """Raises TypeError unless the callback is None, a function, or an object with one of the methods."""
+    """Raises TypeError unless the callback is None, a function, or an object with an `on_` method."""
     steers = any(callable(getattr(callback, name, None)) for name in METHODS)
     if callback is not None and (isinstance(callback, type) if steers else not callable(callback)):
         expected = "callback: expected a function of a Metric, an object with on_metric, on_evaluation or on_checkpoint"

@@ -31,7 +31,7 @@ _KINDS |= {"return": float, "sampler": dict}
 
 
 class KeptCheckpoints:
-    """Keeps a policy's best checkpoint by evaluations, and the last `keep`. Raises ValueError: the best is damaged.
+    """Keeps a policy's best checkpoint by evaluations, and the last `keep`. Raises ValueError if the best is damaged.
 
     With `arrays`, the weights are arrays of NumPy, and torch is not imported.
     """
@@ -48,11 +48,11 @@ class KeptCheckpoints:
         return load_checkpoint(self._path("best"), arrays=self._arrays)
 
     def best_weights(self) -> dict[str, Any] | None:
-        """Returns the best checkpoint's acting weights; None before the first. Raises ValueError: it is damaged."""
+        """Returns the best checkpoint's acting weights; None if there is none. Raises ValueError if it is damaged."""
         return self._load_best().get("acting")
 
     def add(self, state: dict[str, Any], mean: float, best: float | None = None) -> None:
-        """Saves a state as the newest, and as the best if its `mean` return exceeds `best`, by default `self.best`."""
+        """Saves a state as the newest, and also as the best if its `mean` return exceeds `best` (None: `self.best`)."""
         state["return"] = mean
         step = int(state["step"])
         if self._keep:
@@ -69,7 +69,7 @@ class KeptCheckpoints:
 
 
 def saved_checkpoints(run_dir: Path, policy: str) -> list[str]:
-    """Lists a policy's checkpoints, as `which` names them: first words such as "best", then steps in order."""
+    """Lists a policy's checkpoints by the names that `which` takes: first words such as "best", then steps in order."""
     begin = f"{checkpoint_path(run_dir, policy).stem}."
     names = [path.name.removeprefix(begin) for path in (run_dir / "checkpoints").glob(f"{begin}*pt")]
     found = (name.removesuffix("pt").rstrip(".") or "last" for name in names)
@@ -77,13 +77,13 @@ def saved_checkpoints(run_dir: Path, policy: str) -> list[str]:
 
 
 def kept_steps(run_dir: Path, policy: str, prefix: str = "") -> list[int]:
-    """Returns the steps of a policy's kept checkpoints, ascending; with a prefix, the numbers that follow it."""
+    """Returns the steps of a policy's kept checkpoints, ascending: the numbers after `prefix` in their names."""
     found = [name[len(prefix) :] for name in saved_checkpoints(run_dir, policy) if name.startswith(prefix)]
     return sorted(int(name) for name in found if name.isdecimal() and len(name) < 19)  # longer numbers are no steps
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any], hold: Hold | None = None, *, arrays: bool = False) -> None:
-    """Writes a checkpoint, which `torch.load` can also read. Raises Fenced: the learner has lost its hold."""
+    """Writes a checkpoint, which `torch.load` can also read. Raises Fenced if the learner has lost its hold."""
     data = io.BytesIO(dumped(state) if arrays else b"")
     if not arrays:
         import torch  # here, so that evaluators without it import this file
@@ -95,7 +95,7 @@ def save_checkpoint(path: Path, state: Mapping[str, Any], hold: Hold | None = No
 def load_checkpoint(
     path: Path, *, own_name: bool = True, label: str = "resume", arrays: bool = False
 ) -> dict[str, Any]:
-    """Reads a checkpoint, executing no code of it; {} if there is none. Raises ValueError: it is damaged, or a copy."""
+    """Returns a checkpoint, executing none of its code; {} if none exists. Raises ValueError if damaged or copied."""
     if not os.path.lexists(path):  # a dangling link is a checkpoint that was lost
         return {}
     kinds = {**_KINDS}
@@ -122,7 +122,7 @@ def load_checkpoint(
 
 
 def taken_over(state: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a run's own counts with the trainer of another checkpoint; the caller adds the weights."""
+    """Returns `state`, a run's own, with the trainer of the checkpoint `other`; the caller adds the weights."""
     taken = NO_COUNTS | {name: value for name, value in state.items() if name != "trainer"}
     if "trainer" in other:  # state_dicts and evaluations' checkpoints have no trainer
         taken |= {"trainer": other["trainer"], "torch": state.get("torch", other["torch"])}
@@ -130,9 +130,9 @@ def taken_over(state: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, 
 
 
 def initial_states(init_from: InitFrom | None, policies: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Returns each policy's initial state: a checkpoint's, or {"network": a state_dict}. Executes no code of it.
+    """Returns each policy's initial state: a checkpoint's, or {"network": a state_dict}. Executes no code in them.
 
-    The state's item "from" names the source. Raises ValueError, TypeError: a source is missing or damaged.
+    The state's item "from" names the source. Raises ValueError or TypeError if a source is missing or damaged.
     """
     if init_from is None:
         return {}

@@ -98,9 +98,9 @@ def _plain(value: Any) -> Any:
 
 
 def described_run(run_dir: str | Path, *, trust: bool = False) -> tuple[Any, Algorithm | dict[str, Algorithm], Config]:
-    """Returns the environment, algorithms and settings that config.json describes, after importing what it names.
+    """Imports the objects that config.json names; returns the described environment, algorithms and settings.
 
-    Raises ValueError: the file names something that cannot or may not be imported.
+    Raises ValueError if the file names something that cannot or may not be imported.
     """
     if is_address(run_dir):
         if not trust:
@@ -128,7 +128,7 @@ def described_run(run_dir: str | Path, *, trust: bool = False) -> tuple[Any, Alg
 
 
 def remade(name: str, hyperparameters: Mapping[str, Any], label: str = "algorithm") -> Algorithm:
-    """Makes the named algorithm. Raises ValueError: it cannot be imported, or a hyperparameter was not stored."""
+    """Makes the named algorithm. Raises ValueError if it cannot be imported, or if a hyperparameter was not stored."""
     _check_named(label, name)
     return algos.make(name, **{label: _value(label, value) for label, value in hyperparameters.items()})
 
@@ -173,7 +173,7 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any], policies: tupl
 
 
 def fixed_settings(replays: bool, prioritized: bool) -> dict[str, str]:
-    """Returns the settings that a resumed run must keep, each with the reason; `replays`: it saved its replays."""
+    """Returns the settings that a resumed run must keep, each with the reason; `replays`: whether replays are saved."""
     fixed = dict(FIXED)
     if replays:
         fixed |= dict.fromkeys(OF_ROWS, "its saved replays have such rows; it can change without checkpoints/*.replay")
@@ -187,7 +187,7 @@ def _as_json(described: dict[str, Any]) -> Any:
 
 
 def _each(label: str, before: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yields a setting's name with its old and new value, then those of each policy that has its own section."""
+    """Yields (name, old value, new value) of a setting: the run's, then that of each policy with its own section."""
     old, new = before.get(label), now[label]
     if label == ANCHORS:  # the anchors' shares may change
         old, new = [*(old or ())], [*new]
@@ -216,7 +216,7 @@ def _check_same_spaces(path: Path, policies: tuple[AssignedPolicy, ...]) -> None
 
 
 def changed_hyperparameters(run_dir: Path, policy: AssignedPolicy) -> dict[str, tuple[Any, Any]]:
-    """Returns a policy's hyperparameters that differ from a run's config.json, by name: the old and the new value."""
+    """Returns, by name, (old, new) values of a policy's hyperparameters that differ from a run's config.json."""
     described = read_config(run_dir)
     before, names = described.get("hyperparameters", {}), described.get("algorithm")
     if isinstance(names, dict):
@@ -247,7 +247,7 @@ def _described_policy(policy: AssignedPolicy) -> dict[str, Any]:
 
 
 def policies_of(run_dir: Path) -> list[str]:
-    """Returns the names of a run's policies. Raises ValueError: there is no run."""
+    """Returns the names of a run's policies. Raises ValueError if there is no run."""
     return [*_policies_in(run_dir / POLICIES, "init_from")]
 
 
@@ -257,7 +257,7 @@ def _policies_in(path: Path, label: str) -> dict[str, dict[str, Any]]:
 
 
 def described_policies(run_dir: Path) -> tuple[tuple[AssignedPolicy, ...], Config]:
-    """Reads a run's policies and the settings by which they act, except schedules by functions. Raises ValueError."""
+    """Reads a run's policies and the settings with which they act, except custom schedules. Raises ValueError."""
     path = run_dir / POLICIES
     try:
         described = read_json(path)
@@ -285,7 +285,7 @@ def _policy(plain: Mapping[str, Any]) -> AssignedPolicy:
 
 
 def _config(plain: Mapping[str, Any]) -> Config:
-    """Makes a Config of the settings by which policies act; leaves out functions, which would have to be imported."""
+    """Makes a Config of the settings with which policies act; leaves out functions, which would have to be imported."""
     known = {label: plain[label] for label in OF_POLICIES if label in plain}
     known["exploration"] = _without_functions(plain["exploration"])
     explorations = known.get("explorations", {})
@@ -316,7 +316,7 @@ def _described(space: gym.Space) -> dict[str, Any]:
 
 
 def _numbers_in(plain: Mapping[str, Any]) -> float:
-    """Returns the number of inputs or outputs that a network needs for a described space. Raises: see `_space`."""
+    """Returns the number of inputs or outputs that a network needs for a described space. Raises as `_space` does."""
     if plain["kind"] in ("Dict", "Tuple"):
         return sum(_numbers_in(part[1] if plain["kind"] == "Dict" else part) for part in plain["spaces"])
     n, nvec, shape = (np.array(plain.get(name, 1), np.float64) for name in ("n", "nvec", "shape"))
@@ -345,7 +345,7 @@ def _space(plain: Mapping[str, Any]) -> gym.Space:
 
 
 def _shortened(array: NDArray[Any]) -> Any:
-    """Returns numbers, which may be infinite, as text; only one number if all are equal."""
+    """Returns an array's numbers, which may be infinite, as text; only one number if all are equal."""
     if array.size and (array == array.flat[0]).all():
         array = array.reshape(-1)[0]
     return array.astype(str).tolist()

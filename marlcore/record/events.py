@@ -19,7 +19,7 @@ class EvaluationEvent:
     Attributes:
         step: the run's step when the evaluated weights were published.
         time_s: seconds since the run's beginning.
-        returns: by agent, the mean return of its episodes; in self-play also by policy.
+        returns: by agent, the mean return of the agent's episodes; in self-play also by policy.
         values: by (agent or policy, name), every metric of the evaluation.
     """
 
@@ -57,7 +57,7 @@ class Events:
         self._values: dict[tuple[str, str], float] = {}  # of the evaluation that is being reported
 
     def take(self, metric: Metric) -> Event | None:
-        """Returns the event that a metric completes, if any; must get every metric of the run, in order."""
+        """Returns the event that a metric completes, if any; to be called for every metric of the run, in order."""
         if metric.name == CHECKPOINT_S:
             path = checkpoint_path(self._run_dir, metric.agent)
             return CheckpointEvent(metric.agent, metric.step, metric.time_s, path)

@@ -1,8 +1,8 @@
 """Files of a run: a reader never sees half a file, detects damage, and names the file in errors.
 
 A sealed file ends with a seal: its own name, and a SHA-256 of all bytes before the digest. The seal fits the three
-formats that a run writes: it is the last two members of a JSON object, the comment of a zip (a checkpoint, which
-`torch.load` still reads), or follows a pickle, whose reader stops before it.
+formats that a run writes: in a JSON object the seal is the last two members, in a zip (a checkpoint, which `torch.load`
+still reads) the comment; after a pickle it is appended, and the pickle's reader stops before it.
 """
 
 import functools
@@ -33,7 +33,7 @@ _warn_once = functools.cache(log.warning)
 
 
 def remove_unfinished(path: Path) -> None:
-    """Removes unfinished writes to `path`, left by killed processes; the write of a living process then fails."""
+    """Removes unfinished writes to `path`, left by killed processes; a living process that is writing then fails."""
     for left in path.parent.glob(f".{escape(path.name)}.*.new"):
         left.unlink(missing_ok=True)
 
@@ -41,7 +41,8 @@ def remove_unfinished(path: Path) -> None:
 def write_atomically(path: Path, *data: bytes | memoryview, check: Callable[[], None] | None = None) -> None:
     """Replaces the content of `path` by `data`; even after a crash, a reader sees the whole old or new content.
 
-    Without `check`, the file has one writer. `check` runs just before the replacement; its error keeps the old content.
+    `check` runs just before the replacement; if it raises, the old content stays. Without `check`, only one process may
+    write.
     """
     if check is None:
         remove_unfinished(path)
@@ -86,7 +87,7 @@ def _write_sealed(path: Path, data: bytes | memoryview, start: bytes, end: bytes
 
 
 def read_sealed(path: Path, *, own_name: bool = True, most: int | None = None) -> bytes:
-    """Reads a sealed file, seal included. Raises ValueError: it is damaged or, with `own_name`, a copy; OSError."""
+    """Reads a sealed file and its seal. Raises OSError, or ValueError if it is damaged or, with `own_name`, a copy."""
     with open_regular(path) as file:
         file.seek(max(os.fstat(file.fileno()).st_size - _LONGEST, 0))
         sealed = _SEAL.search(file.read(_LONGEST))
@@ -97,7 +98,7 @@ def read_sealed(path: Path, *, own_name: bool = True, most: int | None = None) -
 
 
 def read_json(path: Path, *, editable: bool = False) -> dict[str, Any]:
-    """Returns the members that `write_json` wrote. An `editable` file may have been changed, which is logged.
+    """Returns the members that `write_json` wrote. An `editable` file may have been changed; if so, this is logged.
 
     Raises: see `read_sealed`.
     """
@@ -115,7 +116,7 @@ def read_json(path: Path, *, editable: bool = False) -> dict[str, Any]:
 
 @contextmanager
 def believed(expected: str, folder: Path, name: str) -> Iterator[None]:
-    """Turns an error of the block into a ValueError that names the file, whose content is not as expected."""
+    """Turns an error in the block into a ValueError that names the file and the content that was `expected`."""
     try:
         yield
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError, OSError) as error:

@@ -15,7 +15,7 @@ class Hold:
 
     A learner writes a new file beside its checkpoint, checks its hold, and then replaces the checkpoint. The next
     holder takes the hold, removes unfinished writes, and then reads; so an earlier learner can no longer replace the
-    checkpoint. Saving removes no unfinished writes, since they may be the next holder's.
+    checkpoint. A save removes no unfinished writes, since these may be the next holder's.
     """
 
     checkpoint: Path
@@ -32,7 +32,7 @@ class Hold:
         remove_unfinished(self.checkpoint)
 
     def check(self) -> None:
-        """Raises Fenced if this learner has lost the hold. Raises OSError: the file cannot be read."""
+        """Raises Fenced if this learner has lost the hold; OSError if the hold's file cannot be read."""
         if self._read() != self._text:
             raise Fenced(f"{str(self._path)!r}: another learner has taken this policy over")
 

@@ -26,13 +26,13 @@ class Status:
     """The state of a run.
 
     Attributes:
-        running: whether the run has not ended.
-        steps, total_steps: the steps that all agents together have taken, and those to take.
+        running: True until the run has ended.
+        steps, total_steps: the steps that all agents together have taken, and will have taken at the end.
         seconds: time since the run's beginning, including earlier parts of a resumed run.
         updates: by policy, the updates of its learner.
         returns: by agent that has ended an episode, the mean return of its episodes that ended in the last tenth of the
-            steps so far or, if none did, of the last tenth of its episodes, at least one. Like `Result.returns`, but
-            without earlier parts of a resumed run.
+            steps so far; if none ended there, of the last tenth of its episodes, at least one. Unlike in
+            `Result.returns`, earlier parts of a resumed run do not count.
         restarts: by worker, its restarts.
         metrics: the newest value of each metric, by (agent or policy, name).
     """
@@ -84,7 +84,7 @@ class Monitor:
 
     @property
     def _learners_began(self) -> bool:
-        """Whether each learner has begun; a failure before that leaves no directory, although actors may have acted."""
+        """Whether each learner has begun; a failure before then leaves no directory, even if actors have acted."""
         return all(self.control.workers[learner].load(READY) for learner in self.control.about.get("learners", ()))
 
     @property
@@ -113,7 +113,7 @@ class Monitor:
         self.status = self._status_at(now)
 
     def _measure(self, now: float, steps: int) -> None:
-        """Records the rates since the measurement `RATES` ago, or since the first step."""
+        """Records the rates over the last `RATES` measurements or, if there are fewer, since the first step."""
         for actor in self.control.about.get("actors", ()):
             count, last = self.control.workers[actor].load(EPISODES), self._episodes.get(actor, 0)
             self._ended += count - last if count >= last else count  # a restarted actor's count begins at 0

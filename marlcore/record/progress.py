@@ -234,8 +234,10 @@ class LateReturns:
             self._first = 0
 
     def mean(self, step: int) -> float:
-        """Returns the mean return of the episodes that ended in the last tenth of min(step, total_steps) steps. If no
-        episode did, takes the last tenth of all episodes, at least one; NaN without episodes."""
+        """Returns the mean return of episodes that ended in the last tenth of min(step, total_steps) steps.
+
+        If no episode ended there, takes the last tenth of all episodes, at least one; NaN without episodes.
+        """
         steps, returns = self._steps[self._first :], self._returns[self._first :]
         late = [value for ended, value in zip(steps, returns, strict=True) if self._is_late(ended, step)]
         return _mean(late or returns[-max(1, self._count // 10) :] or [math.nan])

@@ -29,7 +29,7 @@ def is_address(run_dir: Any) -> TypeGuard[str]:
 
 
 def fetch_run(address: str, runs: Path, only: str = "") -> Path:
-    """Copies a run, or `only` one of its files, to a new directory in `runs`. Raises ValueError: there is no run."""
+    """Copies a run, or `only` one of its files, to a new directory in `runs`. Raises ValueError if there is no run."""
     files, root = _opened("resume", address)
     with ExitStack() as undo:
         try:
@@ -55,8 +55,8 @@ def fetch_run(address: str, runs: Path, only: str = "") -> Path:
 class RemoteCopy(Closing):
     """Copies changed files of a run's directory to an address, in a thread; `close` copies the last changes.
 
-    Raises: ValueError: the address cannot be written, or with `new` holds files. OSError, from `close`: the last
-        changes were not copied.
+    Raises: ValueError: the address cannot be written or, with `new`, already holds files. OSError, from `close`: the
+        last changes were not copied.
     """
 
     def __init__(self, address: str, *, new: bool) -> None:
@@ -151,7 +151,7 @@ class RemoteCopy(Closing):
 
 
 def _refers(name: str, names: Container[str]) -> bool:
-    """Whether a file refers to others: it has the checksum of metrics.csv, or the priorities of a saved replay."""
+    """Whether a file refers to another, by the checksum of metrics.csv or the priorities of a saved replay's rows."""
     return name == PROGRESS or (name.endswith(".pt") and f"{name.removesuffix('.pt')}.replay" in names)
 
 

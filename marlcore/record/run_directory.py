@@ -56,7 +56,8 @@ class RunDirectory:
     def create(cls, path: str | Path | None, config: Mapping[str, Any], runs: str | Path = RUNS) -> RunDirectory:
         """Makes the directory `path`, or one in `runs` named by date and time; an error before `keep` removes it again.
 
-        Raises: ValueError: it is not empty or not writable. ValueError, TypeError: JSON cannot hold the configuration.
+        Raises: ValueError: the directory is not empty or not writable. ValueError, TypeError: JSON cannot hold the
+            configuration.
         """
         try:
             with ExitStack() as undo:
@@ -75,7 +76,7 @@ class RunDirectory:
 
     @classmethod
     def resume(cls, path: str | Path) -> RunDirectory:
-        """Opens the directory of a run that has ended. Raises ValueError: it has no run, or a file is damaged."""
+        """Opens the directory of a run that has ended. Raises ValueError if none is there, or if a file is damaged."""
         root = absolute(path)
         read_config(root)
         read_progress(root)
@@ -102,7 +103,7 @@ class RunDirectory:
         write_json(self.path / PROGRESS, {**progress, "metrics": self.csv.sync()})
 
     def close(self) -> None:
-        """Flushes and closes metrics.csv; closing twice is fine. Raises OSError: a write failed; the file is closed."""
+        """Flushes and closes metrics.csv; closing twice is fine. If a write failed, closes it and raises OSError."""
         with self._lock:
             self.csv.close()
 
@@ -125,7 +126,7 @@ class RunDirectory:
 
 
 def lock_directory(folder: Path) -> File | None:
-    """Locks a directory until the file is closed or this process ends; returns None if it is locked. Raises OSError."""
+    """Locks a directory until the returned file is closed or this process ends; None if it is locked already."""
     path = folder / LOCK
     while True:
         file = File(path)
@@ -179,7 +180,7 @@ def dated_paths(runs: str | Path, kind: str = "") -> Iterator[Path]:
 
 
 def read_config(run_dir: str | Path) -> dict[str, Any]:
-    """Reads a run's config.json, and logs if it was edited. Raises ValueError: there is no run."""
+    """Reads a run's config.json, and logs if it was edited. Raises ValueError if there is no run."""
     with believed("resume: expected the directory of a run", Path(run_dir), "config.json"):
         plain = read_json(Path(run_dir) / "config.json", editable=True)
         settings = dict(flattened(plain, Config))
@@ -190,7 +191,7 @@ def read_config(run_dir: str | Path) -> dict[str, Any]:
 
 
 def read_progress(run_dir: str | Path) -> dict[str, Any]:
-    """Reads a run's last saved progress; {} if none was saved. Raises ValueError: the file is damaged."""
+    """Reads a run's last saved progress; {} if none was saved. Raises ValueError if the file is damaged."""
     path = Path(run_dir) / PROGRESS
     saved = read_json(path) if os.path.lexists(path) else {}
     steps = saved.get("steps", {})
@@ -203,12 +204,12 @@ def read_progress(run_dir: str | Path) -> dict[str, Any]:
 
 
 def steps_taken(run_dir: str | Path) -> int:
-    """Returns a run's steps when its progress was last saved. Raises ValueError: the file is damaged."""
+    """Returns a run's steps when its progress was last saved. Raises ValueError if the file is damaged."""
     return sum(read_progress(run_dir).get("steps", {}).values())
 
 
 def has_all_steps(run_dir: str | Path) -> bool:
-    """Whether a run has taken all its steps. Raises ValueError: there is no run."""
+    """Whether a run has taken all its steps. Raises ValueError if there is no run."""
     return bool(steps_taken(run_dir) >= read_config(run_dir)["total_steps"])
 
 

@@ -51,7 +51,7 @@ class StopConditions:
         return None
 
     def _expect_metric(self, other: Metric, evaluated: bool) -> None:
-        """Warns once if the condition's metric, perhaps misspelt, has not come for long; names those that have."""
+        """Warns once if the condition's metric, perhaps misspelt, has long been missing; names metrics that came."""
         self._known[other.name] = other.agent
         self._rows += 1
         if self.config.of_evaluation and evaluated:
@@ -74,7 +74,7 @@ class StopConditions:
         return None
 
     def check_unmet(self, metrics: Iterable[Metric]) -> None:
-        """Takes the earlier metrics of a resumed run. Raises ValueError: they meet a condition."""
+        """Takes the earlier metrics of a resumed run. Raises ValueError if these already meet a condition."""
         events = Events(Path())
         for metric in metrics:
             if stop := self.take(metric, events.take(metric)):

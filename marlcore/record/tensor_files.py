@@ -28,7 +28,7 @@ _FILE = "archive/{}"
 
 
 def dumped(state: Mapping[str, Any]) -> bytes:
-    """Returns a state as a file that `torch.load` reads. Raises KeyError: an array has a dtype unknown to torch."""
+    """Returns a state as a file that `torch.load` reads. Raises KeyError if an array has a dtype unknown to torch."""
     data, tensors = io.BytesIO(), list[NDArray[Any]]()
     pickled = pickle.PROTO + b"\x02" + _pickled(state, tensors) + pickle.STOP
     with ZipFile(data, "w") as archive:

@@ -1,4 +1,4 @@
-"""Opens the directory of a run, a population or a psro, unless another user could make it execute code."""
+"""Opens a run's, a population's or a psro's directory, unless another user could have put code there."""
 
 import os
 import stat
@@ -20,10 +20,10 @@ OWN = (UNPICKLED, IMPORTED, CONTINUED)  # a directory that another user could ha
 
 
 def open_run(run_dir: str | os.PathLike[str], use: str = COMPARED, trust: bool | None = None) -> Path:
-    """Checks a directory, and returns its absolute path, for a `use` of OWN its real path; every door calls this first.
+    """Checks a directory before it is opened; returns its absolute path or, if `use` is OWN, its real path.
 
-    `trust` is None for a door that has no such argument. Raises ValueError: `run_dir` is no path, another user could
-    have changed the directory, or another user has put links in place of its folders.
+    `trust` is None if the calling function has no such argument. Raises ValueError if `run_dir` is no path, if another
+    user could have changed the directory, or if another user has put links in place of its folders.
     """
     label = "resume" if use == COMPARED else "run_dir"
     root = absolute(run_dir, label)

@@ -42,7 +42,7 @@ def run_role(name: str, spec: RunSpec, memory: Memory, attempt: int) -> None:
 
 
 class Remote:
-    """Stands for a run's roles on other machines; this class, for one machine, has none."""
+    """Represents a run's roles on other machines; this base class is for one machine, and has no such roles."""
 
     @property
     def done(self) -> bool:
@@ -55,7 +55,7 @@ class Remote:
         return []
 
     def tick(self) -> None:
-        """Polls the other machines when that is due. Raises WorkerFailed: a remote worker failed for good."""
+        """Polls the other machines when that is due. Raises WorkerFailed if a remote worker failed for good."""
 
 
 def supervisor_of(
@@ -81,7 +81,7 @@ def supervisor_of(
 def start_all(supervisor: Supervisor, names: Iterable[str], interrupts: Interrupts, fallback: bool) -> bool:
     """Starts the named workers.
 
-    If the system cannot, returns False with `fallback`, and raises MarlcoreError without it.
+    If the system cannot start them, returns False if `fallback`, else raises MarlcoreError.
     """
     try:
         with suppress_failed_calls(errno.EINTR):  # a signal came, which the caller checks
@@ -112,7 +112,7 @@ def grace_of(spec: RunSpec) -> float:
 
 @dataclass
 class _End:
-    """Ends a run: tells its workers to end, and says when the time that they have for it is over."""
+    """Ends a run: tells the workers to end, and decides when their time for this is over."""
 
     supervisor: Supervisor
     control: Control
@@ -144,7 +144,7 @@ class _End:
                 worker.end()
 
     def is_over(self, waiting: list[str]) -> bool:
-        """Whether the awaited workers' time is over; it is shorter if all are stopped (SIGSTOP)."""
+        """Whether the awaited workers' time is over; they have less time if all of them are stopped (SIGSTOP)."""
         late_s = 0.0 if self.since is None else time.monotonic() - self.since
         halted = self.halted and late_s > SAID_S and self._all_stopped(waiting)
         return late_s > (STOPPED_S if halted else self.grace_s)
@@ -163,12 +163,13 @@ def run_async(
     supervisor: Supervisor, spec: RunSpec, memory: Memory, control: Control, monitor: Monitor, interrupts: Interrupts,
     remote: Remote,
 ) -> None:  # fmt: skip
-    """Watches the workers until all have ended. Raises WorkerFailed: a worker failed for good, or did not end in time.
+    """Watches the workers until all have ended. Raises WorkerFailed if one failed for good or did not end in time.
 
-    The end begins when the actors have taken all steps (without actors: when the learners have made all updates), or
-    earlier on request. Learners then get time for last checkpoints, and the evaluator for a last evaluation; a learner
-    that dies in this time is restarted. After a permanent failure, a signal or a stop, no worker is restarted, and
-    workers that are still starting are killed. A second signal, at least a second after the first, kills all.
+    The run begins to end when the actors have taken all steps (without actors: when the learners have made all
+    updates), or earlier on request. Learners then get time for last checkpoints, and the evaluator for a last
+    evaluation; a learner that dies in this time is restarted. After a permanent failure, a signal or a stop, no worker
+    is restarted, and workers that are still starting are killed. A second signal, at least a second after the first,
+    kills all.
     """
     failed: WorkerFailed | None = None
     end, actors = _End(supervisor, control, monitor, interrupts, grace_of(spec)), memory.crew.names

@@ -1,6 +1,6 @@
-"""The doors to a run: `train` blocks, `start` returns a `Run`, `train_offline` learns from recorded data.
+"""Runs trainings: `train` blocks, `start` returns a `Run`, `train_offline` learns from recorded data.
 
-This file imports little at its top: each door first starts the fork server, whose imports take longest.
+This file imports little at its top: each function first starts the fork server, whose imports take longest.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def train(
         config: the settings.
         progress: show a table of the run's progress, and notices of long waits, on standard error.
         resume: the directory of a run to continue from its last checkpoints; config.run_dir must be None or name the
-            same one. Or an fsspec address: `train` first copies the run to a new directory in runs/, and copies changed
-            files back. The run continues with the settings of `config`, which may differ from its earlier ones; only
-            settings and hyperparameters on which its checkpoints and saved replays depend must be the same.
+            same directory. Or an fsspec address: `train` first copies the run to a new directory in runs/, and copies
+            changed files back. The run continues with the settings of `config`, which may differ from its earlier ones;
+            only settings and hyperparameters on which its checkpoints and saved replays depend must be the same.
             `total_steps` counts from the run's beginning, and must exceed the steps that the run has taken. No code of
             the directory is executed (unlike `marlcore train --resume`, which imports what config.json names).
         callback: a function that is called with each `Metric` (time_s, step, agent, name, value), or an object with any
@@ -71,10 +71,11 @@ def train(
             a `Metric`, an `EvaluationEvent` and a `CheckpointEvent`. A thread of this process calls it. If it returns
             `Stop`, or raises `StopRun`, the run ends in order, with a last evaluation; any other exception ends it
             without an evaluation, and `train` raises it. A slow callback does not delay training: metrics that it
-            cannot take in time are dropped, and counted in `Result.lost`; evaluations and checkpoints never are.
+            cannot take in time are dropped, and counted in `Result.lost`; evaluations and checkpoints are never
+            dropped.
         init_from: weights from which the policies start, with new optimizers, counters and schedules: a run's
-            directory, whose last checkpoint of the same (or its only) policy is taken; a checkpoint of a run; a
-            `state_dict` of the whole network; or a dict of these by policy. No code of them is executed. With
+            directory, whose last checkpoint of the same policy, or of the run's only policy, is taken; a checkpoint of
+            a run; a `state_dict` of the whole network; or a dict of these by policy. No code of them is executed. With
             `resume`, the run keeps its counts and continues with these weights and with a checkpoint's optimizers.
         init_strict: refuse weights that do not fit the network in name and shape; False leaves them out, and the log
             says which.
@@ -114,8 +115,8 @@ def train_offline(
 ) -> Result:
     """Trains a policy on recorded transitions, without actors.
 
-    The run is as `train` makes it: its directory, checkpoints, metrics, evaluations, `load_policy`, `marlcore eval`.
-    An update counts as a step: of schedules, of metrics, of `evaluation.interval`, of `Result.steps`.
+    As with `train`, the run has a directory, checkpoints, metrics and evaluations, for `load_policy` and `marlcore
+    eval`. An update counts as a step for schedules, metrics, `evaluation.interval` and `Result.steps`.
 
     Args:
         replay: the transitions, from `ReplayBuffer.from_episodes` or any other replay without a limiter; writers may
@@ -123,15 +124,15 @@ def train_offline(
         algorithm: an off-policy algorithm, or its name: "bc", "cql", "td3bc", "dqn", "iqn", "r2d2", "td3", "sac". The
             replay's spec must equal the algorithm's `transition(spaces)`; additional extras are ignored.
         updates: number of updates of each policy; with `resume`, earlier updates count.
-        env_fn: as for `train`; it gives the spaces, and plays the evaluations. Or the spaces alone, if there is no
-            environment.
+        env_fn: as for `train`; the environment gives the spaces, and evaluations play in it. Or the spaces alone, if
+            there is no environment.
         config: the settings; None: the defaults with learner.n_step=1. Settings of acting, of the warm-up and of
             the replay's size do not apply, and must be the defaults.
         progress, resume, callback, init_from, init_strict: as for `train`.
 
     `Result.returns` are NaN, since no actor plays.
 
-    Raises: as `train`; ValueError also where the replay's spec differs, NotEnoughData where no batch can be drawn.
+    Raises: as `train`; also ValueError if the replay's spec differs, and NotEnoughData if no batch can be drawn.
     """
     with children_of(config) as children:
         from .launch import Launch
@@ -180,7 +181,7 @@ def policies_of(
 
 
 def children_of(config: Config | None) -> Children:
-    """Returns the owner of a run's processes, after starting its fork server, which begins its imports now."""
+    """Returns the owner of a run's processes, after starting the fork server, which begins its imports at once."""
     children = Children(interrupts=Interrupts(), early=EARLY)
     if getattr(config, "mode", "async") == "async":
         with suppress(OSError):  # without processes, the run reports this or works serially

@@ -39,7 +39,7 @@ class Launch:
     ) -> Launch:  # fmt: skip
         """Makes a launch from the arguments of `train` or, with `data` (replay, updates), of `train_offline`.
 
-        Compiles the kernels if this machine never has. Raises: ValueError, TypeError.
+        Compiles the kernels if this machine has never compiled them. Raises: ValueError, TypeError.
         """
         check_type("config", config, Config, or_none=True)
         check_callback(callback)

@@ -22,12 +22,12 @@ from .spec import RunSpec
 if TYPE_CHECKING:
     from ..cluster.nodes import Uplink
 
-MakeStore: TypeAlias = Callable[[int], ParameterStore]  # of versions that follow this one, and those of checkpoints
+MakeStore: TypeAlias = Callable[[int], ParameterStore]  # its versions follow this one, and those of checkpoints
 
 
 @dataclass
 class OneMachine:
-    """Places a run on this machine alone. The stack closes everything that it makes."""
+    """Places a run on this machine alone. The stack closes all objects that are made for the run."""
 
     stack: ExitStack
     spec: RunSpec
@@ -36,7 +36,7 @@ class OneMachine:
     holds: Mapping[str, Hold] = field(default_factory=dict)  # of each policy that learns there, on its checkpoint
 
     def place(self, policy: AssignedPolicy, make_store: MakeStore) -> tuple[SegmentHandle, SegmentHandle]:
-        """Returns a policy's transitions and weights. Raises ValueError, SharedMemoryFull."""
+        """Returns the handles of a policy's transitions and of its weights. Raises ValueError, SharedMemoryFull."""
         transitions, version = self.spec.recorded.get(policy.name), 0
         if transitions is None:
             saved = self.directory.replay_path(policy.name)
@@ -44,7 +44,7 @@ class OneMachine:
         return transitions, make_store(version).handle
 
     def sweep(self) -> None:
-        """Removes leftovers on other machines of an earlier part of the run that was killed."""
+        """Removes from other machines the leftovers of an earlier part of the run that was killed."""
 
     def begin(self, stack: ExitStack, memory: Memory, control: Control, telemetry: Telemetry) -> Remote:
         """Starts the run's roles on other machines; the stack ends them."""
@@ -52,7 +52,7 @@ class OneMachine:
 
 
 class Cluster(OneMachine):
-    """Places a run on this machine and a cluster's. Raises ValueError: no cluster answers, or a machine is unfit."""
+    """Places a run on this machine and a cluster's. Raises ValueError if no cluster answers, or a machine is unfit."""
 
     def __init__(
         self, stack: ExitStack, spec: RunSpec, directory: RunDirectory, environment: str, interrupts: Interrupts

@@ -32,7 +32,7 @@ TRANSIENT = f"{PREFIX}of-a-run-"  # files in replay.path that no longer matter w
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Holds the handles of a run's segments on this machine, and its directory; a worker needs it beside the spec."""
+    """Holds the handles of a run's segments on this machine, and the run's directory; workers get it with the spec."""
 
     crew: Crew  # the actors that write here
     run_dir: Path  # unused on machines that have only actors
@@ -54,8 +54,8 @@ class Memory:
 class OwnerOf:
     """Saves a policy's name, and the version of its weights, beside its replay's rows.
 
-    The replay is saved before the checkpoint. A run that was killed between the two has rows of versions that its
-    checkpoint does not know.
+    The replay is saved before the checkpoint. If a run is killed between the two saves, some of its rows have versions
+    newer than its checkpoint's.
     """
 
     policy: str
@@ -65,7 +65,7 @@ class OwnerOf:
         return {"policy": np.frombuffer(self.policy.encode(), np.uint8), "version": np.array([self.version])}
 
     def check(self, replay: ReplayBuffer, path: Path) -> None:
-        """Checks a loaded replay. Raises ValueError: it belongs to another policy."""
+        """Checks a loaded replay. Raises ValueError if it belongs to another policy."""
         owner = (replay.sampler_state or {}).get("policy")
         if owner is None or owner.tobytes() != self.policy.encode():
             got = None if owner is None else owner.tobytes().decode(errors="replace")
@@ -73,7 +73,7 @@ class OwnerOf:
 
 
 def transition_spec(policy: AssignedPolicy, config: Config) -> TransitionSpec:
-    """Returns the spec of a policy's transitions. Raises ValueError: an extra of the algorithm has a reserved name."""
+    """Returns the spec of a policy's transitions. Raises ValueError if one of its extras has a reserved name."""
     spec = policy.algorithm.transition(policy.spaces)
     if config.learner_of(policy.name).reward_norm == "off":
         return spec
@@ -85,9 +85,9 @@ def transition_spec(policy: AssignedPolicy, config: Config) -> TransitionSpec:
 def create_transitions(
     stack: ExitStack, policy: AssignedPolicy, config: Config, saved: Path
 ) -> tuple[SegmentHandle, int]:
-    """Makes a policy's queue or replay, or loads a saved one; returns it, and the highest version of weights in it.
+    """Makes a policy's queue or replay, or loads a saved replay; returns its handle and its highest weights' version.
 
-    Raises ValueError: it does not fit; SharedMemoryFull.
+    Raises ValueError if a saved replay does not fit; SharedMemoryFull.
     """
     source, lanes = policy.source, len(policy.agents) * config.lanes
     if not isinstance(source, QueueSource):
@@ -160,9 +160,10 @@ def deal_steps(control: Control, config: Config, nodes: Sequence[str]) -> None:
 
 
 def dealt(total: int, steps: Sequence[int], weights: Sequence[int]) -> list[int]:
-    """Returns the step counts at which workers are done; they sum to `total`. `steps`: those taken so far.
+    """Returns the step count at which each worker is done; the counts sum to `total`. `steps`: taken so far.
 
-    The remaining steps are split by the weights; the indivisible rest goes to workers with fewest steps by weight.
+    The remaining steps are split in proportion to the weights; an indivisible rest goes to the workers with the fewest
+    steps per weight.
     """
     left, whole = max(0, total - sum(steps)), sum(weights)
     parts = [left * weight // whole for weight in weights]

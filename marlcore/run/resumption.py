@@ -62,7 +62,7 @@ class NewRun:
     def model_of(self, policy: AssignedPolicy) -> tuple[PolicyModel, int]:
         """Returns a policy's model, and the version of its last weights before this part of the run.
 
-        Raises ValueError: the checkpoint is damaged, or belongs to another network.
+        Raises ValueError if the checkpoint is damaged, or belongs to another network.
         """
         model, checkpoint = build_model(policy, self._config), self.directory.checkpoint_path(policy.name)
         state = load_checkpoint(checkpoint)
@@ -133,7 +133,7 @@ class ResumedRun(NewRun):
         self.described["init_from"] = read_config(self.directory.path).get("init_from", {}) | self._sources
         super().commit(control, machines)
         self.directory.replace_config(self.described)  # after the weights that `init_from` names were saved
-        if not self._config.replay.save:  # they would be older than the next checkpoints
+        if not self._config.replay.save:  # saved replays would be older than the next checkpoints
             for name in self._spec.names:
                 self.directory.replay_path(name).unlink(missing_ok=True)
         return self._restore_progress(control)
@@ -141,8 +141,9 @@ class ResumedRun(NewRun):
     def _restore_progress(self, control: Control) -> float:
         """Sets the workers' counters to the run's saved progress; returns the seconds that its earlier parts took.
 
-        The actors count steps; without actors, the learners do. If the set of workers has changed, they share the steps
-        equally. A learner's checkpoint may be newer than the progress of a killed parent: the larger step count holds.
+        The actors count steps; without actors, the learners do. If the set of workers has changed, the workers share
+        the steps equally. A learner's checkpoint may be newer than the progress that a killed parent saved: the larger
+        step count holds.
         """
         directory, config = self.directory, self._config
         names = [*self._spec.learners] if config.offline else [*actor_names(config), *node_names(config)]
@@ -161,9 +162,10 @@ class ResumedRun(NewRun):
 def _restore(
     model: PolicyModel, policy: AssignedPolicy, config: Config, state: Mapping[str, Any], checkpoint: Path
 ) -> None:
-    """Loads a checkpoint into a model. Raises ValueError: it does not fit; the text names hyperparameters to blame.
+    """Loads a checkpoint into a model. Raises ValueError, naming hyperparameters to blame, if it does not fit.
 
-    These are the changed ones that each make it unfit alone or, if there are none, all changed ones.
+    To blame is each changed hyperparameter that alone makes the checkpoint unfit or, if there is none, all changed
+    ones.
     """
     policy_name, algorithm = printable(policy.name), type(policy.algorithm).__name__
     try:

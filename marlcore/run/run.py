@@ -34,14 +34,14 @@ class Result:
 
     Attributes:
         run_dir: the directory of its metrics, checkpoints and curves.
-        steps: taken by all agents together.
+        steps: the steps that all agents together have taken.
         updates: by policy, the updates of its learner.
-        returns: by agent, the mean return of the episodes that ended in the last tenth of the run; if none did, of the
-            last tenth of the agent's episodes, at least one; NaN if no episode of the agent ended.
+        returns: by agent, the mean return of the episodes that ended in the last tenth of the run; if none ended there,
+            of the last tenth of the agent's episodes, at least one; NaN if no episode of the agent ended.
         lost_metrics: metrics overwritten before they were written to metrics.csv.
         lost: by sink, metrics in metrics.csv that the sink has not taken: it was too slow, hung or raised.
         restarts: by worker, its restarts after it died, failed or hung.
-        stopped: the reason why the run ended before it had taken total_steps; empty if it took them.
+        stopped: the reason why the run ended before it had taken total_steps; empty if it took all of them.
     """
 
     run_dir: Path
@@ -112,7 +112,7 @@ class Run:
     def wait(self, timeout: float | None = None) -> Result:
         """Waits until the run ends.
 
-        Raises: TimeoutError: it has not ended in `timeout` seconds. WorkerFailed and others: the error that ended it.
+        Raises: TimeoutError: the run has not ended in `timeout` seconds. WorkerFailed and others: this error ended it.
         """
         check_timeout(timeout)
         self._thread.join(timeout)
@@ -122,7 +122,7 @@ class Run:
         return self._result.result()
 
     def stop(self) -> None:
-        """Asks the run to write its checkpoints and end; `wait` blocks until it has. Repeated calls are harmless."""
+        """Asks the run to write its checkpoints and end; `wait` blocks until the end. Repeated calls are harmless."""
         self._interrupts.stop("the program stopped the run")
 
     def hurry(self) -> None:
@@ -166,7 +166,7 @@ class Run:
                     future.set_exception(error)
 
     def close(self) -> None:
-        """Stops the run and waits for its end; `wait` raises what went wrong."""
+        """Stops the run and waits for its end, without raising the run's error: `wait` raises that."""
         self.stop()
         self._thread.join()
         atexit.unregister(self.close)

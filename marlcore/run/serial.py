@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class _Stopped(Exception):
-    """Leaves an actor's wait when the run is told to stop."""
+    """Ends an actor's wait when the run is told to stop."""
 
 
 def run_serial(spec: RunSpec, memory: Memory, monitor: Monitor, interrupts: Interrupts) -> None:
@@ -57,7 +57,7 @@ class _InTurn:
             role.counters.store(READY, 1)
 
     def work(self) -> None:
-        """Runs all rounds and ends the run. Raises WorkerFailed: a role failed; the other learners have saved."""
+        """Runs all rounds and ends the run. Raises WorkerFailed if a role failed; the other learners have saved."""
         interrupts = self.interrupts
         try:
             for rounds in count(1):
@@ -91,7 +91,7 @@ class _InTurn:
         return self._is_unstopped() and not self.interrupts.finishing and not done
 
     def _give_turn(self) -> None:
-        """Lets the learners update while an actor waits: only they, in this same thread, can end its wait."""
+        """Lets the learners update while an actor waits: only they can end the wait, and all share this thread."""
         if not self._is_unstopped():
             raise _Stopped
         for role in self.learners:
@@ -109,7 +109,7 @@ class _InTurn:
             turns = [_guarded(actor, observe, actor.env, actor.seats, actor) for actor in playing]
         for learner in self.learners:  # before the actions, so that actors act with the newest weights
             _guarded(learner, learner.take_turn)
-        with self._giving_turns:  # with first priorities, most rows are written before the next actions
+        with self._giving_turns:  # with first priorities, `act` writes most rows, so an actor may wait
             for actor, due in zip(playing, turns, strict=True):
                 _guarded(actor, act, actor.env, actor.seats, due, actor)
         for evaluator in self.evaluators:

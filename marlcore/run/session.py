@@ -1,4 +1,4 @@
-"""Holds a run from start to end: directory, shared memory, workers, monitor; shared memory and workers end with it."""
+"""Holds a run from start to end: its directory and monitor, and its shared memory and workers, which end with it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Session:
         stack.callback(self.sinks.close)
 
     def _about(self) -> dict[str, Any]:
-        """Describes the run for its workers and `marlcore top`; a learner of several policies is listed with ""."""
+        """Describes the run for its workers and `marlcore top`; a learner of several policies has "" as its policy."""
         policies, config = self.spec.policies, self.spec.config
         of_policies = {}
         for policy in policies:
@@ -118,7 +118,7 @@ class Session:
     def _store(
         self, stack: ExitStack, policy: AssignedPolicy, model: PolicyModel, version: int, publishes: bool, newest: int
     ) -> ParameterStore:  # fmt: skip
-        """Makes a policy's store; its versions follow the checkpoint's `version` and the `newest` of saved rows."""
+        """Makes a policy's store; versions follow the checkpoint's `version` and the saved rows' `newest` one."""
         config = self.spec.config
         store = stack.enter_context(create_weights(policy, config, model, max(version, newest)))
         if publishes:
@@ -126,7 +126,7 @@ class Session:
         return store
 
     def work(self) -> None:
-        """Runs the workers until all steps are taken or a signal comes. Raises WorkerFailed: one failed for good."""
+        """Runs the workers until all steps are taken or a signal comes. Raises WorkerFailed if one failed for good."""
         config, interrupts, run = self.spec.config, self.interrupts, (self.spec, self.memory)
         with ExitStack() as stack:
             children = stack.enter_context(closing(self._children))

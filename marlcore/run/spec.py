@@ -68,7 +68,7 @@ class RunSpec:
 
     @property
     def acts_compiled(self) -> bool:
-        """Whether actors and the evaluator need no torch: no policy acts by it, and no anchor is a checkpoint."""
+        """Whether actors and the evaluator need no torch: no policy acts by torch, and no anchor is a checkpoint."""
         anchors = any(anchor.endswith(".pt") for anchor in self.config.self_play.anchors)
         return not anchors and all(policy.compiled is not None for policy in self.policies)
 
@@ -157,9 +157,9 @@ def _in_teams(make_env: Callable[[], Any], algorithm: Algorithms, config: Config
 
 
 def _with_joint_observations(spec: RunSpec, algorithm: Algorithms) -> RunSpec:
-    """Adds to the spec's environment joint observations of the agents whose critics take them, if any do.
+    """Adds joint observations to the spec's environment, for the agents whose critics take them.
 
-    Raises ValueError: in a league, a policy without such a critic would act by the joint observation.
+    Raises ValueError if, in a league, a policy without such a critic would act by the joint observation.
     """
     joint = [policy.agents for policy in spec.policies if getattr(policy.algorithm, "wants_joint", False)]
     if not joint:
@@ -177,7 +177,7 @@ def _with_joint_observations(spec: RunSpec, algorithm: Algorithms) -> RunSpec:
 
 
 def _has_own_copies(env: VectorEnvironment, make_env: Callable[[], Any]) -> bool:
-    """Whether `make_env` makes a vector environment that itself sets its number of copies; `env` was asked for one."""
+    """Whether `make_env` makes a vector environment that sets its own number of copies; `env` was to have one copy."""
     if env.copies > 1 or isinstance(env, Copies):
         return env.copies > 1
     with closing(vectorize(make_env, 2)) as two:
@@ -194,12 +194,12 @@ def _assigned_to_spaces(spaces: Spaces, algorithm: Algorithms, config: Config) -
 
 
 def no_environment() -> None:
-    """Stands for the `env_fn` of a run without an environment. Raises ValueError."""
+    """Takes the place of `env_fn` in a run without an environment. Raises ValueError."""
     raise ValueError("env_fn: expected an environment, got a run on recorded data without one; pass env_fn=")
 
 
 def _with_data(spec: RunSpec, replays: ReplayBuffer | Mapping[str, ReplayBuffer]) -> RunSpec:
-    """Adds each policy's replay to the spec. Raises ValueError, TypeError, NotEnoughData: the replay does not fit."""
+    """Adds each policy's replay to the spec. Raises ValueError, TypeError, NotEnoughData if the replay does not fit."""
     if isinstance(replays, ReplayBuffer) and len(spec.names) == 1:
         replays = {spec.names[0]: replays}
     if not isinstance(replays, Mapping) or replays.keys() != {*spec.names}:
@@ -235,7 +235,7 @@ def _check_data(data: ReplayBuffer, policy: AssignedPolicy, config: Config) -> N
 
 
 def _check_policies(spec: RunSpec) -> None:
-    """Checks names and devices. Raises ValueError: settings name an unknown policy, or a device is missing."""
+    """Checks names and devices. Raises ValueError if settings name an unknown policy, or if a device is missing."""
     for left_out in filter(None, dict.fromkeys(policy.spaces.left_out for policy in spec.policies)):
         reason = "since no network takes a text, which a wrapper may encode, or an empty array"
         say(f"observations: left out {', '.join(left_out)}, {reason}")
@@ -261,14 +261,14 @@ def _checked(spec: RunSpec) -> RunSpec:
 
 
 def _check_goals(policy: AssignedPolicy, make_env: Callable[[], Any]) -> None:
-    """Checks hindsight. Raises ValueError: the replay relabels goals that the environment lacks or cannot judge."""
+    """Checks hindsight. Raises ValueError if the replay relabels goals that the environment lacks or cannot judge."""
     if isinstance(policy.source, ReplaySource) and policy.source.hindsight is not None:
         with closing(make_env()) as env:
             with_functions_of(env, policy.source.hindsight, policy.algorithm.transition(policy.spaces))
 
 
 def _check_script(policy: AssignedPolicy, config: Config) -> None:
-    """Checks a script. Raises ValueError, TypeError: it is no script, or rows need extras that it cannot compute."""
+    """Checks a script. Raises ValueError, TypeError if it is no script, or cannot compute extras of the rows."""
     script = config.of(policy.name).exploration.script
     if script is None:
         return

@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 
 def compile_before_a_run(*sources: ReplaySource | QueueSource) -> None:
-    """Compiles the kernels of these sources if this machine never has: learners would do so without a notice."""
+    """Compiles the kernels of these sources, if this machine never has, with a notice; learners would give none."""
     cache = jit.cache_directory()
     names = dict.fromkeys(name for source in sources for name in _parts_of(source))
     missing = [name for name in names if cache is not None and not (cache / f"warm-{name}").exists()]

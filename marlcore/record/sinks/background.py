@@ -45,7 +45,7 @@ class Sink(Protocol):
 
 
 class Background:
-    """Runs a sink in another thread. If the queue is full, it drops and counts metrics, but drops no events.
+    """Runs a sink in another thread. If the queue is full, metrics are dropped and counted; events never are dropped.
 
     The first metric starts the thread, so a run that fails earlier leaves no trace in the sink.
     """
@@ -66,7 +66,7 @@ class Background:
 
     @property
     def lost(self) -> int:
-        """The number of metrics that the sink has not taken; before `close`, queued ones count too."""
+        """The number of metrics that the sink has not taken; before `close`, queued metrics count, too."""
         return self._offered - self._written
 
     def record(self, metric: Metric) -> None:
@@ -92,7 +92,7 @@ class Background:
             self._queue.put("end")
 
     def close(self, timeout: float = CLOSE_S) -> None:
-        """Ends the sink and waits at most `timeout` seconds for it; then logs that it is left behind.
+        """Ends the sink and waits at most `timeout` seconds; if the sink has not ended then, logs this and leaves it.
 
         A slow sink gets CLOSE_S seconds more to take the queued events; its queued metrics are lost.
         """
@@ -171,7 +171,7 @@ class Sinks:
         self._closed = False
 
     def record(self, metric: Metric) -> None:
-        """Passes a metric to all sinks. Raises OSError: metrics.csv could not be written."""
+        """Passes a metric to all sinks. Raises OSError if metrics.csv could not be written."""
         for sink in self._all:
             sink.record(metric)
 
@@ -186,7 +186,7 @@ class Sinks:
             sink.flush()
 
     def close(self, timeout: float = CLOSE_S) -> None:
-        """Closes all sinks but metrics.csv within `timeout` seconds, and logs each one's losses; twice is fine."""
+        """Closes all sinks but metrics.csv within `timeout` seconds, and logs each sink's losses; twice is fine."""
         if self._closed:
             return
         self._closed = True
@@ -206,16 +206,16 @@ class Sinks:
 
     @property
     def lost(self) -> dict[str, int]:
-        """The number of metrics that each sink has not taken; metrics.csv has all of these."""
+        """The number of metrics that each sink has not taken; metrics.csv has these metrics, too."""
         return {sink.name: sink.lost for sink in self._others}
 
 
 def open_sinks(
     csv: CsvSink, run_dir: Path, config: MetricsConfig, make_callback: Callable[[], Sink] | None = None
 ) -> Sinks:
-    """Returns the configured sinks and the callback's sink; the first metric makes them.
+    """Returns the configured sinks and the callback's sink; they are made at the first metric.
 
-    Raises ValueError: a sink cannot be used.
+    Raises ValueError if a sink cannot be used.
     """
     others = [Background(name, _maker(name, run_dir, config)) for name in config.sinks if name != "csv"]
     if make_callback is not None:

@@ -66,7 +66,7 @@ class CsvSink:
         self._raw.take(data[:size])
 
     def record(self, metric: Metric) -> None:
-        """Appends a metric, buffered until `flush`. Raises: ClosedError. OSError: a write failed."""
+        """Appends a metric, buffered until `flush`. Raises ClosedError, or OSError if a write failed."""
         if self._file.closed:
             raise ClosedError(f"{str(self._path)!r}: expected it open, it was closed")
         # repr is the shortest text that reads back as the same float; float() drops NumPy's own repr.
@@ -75,7 +75,7 @@ class CsvSink:
             self._rows.writerow([time_s, int(metric.step), metric.agent, metric.name, value])
 
     def flush(self) -> None:
-        """Hands everything recorded so far to the operating system. Raises OSError: a write failed."""
+        """Hands everything recorded so far to the operating system. Raises OSError if a write failed."""
         with self._naming():
             self._file.flush()
 
@@ -87,7 +87,7 @@ class CsvSink:
         return [self._raw.size, self._raw.crc]
 
     def close(self) -> None:
-        """Flushes and closes the file; closing twice is fine. Raises OSError: see `flush`; the file is closed."""
+        """Flushes and closes the file, which closes even if the flush raises OSError; closing twice is fine."""
         with self._naming():
             self._file.close()
 
@@ -114,7 +114,7 @@ def read_metrics(path: str | Path) -> list[Metric]:
 
     In a run's directory, verifies the file up to the run's last saved progress.
 
-    Raises ValueError: the file is not a metrics.csv, one of its lines is not a metric, or it was changed.
+    Raises ValueError if the file is not a metrics.csv, has a line that is not a metric, or was changed.
     """
     return list(each_metric(path))
 

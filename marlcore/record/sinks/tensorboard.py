@@ -18,7 +18,7 @@ class TensorBoardSink:
     """Writes an event file to run_dir/tensorboard, with tags "agent/name"; a resumed run adds another file.
 
     The first file begins with the settings and hyperparameters of config.json, by dotted name, for the HParams tab.
-    For comparing runs, each file ends with "final/agent/episode_return": the mean over each agent's last episodes.
+    For comparing runs, each file ends with "final/agent/episode_return": the mean over the agent's last episodes.
     """
 
     def __init__(self, run_dir: Path) -> None:

@@ -15,7 +15,7 @@ _ID_BYTES = 8
 
 
 def check_wandb(mode: str | None) -> None:
-    """Checks that wandb can be used. Raises ValueError: it is not installed, or is online without credentials."""
+    """Checks that wandb can be used. Raises ValueError if it is not installed, or is online without credentials."""
     package = find_spec("wandb")
     if package is None or package.origin is None:  # a folder `wandb` of earlier runs is not the package
         raise ValueError('metrics.sinks: wandb is not installed; try: pip install "marlcore[wandb]"')
@@ -66,7 +66,7 @@ class WandbSink:
 
 
 def _run_id(path: Path) -> str:
-    """Returns the W&B run's id, drawn once for a run's directory. Raises ValueError: the id's file is damaged."""
+    """Returns the W&B run's id, drawn once for a run's directory. Raises ValueError if the id's file is damaged."""
     if not path.exists():
         write_sealed(path, secrets.token_hex(_ID_BYTES).encode())
     run_id = read_sealed(path)[: 2 * _ID_BYTES].decode(errors="replace")

@@ -1,4 +1,4 @@
-"""The role of an actor: it builds the environment, the policies and the seats, and counts the steps."""
+"""The role of an actor: it builds the environment, the policies and their collectors, and counts the steps."""
 
 import logging
 import sys
@@ -151,7 +151,7 @@ class ActorRole(Role):
 
     @property
     def done(self) -> bool:
-        """Whether it has taken its share of the steps."""
+        """Whether this actor has taken its share of the steps."""
         return self._steps >= self._share()
 
     def acting(self) -> bool:
@@ -160,7 +160,7 @@ class ActorRole(Role):
         return not self.done and not self.control.stopping
 
     def cut_episodes(self) -> None:
-        """Steps the environment with the last actions, and completes the last transitions; called when it is done."""
+        """Steps the environment with the last actions of a done actor, and thus completes the last transitions."""
         cut_episodes(self.env, self.seats, self)
         self.count_steps(0)
 

@@ -26,9 +26,9 @@ def batches_of(
 
 
 class ReplayBatches:
-    """Draws a learner's batches from a replay, or from a mixture of its parts, ahead if `learner.prefetch` says so.
+    """Draws a learner's batches from a replay or from a mixture of its parts; in advance with `learner.prefetch`.
 
-    `updates` were made before. A checkpoint's `state` continues its sampler; an empty `state` starts a new one.
+    `updates`: the number already made. A checkpoint's `state` continues its sampler; an empty `state` starts a new one.
     """
 
     on_policy = False
@@ -67,7 +67,7 @@ class ReplayBatches:
 
     @property
     def due(self) -> bool:
-        """Whether an update is due, as in `Batches.due`, or a batch drawn ahead is ready."""
+        """Whether an update is due, as in `Batches.due`, or a batch drawn in advance is ready."""
         return self._sampler.due or (self._limited_ahead and self._source.can_sample())
 
     def follow(self, pace: Callable[[float], float]) -> None:
@@ -93,7 +93,7 @@ class ReplayBatches:
     def _restore(self, state: Mapping[str, Any], again: bool) -> None:
         """Restores the sampler from a checkpoint, with its priorities if the replay still holds their rows.
 
-        `again`: updates were made after the checkpoint, so the sampler must not repeat their random numbers.
+        `again`: whether updates were made after the checkpoint; then the sampler draws with other random numbers.
         """
         fresh = self._sampler.state_dict()
         saved = {name: tensor.numpy() for name, tensor in state["sampler"].items()}

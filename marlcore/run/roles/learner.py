@@ -140,12 +140,12 @@ class LearnerRole(Role):
 
     @property
     def done(self) -> bool:
-        """Whether it has made all updates of a run on recorded data."""
+        """Whether this learner has made all updates of a run on recorded data."""
         share = self.config.total_steps // len(self.spec.policies)
         return self._offline and all(learner.updates >= share for learner in self.learners)
 
     def take_turn(self) -> None:
-        """Makes the updates that are due or, on recorded data, one of each policy; for serial mode."""
+        """Makes the updates that are due or, on recorded data, one update of each policy; for serial mode."""
         if not self._offline:
             catch_up(self.learners, self.count_updates)
             return
@@ -178,7 +178,7 @@ class LearnerRole(Role):
 
 
 def _trainer_of(policy: AssignedPolicy, model: PolicyModel, settings: LearnerConfig) -> Trainer:
-    """Makes a model's trainer. Raises ValueError: it replaced a tensor, whose new values would never be published."""
+    """Makes a model's trainer. Raises ValueError if it replaced a tensor, since the new one would not be published."""
 
     def addresses() -> dict[str, int]:
         return {name: tensor.data_ptr() for name, tensor in model.acting.state_dict(keep_vars=True).items()}
@@ -223,7 +223,7 @@ def _restore_trainer(
 
 
 def _restore(model: PolicyModel, store: ParameterStore, state: Mapping[str, Any]) -> int:
-    """Loads the newer of checkpoint and published weights into a model; returns how many updates made them."""
+    """Loads the newer of checkpoint and published weights into a model; returns the number of updates behind them."""
     updates = int(state.get("updates", 0))
     if state:
         model.restore(state)

@@ -28,7 +28,7 @@ HELD_S = 0.01  # between checks whether an awaited evaluation has begun
 
 
 def settle_torch(config: Config, name: str, attempt: int) -> bool:
-    """Seeds torch and sets its threads for a worker; returns False if nothing in this process has imported it yet."""
+    """Seeds torch and sets its threads for a worker; returns False if torch is not yet imported here."""
     torch_here = sys.modules.get("torch")
     if torch_here:
         torch_here.set_num_threads(config.learner.threads)
@@ -51,7 +51,7 @@ class Role(WorkerBase):
     def build(self) -> None: ...
 
     def tell_environments(self) -> None:
-        """Lets the environments that this thread steps know the run's step and stage."""
+        """Tells the run's step and stage to the environments that this thread steps."""
         total, stages = self.config.total_steps, self.config.stages
 
         def look() -> RunStep:
@@ -66,7 +66,7 @@ class Role(WorkerBase):
         return min(self.control.steps, self.config.total_steps)
 
     def await_evaluation(self) -> None:
-        """With `evaluation.wait`: blocks while an evaluation is due that has not begun."""
+        """With `evaluation.wait`: blocks while an evaluation is due but has not begun."""
         settings, evaluator = self.config.evaluation, self.control.workers.get(EVALUATOR)
         if not (settings.wait and settings.interval and evaluator):
             return
@@ -77,7 +77,7 @@ class Role(WorkerBase):
             time.sleep(HELD_S)
 
     def work(self) -> None:
-        """Runs the role's loop in its own process until it is done or the parent stops it."""
+        """Runs the role's loop in its own process until the role is done or the parent stops it."""
 
     def report_gpu(self, device: torch.device | None) -> None:
         """Reports for a CUDA device, at most every `GPU_S`, the MiB of this process's tensors and the utilization.
