@@ -1,8 +1,9 @@
-"""Training on many machines: it moves rows and weights between the nodes' shared memory, and leases seats to nodes.
+"""Training on many machines (nodes): moves rows and weights between the shared memory of nodes.
 
-Within a node, nothing changes. Between nodes, a relay sends the rows of a node's lanes to an ingest beside the learner,
-and a mirror copies the newest weights to a node. Ray carries both; only files named `ray_*` import it. `nodes/` runs
-the workers of a training run on other machines; the other files know nothing of runs.
+Within a node, training works as on one machine. Between nodes, a relay sends the rows of a node's lanes to an ingest
+beside the learner, and a mirror copies the newest weights to a node. Each sending node has a numbered seat; a lease
+tells which node holds the seat. Ray carries rows and weights; only files named `ray_*` import Ray. `nodes/` runs the
+workers of a training run on other machines; the other files know nothing of runs.
 """
 
 from ..lazy import attach_stub

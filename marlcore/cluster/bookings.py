@@ -1,8 +1,9 @@
-"""Bookings: an ingest's record of the rows that each target lane has taken; it survives the ingest's death.
+"""Bookings: an ingest's record of the rows that each target lane has taken; the record survives the ingest's death.
 
 Each lane has a cache line of words: `turn`, whose lowest bit selects the valid half, and two halves, each with the four
-fields of a `Booking`. The holder of the lane's writer lock writes the invalid half; one store of `turn` makes that half
-valid. Rows that arrive in order change no booking: the sender's next ticket follows from the lane's committed ticket.
+fields of a `Booking`. The holder of the lane's writer lock writes the invalid half; then a single store of `turn` makes
+that half valid. A ticket is a row's number in its lane. Rows that arrive in order change no booking: the sender's next
+ticket follows from the number of rows that are committed in the target lane.
 """
 
 from dataclasses import astuple, dataclass
@@ -16,13 +17,13 @@ _HALF = 4
 
 @dataclass(frozen=True)
 class Booking:
-    """How far a lane has copied its sender's lane.
+    """The position up to which a target lane has copied its sender's lane.
 
     Attributes:
         epoch: the epoch of the sender whose rows the lane takes.
-        offset: maps tickets: the sender's next ticket is offset + the lane's own committed ticket.
+        offset: the sender's next ticket minus the number of rows committed in the target lane.
         seam: the lane's newest ticket whose row does not continue the row before it.
-        lost: the number of rows that senders of any epoch overwrote before they were sent.
+        lost: the number of rows, over all epochs, that a sender overwrote before sending them.
     """
 
     epoch: int = 0
@@ -32,7 +33,7 @@ class Booking:
 
 
 class Bookings(Shared):
-    """The bookings of all lanes of a replay or queue; create them with the replay or queue, and keep them as long."""
+    """The bookings of all lanes of a replay or queue. They must live as long as that replay or queue."""
 
     kind = "bookings"
 
@@ -45,13 +46,13 @@ class Bookings(Shared):
     def create(cls, lanes: int, *, name: str = "bookings") -> "Bookings":
         """Creates empty bookings for a number of lanes.
 
-        Raises: ValueError: lanes is not a positive integer. SharedMemoryFull: no room.
+        Raises: ValueError: `lanes` is not a positive integer. SharedMemoryFull: shared memory has no room.
         """
         check_whole("lanes", lanes)
         return cls(Segment.create(name, {"kind": cls.kind, "lanes": int(lanes)}, LINE * int(lanes)))
 
     def load(self, lane: int) -> Booking:
-        """Returns a lane's booking; any process may call it."""
+        """Returns a lane's booking. Any process may call this method."""
         line = lane * _WORDS
         while True:
             turn = self._words.load(line)
@@ -61,7 +62,7 @@ class Bookings(Shared):
                 return booking
 
     def store(self, lane: int, booking: Booking) -> None:
-        """Replaces the lane's booking with one atomic store; the caller holds the lane's writer lock."""
+        """Replaces the lane's booking atomically; the caller must hold the lane's writer lock."""
         line = lane * _WORDS
         first = line + 1 + ((self._words.load(line) + 1) & 1) * _HALF
         for i, word in enumerate(astuple(booking)):
@@ -70,6 +71,6 @@ class Bookings(Shared):
 
     @property
     def lost(self) -> int:
-        """The number of rows, of all lanes, that their senders overwrote before they were sent."""
+        """The number of rows, over all lanes, that a sender overwrote before sending them."""
         self.check_open()
         return sum(self.load(lane).lost for lane in range(self.lanes))

@@ -1,8 +1,8 @@
 """The ingest: takes messages of rows from relays, and writes each row once to its lane in the learner's memory.
 
-A lane's cursor, the sender's next ticket, is its booking's offset plus its own committed ticket (see bookings.py). So a
-message that continues at the cursor changes no booking: the commit of its rows moves the cursor. Only a new epoch or a
-gap changes a booking, before any later row is written.
+A lane's cursor is the sender's next ticket: the offset in the lane's booking plus the number of rows committed in the
+lane (see bookings.py). So a message that continues at the cursor changes no booking: the commit of the message's rows
+moves the cursor. Only a new epoch or a gap changes a booking, before any later row is written.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,19 +25,19 @@ from .bookings import Booking, Bookings
 from .message import Message
 
 LIMIT = 1 << 62  # of tickets
-ORDER_S = 0.01  # wait for the message before one that came too early, on another thread
+ORDER_S = 0.01  # the longest time for which a message waits for the one before it, which another thread delivers
 
 Ints = NDArray[np.int64]
 
 
 class _Sender:
-    """A seat's sender: its lanes, its newest epoch, whether all lanes are booked to it, and the lock of its calls."""
+    """A seat's sender: the seat's lanes and newest epoch, whether all lanes are booked to that epoch, and a lock."""
 
     def __init__(self, lanes: Sequence[int], bookings: Bookings) -> None:
         self.lanes = np.array(lanes)
         epochs = {bookings.load(lane).epoch for lane in lanes}
         self.epoch = max(epochs)
-        self.is_open = len(epochs) == 1  # an ingest may have died while it changed them
+        self.is_open = len(epochs) == 1  # an ingest may have died between two lanes
         self.turn = Condition()
 
 
@@ -46,10 +46,10 @@ class IngestStats:
     """An ingest's counters.
 
     Attributes:
-        rows: written to the target, boundary rows included.
+        rows: rows written to the target, boundary rows included.
         duplicates: rows left out because they had been written before.
-        gaps: rows that their senders had overwritten before they were sent.
-        refused: messages of fenced epochs.
+        gaps: rows that a sender overwrote before sending them.
+        refused: calls of `open` and `put` that raised Fenced.
     """
 
     rows: int = 0
@@ -59,17 +59,18 @@ class IngestStats:
 
 
 class Ingest(Closing):
-    """Receives rows from relays and writes them to a replay or queue; it is the only writer of its seats' lanes.
+    """Receives rows from relays, and writes them to lanes of a replay or queue that have no other writer.
 
     Example:
         bookings = mc.cluster.Bookings.create(replay.lanes)
         ingest = mc.cluster.Ingest(replay, bookings, seats=[range(0, 8), range(8, 16)])
 
-    Its process may be killed at any moment: a new ingest with the same target and bookings continues with the same row.
-    Any thread may call `open` and `put`; calls for one seat run one after another.
+    Each seat has one sender at a time: the replay or queue of a node, whose rows a relay sends. The ingest's process
+    may be killed at any moment: a new ingest with the same target and bookings continues at the same row. Any thread
+    may call `open` and `put`; calls for one seat run one after another.
 
     Attributes:
-        stats: see IngestStats.
+        stats: the counters, an IngestStats.
     """
 
     def __init__(
@@ -83,10 +84,11 @@ class Ingest(Closing):
     ) -> None:
         """
         Args:
-            target: the replay or queue to write to. A queue that drops the newest is refused.
+            target: the replay or queue to write to. A queue that drops its newest rows is refused.
             bookings: the bookings of the target's lanes.
             seats: for each seat, the target's lanes that take the rows of the sender's lanes 0, 1, ...
-            holds: holds(seat, epoch) returns whether this epoch still has the seat's lease; None: the newest has it.
+            holds: holds(seat, epoch) returns whether this epoch still has the seat's lease. None: a seat's newest
+                epoch always has the lease.
             wait_seconds: the longest time that a `put` waits for room in a queue, or for a limiter.
 
         Raises:
@@ -115,9 +117,10 @@ class Ingest(Closing):
         """Connects a seat's sender; returns the ticket at which to continue each of its lanes, int64 [lanes].
 
         Args:
-            seat: the sender's place.
-            epoch: the incarnation of the sender in this seat, at least 1; a higher epoch replaces it for ever.
-            lanes: the number of lanes of the sender's replay or queue. spec: its TransitionSpec, by `to_dict`.
+            seat: the seat's number, from 0.
+            epoch: the number of the sender's incarnation, at least 1; a higher epoch replaces a lower one for ever.
+            lanes: the number of lanes of the sender's replay or queue.
+            spec: the `to_dict()` of the TransitionSpec of the sender's replay or queue.
 
         Raises:
             Fenced: another epoch holds the seat. ValueError: the seat is unknown, or has fewer lanes than the sender.
@@ -142,12 +145,12 @@ class Ingest(Closing):
             return cursor
 
     def put(self, message: NDArray[np.uint8]) -> bool:
-        """Writes the rows of a message that were not written before; see message.py for the format.
+        """Writes those rows of a message that are not written yet; see message.py for the format.
 
-        Returns: False if not all rows found room within `wait_seconds`, or an earlier message is missing; the relay
-            then calls `open` again and continues at its result.
+        Returns: True if all rows are written now. False if some rows found no room within `wait_seconds`, or if an
+            earlier message is missing; the relay then calls `open` again, and continues at the returned tickets.
 
-        Raises: Fenced: as `open`; nothing was written. ValueError: the message is malformed; nothing was written.
+        Raises: Fenced: another epoch holds the seat. ValueError: the message is malformed. Neither writes a row.
         """
         sent = Message.of(message)
         sender = self._sender_of(sent.seat)
@@ -167,7 +170,7 @@ class Ingest(Closing):
         return whole
 
     def close(self) -> None:
-        """Releases the lanes, once no other call is running. Repeated calls are harmless."""
+        """Waits until no other call runs, then releases the lanes. Repeated calls are harmless."""
         self._closed = True
         for sender in self._senders:
             with sender.turn:
@@ -200,7 +203,7 @@ class Ingest(Closing):
         return bool((written == take[new]).all())
 
     def _is_early(self, sender: _Sender, sent: Message) -> bool:
-        """Returns whether an earlier message of the sender is missing, or the ingest does not know its epoch yet."""
+        """Returns whether an earlier message is missing, or the ingest does not know the message's epoch yet."""
         if sent.epoch != sender.epoch or not sender.is_open:
             return sent.epoch >= sender.epoch
         return bool((sent.spans[:, AFTER] > self._next[sender.lanes[sent.spans[:, LANE]]]).any())
@@ -218,7 +221,7 @@ class Ingest(Closing):
         raise Fenced(why)
 
     def _skip(self, lane: int, ticket: int) -> None:
-        """Skips the sender's lost rows: the lane continues at `ticket` of its sender, after a seam."""
+        """Skips rows that the sender has lost: after a seam, the lane continues at the sender's ticket `ticket`."""
         booking, lost = self._bookings.load(lane), ticket - int(self._next[lane])
         committed = int(self._committed[lane])
         self._book(lane, replace(booking, offset=ticket - committed, seam=committed, lost=booking.lost + lost))
@@ -241,7 +244,7 @@ class Ingest(Closing):
 
 
 def _lanes_of(seats: Sequence[Sequence[int]], lanes: int) -> list[int]:
-    """Returns the lanes of all seats. Raises ValueError: a seat has no lane, or a lane is missing or repeated."""
+    """Returns all seats' lanes. Raises ValueError if a seat has no lane, or if a lane is repeated or does not exist."""
     chosen = [lane for seat in seats for lane in seat]
     if not seats or not all(map(len, seats)) or len({*chosen}) < len(chosen) or not {*chosen} <= {*range(lanes)}:
         raise ValueError(f"seats: expected distinct lanes of 0 to {lanes - 1}, got {brief(seats)}")

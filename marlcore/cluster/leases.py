@@ -1,10 +1,11 @@
-"""Leases: they record which incarnation of a node, its epoch, holds each seat. Rows of earlier epochs are refused.
+"""Leases record which incarnation of a node, its epoch, holds each seat. Rows of earlier epochs are refused.
 
-The table in shared memory has a line of words for each seat; one process, the controller, writes it. An ingest loads
-one word to see whether to take an epoch's rows. Only the clock of the table's machine measures silence.
+The table, in shared memory, has a cache line of words for each seat. One process, the controller, writes the table. An
+ingest loads one word to learn whether it may take an epoch's rows. To fence a holder is to end its lease. The silence
+of a holder is measured by the clock of the table's machine alone.
 
-Why this is sound (csrc/test/spin/lease.pml): the word that the ingest checks is the holder's epoch itself, fencing is
-one store, an epoch never returns, and an ingest finishes a message before it takes one of a later epoch.
+Why this is sound (csrc/test/spin/lease.pml): the word that the ingest checks is the holder's epoch itself; fencing is a
+single store; an epoch never returns; and an ingest finishes a message before it takes a message of a later epoch.
 """
 
 from time import monotonic_ns
@@ -22,11 +23,11 @@ _MOST_SEATS = 2**20
 
 
 class Leases(Shared):
-    """The seats of a run: which epoch holds each seat, and how long the holder has been silent.
+    """A table that tells which epoch holds each seat of a run, and how long the holder has been silent.
 
-    The process that creates the table is its only writer, in one thread at a time; ingests on the same machine `watch`
-    its handle and `check`. Holders of a seat are numbered from 1 on: their epochs. An epoch that has ended never holds
-    the seat again.
+    Only the process that creates the table may write to it, from one thread at a time. Ingests on the same machine
+    attach by `watch(handle)`, and call `check`. The holders of a seat are numbered from 1 on; these numbers are their
+    epochs. An epoch that has ended never holds the seat again.
 
     Attributes:
         seats: the number of seats; a seat is an integer from 0 on.
@@ -58,7 +59,7 @@ class Leases(Shared):
         return table
 
     def grant(self, seat: int) -> int:
-        """Leases a free seat to a new holder, whose silence begins now.
+        """Leases a free seat to a new holder. The time of the holder's silence counts from now.
 
         Returns: the new holder's epoch.
 
@@ -74,7 +75,7 @@ class Leases(Shared):
         return epoch
 
     def renew(self, seat: int, epoch: int) -> bool:
-        """Notes that the holder was heard now. Returns False if this epoch has ended: then the holder must stop."""
+        """Notes that the holder was heard just now. Returns False if its epoch has ended; the holder must then stop."""
         words = self._written(seat)
         holds = epoch > 0 and words.load(_HOLDER) == epoch
         if holds:
@@ -82,7 +83,7 @@ class Leases(Shared):
         return holds
 
     def fence(self, seat: int) -> bool:
-        """Ends the lease of a lost holder: ingests take no more of its rows. Returns False if the seat was free."""
+        """Ends the lease of a lost holder: ingests take no more rows from it. Returns False if the seat was free."""
         words = self._written(seat)
         was_held = words.load(_HOLDER) != 0
         words.store(_HOLDER, 0)
@@ -91,8 +92,8 @@ class Leases(Shared):
     def expire(self) -> list[int]:
         """Fences each seat whose holder was silent for `lease_seconds`; call it several times per `lease_seconds`.
 
-        At most half of `lease_seconds` between two calls counts as silence, so that a controller that was itself
-        stopped can read waiting messages first.
+        Between two calls, at most half of `lease_seconds` counts as silence. So a controller that was itself stopped
+        for a while can first read the messages that wait.
 
         Returns: the fenced seats.
         """
@@ -111,37 +112,37 @@ class Leases(Shared):
         return silent
 
     def check(self, seat: int, epoch: int) -> bool:
-        """Returns whether this epoch holds the seat: then its rows may be taken. Any process of this machine may ask.
+        """Returns whether this epoch holds the seat, so that its rows may be taken. Any local process may call this.
 
         After the check, an ingest must take or refuse the rows before it looks at rows of another epoch of the seat.
         """
         return epoch > 0 and self._line(seat).load(_HOLDER) == epoch
 
     def follow(self, seat: int, ended: int) -> None:
-        """Records, in a copy of the controller's table, that a seat's epochs up to `ended` have ended; see `allows`."""
+        """Records, in a copy of the controller's table, that a seat's epochs up to `ended` have ended."""
         self._written(seat).store(_ENDED, ended)
 
     def allows(self, seat: int, epoch: int) -> bool:
-        """Returns the same as `check`, but by a copy of the controller's table, which may not know this grant yet."""
+        """Returns whether an epoch has not ended. Call it on a copy of the controller's table; see `follow`."""
         return epoch > self._line(seat).load(_ENDED)
 
     def epoch(self, seat: int) -> int:
-        """Returns the seat's last epoch; 0 before the first."""
+        """Returns the seat's newest epoch, or 0 if the seat had no holder yet."""
         return self._line(seat).load(_EPOCH)
 
     def state(self, seat: int) -> str:
-        """Returns "free" before the seat's first lease, "held" during a lease, "fenced" after it."""
+        """Returns "free" before the seat's first lease, "held" during a lease, "fenced" after a lease."""
         words = self._line(seat)
         if words.load(_HOLDER):
             return "held"
         return "fenced" if words.load(_EPOCH) else "free"
 
     def age(self, seat: int) -> float:
-        """Returns the seconds since the seat's last holder was heard."""
+        """Returns the seconds since the seat's newest holder was last heard."""
         return (monotonic_ns() - self._line(seat).load(_HEARD)) / 1e9
 
     def close(self) -> None:
-        """Releases the table. Its name disappears when the writer closes it; processes that have it mapped keep it."""
+        """Releases the table; the writer's `close` also removes its name. Other processes keep their mappings."""
         if self._claim is not None:
             self._claim.close()
         super().close()

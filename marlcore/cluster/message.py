@@ -1,10 +1,10 @@
 """A message of rows is one array of bytes, so that a transport neither pickles nor copies its parts.
 
-    head: MAGIC, seat, epoch, number of spans, bytes of rows, whether they are compressed (int64 each)
-    spans, int64 [n, 4]: lane of the sender, after, first ticket, rows; see mc_span in csrc/api.h
+    head: MAGIC, seat, epoch, number of spans, bytes of rows, whether the rows are compressed (int64 each)
+    spans, int64 [n, 4]: lane of the sender, after, first ticket, number of rows; see mc_span in csrc/api.h
     rows: the spans' rows, one span after another; see csrc/rows.c
 
-The sender has sent or lost every row before the ticket `after`, which distinguishes a gap from a missing message.
+The sender has sent or lost every row before the ticket `after`; so the ingest can tell a gap from a missing message.
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class Message:
 
     @classmethod
     def of(cls, message: Bytes) -> "Message":
-        """Parses an array of bytes. Raises ValueError: the array is no message."""
+        """Parses an array of bytes. Raises ValueError if the array is no message."""
         if message.dtype != np.uint8 or message.ndim != 1 or len(message) < 8 * HEAD_WORDS:
             raise ValueError(f"message: expected bytes, uint8 [n], got {message.dtype} {message.shape}")
         if message.ctypes.data % 8:
@@ -50,7 +50,7 @@ class Message:
         return cls(seat, epoch, spans, message[begin:], row_bytes, bool(compressed))
 
     def plain_rows(self) -> Bytes:
-        """Returns the rows' bytes, decompressed. Raises ValueError: their number differs from the head's."""
+        """Returns the decompressed bytes of the rows. Raises ValueError if the head has another number of bytes."""
         rows = self.rows
         if self.compressed:
             rows = np.frombuffer(codec().decompress(rows.data, uncompressed_size=self.row_bytes), np.uint8)
@@ -65,7 +65,7 @@ def rows_offset(spans: int) -> int:
 
 
 def seal(message: Bytes, seat: int, epoch: int, spans: Ints, row_bytes: int, compress: Compress = None) -> Bytes:
-    """Writes head and spans before the rows in `message`; returns its used part, or a compressed copy."""
+    """Writes head and spans in front of the rows in `message`; returns the used part, or a compressed copy of it."""
     begin = rows_offset(len(spans))
     head = [MAGIC, seat, epoch, len(spans), row_bytes, int(compress is not None)]
     message[: 8 * HEAD_WORDS].view(np.int64)[:] = head
@@ -78,7 +78,7 @@ def seal(message: Bytes, seat: int, epoch: int, spans: Ints, row_bytes: int, com
 
 
 def codec() -> Any:
-    """Returns the module lz4.block. Raises ModuleNotFoundError: the extra is not installed."""
+    """Returns the module lz4.block. Raises ModuleNotFoundError if lz4 is not installed."""
     try:
         import lz4.block
     except ModuleNotFoundError as error:

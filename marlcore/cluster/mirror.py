@@ -1,6 +1,6 @@
-"""Weights between nodes: a porter, beside the learner, copies weights out of their home store for other nodes.
+"""Weights between nodes: a porter, beside the learner, copies weights out of the learner's store (the home store).
 
-A mirror keeps a store on its own node at the newest version of the home store.
+On another node, a mirror keeps its own store at the newest version of the home store. A row is one version of weights.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,23 +16,23 @@ from ..declared import Number
 from ..errors import TimedOut
 from ..weights import Mode, ParameterStore
 
-_ASK_S = 0.5  # the longest time for which a porter waits for newer weights; `close` waits for its answer
+_ASK_S = 0.5  # the longest time for which a porter waits for newer weights; `close` waits for the answer
 _RETRY_S = 0.1  # between attempts to reach a lost porter
 
 
 class Porter:
-    """Gives out the newest row of a store, or every row. It copies a requested row once, however many nodes request it.
+    """Gives out a store's newest row of weights, or every row; copies a row once, however many nodes request the row.
 
-    Many threads may call its methods at once. A mirror in the same process takes a Porter as its link.
+    Many threads may call the methods at once. A mirror in the same process takes a Porter as its link.
 
     Args:
         store: the home store.
-        put: copies a row, read-only uint8 [layout.nbytes], out of shared memory; `fetch` returns its result.
+        put: copies a row, read-only uint8 [layout.nbytes], out of shared memory; `fetch` returns the result of `put`.
         every: give out each version that the store still holds, in order, instead of the newest alone.
 
     Attributes:
         version: the version of the last copy; 0 before the first.
-        copies, nbytes: the number of rows copied, and of their bytes.
+        copies, nbytes: the number of rows copied, and the number of bytes copied.
         requests: the number of rows given out.
     """
 
@@ -49,7 +49,7 @@ class Porter:
         return self.store.description
 
     def fetch(self, newer_than: int, timeout: float) -> Any:
-        """Waits for a version above `newer_than`; returns the newest row or, with `every`, the next one.
+        """Waits for a version above `newer_than`; returns the newest row or, with `every`, the row after `newer_than`.
 
         Returns None if no such version appears within `timeout` seconds.
         """
@@ -72,31 +72,31 @@ class Porter:
 
 
 class WeightsSource(Protocol):
-    """A `Porter`, or a link to one. Both methods raise ConnectionError while the porter cannot be reached."""
+    """A `Porter`, or a link to a porter. Both methods raise ConnectionError while the porter cannot be reached."""
 
     def describe(self) -> dict[str, Any]: ...
     def fetch(self, newer_than: int, timeout: float) -> Any: ...
 
 
 class Mirror(Closing):
-    """A store on this node that serves versions of a home store on another node; a context manager.
+    """Keeps a store on this node that has the versions of a home store on another node; a context manager.
 
-    A thread fetches the newest row whenever the home store has a newer version (or every row, if the porter gives out
-    `every` one), and publishes it here under the same version. Actors on this node subscribe to `store` as to any
-    other. While the porter cannot be reached, the thread tries again, until `close`.
+    Whenever the home store has a newer version, a thread fetches the newest row (or every row, if the porter has
+    `every=True`), and publishes the row here under the same version. Actors on this node subscribe to `store` as to any
+    other store. While the porter cannot be reached, the thread keeps trying until `close`.
 
     Args:
         link: the link to the home store's porter.
-        mode: slots of the store here, at least two.
+        mode: the slots of the store here, as in `ParameterStore.create`; at least two.
         sync_seconds: the least time between two fetches; 0: no pause.
         timeout: seconds to wait for the porter's description of the home store.
-        description: the home store's, if the caller knows it; the porter may then start later.
-        name: part of the segment's name.
+        description: the home store's description, if the caller has it; the porter may then start later.
+        name: part of the name of the store's segment.
 
     Attributes:
         store: the store on this node.
-        fetched, nbytes: the number of rows fetched, and of their bytes.
-        lost: attempts that did not reach the porter.
+        fetched, nbytes: the number of rows fetched, and the number of bytes fetched.
+        lost: the number of attempts that did not reach the porter.
 
     Raises:
         ConnectionError: the porter cannot be reached. ValueError: an argument is out of range.
@@ -136,9 +136,10 @@ class Mirror(Closing):
             raise self._failure
 
     def move(self, link: WeightsSource) -> None:
-        """Switches to the porter of another store of this layout. After the return, no row of the earlier store comes.
+        """Switches to the porter of another store of the same layout.
 
-        The rows here stay until a row of a higher version arrives.
+        After the return, no row of the earlier store arrives. The rows here stay until a row of a higher version
+        arrives.
         """
         with self._moving:
             self._link = link
@@ -175,7 +176,7 @@ class Mirror(Closing):
                 self._failure = error
 
     def _fetch(self, link: WeightsSource) -> bool:
-        """Asks the porter for a newer row and publishes it; returns whether there was one."""
+        """Asks the porter for a newer row and publishes that row; returns whether a row was published."""
         try:
             row = link.fetch(self.store.version, _ASK_S)
         except ConnectionError:

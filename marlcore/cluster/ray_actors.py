@@ -58,10 +58,11 @@ def start_ingest(make: Callable[[], Mapping[str, Ingest]], *, threads: int = 8, 
     """Starts a Ray actor that hosts ingests, and returns its handle once the ingests exist; Ray restarts a dead actor.
 
     Args:
-        make: called in the actor's process at each start; attaches to the replays or queues and their bookings by
-            handle, and returns an Ingest for each policy by name.
-        threads: the number of messages, each of another seat, that may wait for room at once.
-        options: the Ray actor's, such as name, namespace, or `scheduling_strategy` if its memory is on another node.
+        make: a function that the actor's process calls at each start. It attaches to the replays or queues and their
+            bookings by handle, and returns a dict from each policy's name to the policy's Ingest.
+        threads: the number of seats whose messages may wait for room at the same time.
+        options: options of the Ray actor, such as `name` or `namespace`; `scheduling_strategy` if the replays or
+            queues are on another node.
 
     Raises: any exception of `make`. LinkLost: the actor did not start.
     """
@@ -87,7 +88,7 @@ class RayLink:
         """
         Args:
             actor: the result of `start_ingest`, or the name that its options gave the actor.
-            name: the policy whose ingest is meant.
+            name: the name of the policy whose ingest receives the rows.
             namespace: the actor's namespace, if `actor` is a name; None: this job's.
             timeout: seconds to wait for an answer, after which the link counts as lost.
         """
@@ -122,7 +123,7 @@ class RayLink:
         return answer
 
     def _found(self) -> Any:
-        """Returns the actor's handle. Raises LinkLost: no actor has the name yet, or none has it any more."""
+        """Returns the actor's handle. Raises LinkLost if no actor has the name now."""
         if isinstance(self._actor, str):
             try:
                 self._actor = self._ray.get_actor(self._actor, self._namespace)
@@ -137,7 +138,7 @@ class PorterActor:
     def __init__(self, handle: SegmentHandle, every: bool = False) -> None:
         import ray
 
-        # Read-only: it looks every 10 ms by itself, so no publication has to wake it.
+        # Attached read-only, the porter polls every 10 ms, so that publishers need not wake it.
         self._porter = Porter(ParameterStore.watch(handle), ray.put, every=every)
         self._watch: asyncio.Future[bool] | None = None
 
@@ -146,12 +147,12 @@ class PorterActor:
         """Starts a porter on this node; Ray restarts it when it dies.
 
         Args:
-            handle: the home store's; the store is on the porter's node.
+            handle: the handle of the home store, which must be on the porter's node.
             name: the actor's name in this job's namespace.
             every: see `Porter`.
             options: further options of the Ray actor; `scheduling_strategy` if the store is on another node.
 
-        Returns: the actor's handle. The actor lives as long as the handle and its job.
+        Returns: the actor's handle. The actor ends when its handle is dropped, or when the job ends.
         """
         return _started(_ray("PorterActor"), cls, handle, every, name=name, **options)
 
@@ -159,7 +160,7 @@ class PorterActor:
         return self._porter.describe()
 
     async def fetch(self, newer_than: int, timeout: float) -> list[Any] | None:
-        """Returns [reference of the row], as a list so that Ray passes on the reference and not the row."""
+        """Returns a list that holds the row's reference (Ray would replace a bare reference by the row), or None."""
         store = self._porter.store
         if store.version <= newer_than:
             if self._watch is None or self._watch.done():
@@ -174,12 +175,12 @@ class PorterActor:
 
 
 class WeightsLink:
-    """A mirror's link to a porter by name, so that it also finds one that was restarted or replaced.
+    """A mirror's link to a porter by name, so that the link also finds a porter that was restarted or replaced.
 
     Its methods raise ConnectionError, in one line, while the porter cannot be reached.
 
     Args:
-        name, namespace: those of the porter's actor; by default this job's namespace.
+        name, namespace: the name and the namespace of the porter's actor; None: this job's namespace.
     """
 
     def __init__(self, name: str, namespace: str | None = None) -> None:
@@ -224,7 +225,7 @@ def _plain(error: BaseException, host: str) -> BaseException:
 
 
 def _ray(name: str) -> Any:
-    """Returns the module ray, for the user of `marlcore.cluster.<name>`. Raises LinkLost: there is no connection."""
+    """Returns the module ray, for the user of `marlcore.cluster.<name>`. Raises LinkLost if there is no connection."""
     try:
         import ray
     except ModuleNotFoundError as error:

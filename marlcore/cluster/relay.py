@@ -21,8 +21,8 @@ from ..replay import ReplayBuffer
 from .ingest import Ingest
 from .message import SPAN_WORDS, Compress, codec, rows_offset, seal
 
-INLINE_BYTES = 90_000  # the most that a transport carries with the call; above, its cost jumps
-LEAST_BYTES, MOST_BYTES = 8 << 20, 16 << 20  # the least at which a message does not wait for the flush; its limit
+INLINE_BYTES = 90_000  # the largest message that a transport carries with the call; above, the cost jumps
+LEAST_BYTES, MOST_BYTES = 8 << 20, 16 << 20  # bytes of rows that are sent at once; the most in one message
 IN_FLIGHT = 2  # messages; while one is written, the next is on its way
 DELAYS = 1000
 LOOK_S = 0.002  # between two looks of `drain`
@@ -35,13 +35,13 @@ Ints = NDArray[np.int64]
 
 
 class Link(Protocol):
-    """A relay's way to an ingest. Every method raises Fenced, or LinkLost if the ingest cannot be reached."""
+    """A relay's link to an ingest. Methods raise Fenced as the ingest does, or LinkLost if it cannot be reached."""
 
     def open(self, seat: int, epoch: int, lanes: int, spec: dict[str, Any]) -> Ints:
         """See `Ingest.open`."""
 
     def send(self, message: NDArray[np.uint8]) -> "Future[bool]":
-        """Sends a message to `Ingest.put`; the caller may reuse the message's memory after the return."""
+        """Sends a message to `Ingest.put`, and returns the future result; the message's memory may then be reused."""
 
 
 class DirectLink:
@@ -67,7 +67,8 @@ class RelayStats:
         messages: messages sent. in_flight: sent messages that are not answered yet.
         gaps: rows that were overwritten here before they were sent.
         rewinds: how often the relay asked the ingest again where to continue.
-        delays: of the last 1,000 messages: seconds from the moment the relay saw the oldest row to the answer.
+        delays: for each of the last 1,000 messages, the seconds from the moment when the relay saw the oldest row of
+            the message to the ingest's answer.
     """
 
     rows: int = 0
@@ -80,7 +81,7 @@ class RelayStats:
     delays: deque[float] = field(default_factory=lambda: deque(maxlen=DELAYS), repr=False)
 
     def delay(self, percentile: float) -> float:
-        """Returns this percentile of the delays in seconds; 0 without messages."""
+        """Returns a percentile (0 to 100) of the delays, in seconds; 0.0 if no message was answered yet."""
         return float(np.percentile([*self.delays], percentile)) if self.delays else 0.0
 
 
@@ -92,11 +93,12 @@ class Relay(Closing):
             ...  # actors write to the replay, in any processes
 
     Each row arrives once, in the order of its lane. After a lost message or the death of the ingest, the relay reads
-    unacknowledged rows from the lanes again. Rows of a ReplayBuffer that writers overwrite first are lost and count as
-    gaps; no sample spans a gap. A TrajectoryQueue with when_full="wait" makes writers wait; the relay is its reader.
+    unacknowledged rows from the lanes again. Rows of a ReplayBuffer that are overwritten before they are sent are lost,
+    and count as gaps; no sample spans a gap. A TrajectoryQueue with when_full="wait" makes writers wait instead; the
+    relay is its reader.
 
     Attributes:
-        stats: see RelayStats.
+        stats: the counters, a RelayStats.
         error: the exception that ended the relay, such as Fenced; None while it works.
     """
 
@@ -116,8 +118,9 @@ class Relay(Closing):
             source: the node's replay or queue; its lanes are the seat's first lanes.
             link: the link to the ingest.
             seat, epoch: see `Ingest.open`.
-            flush_seconds: the longest time that a row waits for more rows; a tenth of it while they are at most 90 KB.
-            compress: "lz4" compresses messages, which pays for frames.
+            flush_seconds: the longest time that a row waits for more rows; a tenth of this time while the waiting rows
+                have at most 90 kB.
+            compress: "lz4" compresses messages, which saves time if observations are frames; None does not compress.
             clock: a monotonic clock in seconds.
 
         Raises: ValueError: an option is out of range, or the source is a queue that does not wait.
@@ -156,7 +159,7 @@ class Relay(Closing):
         return self
 
     def poll(self) -> bool:
-        """Runs one round without the thread: takes the answers that have come, then sends the next message if due.
+        """Runs one round, if no thread runs: takes the answers that have come, then sends the next message if due.
 
         Returns: whether a message was sent. Raises: Fenced; LinkLost.
         """
@@ -183,9 +186,9 @@ class Relay(Closing):
         return sent
 
     def drain(self, timeout: float) -> bool:
-        """Waits until the ingest has every row committed before the call; returns False at the timeout.
+        """Waits until the ingest has every row that was committed before the call; returns False at the timeout.
 
-        Raises: the exception that ended the relay; without a thread, any exception of `poll`.
+        Raises: the exception that ended the relay, or, if the relay has no thread, any exception of `poll`.
         """
         check_timeout(timeout, or_none=False)
         deadline = self._clock() + timeout
@@ -209,7 +212,7 @@ class Relay(Closing):
             self._hurry = False
 
     def move(self, link: Link) -> None:
-        """Switches to another ingest, and sends it the rows that the lanes still hold and the ingest lacks."""
+        """Switches to another ingest; sends it all rows that it lacks, if the lanes still hold them."""
         self._link, self._moved = link, True
         self._wake.set()
 
@@ -299,7 +302,10 @@ class Relay(Closing):
         return True
 
     def _spans(self, waiting: Ints) -> Ints:
-        """Returns the next message's spans, int64 [n, 4]: lane after lane, from the lane where the last one ended."""
+        """Returns the next message's spans, int64 [n, 4], sorted by lane.
+
+        Lanes fill the message in turn, beginning with the lane at which the last message ended.
+        """
         order = np.roll(np.arange(len(waiting)), -self._turn)
         order = order[waiting[order] > 0]
         first = self._next[order].copy()
@@ -317,7 +323,7 @@ class Relay(Closing):
         return np.ascontiguousarray(spans[np.argsort(spans[:, LANE])])
 
     def _after_gap(self, lane: int) -> int:
-        """Returns the ticket at which to continue a lapped lane: far enough ahead not to be lapped again at once."""
+        """Returns the ticket at which to continue a lapped lane, so far ahead that it is not lapped again at once."""
         lo, hi, least = int(self._rows.lo[lane]), int(self._rows.hi[lane]), int(self._least()[lane])
         return self._rows.first_to_send(lane, least if least > lo else min(lo + (hi - lo) // 8, hi - 1))
 

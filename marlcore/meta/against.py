@@ -18,7 +18,7 @@ Saved: TypeAlias = tuple[Path, str, str]  # a policy, as the arguments of `load_
 class Against(Wrapper):
     """A VectorEnvironment of `agent` alone; each episode's opponent is drawn from saved policies by their shares.
 
-    The policies act greedily. `reset` loads them. `observe` plays the opponent's turns before it returns.
+    The saved policies act greedily. `reset` loads these policies. `observe` plays the opponent's turns, then returns.
     """
 
     def __init__(self, env_fn: Callable[[], Any], copies: int, agent: str, shares: Mapping[Saved, float]) -> None:

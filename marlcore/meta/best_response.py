@@ -49,26 +49,28 @@ def exploitability(
     strategies: Strategy | Sequence[Strategy] | Sequence[Sequence[Strategy]],
     weights: Sequence[float] | Sequence[Sequence[float]] | None = None,
 ) -> float:
-    """Returns a best response's mean return, over both seats, against a strategy or a mixture of strategies.
+    """Returns the mean return, over both players, of best responses to a strategy or a mixture of strategies.
 
     This is half of NashConv, and equals OpenSpiel's `exploitability`: 0 for an equilibrium, positive otherwise. A
-    strategy plays both seats, unless each seat has its own. A mixture draws one strategy before each game and keeps it
-    to the end.
+    strategy acts for both players, unless each player has its own strategies. A mixture draws a strategy before each
+    game, and plays that strategy to the end.
 
     The cost is the number of states times the depth of the game.
 
     Args:
         root: the first state of a zero-sum game with perfect recall, in which players move one at a time.
-        strategies: one function or several. Each maps a state to a dict of the current player's legal actions and
-            their probabilities; missing actions have 0. Each function is called once for each information state. Or
-            two sequences of such functions: for player 0 and for player 1.
-        weights: the probabilities of the strategies, in the same form; None: equal ones.
+        strategies: a function, a sequence of functions, or two such sequences, for player 0 and for player 1. Each
+            function maps a state to a dict from the current player's legal actions to their probabilities; missing
+            actions have 0. Each function is called once for each information state.
+        weights: the probability of each strategy: a sequence, or two sequences if `strategies` are two; None: the
+            probabilities are equal.
 
-    Raises: ValueError: the weights or a strategy's probabilities are no distribution, or the game is not as above.
+    Raises: ValueError: the weights or a strategy's probabilities are no distribution, a player is neither 0 nor 1, or
+        the game's returns do not sum to 0.
     """
     given: Any = [strategies] if callable(strategies) else list(strategies)
     shares: Any = [None] * 2 if weights is None else weights
-    if not given or any(map(callable, given)):  # the strategies play both seats
+    if not given or any(map(callable, given)):  # the strategies act for both players
         given, shares = [given] * 2, [weights] * 2
     if len(given) != 2 or len(shares) != 2:
         raise ValueError(f"strategies: expected two sequences, and two of weights, got {len(given)} and {len(shares)}")
@@ -91,7 +93,8 @@ def is_distribution(values: Floats) -> bool:
 class _BestResponse:
     """Computes a player's best response to a mixture.
 
-    `reach` [strategies] is the probability that chance and each strategy reach a state if the player steers to it.
+    `reach` [strategies] is, for each strategy of the opponent, the probability that the game reaches a state if the
+    player always moves towards that state.
     """
 
     player: int
@@ -105,7 +108,7 @@ class _BestResponse:
         return self._value(root, reach)
 
     def _collect(self, state: GameState, reach: Floats) -> None:
-        """Groups the states in which the player acts by its information state."""
+        """Collects the states in which the player acts; states with the same information state form a group."""
         if self._acts_in(state):
             self._reached[state.information_state_string()].append((state, reach))
         for child, further in self._children(state, reach):
@@ -129,7 +132,7 @@ class _BestResponse:
         return [(state.child(action), reach * odds) for action, odds in rows]
 
     def _value(self, state: GameState, reach: Floats) -> float:
-        """Returns the player's expected return from the state on, times the reach."""
+        """Returns the player's expected return from the state on, times `reach`, summed over the strategies."""
         if state.is_terminal():
             returns = state.returns()
             if len(returns) != 2 or abs(sum(returns)) > _CLOSE:
@@ -140,7 +143,7 @@ class _BestResponse:
         return sum(self._value(child, further) for child, further in self._children(state, reach))
 
     def _best(self, state: GameState) -> int:
-        """Returns the best action for this state's information set: all states that the player cannot tell apart."""
+        """Returns the action that is best on average over all states that the player cannot tell from this state."""
         information = state.information_state_string()
         if information not in self._chosen:
             values = {

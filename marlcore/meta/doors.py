@@ -1,6 +1,6 @@
-"""The doors to several runs: `train_seeds` repeats a run, `train_population` varies it.
+"""The functions that train several runs: `train_seeds` repeats a run, `train_population` varies a run's settings.
 
-This file imports little at its top: each door first starts the fork server, whose imports take longest.
+This file imports little at its top: each function first starts the fork server, whose imports take longest.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def train_seeds(
     init_from: InitFrom | None = None,
     init_strict: bool = True,
 ) -> list[Result]:
-    """Trains once with each seed; `parallel` runs work at a time, and share a fork server and a table of progress.
+    """Trains once with each seed; up to `parallel` runs work at a time, on one fork server.
 
     The runs' directories are config.run_dir/seed-SEED, by default in runs/<date and time>-seeds. The file curves.png
-    beside them shows the mean of the ended runs, and a band from the lowest to the highest. If a run fails, the others
-    are stopped; the error is raised when they have ended.
+    beside these shows the mean return of the ended runs, and a band from the lowest to the highest return. If a run
+    fails, the other runs are stopped; the error is raised when all have ended. All runs share one table of progress.
 
-    Raises: as `train`; ValueError also if a seed occurs twice, or if `parallel` is above 1 in serial mode, whose runs
-        all work in this process.
+    Raises: as `train`; ValueError also if a seed occurs twice, or if `parallel` is above 1 in serial mode, where all
+        runs work in this process.
     """
     with children_of(config) as children:
         from .several import work_seeds
@@ -56,23 +56,24 @@ def train_population(
     progress: bool = True,
     resume: str | Path | None = None,
 ) -> list[Member]:
-    """Trains a population of runs, each with its own settings, `population.parallel` at a time, on one fork server.
+    """Trains a population of runs with different settings, up to `population.parallel` at a time, on one fork server.
 
     With the method "pbt", a member that ends an interval compares its score with the other members' newest scores; no
-    member waits for another. A score is the mean over the run's agents of their last evaluation or, if the run does not
-    evaluate, of the last tenth of the interval's episodes.
+    member waits for another. A score is a mean return over the run's agents: that of the last evaluation or, if the run
+    does not evaluate, that of the last tenth of the interval's episodes.
 
-    The members' directories are config.run_dir/member-NUMBER, by default in runs/<date and time>-population. Beside
-    them lie lineage.csv, with a row for each interval of each member, lineage.png, and population.json, from which
+    The members' directories are config.run_dir/member-NUMBER, by default in runs/<date and time>-population. The same
+    folder has lineage.csv, with a row for each interval of each member, lineage.png, and population.json, from which
     `resume` continues.
 
     Args:
         env_fn, algorithm: as for `train`; one algorithm for all policies.
-        config: the settings that all members share. Each member takes `total_steps`, unless halving ends it.
+        config: the settings that all members share. Each member takes `config.total_steps` steps, unless the method
+            "halving" ends the member earlier.
         population: the settings that differ between members, and the method.
-        progress: show one table of progress.
-        resume: the directory of a population to continue, also after SIGKILL. `size`, `method`, `interval` and the
-            names of its settings must be as before.
+        progress: whether to show one table of progress.
+        resume: the directory of a population to continue, even after SIGKILL. The population's `size`, `method`,
+            `interval` and names of settings must be as before.
 
     Returns: the members, the best first.
 

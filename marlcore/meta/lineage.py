@@ -22,7 +22,7 @@ from ..record import believed, canvas, holds_files, read_json, say_that_none_end
 STATE, TABLE, PICTURE = "population.json", "lineage.csv", "lineage.png"
 EXPECTED = "resume: expected the directory of a population"
 AtLeast0 = Annotated[int, Whole(0)]
-LOST = -math.inf  # the score of a member that diverged; NaN stands for an unknown score
+LOST = -math.inf  # the score of a member that diverged; an unknown score is NaN
 
 
 @dataclass
@@ -32,9 +32,9 @@ class MemberState(Declared):
     settings: dict[str, Any]
     target: AtLeast0  # total steps of its run at the end of its present or last segment
     begin: AtLeast0 = 0  # steps at which that segment began
-    score: float = math.nan  # the newest
-    done: bool = False  # takes no more steps
-    copied: AtLeast0 | None = None  # the number of the newest copy that it made
+    score: float = math.nan  # the newest score
+    done: bool = False  # whether the member takes no more steps
+    copied: AtLeast0 | None = None  # the number of the newest copy that the member made
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Lineage:
 
     @classmethod
     def begun(cls, folder: Path, config: PopulationConfig, total_steps: int, seed: int) -> Lineage:
-        """Makes a new population with drawn settings. Raises ValueError: the folder is not empty."""
+        """Makes a new population with drawn settings. Raises ValueError if the folder is not empty."""
         if folder.exists() and (not folder.is_dir() or holds_files(folder)):
             raise ValueError(f"run_dir: expected a new or empty directory, got {str(folder)!r}")
         generator = np.random.default_rng(seed)
@@ -60,9 +60,10 @@ class Lineage:
 
     @classmethod
     def read(cls, folder: Path, config: PopulationConfig, total_steps: int, seed: int) -> Lineage:
-        """Reads a folder's population, and checks that its distributions allow all its members' values.
+        """Reads a folder's population, and checks that the distributions of `config` allow all members' values.
 
-        Raises ValueError: there is none, it was begun with other settings, or its file is invalid.
+        Raises ValueError if the folder has no population, if the population began with other settings, or if its file
+        is invalid.
         """
         with believed(EXPECTED, folder, STATE):
             saved = read_json(folder / STATE)
@@ -101,7 +102,7 @@ class Lineage:
         self.rows.append(row)
 
     def copied(self, member: int, parent: int) -> None:
-        """Notes the member that was copied, `parent`, in the row of a member's last segment."""
+        """Notes in the row of a member's last segment that the member has copied the member `parent`."""
         next(row for row in reversed(self.rows) if row["member"] == member)["copied"] = parent
 
     def advance(self, member: int, steps: int) -> None:
@@ -128,16 +129,16 @@ class Lineage:
 
     @property
     def scores(self) -> dict[int, float]:
-        """The newest score of each member that has one, by number."""
+        """The members' newest scores, by the member's number; members without a score are left out."""
         return {member: state.score for member, state in enumerate(self.members) if not math.isnan(state.score)}
 
     def generator_of(self, member: int) -> np.random.Generator:
-        """Returns the generator for a member's next decision, the same one in a resumed population."""
+        """Returns the generator for a member's next decision; a resumed population gets the same generator."""
         return np.random.default_rng([self.seed, len(self.rows), member])
 
 
 def _member(config: PopulationConfig, plain: Mapping[str, Any]) -> MemberState:
-    """Makes a member from its saved state. Raises ValueError and others: the state does not fit these settings."""
+    """Makes a member from its saved state. Raises ValueError or another error if the state does not fit `config`."""
     settings = plain["settings"]
     if settings.keys() != config.settings.keys():
         raise names_error("settings", config.settings, settings)
@@ -163,9 +164,10 @@ def _fixed(config: PopulationConfig, total_steps: int) -> dict[str, Any]:
 
 
 def parent_of(member: int, scores: Mapping[int, float], share: float, generator: np.random.Generator) -> int | None:
-    """Truncation selection: draws, from the highest share, the member that `member` copies; None if it copies none.
+    """Draws the member that `member` copies, by truncation selection; returns None if `member` copies no other.
 
-    Members of the lowest share copy; a share has at least one member. A diverged member always copies a better one.
+    A member among the lowest scores copies a member among the highest scores, if that one has a higher score. Each of
+    these groups is the fraction `share` of the scored members, but at least one. A diverged member copies, too.
     """
     ranked = sorted(scores, key=scores.__getitem__)
     count = max(1, int(share * len(ranked)))
@@ -177,7 +179,7 @@ def parent_of(member: int, scores: Mapping[int, float], share: float, generator:
 
 
 def explored(config: PopulationConfig, settings: Mapping[str, Any], generator: np.random.Generator) -> dict[str, Any]:
-    """Perturbs each setting of a copied member or, with the probability `resample`, draws it anew."""
+    """Returns a copied member's settings, each perturbed or, with the probability `config.resample`, drawn anew."""
     return {
         name: source.draw(generator)
         if generator.random() < config.resample
@@ -187,13 +189,16 @@ def explored(config: PopulationConfig, settings: Mapping[str, Any], generator: n
 
 
 def promoted(rung: Mapping[int, float], begun: Collection[int], eta: int) -> list[int]:
-    """Asynchronous successive halving: returns the best 1/eta of the members scored at a rung, except `begun` ones."""
+    """Returns the best 1/eta of a rung's scored members, without those that have `begun` the next rung.
+
+    This is asynchronous successive halving.
+    """
     ranked = sorted((member for member in rung if rung[member] > LOST), key=rung.__getitem__, reverse=True)
     return [member for member in ranked[: len(rung) // eta] if member not in begun]
 
 
 def plot_lineage(lineage: Lineage) -> None:
-    """Plots each member's scores over its steps, and a dotted line from a copied member's score to its copy's."""
+    """Plots each member's scores over its steps; dotted lines lead from a copied member's score to the copy's score."""
     title = f"{lineage.config.method} of {lineage.config.size} members"
     with canvas(lineage.folder / PICTURE, title, 7) as (_, axes):
         points: dict[int, list[tuple[int, float]]] = {member: [] for member in range(len(lineage.members))}

@@ -63,7 +63,7 @@ META_SOLVERS: dict[str, MetaSolver] = {"nash": nash, "replicator": replicator, "
 
 
 def solver_of(meta_solver: str | MetaSolver) -> MetaSolver:
-    """Returns a meta-solver given as a function or by name. Raises ValueError: it is neither."""
+    """Returns a meta-solver, given as a function or by name. Raises ValueError if no meta-solver has the name."""
     if callable(meta_solver):
         return meta_solver
     if meta_solver not in META_SOLVERS:
@@ -72,7 +72,7 @@ def solver_of(meta_solver: str | MetaSolver) -> MetaSolver:
 
 
 def mixture_by(solve: MetaSolver, payoffs: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the solver's mixture. Raises ValueError: it is no distribution over the policies."""
+    """Returns the solver's mixture. Raises ValueError if the mixture is no distribution over the policies."""
     mixture = np.asarray(solve(payoffs.copy()), np.float64)
     if mixture.shape != (len(payoffs),) or not is_distribution(mixture):
         expected = f"meta_solver: expected a function that returns {len(payoffs)} probabilities that sum to 1"

@@ -1,7 +1,7 @@
 """Populations of runs with different settings: members copy others' checkpoints and change settings, or end early.
 
-A member's run is resumed for each segment. A checkpoint file never changes, it is only replaced. So a hard link is a
-full copy at no cost, even while the source saves again.
+Each segment resumes the member's run. A checkpoint file is never changed, only replaced by a new file. So a hard link
+to the file is a full copy at no cost, even while the source saves again.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Member:
-    """A member of a population that has ended.
+    """A member of a population, after the training.
 
     Attributes:
-        number: the member's number, from 0, in the order of the first draws.
-        run_dir: its run's directory, for `load_policy`.
-        steps: the steps that it has taken.
-        score: its newest score; -inf if it diverged, NaN if it has none.
-        settings: its last settings, by dotted name.
+        number: the member's number, from 0.
+        run_dir: the directory of the member's run, for `load_policy`.
+        steps: the number of steps that the member has taken.
+        score: the newest score; -inf if the member diverged, NaN if it has no score.
+        settings: the last settings, by dotted name.
     """
 
     number: int
@@ -65,7 +65,7 @@ def work_population(
     if resume is not None:
         folder = open_run(folder, CONTINUED)
     config = config.with_absolute_paths()
-    with warned_once(lambda record: record.msg):  # equal warnings of segments differ in their steps
+    with warned_once(lambda record: record.msg):  # warnings of segments may differ in their steps alone
         policies = check_values(env_fn, algorithm, replace(config, run_dir=None), population, progress)
         if population.method == "pbt" and population.interval >= config.total_steps:
             log.warning("interval: no member looks at others before its %d steps are over", config.total_steps)
@@ -112,7 +112,7 @@ class _Runs:
         return self.lineage.folder / f"member-{number:0{digits}}"
 
     def resume(self) -> None:
-        """Continues a population from its files; first settles the segments whose end they do not record."""
+        """Continues a population from its files; settles segments that have ended without a record in the files."""
         lineage, config = self.lineage, self.lineage.config
         for number, member in enumerate(lineage.members):
             more = member.target < lineage.total_steps and config.method != "halving"
@@ -127,7 +127,7 @@ class _Runs:
                 self._wait(number)
 
     def end(self, number: int, result: Callable[[], Result]) -> None:
-        """Settles the segment of a run that has ended. Raises WorkerFailed: the run failed, but did not diverge."""
+        """Settles the segment of a run that has ended. Raises WorkerFailed if the run failed without diverging."""
         member = self.lineage.members[number]
         try:
             if result().steps >= member.target:  # else Ctrl-C cut the segment short
@@ -139,14 +139,14 @@ class _Runs:
             self._settle(number, failed=True)
 
     def _settle(self, number: int, failed: bool = False) -> None:
-        """Scores a segment that has ended, and decides which members begin another one."""
+        """Scores a segment that has ended, and decides which members begin another segment."""
         lineage, member = self.lineage, self.lineage.members[number]
         score = LOST if failed else _score(self.run_dir(number), member.begin, self.config.evaluation.evaluates)
         if not math.isnan(score):
             member.score = score
         steps, method = max(self._steps(number), member.begin), lineage.config.method
-        if method == "pbt":
-            deciding = {number, *(i for i, other in enumerate(lineage.members) if other.score == LOST)}  # they waited
+        if method == "pbt":  # members that diverged wait for a better member to copy
+            deciding = {number, *(i for i, other in enumerate(lineage.members) if other.score == LOST)}
             beginning = [i for i in sorted(deciding) if self._exploit(i, steps if i == number else None)]
         else:
             lineage.ended(number, steps, score)
@@ -158,9 +158,10 @@ class _Runs:
                 self._wait(i)
 
     def _exploit(self, number: int, ended: int | None) -> bool:
-        """Lets a member that is among the worst copy a better member; `ended`: its steps, if its segment ends now.
+        """If a member is among the worst, makes it copy a better member; then sets the member's next target.
 
-        Returns False if the member diverged and no other member can be copied yet.
+        `ended` is the member's number of steps if its segment has just ended, otherwise None. Returns False if the
+        member diverged and there is no better member to copy yet.
         """
         lineage, member = self.lineage, self.lineage.members[number]
         generator, steps = lineage.generator_of(number), member.begin if ended is None else ended
@@ -191,7 +192,7 @@ class _Runs:
         arguments = {"env_fn": self.env_fn, "algorithm": algorithm, "config": config}
         if self._has_begun(number):
             arguments |= {"resume": run_dir, "init_from": links_to_take(run_dir, self.policies, member.copied) or None}
-        else:  # left by a killed program
+        else:  # there may be files of a killed program
             shutil.rmtree(run_dir, ignore_errors=True)
         self.waiting[f"member {number}"] = arguments
 
@@ -222,7 +223,7 @@ def take_links(source: Path, run_dir: Path, policies: list[str], copy: int) -> N
 
 
 def _link(source: Path, target: Path) -> None:
-    """Hard-links a file that its writer may replace at any time. Raises FileNotFoundError: it does not exist."""
+    """Hard-links a file that its writer may replace at any time. Raises FileNotFoundError if there is no such file."""
     while True:
         try:
             return os.link(source, target)
@@ -232,7 +233,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def links_to_take(run_dir: Path, policies: list[str], copy: int | None) -> dict[str, Path]:
-    """Returns, by policy, the links of a copy that the run has not started from yet; {} if `copy` is None."""
+    """Returns, by policy, those links of copy number `copy` that the run has not loaded yet; {} if `copy` is None."""
     if copy is None:
         return {}
     links = {policy: _link_of(run_dir, policy, copy) for policy in policies}
@@ -241,7 +242,7 @@ def links_to_take(run_dir: Path, policies: list[str], copy: int | None) -> dict[
 
 
 def _score(run_dir: Path, begin: int, evaluates: bool) -> float:
-    """Averages the agents' last evaluation, or last tenth of episodes, since step `begin`; NaN if there is none."""
+    """Returns the mean return of the last evaluation, or last tenth of episodes, after step `begin`; NaN if none."""
     name = "eval_return" if evaluates else "episode_return"
     values: dict[str, list[float]] = {}
     for metric in each_metric(run_dir / "metrics.csv"):

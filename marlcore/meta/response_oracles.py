@@ -1,7 +1,7 @@
 """Policy-space response oracles (Lanctot et al. 2017, arXiv:1711.00832), with training runs as the oracles.
 
-With one population, each iteration is a self-play run against the earlier policies, as anchors with the mixture's
-shares. With two populations, each iteration is one run for each agent, against the other agent's mixture. The runs'
+With one population, each iteration is a self-play run whose opponents are the earlier policies, with shares by the
+mixture. With two populations, each iteration has one run for each agent, against the other agent's mixture. The runs'
 checkpoints join the populations, and games between policies fill the payoff table.
 """
 
@@ -57,9 +57,9 @@ def psro(
     Each iteration trains a policy against the mixture of the earlier ones, plays it against each of them, and solves
     the table of payoffs for a new mixture. The first opponent is untrained. A policy acts greedily once it is trained.
 
-    Agents with equal spaces share one population, whose policies play both sides in turn. If the spaces differ,
-    `config.policies` gives each agent its own policy, or `algorithm` is a dict by policy, there are two populations,
-    and each iteration trains a policy for each agent.
+    Agents with equal spaces share one population, whose policies play both sides in turn. There are two populations if
+    the spaces differ, if `config.policies` gives each agent its own policy, or if `algorithm` is a dict by policy; each
+    iteration then trains a policy for each agent.
 
     Args:
         env_fn: makes an environment of two agents, whose returns sum to 0; as for `train`.
@@ -67,18 +67,18 @@ def psro(
         config: the settings of each run; an iteration has one run for each population. Seeds follow from
             `config.seed`. `run_dir` is the directory of all runs, by default runs/<date and time>-psro.
             `self_play` and `evaluation` must be the defaults.
-        iterations: most policies to train in each population; with `resume`, earlier iterations count.
+        iterations: the highest number of policies to train in each population; those before `resume` count, too.
         meta_solver: "nash", by linear programming, `pip install "marlcore[games]"`; "replicator", the average of
             replicator dynamics; "uniform"; or a function from a population's payoffs, float64 [own policies,
-            opponent's policies], to its mixture, [own policies].
+            opponent's policies], to the population's mixture, float64 [own policies].
         games: number of games between a new policy and each opponent; with one population, half on each side.
-        min_gain: psro ends early when every new policy gains less than this over the previous mixture, so none is a
-            better response. None: never early.
-        progress: show each run's progress, and each iteration's result, on standard error.
-        resume: the directory of a `psro` that ended or was killed; it continues after the last complete iteration.
+        min_gain: psro ends early when every new policy gains less than this over the previous mixture; so no new policy
+            is a better response. None: psro never ends early.
+        progress: whether to show each run's progress, and each iteration's result, on standard error.
+        resume: the directory of a `psro` that ended or was killed, to continue after its last complete iteration.
 
-    Raises: as `train`, KeyboardInterrupt for all runs together; ValueError also if a game's returns do not sum
-        to 0. ModuleNotFoundError: Nash needs SciPy.
+    Raises: as `train`; a KeyboardInterrupt ends all runs. ValueError also if a game's returns do not sum to 0.
+        ModuleNotFoundError: "nash" needs SciPy, which is not installed.
     """
     _check_arguments(config, iterations, games, min_gain)
     solve = solver_of(meta_solver)
@@ -136,7 +136,7 @@ def _mix(result: PSROResult, solve: MetaSolver) -> None:
 
 @dataclass
 class Oracles:
-    """Makes the runs of a `psro`, and plays the games between their policies. Policies number 0 are untrained.
+    """Makes the runs of a `psro`, and plays the games between their policies. Policy number 0 is untrained.
 
     `place` is a population's index: 0, or 1 if the second agent has its own population.
     """
@@ -150,7 +150,7 @@ class Oracles:
     children: Children  # whose server forks the workers of all runs
 
     def checked(self, resumed: bool) -> PSROResult:
-        """Checks the input; returns the result so far. Raises ValueError, TypeError: bad input or directory."""
+        """Checks the input; returns the result so far. Raises ValueError or TypeError if an input is wrong."""
         if not resumed and holds_files(self.folder):
             raise ValueError(f"run_dir: expected a new or empty directory, got {str(self.folder)!r}, which holds files")
         spec = assigned(factory(self.env_fn), self.algorithm, self.config)
@@ -178,7 +178,7 @@ class Oracles:
         return result
 
     def begin(self, result: PSROResult) -> None:
-        """Saves policies number 0, and plays their games, unless an earlier call completed an iteration.
+        """Saves the untrained policies, and plays games between them, unless an earlier call completed an iteration.
 
         Raises: ValueError: the game's returns do not sum to 0.
         """
@@ -188,7 +188,7 @@ class Oracles:
             path.parent.mkdir(mode=0o755, exist_ok=True)
             save_checkpoint(path, {**model.saved(), "updates": 0, "step": 0})
         save_policies(self.folder, self._make_env, self.policies, self._config)
-        payoff = self._payoff(0, 0)  # also with one population: it refuses games that are not zero-sum
+        payoff = self._payoff(0, 0)  # with one population, too: raises if the game is not zero-sum
         if not self._shared:
             result.payoffs[:], result.half_widths[:] = payoff
 
@@ -198,11 +198,11 @@ class Oracles:
             yield checkpoint_path(*self._saved(place, 0)), build_model(policy, config)
 
     def respond(self, result: PSROResult) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Trains responses to the mixtures; returns the tables of payoffs and half widths that include them."""
+        """Trains responses to the mixtures; returns the tables of payoffs and half widths, responses included."""
         number = len(result.payoffs)
         shutil.rmtree(self._run_dir(number), ignore_errors=True)  # of a psro that was killed
         for place, policy in enumerate(self.policies):
-            self.children.interrupts = interrupts = Interrupts()  # they also end the wait for a server
+            self.children.interrupts = interrupts = Interrupts()  # signals also end the wait for a server
             arguments = self._run(place, number, result.populations[place - 1].mixture)
             shared = Shared(Children(interrupts=interrupts, server=self.children.server))
             run = train(*arguments, progress=self.progress, _shared=shared)
@@ -224,7 +224,7 @@ class Oracles:
     def _payoff(self, row: int, column: int) -> tuple[float, float]:
         """Returns policy `row`'s mean return against policy `column`, over both sides if there is one population.
 
-        The second number is half the width of the mean's 95 % confidence interval.
+        The second number returned is half the width of the mean's 95 % confidence interval.
         """
         means, variances = [], []
         policies, sides = (self.policy(0, row), self.policy(-1, column)), 2 if self._shared else 1

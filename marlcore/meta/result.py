@@ -22,7 +22,7 @@ _MOST_NUMBERED = 16  # with more policies, the picture shows payoffs only as col
 class MixedPlayer:
     """Draws a policy from the mixture when an episode begins, and acts greedily by it until the episode ends.
 
-    `evaluate(policies=)` takes it, and gives each copy of the environment a player with its own draws.
+    `evaluate(policies=...)` takes such a player, and gives each copy of the environment a copy with its own draws.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class MixedPlayer:
         self.reset()
 
     def reset(self) -> None:
-        """Begins an episode by drawing its policy."""
+        """Begins an episode: draws the policy that plays it."""
         self._present = self._policies[int(self._generator.choice(len(self._policies), p=self._mixture))]
         self._present.reset()
 
@@ -49,7 +49,7 @@ class MixedPlayer:
 
 @dataclass
 class Population:
-    """The policies of one agent, or of both; see `PSROResult`."""
+    """The policies of one agent, or of both agents; see `PSROResult`."""
 
     policies: list[LoadedPolicy] = field(default_factory=list)
     mixture: NDArray[np.float64] = field(default_factory=lambda: np.ones(1))
@@ -59,7 +59,7 @@ class Population:
     def player(self, seed: int | None = 0) -> MixedPlayer:
         """Returns a player that draws a policy from the mixture for each episode.
 
-        `seed` seeds its draws: two players of the same population in one game need different seeds.
+        `seed` seeds the draws: two players of the same population in one game need different seeds.
         """
         return MixedPlayer(self.policies, self.mixture, None if seed is None else [self.place, seed])
 
@@ -69,16 +69,16 @@ class PSROResult(Population):
     """The outcome of `psro`.
 
     Attributes:
-        run_dir: the directory of psro.json, psro.png, checkpoints, and each iteration's runs, iteration-1 and so on.
-        policies: the policies of the first agent, or of both, in the order of training; the first one is untrained.
+        run_dir: the directory of psro.json, psro.png, the checkpoints, and the runs, in iteration-1, iteration-2, ...
+        policies: the first agent's policies, or both agents', in the order of training; policies[0] is untrained.
         mixture: float64 [policies], the probability of each policy, by the meta-solver.
-        gains: by iteration, the new policy's mean return against the opponent's mixture minus the previous mixture's,
-            and half the width of this difference's 95 % confidence interval.
-        opponent: `policies`, `mixture` and `gains` of the second agent; None where both have one population.
-        payoffs: float64 [policies, policies], the mean return of the row's policy against the opponent's policy of the
-            column.
-        half_widths: float64 [policies, policies], half the width of each payoff's 95 % confidence interval; NaN where
-            all games were copies of one game, so that their spread is unknown.
+        gains: for each iteration, the new policy's mean return against the opponent's mixture, minus the mean return of
+            the previous mixture; and half the width of this difference's 95 % confidence interval.
+        opponent: `policies`, `mixture` and `gains` of the second agent; None if both agents share one population.
+        payoffs: float64 [policies, policies], the mean return of the row's policy against the column's policy. Columns
+            are the opponent's policies.
+        half_widths: float64 [policies, policies], half the width of each payoff's 95 % confidence interval; NaN if all
+            games were copies of one game, so that their spread is unknown.
     """
 
     run_dir: Path
@@ -93,7 +93,7 @@ class PSROResult(Population):
 
 
 def add_policies(result: PSROResult, payoffs: NDArray[np.float64], halves: NDArray[np.float64]) -> None:
-    """Sets the enlarged tables, and adds the new policies' gains over the mixtures, which are still the old ones."""
+    """Sets the enlarged tables, and adds the new policies' gains; the result must still have the previous mixtures."""
     first, second = result.mixture, result.populations[-1].mixture
     views = (first, second, payoffs, halves), (second, first, -payoffs.T, halves.T)
     for population, (mixture, other, means, widths) in zip(result.populations, views, strict=False):
@@ -107,7 +107,7 @@ def add_policies(result: PSROResult, payoffs: NDArray[np.float64], halves: NDArr
 
 
 def write_result(result: PSROResult, meta_solver: str) -> None:
-    """Writes the result to psro.json, in which null stands for NaN."""
+    """Writes the result to psro.json, where null means NaN."""
     members = {"meta_solver": meta_solver, **_plain(result, "mixture", "payoffs", "half_widths", "gains")}
     if result.opponent is not None:
         members["opponent"] = _plain(result.opponent, "mixture", "gains")
@@ -122,7 +122,7 @@ def _plain(population: Population, *names: str) -> dict[str, Any]:
 def read_into(result: PSROResult) -> None:
     """Fills a result, except its policies, from the file that `write_result` wrote.
 
-    Raises ValueError: the file does not exist, is damaged, or has another number of populations.
+    Raises ValueError if the file does not exist, is damaged, or has another number of populations.
     """
     with believed("resume: expected the directory of a psro", result.run_dir, TABLE):
         saved = read_json(result.run_dir / TABLE)
@@ -137,7 +137,7 @@ def read_into(result: PSROResult) -> None:
 
 
 def _numbers(saved: Any, name: str, *shape: int) -> NDArray[np.float64]:
-    """Returns an array of the saved file. Raises TypeError: it has another shape. KeyError: it is missing."""
+    """Returns an array of the saved file. Raises TypeError if its shape is not `shape`; KeyError if it is missing."""
     try:
         return np.array(saved[name], np.float64).reshape(shape)
     except (TypeError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""The settings that vary in a population: their checks, and the configuration and algorithm that they make."""
+"""The settings that vary in a population: checks them, and applies them to a configuration and an algorithm."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ..loops import build_model
 from ..record import fixed_settings
 from ..run import policies_of
 
-OWN = ("run_dir", "total_steps", "seed", "mode", "policies")  # which a population sets, or its members share
+OWN = ("run_dir", "total_steps", "seed", "mode", "policies")  # set by the population, or shared by its members
 SHARED = ("stop", "self_play", "cluster", "evaluation")  # sections
 ALGORITHM = "algorithm."
 
 
 def changeable(algorithm: Algorithm | str) -> Algorithm:
-    """Returns a population's algorithm, given by name or as it is. Raises TypeError: it is neither."""
+    """Returns a population's algorithm, given as an instance or by name. Raises TypeError if it is neither."""
     if isinstance(algorithm, type):
         raise TypeError(f"algorithm: expected an Algorithm, such as marlcore.PPO(), got the class {algorithm.__name__}")
     if isinstance(algorithm, Mapping):
@@ -32,7 +32,7 @@ def changeable(algorithm: Algorithm | str) -> Algorithm:
 
 
 def with_settings(config: Config, algorithm: Any, settings: Mapping[str, Any]) -> tuple[Config, Algorithm]:
-    """Replaces settings and hyperparameters by dotted name. Raises ValueError, TypeError."""
+    """Returns the config and the algorithm with these settings, by dotted name. Raises ValueError or TypeError."""
     chosen = {name: value for name, value in settings.items() if name.startswith(ALGORITHM)}
     config = changed(config, {name: value for name, value in settings.items() if name not in chosen})
     hyperparameters = {name.removeprefix(ALGORITHM): value for name, value in chosen.items()}
@@ -40,9 +40,10 @@ def with_settings(config: Config, algorithm: Any, settings: Mapping[str, Any]) -
 
 
 def check_names(algorithm: Algorithm, config: Config, population: PopulationConfig) -> None:
-    """Checks the settings that members share, and the names of those that vary.
+    """Checks the settings that members share, and the names of the settings that vary.
 
-    Raises ValueError: a shared setting prevents comparisons or segments; a name is unknown, or may not vary.
+    Raises ValueError if a shared setting prevents comparisons or segments, if a name is unknown, or if a setting may
+    not vary.
     """
     if config.stop != StopConfig():
         raise ValueError(f"stop: expected the defaults in a population, got {config.stop}")
@@ -69,7 +70,7 @@ def check_names(algorithm: Algorithm, config: Config, population: PopulationConf
 def check_values(
     env_fn: Any, algorithm: Algorithm, config: Config, population: PopulationConfig, progress: bool
 ) -> list[str]:
-    """Checks all settings' values; returns the policies' names. Raises ValueError: a value is not allowed."""
+    """Checks all settings' values; returns the policies' names. Raises ValueError if a value is not allowed."""
     policies, copies = policies_of(env_fn, algorithm, config, progress), population.method != "random"
     whole = _fingerprint(policies, config) if copies else None
     for name, distribution in population.settings.items():

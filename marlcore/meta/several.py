@@ -36,10 +36,10 @@ from ..record import (
 )
 from ..run import Algorithms, Result, Run, Shared, policies_of, start, train
 
-REPEATED = ("spec", "launch", "resumption", "run")  # files of the room `run` that warn alike in every run
-POLL_S = 0.1  # between looks at runs beside each other
+REPEATED = ("spec", "launch", "resumption", "run")  # files of the package `run` that log the same warnings in every run
+POLL_S = 0.1  # between looks at parallel runs
 
-Waiting: TypeAlias = dict[str, dict[str, Any]]  # by label, the arguments of `train`; it may grow between two results
+Waiting: TypeAlias = dict[str, dict[str, Any]]  # by label, the arguments of `train`; may grow between two results
 Ended: TypeAlias = Generator[tuple[str, Callable[[], Result]], None, None]
 
 
@@ -78,7 +78,7 @@ def work_seeds(
 
 
 def check_parallel(parallel: int, config: Config) -> None:
-    """Checks `parallel`. Raises ValueError: runs with these settings cannot work in parallel."""
+    """Raises ValueError if `parallel` is not positive, or if runs with these settings cannot work in parallel."""
     check_whole("parallel", parallel)
     if parallel > 1 and config.mode == "serial":
         raise ValueError(f"parallel: expected 1 in serial mode, whose runs work in this process, got {parallel}")
@@ -87,7 +87,8 @@ def check_parallel(parallel: int, config: Config) -> None:
 def folder_of(kind: str, run_dir: str | None, resume: str | Path | None = None) -> Path:
     """Returns the absolute directory of several runs, by default a new one, runs/<date and time>-<kind>.
 
-    Raises ValueError: it is a remote address, or the directory to resume does not exist or differs from `run_dir`.
+    Raises ValueError if `run_dir` or `resume` is a remote address, or if `resume` does not exist or is another
+    directory than `run_dir`.
     """
     label, place = ("run_dir", run_dir) if resume is None else ("resume", resume)
     if is_address(place):
@@ -104,10 +105,10 @@ def folder_of(kind: str, run_dir: str | None, resume: str | Path | None = None) 
 
 @contextmanager
 def working_in(folder: Path, kind: str) -> Iterator[None]:
-    """Locks the directory for the block; a KeyboardInterrupt inside names how to continue.
+    """Locks the directory during the block; a KeyboardInterrupt inside the block says how to continue.
 
     Removes the directory if it stays empty, or if it is new and the block fails before the first run has begun. Raises
-    ValueError: another process works in it.
+    ValueError if another process works in the directory.
     """
     new = not folder.exists()
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -117,7 +118,7 @@ def working_in(folder: Path, kind: str) -> Iterator[None]:
     with lock, naming_what_continues(folder):
         try:
             yield
-        except Exception:  # not by Ctrl-C, after which it can be continued
+        except Exception:  # not Ctrl-C, after which the work can be continued
             if new and not any(folder.glob("**/config.json")):
                 shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -130,7 +131,7 @@ def working_in(folder: Path, kind: str) -> Iterator[None]:
 
 @contextmanager
 def naming_what_continues(folder: Path, resume: str = "") -> Iterator[None]:
-    """Makes a KeyboardInterrupt inside the block name the directory of all runs, and how to continue them."""
+    """Makes a KeyboardInterrupt inside the block name the directory of all runs, and say how to continue the runs."""
     try:
         yield
     except KeyboardInterrupt:
@@ -141,7 +142,7 @@ def naming_what_continues(folder: Path, resume: str = "") -> Iterator[None]:
 
 @contextmanager
 def warned_once(text_of: Callable[[logging.LogRecord], str]) -> Iterator[None]:
-    """Lets code inside the block log only the first of the warnings for which `text_of` returns the same text."""
+    """Inside the block, logs only the first of the warnings for which `text_of` returns the same text."""
     seen: set[str] = set()
 
     def is_new(record: logging.LogRecord) -> bool:
@@ -165,7 +166,7 @@ def make_runs(
 ) -> Ended:
     """Makes the runs of `waiting`; with `plots`, each run draws its curves.
 
-    Yields each label with a function that returns the run's result or raises the error that ended it.
+    Yields each run's label, with a function that returns the run's result or raises the error that ended the run.
     """
     with table or nullcontext():
         if mode == "serial":  # some environments work only in a program's first thread

@@ -1,7 +1,7 @@
 """Self-play: a policy learns against frozen copies of itself and scripted anchors, with a payoff table and evaluations.
 
-Matches assign players to an actor's collectors. A league adds opponents and their odds to the learner's publications.
-The evaluator plays games against the opponents.
+Matches assign players to an actor's collectors. A league decides on the opponents and their odds, which the learner
+publishes with its weights. The evaluator plays games against the opponents.
 """
 
 from .league import League, plot_payoff

@@ -42,17 +42,17 @@ class Standing:
 class League:
     """Manages one policy's opponents for its learner.
 
-    A copy of the policy joins its pool from time to time. An exploiter may then return to its initial weights, to find
-    other weaknesses.
+    From time to time, a copy of the policy joins the policy's pool. If the policy is an exploiter, which looks for the
+    weaknesses of others, it may then return to its initial weights, to find other weaknesses.
     """
 
     config: SelfPlayConfig
     pool: Pool
-    rivals: Mapping[str, ParameterStore]  # the pools of the league's policies by name, its own first
-    results: Telemetry  # one lane for each actor and other machine, which report each game there
+    rivals: Mapping[str, ParameterStore]  # the pools of all policies of the league, by name; this policy's comes first
+    results: Telemetry  # of all games; each actor and each other machine reports in its own lane
     run_dir: Path  # of the payoff table
     report: Callable[[str, float], None]
-    state: InitVar[Mapping[str, Any]]  # of a checkpoint; empty without one
+    state: InitVar[Mapping[str, Any]]  # the `state_dict` in a checkpoint; empty without a checkpoint
     best: Snapshot | None = None  # of the learner; None without rollback
     initial: Snapshot | None = None  # of the learner; None unless it is an exploiter
     seed: int = 0  # seeds the draws of returns to `initial`
@@ -63,9 +63,9 @@ class League:
         standing.begun |= self.config.begin_win_rate is None and self.config.begin_step is None
         self._step, self._role = 0, self.config.role_of(self.pool.policy)
         for number in pooled_numbers(self.pool.store):
-            if number not in self._payoff.ratings:  # it joined after the checkpoint, or was rated by another rating
+            if number not in self._payoff.ratings:  # the copy joined after the checkpoint, or the rating is new
                 self._payoff.admit(number)
-        if standing.results == self.results.handle.nonce:  # a predecessor in this run died: its results come again
+        if standing.results == self.results.handle.nonce:  # a learner of this run died: read again from its checkpoint
             self.results.read_from(standing.positions)
 
     def publish(self, numbers: Mapping[str, float]) -> dict[str, Any]:
@@ -94,7 +94,10 @@ class League:
         self._payoff.admit(number)
 
     def _return_if_due(self) -> None:
-        """Draws once for each new copy whether an exploiter returns to its first weights; a restart may draw again."""
+        """Draws, for each new copy in the pool, whether an exploiter returns to its initial weights.
+
+        After a restart, the learner may draw again for the same copy.
+        """
         first, number = max(self._standing.decided, 1) + 1, self.pool.store.version
         self._standing.decided = number
         odds = 1.0 if self._role == MAIN_EXPLOITER else self.config.reset
@@ -107,13 +110,13 @@ class League:
 
     @property
     def _candidates(self) -> list[int]:
-        """The opponents by role, besides the latest policy and the anchors."""
+        """The numbers of the opponents that the policy's role allows, besides the latest policy and the anchors."""
         if self._role != MAIN_EXPLOITER:
             return members_of(self.rivals.values())
         return [place * SPAN for place, name in enumerate(self.rivals) if self.config.role_of(name) == MAIN]
 
     def _may_begin(self) -> bool:
-        """Whether the policy beats the anchors or `begin_step` is reached; a condition that is None never holds."""
+        """Returns whether the policy beats the anchors or has reached `begin_step`; unset conditions do not count."""
         config, rate = self.config, self._payoff.anchor_rate
         beats = config.begin_win_rate is not None and rate is not None and rate >= config.begin_win_rate
         return beats or (config.begin_step is not None and self._step >= config.begin_step)
@@ -163,7 +166,7 @@ class League:
             self.report(f"win_rate/{self._name(number)}", payoff.rate(number))
 
     def write(self) -> None:
-        """Writes the table of the last checkpoint for readers: payoff.json, or payoff.<policy>.json in a league."""
+        """Writes the payoff table to payoff.json or, in a league, to payoff.<policy>.json."""
         name = f"payoff.{checkpoint_path(self.run_dir, self.pool.policy).stem}" if self.config.roles else "payoff"
         self._payoff.write(self.run_dir / f"{name}.json", self._name)
 
@@ -206,7 +209,7 @@ class Payoff:
 
     @property
     def anchor_rate(self) -> float | None:
-        """The win rate over the last `window` games against the anchors; None before `window` such games."""
+        """The win rate over the last `window` games against the anchors, or None if there were fewer games."""
         return _score(self.anchored) / self.window if len(self.anchored) == self.window else None
 
     def record(self, opponent: int, result: int) -> None:
@@ -224,7 +227,7 @@ class Payoff:
         self.ratings[number] = list(self.ratings[LATEST])
 
     def rate(self, opponent: int) -> float:
-        """Returns the win rate against an opponent; an imagined win and loss keep it between 0 and 1."""
+        """Returns the win rate against an opponent; one added win and one added loss keep the rate between 0 and 1."""
         last = self.last.get(opponent, ())
         return (_score(last) + 1.0) / (len(last) + 2.0)
 
@@ -242,7 +245,7 @@ class Payoff:
 
     @property
     def win_rate(self) -> float | None:
-        """The win rate over the last games against all opponents; None before the first game."""
+        """The win rate over the last `window` games against all opponents, or None before the first game."""
         return _score(self.newest) / len(self.newest) if self.newest else None
 
     def note(self, step: int, opponents: Iterable[int]) -> None:
@@ -257,7 +260,7 @@ class Payoff:
             self.history = self.history[-1::-2][::-1]
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns all fields except the settings, which a resumed run may change."""
+        """Returns all fields except `window` and `rating`, which a resumed run may change."""
         return deepcopy({name: value for name, value in vars(self).items() if name not in ("window", "rating")})
 
     def write(self, path: Path, name: Callable[[int], str]) -> None:

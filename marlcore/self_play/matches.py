@@ -18,15 +18,15 @@ from .opponents import Opponents, name_of
 
 @dataclass(frozen=True)
 class Contender:
-    """Holds a learning policy's collectors in an actor, and the opponents that it may meet there."""
+    """Holds a learning policy's collectors in an actor, and the opponents that the policy may meet there."""
 
-    collectors: Mapping[str, Collector]  # by agent; matches fill their columns
+    collectors: Mapping[str, Collector]  # by agent; matches fill the collectors' columns
     published: Callable[[], Mapping[str, Any]]  # extras of the weights: the opponents' numbers and odds
     opponents: Opponents
     report: Callable[[int, int], None]  # opponent and result of a game: 1 won, 0 drawn, -1 lost
 
     def drawn(self, generator: np.random.Generator) -> int:
-        """Draws the number of an opponent that can play; redraws if the pool has replaced it."""
+        """Draws an opponent, and returns its number; draws again if the pool has replaced that opponent."""
         published = self.published()
         numbers, odds = published["opponents"], published["odds"].copy()
         while odds.any():
@@ -40,10 +40,10 @@ class Contender:
 
 @dataclass
 class Matches:
-    """Assigns each copy's current match: the learning policy plays one agent, and an opponent each other agent.
+    """Assigns each copy's players: the learning policy plays one agent, and opponents play the other agents.
 
-    The policies of a league learn in turn. Opponents are drawn for a block of episodes, and play until its end, even if
-    the pool replaces them.
+    The policies of a league learn in turn. Opponents are drawn for a block of episodes, and play until the block's end,
+    even if the pool replaces them.
     """
 
     config: SelfPlayConfig
@@ -114,10 +114,10 @@ class Matches:
 
 
 def report_result(lane: Reporter, opponent: int, result: int) -> None:
-    """Reports a game in an actor's lane of results, from which `results_in` reads it."""
+    """Reports a game's result in an actor's lane of results, which `results_in` reads."""
     lane.report_each(time.monotonic(), 0, str(opponent), "result", [result])
 
 
 def results_in(lanes: Telemetry) -> list[tuple[int, int]]:
-    """Returns (opponent, result) of the games reported since the last call, in order of time."""
+    """Returns (opponent, result) of each game reported since the last call, in order of time."""
     return [(int(game.agent), int(game.value)) for game in lanes.tail()]

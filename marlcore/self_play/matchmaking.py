@@ -14,7 +14,7 @@ from ..references import resolve
 class Standings(NamedTuple):
     """A policy's records against k opponents: arrays [k], oldest opponent first."""
 
-    rates: NDArray[np.float64]  # its win rates against them
+    rates: NDArray[np.float64]  # the policy's win rates
     games: NDArray[np.int64]
     evenness: NDArray[np.float64]  # how even a game against each is by the ratings, at most 1
 
@@ -27,9 +27,9 @@ def odds_of(
     begun: bool = True,
     role: str = MAIN,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Returns the opponents' numbers and odds [config.opponents]: the latest policy, the anchors, and the candidates.
+    """Returns the numbers and the odds, each [config.opponents], of the latest policy, the anchors, and the candidates.
 
-    Only main policies play against themselves. Before self-play has begun, only the anchors have odds: by their
+    Only main policies play against themselves. Before self-play has begun, only anchors have odds above 0: their
     shares, or equal odds if all shares are 0.
     """
     shares = config.shares_at(counts)
@@ -53,7 +53,7 @@ def odds_of(
 
 
 def pool_odds(config: SelfPlayConfig, standings: Standings) -> NDArray[np.float64]:
-    """Returns the odds among the pools' opponents. Raises ValueError: a user's function returns unusable odds."""
+    """Returns the odds among the pools' opponents. Raises ValueError if a user's function returns unusable odds."""
     rates = standings.rates
     weights: NDArray[Any] = np.ones(len(rates))
     if config.draw == "pfsp":

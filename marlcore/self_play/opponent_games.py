@@ -1,4 +1,4 @@
-"""Evaluates a policy in self-play: it plays each opponent a fixed share of games, on each side in turn."""
+"""Evaluates a policy in self-play: each opponent plays a fixed share of the games, on each side in turn."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -23,11 +23,11 @@ class Pairings(NamedTuple):
 
     opponents: NDArray[np.int64]  # by number
     sides: NDArray[np.int64]  # the place of the agent that the policy plays
-    groups: NDArray[np.int64]  # the place of an anchor; the pool comes last
+    groups: NDArray[np.int64]  # the opponent's group: each anchor is a group, and the pool is the last group
 
 
 def paired(games: int, anchors: int, members: Sequence[int], sides: Sequence[int]) -> Pairings:
-    """Pairs games in rounds: a round plays each anchor, and the pool's next member, once on every side."""
+    """Pairs games in rounds: in a round, each anchor and the pool's next member play the policy once on every side."""
     meetings, turn = np.divmod(np.arange(games), len(sides))
     rounds, groups = np.divmod(meetings, anchors + bool(members))
     opponents = -1 - groups
@@ -48,7 +48,7 @@ class OpponentGames:
     """Plays the newest weights, and the best weights so far, in the same games against the anchors and the pool.
 
     The best weights play again, since returns against a changing pool cannot be compared over time. The newest weights
-    replace them if their mean return is higher; in the mean, each anchor and the whole pool have equal weight.
+    become the best if they have a higher mean return; in this mean, each anchor and the whole pool have equal weight.
     """
 
     env: VectorEnvironment
@@ -103,7 +103,7 @@ class OpponentGames:
 
         games = len(pairings.sides)
         counts = counted(games, self.env.copies)
-        first = np.cumsum(counts) - counts  # game of each copy
+        first = np.cumsum(counts) - counts  # first game of each copy
 
         def numbers_in(copies: NDArray[np.int64], side: int) -> NDArray[np.int64]:
             """Returns the number of each copy's player on this side; games after the last one do not count."""
@@ -125,7 +125,7 @@ class OpponentGames:
         }
 
     def _of_policy(self, by_agent: Mapping[str, NDArray[Any]], pairings: Pairings) -> NDArray[Any]:
-        """Returns the policy's values [games]: in each game those of the agent that it played."""
+        """Returns the policy's values, [games]: in each game, the value of the agent that the policy played."""
         of_sides = np.stack([by_agent[agent] for agent in self.env.agents])
         return of_sides[pairings.sides, np.arange(len(pairings.sides))]
 

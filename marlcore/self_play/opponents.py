@@ -1,8 +1,8 @@
 """Makes the players of opponents (anchors and frozen policies) for any agent.
 
 A policy's processes name its opponents by numbers: 0 is the latest policy, -1, -2, ... are the anchors in their order,
-and 1, 2, ... the frozen copies in the order of their admission. In a league, the n-th policy after the one that learns
-has n times `SPAN` added to its numbers.
+and 1, 2, ... the frozen copies in the order of their admission. In a league, n times `SPAN` is added to the numbers of
+the n-th policy after the policy that learns.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ MakePlayer: TypeAlias = Callable[[], Player]  # of one agent, in all copies
 class Opponents:
     """Holds the players of opponents, by agent and number, and frozen policies' models until `keep` releases them."""
 
-    policies: Sequence[AssignedPolicy]  # of the league, the one that learns first
+    policies: Sequence[AssignedPolicy]  # of the league; the policy that learns comes first
     pools: Sequence[ParameterStore]  # of their frozen copies
     config: Config
     copies: int
     generator: np.random.Generator  # for the algorithm's draws
     device: torch.device | None  # None if all act compiled
-    live: Sequence[ActingPolicy] = ()  # each policy with its newest weights; empty if these are no opponents
+    live: Sequence[ActingPolicy] = ()  # policies with their newest weights; empty if these are no opponents
 
     def __post_init__(self) -> None:
         """Builds models and anchors. Raises ValueError, TypeError: see `make_anchors`."""
@@ -49,7 +49,7 @@ class Opponents:
         self._players: dict[tuple[str, int], Player] = {}  # by agent and number
 
     def load(self, number: int) -> bool:
-        """Loads a frozen policy's weights if needed; returns False if the pool has replaced it."""
+        """Loads a frozen policy's weights if needed; returns False if the pool has replaced that policy."""
         if number not in self._makers:
             place, version = divmod(number, SPAN)
             live = self.live[place] if self.live else None
@@ -83,7 +83,7 @@ class Opponents:
 def make_anchors(
     policy: AssignedPolicy, config: Config, copies: int, generator: np.random.Generator, device: torch.device | None
 ) -> list[MakePlayer]:
-    """Returns makers of anchors' players. Raises ValueError: an anchor is not importable, or its network differs."""
+    """Returns a maker of players for each anchor. Raises ValueError if an anchor is missing or has another network."""
     anchors: list[MakePlayer] = []
     for reference, name in zip(config.self_play.anchors, config.self_play.names, strict=True):
         source = _source_of(reference)
@@ -102,14 +102,14 @@ def make_anchors(
 
 
 def make_beside_anchors(env_fn: Callable[[], Any], anchors: Sequence[str]) -> Any:
-    """Makes an environment after finding all anchors. Raises ValueError: this machine lacks an anchor."""
+    """Makes an environment after finding all anchors. Raises ValueError if this machine lacks an anchor."""
     for reference in anchors:
         _source_of(reference)
     return env_fn()
 
 
 def _source_of(reference: str) -> Any:
-    """Returns the path of an anchor's checkpoint, or its script. Raises ValueError: it does not exist."""
+    """Returns the path of an anchor's checkpoint, or the anchor's script. Raises ValueError if there is neither."""
     if not reference.endswith(".pt"):
         return resolve("self_play.anchors", reference)
     if not Path(reference).exists():
@@ -118,7 +118,7 @@ def _source_of(reference: str) -> Any:
 
 
 def name_of(number: int, anchors: Sequence[str], rivals: Sequence[str] = ()) -> str:
-    """Returns an opponent's name: "pool:latest", "pool:3", its anchor's, or in a league "pool:exploiter:3".
+    """Returns an opponent's name: the name of an anchor, "pool:latest", "pool:3", or in a league "pool:exploiter:3".
 
     `rivals` are the names of the league's policies; the learning policy comes first.
     """

@@ -38,7 +38,7 @@ class Pool:
         self.updates = int(saved.get("updates", 0))  # of the newest opponent
 
     def admit(self, numbers: dict[str, float]) -> None:
-        """Publishes a copy of the acting model with its numbers; in a full pool, the copy replaces the oldest."""
+        """Publishes a copy of the acting model, with `numbers`; in a full pool, the oldest opponent is replaced."""
         import torch  # here, so that actors without it import this file
 
         with torch.no_grad():  # every tensor, also those that a state_dict leaves out
@@ -57,7 +57,7 @@ class Pool:
             opponent_path(self.run_dir, self.policy, replaced).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Releases the store for a successor."""
+        """Releases the store, so that another process can publish to it."""
         self._publisher.close()
 
 
@@ -73,7 +73,7 @@ class Snapshot:
         save_checkpoint(self.path, {**self.model.saved(), "trainer": self.trainer.state_dict()})
 
     def restore(self) -> None:
-        """Restores the kept weights and optimizer in place. Raises ValueError: the file is missing or damaged."""
+        """Restores the kept weights and optimizer in place. Raises ValueError if the file is missing or damaged."""
         state = load_checkpoint(self.path)
         self.model.restore_checked(state, self.path, "self_play: expected the weights that were kept")
         self.trainer.load_state_dict(state["trainer"])
@@ -85,7 +85,7 @@ def opponent_path(run_dir: Path, policy: str, number: int) -> Path:
 
 
 def saved_opponents(run_dir: Path, policy: str, most: int) -> list[int]:
-    """Returns the numbers of the newest saved opponents without a gap, oldest first, at most `most` numbers."""
+    """Returns the numbers of the newest saved opponents up to the first gap, oldest first; at most `most` numbers."""
     saved = kept_steps(run_dir, policy, "opponent-")
     newest = max(saved, default=0)
     numbers = itertools.takewhile(saved.__contains__, range(newest, newest - most, -1))
@@ -93,7 +93,7 @@ def saved_opponents(run_dir: Path, policy: str, most: int) -> list[int]:
 
 
 def pool_store(model: PolicyModel, slots: int, extras: dict[str, Any], run_dir: Path, policy: str) -> ParameterStore:
-    """Makes a store of the saved opponents; `model` gets the newest weights. Raises ValueError: a network differs."""
+    """Makes a store of the saved opponents; `model` gets the newest weights. Raises ValueError if a network differs."""
     numbers = saved_opponents(run_dir, policy, slots)
     before = numbers[0] - 1 if numbers else 0
     store = ParameterStore.create(model.acting, slots, extras, begins_after=before, name="opponents")
@@ -106,7 +106,7 @@ def pool_store(model: PolicyModel, slots: int, extras: dict[str, Any], run_dir: 
 
 
 def load_opponent(path: Path, model: PolicyModel, expected: str, *, own_name: bool = True) -> dict[str, Any]:
-    """Loads a checkpoint into the model; returns its whole state. Raises ValueError: it belongs to another network."""
+    """Loads a checkpoint into the model; returns the checkpoint. Raises ValueError if its network differs."""
     state = load_checkpoint(path, own_name=own_name)
     model.restore_checked(state, path, expected)
     return state

@@ -11,7 +11,8 @@ from ..config import SelfPlayConfig
 class Elo:
     """Rates as Elo 1978, The Rating of Chessplayers: a game with the score S changes a rating R to R + k (S - E).
 
-    E = 1 / (1 + 10^((R of the other - R) / 400)). A rating is a list of numbers; the first number is the strength.
+    E = 1 / (1 + 10^((R of the other player - R) / 400)). S is 1, 1/2 or 0. A rating is a list of numbers; the first
+    number is the strength.
     """
 
     k: float
@@ -41,7 +42,7 @@ class Elo:
 
 
 class TrueSkill:
-    """Rates by the package trueskill: mean and standard deviation of a skill, which begin at 25 and 25/3.
+    """Rates by the package trueskill. A rating is the mean and the standard deviation of a skill, at first 25 and 25/3.
 
     Herbrich, Minka and Graepel 2006, "TrueSkill: A Bayesian skill rating system".
     """
@@ -67,7 +68,7 @@ class TrueSkill:
         return (lower, higher) if result < 0 else (higher, lower)
 
     def evenness(self, policy: list[float], opponent: list[float]) -> float:
-        """Returns trueskill's quality: the chance of a draw relative to that of equal players of known skill."""
+        """Returns trueskill's quality, in [0, 1]: the chance of a draw relative to that of equals of known skill."""
         return float(self._quality(self._of(*policy), self._of(*opponent)))
 
     def shown(self, rating: list[float]) -> dict[str, float]:

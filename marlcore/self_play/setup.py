@@ -32,7 +32,7 @@ class SelfPlay:
 
 
 def policies_in_self_play(config: Config, agents: tuple[str, ...]) -> dict[str, str] | None:
-    """Assigns one policy to all agents; None in a league. Raises ValueError: one agent, or conflicting settings."""
+    """Returns the policy of each agent, the same for all; None in a league. Raises ValueError if settings conflict."""
     if len(agents) < 2:
         raise ValueError(f"self_play: expected an environment of two or more agents, got {list(agents)}")
     if config.self_play.roles:
@@ -47,7 +47,7 @@ def policies_in_self_play(config: Config, agents: tuple[str, ...]) -> dict[str, 
 
 
 def check_self_play(config: Config, policy: AssignedPolicy) -> None:
-    """Checks settings of self-play. Raises ValueError, TypeError: a setting is wrong, or the mixture lacks a part."""
+    """Raises ValueError or TypeError if a setting of self-play is wrong, or if the replay lacks an opponent's part."""
     settings = config.self_play
     if settings.side != BOTH and settings.side not in policy.agents:
         raise ValueError(f"self_play.side: expected {BOTH} or one of {list(policy.agents)}, got {settings.side!r}")
@@ -69,12 +69,12 @@ def check_self_play(config: Config, policy: AssignedPolicy) -> None:
 
 
 def published_numbers(algorithm: Algorithm, config: Config) -> dict[str, tuple[int, ...] | Field]:
-    """Returns the fields of the numbers that are published with a policy's weights, and with each opponent's."""
+    """Returns the fields of the numbers that are published with the weights of a policy and of each opponent."""
     return {"updates": (), "step": (), **dict.fromkeys(schedules_of(algorithm, config), ())}
 
 
 def odds_fields(config: SelfPlayConfig) -> dict[str, tuple[int, ...] | Field]:
-    """Returns fields for the opponents' numbers and odds, published with a policy's weights; {} without self-play."""
+    """Returns the fields of opponents' numbers and odds, published with a policy's weights; {} without self-play."""
     if not config.pool:
         return {}
     return {"opponents": Field((config.opponents,), "int64"), "odds": Field((config.opponents,), "float64")}
@@ -83,9 +83,9 @@ def odds_fields(config: SelfPlayConfig) -> dict[str, tuple[int, ...] | Field]:
 def create_self_play(
     stack: ExitStack, policies: tuple[AssignedPolicy, ...], config: Config, run_dir: Path
 ) -> tuple[SelfPlay, ...]:
-    """Creates each policy's pool and lanes of results; none without self-play.
+    """Creates each policy's pool and lanes of results; returns () without self-play.
 
-    Raises ValueError: a saved opponent belongs to another network.
+    Raises ValueError if a saved opponent belongs to another network.
     """
     created: list[SelfPlay] = []
     if not config.self_play.pool:

@@ -1,7 +1,8 @@
-"""`python -m marlcore.cluster.nodes PARENT RESULT`: the program that supervises the actors or learner of an agent.
+"""`python -m marlcore.cluster.nodes PARENT RESULT`: the program that supervises an agent's actors, or its learner.
 
-It reads `sys.path`, the run's spec and the memory of this machine from standard input, and works until the control
-block says stop. If a failure ends it, it writes the pickled failure to the descriptor RESULT.
+PARENT is the process id of the agent. The program reads `sys.path`, the run's spec, and this machine's `Memory` from
+standard input, and works until the control block says stop. If a worker fails for good, the program writes the pickled
+failure to the file descriptor RESULT.
 """
 
 import os
@@ -18,7 +19,7 @@ GRACE_S = 5.0  # the time that actors have to end by themselves
 
 
 def supervise(spec: RunSpec, memory: Memory) -> None:
-    """Runs the workers of a node until the control block says stop. Raises WorkerFailed: a worker failed for good."""
+    """Runs the workers of a node until the control block says stop. Raises WorkerFailed if a worker fails for good."""
     actors = memory.crew.names
     with closing(Control.attach(memory.control)) as control, closing(Children(early=EARLY)) as children:
         supervisor = supervisor_of(spec, memory, control, actors or spec.learners, lambda name: None, children)
@@ -27,7 +28,7 @@ def supervise(spec: RunSpec, memory: Memory) -> None:
         while not control.stopping:
             supervisor.watch(POLL_S)
             resume_actors(supervisor, actors, control)
-        if not control.finishing:  # else a learner that dies is restarted
+        if not control.finishing:  # while the run finishes, a learner that dies is restarted
             supervisor.stand_down()
         deadline = time.monotonic() + (GRACE_S if actors else grace_of(spec))
         while supervisor.unfinished and time.monotonic() < deadline:

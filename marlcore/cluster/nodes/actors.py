@@ -25,43 +25,44 @@ OTHERS = "others"  # counts the steps of all other actors of the run
 class ActorOrders:
     """The controller's message to a machine's actors."""
 
-    share: int  # the seat's steps, earlier holders' included, at which its actors are done
+    share: int  # the seat's share of the run's steps; steps of its earlier agents count, too
     others: int  # steps that the run's other actors have taken
     addresses: Mapping[str, Address | None] = field(default_factory=dict)  # of the learners, by policy
-    evaluated: int = 0  # the run's steps at which its last evaluation began
+    evaluated: int = 0  # the run's steps when its last evaluation began
 
 
 @dataclass(frozen=True)
 class Status:
-    """The answer of a machine's actors."""
+    """The answer of a machine's actors to the controller."""
 
-    steps: int = 0  # of the seat, earlier holders' included
-    episodes: int = 0  # ended since the agent's start
+    steps: int = 0  # of the seat; steps of its earlier agents count, too
+    episodes: int = 0  # episodes that ended since the agent's start
     restarts: int = 0  # of the machine's workers
     done: bool = False  # whether the actors have taken their share of steps, and all rows have arrived
     metrics: Sequence[Metric] = ()
     results: Sequence[tuple[int, int]] = ()  # of games: (opponent, outcome)
-    figures: dict[str, float] = field(default_factory=dict)  # of the machine's uplinks, by name
+    figures: dict[str, float] = field(default_factory=dict)  # metrics of the machine's uplinks, by name
     versions: dict[str, int] = field(default_factory=dict)  # of the weights on the machine, by policy
     addresses: dict[str, Address | None] = field(default_factory=dict)  # the sources of weights, by policy
     failed: WorkerFailed | None = None  # the failure that ended the machine's work
 
 
 class ActorNode:
-    """A run's part on a machine with actors. Its program dies with this process."""
+    """A run's part on a machine with actors. The program that supervises the actors dies with this process."""
 
     def __init__(
         self, stack: ExitStack, orders: ActorOrders, *, spec: RunSpec, seat: int, epoch: int, taken: int,
         elapsed: float, descriptions: Mapping[str, Mapping[str, Any]], opponents: Any = None,
     ) -> None:  # fmt: skip
-        """Makes the part; `taken` are the steps of the seat's earlier holders, `elapsed` the seconds of the run so far.
+        """Makes the machine's part of the run. Raises SharedMemoryFull.
 
-        `descriptions` describe the home stores of weights, by policy; `opponents` is the link to the pool of opponents
-        in self-play. Raises SharedMemoryFull.
+        `taken` is the number of steps that the seat's earlier agents took, `elapsed` the seconds of the run so far,
+        `descriptions` has, by policy, the description of the learner's store of weights, and `opponents` is the link to
+        the pool of opponents in self-play.
         """
         config = spec.config
         self._crew = crew = crews(config)[1 + seat]
-        self._episodes = dict.fromkeys(crew.names, (0, 0))  # ended before, and the last count
+        self._episodes = dict.fromkeys(crew.names, (0, 0))  # episodes of dead processes, and the newest count
         self._control = stack.enter_context(Control.create([*crew.names, OTHERS, EVALUATOR]))
         self._telemetry = stack.enter_context(Telemetry.create(crew.names))
         for name, steps in zip(crew.names, dealt(taken, [0] * crew.count, [1] * crew.count), strict=True):
@@ -103,7 +104,7 @@ class ActorNode:
                 self._control.notes[name].store(SHARE, share)
 
     def beat(self, orders: ActorOrders) -> Status:
-        """Takes new orders; returns the status since the last call. Raises Fenced: the seat is lost."""
+        """Takes new orders; returns the status, with metrics since the last call. Raises Fenced if the seat is lost."""
         self._order(orders)
         for uplink in self._uplinks:
             uplink.check()
@@ -130,7 +131,7 @@ class ActorNode:
         return next((uplink.relay.error for uplink in self._uplinks if uplink.relay.error is not None), None)
 
     def _ended(self, actor: str) -> int:
-        """Returns the episodes that an actor has ended, summed over its processes, each of which counts from 0."""
+        """Returns the number of an actor's ended episodes, over all its processes; each process counts from 0."""
         count, (before, last) = self._control.workers[actor].load(EPISODES), self._episodes[actor]
         before += last if count < last else 0
         self._episodes[actor] = before, count

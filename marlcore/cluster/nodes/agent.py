@@ -21,12 +21,16 @@ from .actors import Status
 from .program import SUPERVISOR
 
 LOOK_S = 0.2  # between the thread's looks at the agent's state
-ABANDONED_S = 30.0  # an agent that hears nothing of the controller for so long ends
+ABANDONED_S = 30.0  # an agent ends if it does not hear from the controller for this time, or for 10 leases if longer
 SWEEPS = 10  # the sweeps that remove a lost agent's segments
 
 
 class Agent:
-    """A machine's agent. Its methods return at once; a thread makes the run's part here, and ends it if fenced."""
+    """A machine's agent.
+
+    `begin` returns at once; a thread makes the machine's part of the run. If a relay of that part fails, or if the
+    controller falls silent, the thread ends the part and this process.
+    """
 
     def __init__(self) -> None:
         sweep()
@@ -39,7 +43,7 @@ class Agent:
         self._heard = time.monotonic()
 
     def check(self, path: list[str], trial: bytes) -> dict[str, Any]:
-        """Runs the trial that checks this machine; returns facts of this process, and the trial's error as "error"."""
+        """Runs the trial that checks this machine; returns facts about this process, and "error", the trial's error."""
         sys.path += [entry for entry in path if entry not in sys.path]
         found = {"pid": os.getpid(), "began": began(os.getpid()), "version": __version__, "nice": os.nice(0)}
         try:
@@ -49,13 +53,13 @@ class Agent:
             return found | {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
 
     def begin(self, make: bytes, orders: Any, lease_s: float) -> None:
-        """Starts a thread that makes the run's part here by `make`, a pickled function of an ExitStack and orders."""
+        """Starts a thread that makes the run's part here: it calls `make`, a pickled function of a stack and orders."""
         self._heard = time.monotonic()
         args = pickle.loads(make), orders, max(ABANDONED_S, 10 * lease_s)
         threading.Thread(target=self._work, args=args, name="marlcore-node", daemon=True).start()
 
     def beat(self, orders: Any) -> Status | None:
-        """Passes orders to the run's part, and returns its status; None while the part is being made."""
+        """Passes orders to the run's part, and returns its status, or None while the part is being made."""
         self._heard = time.monotonic()
         with self._lock:
             if self._failed is not None:
@@ -63,7 +67,7 @@ class Agent:
             return None if self._node is None else self._node.beat(orders)
 
     def end(self) -> None:
-        """Ends the run's part; removes its segments and those of agents that were lost on this machine."""
+        """Ends the run's part; removes its segments, and the segments of agents that were lost on this machine."""
         self._ends = True
         with self._making, self._lock:
             self._node = None
@@ -96,12 +100,12 @@ class Agent:
 
 
 def make_once(env_fn: Callable[[], Any]) -> None:
-    """Makes and closes a copy of an environment: a trial that shows whether this machine can."""
+    """Makes an environment and closes it: a trial that fails if this machine cannot make the environment."""
     vectorize(env_fn, 1).close()
 
 
 def began(pid: int) -> str:
-    """Returns the start time of a process, which tells it from a later one with this pid; "" if it does not exist."""
+    """Returns a process's start time, to tell it from a later process with the same pid; "" if it does not exist."""
     with suppress_failed_calls():
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     return ""
@@ -113,5 +117,5 @@ def clean_up(pid: int, its_beginning: str) -> None:
         with suppress_failed_calls(errno.ESRCH):
             os.kill(pid, signal.SIGKILL)
     for _ in range(SWEEPS):
-        time.sleep(LOOK_S)  # for the kernel to end them
+        time.sleep(LOOK_S)  # for the kernel to end the processes
         sweep()

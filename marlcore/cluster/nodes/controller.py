@@ -1,4 +1,4 @@
-"""The controller runs in the driver: it starts agents, polls them, deals out the steps, and replaces lost agents."""
+"""The controller, in the driver: starts agents, polls them, divides the steps among them, and replaces lost agents."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Controller(Remote):
         self._cluster, self._control, self._uplinks = cluster, control, uplinks
         self._config = config = spec.config
         self._looked = self._ticked = self._patient_until = 0.0
-        names = self._dealt_to = node_names(config)  # which have the first shares of the steps
+        names = self._dealt_to = node_names(config)  # at first, every node has a share of the steps
         seats, lease_seconds = config.cluster.seats, config.cluster.lease_seconds
         apart = [policy for policy in spec.policies if policy.name in uplinks]
         here = [policy for policy in spec.policies if policy.name not in uplinks]
@@ -90,7 +90,7 @@ class Controller(Remote):
         self._deal()
 
     def _newest(self, policy: str) -> int | None:
-        """Returns a policy's highest version of weights on any machine; None while an old learner may still send."""
+        """Returns the weights' highest version on all machines; None while an old learner may still send a version."""
         answers = [seat.status for seat in self.actors if seat.epoch]
         if any(status.addresses[policy] is not None for status in answers):
             return None
@@ -112,7 +112,7 @@ class Controller(Remote):
                 seat.say_waiting()
 
     def _deal(self) -> None:
-        """Deals the steps out anew if the set of working nodes has changed."""
+        """Divides the run's steps among the working nodes anew, if the set of these nodes has changed."""
         working = [seat.name for seat in self.actors if seat.agent is not None]
         if working != self._dealt_to:
             self._dealt_to = working

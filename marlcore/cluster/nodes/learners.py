@@ -23,10 +23,10 @@ from .uplink import Address, serve
 class LearnerOrders:
     """The controller's message to a learner's machine."""
 
-    steps: int  # of the run
+    steps: int  # of the run so far
     ended: Sequence[int]  # by seat, the last epoch whose lease has ended
     stopping: bool = False
-    finishing: bool = False  # stop after the updates that are due
+    finishing: bool = False  # whether to stop after the updates that are due
 
 
 @dataclass(frozen=True)
@@ -34,25 +34,25 @@ class LearnerStatus(Status):
     """The answer of a learner's machine; `done` means that the last weights are published and saved."""
 
     updates: int = 0
-    ready: bool = False  # whether it has begun to learn
+    ready: bool = False  # whether the learner has begun to learn
     version: int = 0
     address: Address | None = None
 
 
 class LearnerNode:
-    """A run's part on a machine with a policy's learner. Its program dies with this process."""
+    """A run's part on the machine of a policy's learner. The learner's supervising program dies with this process."""
 
-    error: BaseException | None = None  # it has no relay, which could fail
+    error: BaseException | None = None  # always None: this part has no relay that could fail
 
     def __init__(
         self, stack: ExitStack, orders: LearnerOrders, *, spec: RunSpec, share: float, hold: Hold, version: int,
         elapsed: float, namespace: str,
     ) -> None:  # fmt: skip
-        """Makes the part; `spec` has this policy alone, and `share` is the policy's share of the run's steps.
+        """Makes the machine's part of the run.
 
-        `hold` is the right to write the checkpoint, `version` the highest version of the weights on any machine, and
-        `elapsed` the seconds of the run so far. Raises SharedMemoryFull; Fenced: the policy has a later learner;
-        ValueError: see `create_transitions`.
+        `spec` has this policy alone; `share` is the policy's share of the run's steps; `hold` is the right to write the
+        checkpoint; `version` is the highest version of the weights on any machine; `elapsed` is the run's seconds so
+        far. Raises SharedMemoryFull; Fenced if the policy has a later learner; ValueError as `create_transitions`.
         """
         (policy,), (self._name,), config = spec.policies, spec.learners, spec.config
         about = {"policies": {policy.name: {"share": share}}}
@@ -68,7 +68,7 @@ class LearnerNode:
     def _memory(
         self, stack: ExitStack, policy: AssignedPolicy, config: Config, hold: Hold, version: int, began: float
     ) -> Memory:
-        """Makes the policy's memory here. Its weights' versions follow `version` and the checkpoint's."""
+        """Makes the policy's shared memory. The next weights have a version above `version` and all saved versions."""
         saved = hold.checkpoint.with_suffix(".replay")
         hold.begin()
         version = max(version, load_checkpoint(hold.checkpoint).get("version", 0))
@@ -97,7 +97,7 @@ class LearnerNode:
             self._control.stop()
 
     def beat(self, orders: LearnerOrders) -> LearnerStatus:
-        """Takes new orders; returns the status since the last call."""
+        """Takes new orders; returns the status, with metrics since the last call."""
         self._order(orders)
         (policy,), counters = self._control.tallies, self._control.workers[self._name]
         done = counters.load(DONE) != 0  # read first: if it is set, the values read below are final
@@ -114,7 +114,7 @@ class LearnerNode:
 
 
 def try_learner(hold: Hold, device: str, replay_path: str | None) -> None:
-    """Checks that a learner can run on this machine; `hold` is any hold of this run. Raises ValueError."""
+    """Raises ValueError if a learner cannot run on this machine. `hold` may belong to any policy of the run."""
     folder = hold.checkpoint.parent
     if not hold.is_seen() or not os.access(folder, os.W_OK):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Placements: the controller's side of a run's node agents. A placement calls its agent, and replaces a lost one."""
+"""Placements: the controller's side of other machines' agents. A placement calls its agent, and replaces a lost one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .program import SUPERVISOR
 from .ray_cluster import START_S, AgentHandle, AgentLost, Machine, RayCluster, Role
 from .uplink import Address, Uplink
 
-BEATS_A_LEASE = 8  # so that a lease survives some late beats
+BEATS_A_LEASE = 8  # calls of `beat` per `lease_seconds`, so that a lease survives some late calls
 BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 30.0  # before the next agent; doubled after each agent that did no work
 FIGURES_S = 1.0  # between reports of the metrics of a node's uplinks
 
@@ -46,12 +46,12 @@ class PlacementContext:
     telemetry: Telemetry
     stores: Mapping[str, ParameterStore]  # of weights on this machine, by policy
     addresses: dict[str, Address | None]  # of learners, by policy; None: on no machine
-    opponents: WeightsLink | None  # the way to the pool of opponents, in self-play
+    opponents: WeightsLink | None  # the link to the pool of opponents, in self-play
     results: Telemetry | None  # of games, in self-play
 
 
 class Placement(ABC):
-    """A place for a node agent. It has the name of a worker of the run, and keeps that worker's counters."""
+    """A place for an agent. The place has the name of a worker of the run, and keeps that worker's counters."""
 
     loss = ""  # the log's words for the consequence of a lost agent
 
@@ -79,14 +79,15 @@ class Placement(ABC):
         self.agent, self.epoch, self._called = self.context.cluster.start(machine, self.role), 0, time.monotonic()
 
     def begin(self, agent: AgentHandle) -> None:
-        """Grants the lease to an agent that has checked its machine, and tells it to begin."""
+        """Grants the lease to an agent that has checked its machine, and tells the agent to begin."""
         self.agent, self.epoch, self._called = agent, self._leases.grant(self.number), time.monotonic()
         agent.call("begin", cloudpickle.dumps(self.work()), self.orders(), self._leases.lease_seconds)
 
     def poll(self) -> None:
-        """Takes the agent's answer, if there is one, and makes the next call, if it is due.
+        """Takes the agent's answer if it has come, and makes the next call if that is due.
 
-        Raises: AgentLost, Fenced, ValueError: the agent is lost, or its machine is unfit. WorkerFailed: see `receive`.
+        Raises AgentLost, Fenced or ValueError if the agent is lost or its machine is unfit; WorkerFailed if a worker of
+        the agent failed for good.
         """
         now, agent = time.monotonic(), self.agent
         if agent is None:
@@ -122,7 +123,7 @@ class Placement(ABC):
             self._failures = 0
 
     def lose(self, why: str) -> None:
-        """Gives up a lost agent: fences its lease, kills it, and sets the time of the next agent."""
+        """Gives up a lost agent: ends its lease, kills the agent, and sets the time of the next agent's start."""
         agent, self.agent = self.agent, None
         if agent is None:
             return
@@ -135,7 +136,7 @@ class Placement(ABC):
         self.context.cluster.discard(agent)
 
     def count_restarts(self, here: int) -> None:
-        """Reports the run's restarts of this place: the lost agents, and `here` restarts by the present agent."""
+        """Sets the place's number of restarts: its lost agents plus `here`, the present agent's restarts of workers."""
         self.control.notes[self.name].store(RESTARTS, self._lost + here)
 
     def may_begin(self) -> bool:
@@ -156,7 +157,7 @@ class Placement(ABC):
 
 
 class ActorPlacement(Placement):
-    """One machine's actors; if that machine is lost, others take its share of the steps."""
+    """The place of one machine's actors; if that machine is lost, other machines take its share of the steps."""
 
     loss = "others take its share of the steps"
 
@@ -236,7 +237,7 @@ class ActorPlacement(Placement):
 
 
 class LearnerPlacement(Placement):
-    """A policy's learner; if its machine is lost, a learner on another machine continues from the last checkpoint."""
+    """The place of a policy's learner; after its loss, a learner elsewhere continues from the last checkpoint."""
 
     loss = "another learner follows, from the policy's last checkpoint"
 
@@ -244,7 +245,7 @@ class LearnerPlacement(Placement):
         self, number: int, policy: AssignedPolicy, uplink: Uplink, newest: Callable[[], int | None],
         context: PlacementContext,
     ) -> None:  # fmt: skip
-        """`newest` returns the highest version of the policy's weights; None while earlier learners may send more."""
+        """`newest` returns the weights' highest version, or None while an old learner may still send a version."""
         (name,) = learner_names(context.spec.config, [policy.name])
         super().__init__(name, number, context.cluster.learning[policy.name], context)
         self._policy, self._uplink, self._newest = policy, uplink, newest
@@ -254,7 +255,7 @@ class LearnerPlacement(Placement):
 
     @property
     def unfinished(self) -> bool:
-        """Whether the learner's last weights are still to come."""
+        """Whether the learner's last weights are still expected."""
         gone = not self.epoch or not self.counters.load(READY)
         stopped = gone and self.control.stopping and not self.control.finishing
         return not (self._saved or self.has_failed or stopped)
@@ -263,7 +264,7 @@ class LearnerPlacement(Placement):
         return self._newest() is not None
 
     def work(self) -> Callable[..., LearnerNode]:
-        """See Placement; first tells the machine that it alone may write the checkpoint now."""
+        """See Placement. First gives the new learner alone the right to write the policy's checkpoint."""
         spec, policy = self.context.spec, self._policy
         hold = replace(self.context.memory.holds[policy.name], epoch=self.epoch)
         hold.take()
@@ -283,7 +284,7 @@ class LearnerPlacement(Placement):
         return LearnerOrders(control.steps, ended, control.stopping, control.finishing)
 
     def take(self, status: LearnerStatus) -> bool:
-        if status.ready:  # before, it has not read the checkpoint
+        if status.ready:  # before that, the learner has not read the checkpoint
             self.counters.store(UPDATES, status.updates)
             self.control.tallies[self._policy.name].store(UPDATES, status.updates)
         self.counters.store(READY, int(status.ready))
@@ -300,7 +301,7 @@ class LearnerPlacement(Placement):
         super().lose(why)
 
     def say_waiting(self) -> None:
-        """Logs, once after a loss, that no machine has the resources."""
+        """Logs, once after each loss, that no machine has the resources for the learner."""
         if not self._waits:
             self._waits = True
             log.warning("%s; the run waits for one", self.context.cluster.lack(self.role))

@@ -15,7 +15,7 @@ from ...errors import WorkerFailed, suppress_failed_calls
 from ...processes import start_child
 from ...run import Memory, RunSpec
 
-SUPERVISOR = "supervisor"  # stands for the failed worker if the program itself died
+SUPERVISOR = "supervisor"  # named as the failed worker if the program itself died
 KILL_S = 10.0
 
 
@@ -40,7 +40,7 @@ class Program(Closing):
             pipe.write(cloudpickle.dumps((spec, memory)))
 
     def failure(self) -> WorkerFailed | None:
-        """Returns the reason why the program ended; None while it runs."""
+        """Returns the reason why the program ended, or None while the program runs."""
         if self._failed is None and self._process.poll() is not None:
             with os.fdopen(os.dup(self._result), "rb") as file:
                 pickled = file.read()
@@ -49,7 +49,7 @@ class Program(Closing):
         return self._failed
 
     def close(self) -> None:
-        """Waits for the program to end, as its control block has told it to; kills it after 10 s."""
+        """Waits for the program to end, and kills it after 10 s. The control block must already say stop."""
         try:
             self._process.wait(KILL_S)
         except subprocess.TimeoutExpired:

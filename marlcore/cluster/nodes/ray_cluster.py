@@ -28,7 +28,7 @@ from .agent import Agent, clean_up, make_once
 CONNECT_S = 5.0
 START_S = 120.0  # for Ray to start an agent, and for the agent to import the run's modules
 LOOK_S = 0.2  # between looks at signals while an agent starts
-END_S = 15.0  # for an agent to end in order
+END_S = 15.0  # for an agent to end
 LOWEST = 15  # the niceness that Ray gives its workers
 TOKENS = " Export RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN unless ~/.ray/auth_token holds the cluster's token"
 _KINDS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
@@ -98,7 +98,7 @@ class AgentHandle:
             raise AgentLost(_one_line(error)) from None
 
     def take_check(self) -> None:
-        """Takes the answer of the call `check`. Raises ValueError: the machine cannot do the work. AgentLost."""
+        """Takes the answer of the call `check`. Raises AgentLost; ValueError if the machine cannot do the work."""
         self.found, host, role = self.answer(), self.machine.host, self.role
         if self.found["version"] != __version__:
             raise ValueError(f"cluster: expected marlcore {__version__} on {host}, got {self.found['version']}")
@@ -115,15 +115,15 @@ class AgentHandle:
 class RayCluster(Closing):
     """A connection to a Ray cluster, and this run's agents on its machines; each agent checks its machine first.
 
-    Raises ValueError, in one line: there is no such cluster, or it lacks machines that the run asks for; nothing is
-    left running.
+    Raises ValueError, in one line, if there is no such cluster, or if the cluster lacks machines for the run. Nothing
+    is then left running.
     """
 
     def __init__(
         self, config: ClusterConfig, env_fn: Callable[[], Any], label: str, interrupts: Interrupts | None = None,
         trials: Mapping[str, Callable[[], None]] | None = None,
     ) -> None:  # fmt: skip
-        """`trials`: by policy of `config.learners`, a function that raises if a machine cannot run its learner."""
+        """`trials`: by policy of `config.learners`, a function that raises if a machine cannot run the learner."""
         self._interrupts = interrupts or Interrupts()
         self._path = [path for path in sys.path if path]
         trial = cloudpickle.dumps(partial(make_once, env_fn))
@@ -144,7 +144,7 @@ class RayCluster(Closing):
             self._start_first(config.nodes if config.nodes_at_start is None else config.nodes_at_start)
 
     def _start_first(self, least: int) -> None:
-        """Starts an agent for each learner (scarcest machines first), then `least` for actors; awaits their checks."""
+        """Starts an agent for each learner (hardest to place first) and `least` agents for actors; awaits checks."""
         for role in sorted(self.learning.values(), key=lambda role: len([*self.free(role)])):
             machine = next(self.free(role), None)
             if machine is None:
@@ -189,7 +189,8 @@ class RayCluster(Closing):
     def free(self, role: Role) -> Iterator[Machine]:
         """Yields the machines that have room for another agent of a role.
 
-        Machines that lost fewer agents come first, then machines other than this one, then those with fewer agents.
+        Machines on which fewer agents were lost come first. Among equals, this machine comes last. Among the others, a
+        machine with fewer agents comes earlier.
         """
         occupied = {agent.machine.id for agent in self.agents if agent.role is role}
         agents, losses = Counter(agent.machine.id for agent in self.agents), self._losses
@@ -200,7 +201,7 @@ class RayCluster(Closing):
                 yield machine
 
     def lack(self, role: Role, expected: str = "a machine", got: str = "none") -> str:
-        """Returns the text of the error that too few machines have room for a role's agent, with what each lacks."""
+        """Returns the text for an error: too few machines have room for a role's agent, and what each machine lacks."""
         could = [each for each in self.machines() if not (role.exclusive and each.id == self._own)]
         lacking = "; ".join(f"{each.host} has {lack}" for each in could if (lack := each.lacks(role.reserved)))
         said = f"{role.label}: expected {expected} with {_amounts(role.reserved)}, got {got}"
@@ -235,7 +236,7 @@ class RayCluster(Closing):
         self._cleanups.append(task.remote(found.get("pid", 0), found.get("began", "")))
 
     def end_agents(self) -> None:
-        """Ends all agents in order. An agent that does not answer within 15 s is discarded as lost."""
+        """Asks all agents to end. An agent that does not answer within 15 s is discarded as lost."""
         for agent in self.agents:
             if agent.has_begun:
                 agent.call("end")

@@ -1,4 +1,4 @@
-"""Moves a policy's rows and weights between machines: an ingest and a porter beside its learner, uplinks elsewhere."""
+"""Moves rows and weights between a policy's learner, which has an ingest and a porter, and other machines' uplinks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Address:
 
 
 class Nowhere:
-    """Stands for the address and the links of a learner that is on no machine now; all calls raise LinkLost."""
+    """The address, and the links, of a learner that is on no machine now; every call through a link raises LinkLost."""
 
     def rows(self, policy: str) -> Nowhere:
         return self
@@ -65,7 +65,7 @@ class Uplink:
         self, stack: ExitStack, policy: AssignedPolicy, config: Config, crew: Crew, description: Mapping[str, Any],
         seat: int, epoch: int,
     ) -> None:  # fmt: skip
-        """`description` describes the policy's store of weights; `seat` and `epoch` are the crew's."""
+        """`description` describes the policy's store of weights; for `seat` and `epoch`, see `Ingest.open`."""
         cluster, self.policy = config.cluster, policy
         self.address: Address | None = None  # of the policy's learner; None while it is on no machine, as at first
         nowhere: Any = Nowhere()
@@ -104,9 +104,9 @@ class Uplink:
 
 
 def source_of_rows(policy: AssignedPolicy, config: Config, crew: Crew) -> ReplayBuffer | TrajectoryQueue:
-    """Creates a policy's replay on a machine or, where the learner holds actors back, a queue whose writers wait.
+    """Creates a policy's replay on a machine or, if actors must wait for the learner, a queue whose writers wait.
 
-    The queue holds as many rows as actors may be ahead of the learner in a run on one machine.
+    The queue holds as many unread rows as actors may be ahead of the learner in a run on one machine.
     """
     queued, copies = isinstance(policy.source, QueueSource), config.actor.envs
     parts = 1 if queued else config.replay.parts
@@ -128,7 +128,7 @@ def serve(
 ) -> dict[str, Address]:  # fmt: skip
     """Starts a Ray actor with these policies' ingests, and a porter for each policy; returns the learners' addresses.
 
-    `follows`: whether `leases` are a copy of the controller's, which is on another machine.
+    `follows`: whether `leases` is a copy of the controller's table, which is on another machine.
     """
     targets = {
         policy.name: _target_of(stack, policy, memory.transitions[policy.name], config, follows) for policy in policies
@@ -145,7 +145,7 @@ def serve(
 
 
 def start_porter(stack: ExitStack, store: SegmentHandle, namespace: str, *, every: bool = False) -> str:
-    """Starts a porter of a store on this machine, and returns its name; see `Porter`."""
+    """Starts a porter of a store on this machine, and returns the porter's name; see `Porter`."""
     name = f"marlcore-weights-{store.nonce}"
     stack.callback(end_actor, PorterActor.start(store, name, every=every, namespace=namespace))
     return name
@@ -157,9 +157,9 @@ Target = tuple[type[ReplayBuffer] | type[TrajectoryQueue], SegmentHandle, Segmen
 def _target_of(
     stack: ExitStack, policy: AssignedPolicy, transitions: SegmentHandle, config: Config, own_too: bool
 ) -> Target:
-    """Returns the place where an ingest writes a policy's rows: transitions, new bookings, and each seat's lanes.
+    """Returns the target of a policy's ingest: the replay or queue, new bookings, and each seat's lanes.
 
-    `own_too`: whether a seat for the driver's actors follows those of the cluster.
+    `own_too`: whether to add a last seat, for the actors of the driver's machine.
     """
     with attach_transitions(transitions) as storage:
         bookings = stack.enter_context(Bookings.create(storage.lanes))
@@ -173,7 +173,7 @@ def _target_of(
 
 
 def make_ingests(targets: Mapping[str, Target], leases: SegmentHandle, follows: bool) -> dict[str, Ingest]:
-    """Makes the ingests by policy, in the process that receives the rows."""
+    """Makes an ingest for each policy, in the process that receives the rows."""
     table = Leases.watch(leases)
     holds = table.allows if follows else table.check
     return {
