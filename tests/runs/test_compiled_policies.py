@@ -25,6 +25,7 @@ from marlcore.run.spec import acting_spec
 runs = Runs(evaluation={"interval": 200, "episodes": 3, "keep": 1}, total_steps=600)
 SELF_PLAY = {"pool": 4, "admit_updates": 20, "latest": 0.3}
 SMALL = mc.DQN(hidden=(16, 16))
+CARTPOLE = "gymnasium:CartPole-v1"
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def test_actors_that_nothing_holds_wait_for_their_learner(
 ) -> None:
     """In a free run they could take all steps before its first update. A queue holds them."""
     config = runs.configured(tmp_path, mode="async", **changes)
-    assert acting_spec(cartpole, algorithm, config).begins_untrained == begins
+    assert acting_spec(CARTPOLE, algorithm, config).begins_untrained == begins
 
 
 class Spoiled(mc.PPO):
@@ -103,7 +104,7 @@ class Spoiled(mc.PPO):
 @pytest.mark.long
 def test_weights_that_begin_as_nan_end_a_run_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(mc.WorkerFailed, match=r"there is no checkpoint yet$") as caught:
-        runs.train(tmp_path, cartpole, Spoiled(), mode="async", **ON_POLICY)
+        runs.train(tmp_path, CARTPOLE, Spoiled(), mode="async", **ON_POLICY)
     assert caught.value.worker == "learner-agent_0" and not (tmp_path / "run").exists()
 
 
@@ -112,7 +113,7 @@ def test_metrics_are_recorded_before_the_learner_can_start(tmp_path: Path, monke
     """While the fork server imports torch, actors may report more than telemetry holds."""
     ready: list[bool] = []
     monkeypatch.setattr(ForkServer, "ready", property(lambda server: bool(ready)))
-    with runs.start(tmp_path, cartpole, SMALL, mode="async") as run:
+    with runs.start(tmp_path, CARTPOLE, SMALL, mode="async") as run:
         past(run, 1)
         assert pid_of(run, "learner-agent_0") == 0
         ready.append(True)
@@ -146,7 +147,7 @@ def made_model() -> torch.nn.Module:
     return SMALL.make_model(mc.Spaces(gymnasium.spaces.Box(-1, 1, (4,)), gymnasium.spaces.Discrete(2)))
 
 
-@pytest.mark.parametrize(("env_fn", "changes"), [("gymnasium:CartPole-v1", {}), (HUNT, {"self_play": SELF_PLAY})])
+@pytest.mark.parametrize(("env_fn", "changes"), [(CARTPOLE, {}), (HUNT, {"self_play": SELF_PLAY})])
 def test_a_compiled_policys_run_is_the_one_of_torch(
     env_fn: str | Callable[[], Any], changes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
