@@ -43,7 +43,7 @@ class Choices:
     """Chooses actions by a network's values of `actions` actions, for any number of rows."""
 
     def __init__(self, actions: int) -> None:
-        self.actions, self._rows = actions, 0
+        self.actions, self._rows = actions, -1
 
     def choose(
         self, rest: Any, x: Floats, allowed: NDArray[np.bool_] | None, epsilon: Any = None,
@@ -60,7 +60,7 @@ class Choices:
         uniform, one = ffi.NULL, 0.0
         if epsilon is not None:
             uniform, one = uniform_of(generator), epsilon
-            if isinstance(epsilon, np.ndarray):
+            if isinstance(epsilon, np.ndarray) or math.isnan(epsilon):  # NaN asks the core for those of the rows
                 put_epsilon(self._epsilon[:rows], epsilon)
                 one = math.nan
         flags = ffi.NULL if allowed is None else flags_of(allowed, (rows, self.actions))

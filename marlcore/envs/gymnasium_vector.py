@@ -91,6 +91,8 @@ class GymnasiumVector(Adapter):
             self.episodes += len(over)
             self.ended[over] += 1
             self._learn_mode(info)
+            if self._mode != "SameStep":  # `_next` calls the environment, which may write to the arrays it returned
+                reward, terminated, truncated = reward.copy(), terminated.copy(), truncated.copy()
             last = {copy: self._call(self._last_info, info, copy) for copy in over.tolist()}
             final_obs = self._final_obs(values, info, last)
             infos = [(copy, named) for copy, of_copy in last.items() if (named := numbers(of_copy))]

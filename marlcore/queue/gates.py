@@ -1,5 +1,6 @@
 """The gates that a trajectory queue's writers pass before each add: they wait for room, or drop rows without room."""
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -157,6 +158,11 @@ class QueueGates:
             return False
         self._left -= self._given
         self._sure = self._given = 0
+        if len(which) < len(self._gates):  # the lanes that get no rows say nothing of the others
+            left = self._left[which] - boundaries - 1
+            if left.min(initial=0) >= 0:
+                self._left[which] = left
+                return False
         deadline = deadline_of(timeout) if deadline is None else deadline
         left_out = np.zeros(len(which), np.bool_)
         for row, (i, boundary) in enumerate(zip(which.tolist(), boundaries.tolist(), strict=True)):
@@ -167,12 +173,15 @@ class QueueGates:
         self._sure = int(self._left.min())
         return left_out
 
-    def room_for(self, lanes: Ints, wanted: Ints) -> Ints:
-        """Returns for how many of the wanted raw rows each lane, and the limit of all lanes, have room."""
+    @property
+    def room_for(self) -> Callable[[Ints, Ints], Ints] | None:
+        """The gate of a writer of raw rows; None if every row finds room. Raises ValueError for "drop_newest"."""
         if self._when_full == "drop_newest":
             raise ValueError("when_full: expected 'wait' or 'drop_oldest' for rows from elsewhere, got 'drop_newest'")
-        if self._when_full == "drop_oldest":
-            return wanted
+        return self._room_for if self._when_full == "wait" else None
+
+    def _room_for(self, lanes: Ints, wanted: Ints) -> Ints:
+        """Returns the raw rows for which each lane, and all lanes together, have room."""
         numbers, capacity = lanes.tolist(), self._view.geometry.capacity
         free = [self._lines.released(lane) + capacity - self._view.native.committed(lane) for lane in numbers]
         for lane, room in zip(numbers, free, strict=True):

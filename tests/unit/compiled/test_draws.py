@@ -95,12 +95,12 @@ def test_epsilons_and_masks_of_other_sizes_are_refused():
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("epsilon", [None, 0.4, np.float64(0.4), np.linspace(0, 1, 200)])
+@pytest.mark.parametrize("epsilon", [None, 0.4, np.float64(0.4), np.nan, np.linspace(0, 1, 200)])
 def test_a_choice_is_the_best_action_unless_its_row_explores(masked, epsilon):
     """It takes any number of rows, one after another, and leaves the generator where `explore` leaves it."""
     rng, choices = np.random.default_rng(1), draws.Choices(5)
     one, other = np.random.default_rng(0), np.random.default_rng(0)
-    for rows in (200, 7, 200):
+    for rows in (0, 200, 7, 200):
         outputs, mask = rng.normal(size=(rows, 8)).astype(np.float32), rng.random((rows, 5)) < 0.5
         mask[:, 2] = True
         of_rows = epsilon[:rows] if isinstance(epsilon, np.ndarray) else epsilon

@@ -96,6 +96,22 @@ class Told(VectorWrapper):
         return obs, *(column[:, None] for column in columns), info
 
 
+class Reusing(VectorWrapper):
+    """Writes each step's rewards and ends to the same arrays, and zeros at a reset."""
+
+    def reset(self, **options):
+        self.columns = getattr(self, "columns", (np.zeros(3), np.zeros(3, bool), np.zeros(3, bool)))
+        for column in self.columns:
+            column[:] = 0
+        return super().reset(**options)
+
+    def step(self, actions):
+        obs, *given, info = super().step(actions)
+        for column, values in zip(self.columns, given, strict=True):
+            column[:] = values
+        return obs, *self.columns, info
+
+
 FORMS = [None, by_old_names, in_a_batch, lambda env, info: info | {"final_obs": [*info["final_obs"]]}]
 
 
@@ -114,6 +130,9 @@ def test_every_copy_is_what_the_single_environment_gives(name: str, mode: Autore
     masked = env.spaces["agent_0"].masked
     assert masked == name.startswith("masked")
     events, _ = assert_plays_as(env, [maker] * 3, 46, masked)
+    reusing = vectorize(lambda: Reusing(SyncVectorEnv([maker] * 3, autoreset_mode=mode)), 1)
+    assert_plays_as(reusing, [maker] * 3, 46, masked)
+    reusing.close()
     ends = [event for mine in events.values() for event in mine if event[0] == "outcome" and any(event[2:4])]
     assert len(ends) == env.episodes > 0
     env.close()

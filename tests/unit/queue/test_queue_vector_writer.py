@@ -85,6 +85,15 @@ def test_the_waits_for_all_lanes_share_one_timeout():
     assert began[2:] == [(None, None)] * 2
 
 
+def test_a_queue_that_drops_its_newest_takes_no_raw_rows():
+    with TrajectoryQueue.create(SPEC, 16, lanes=2, when_full="drop_newest") as queue:
+        with pytest.raises(
+            ValueError, match=r"^when_full: expected 'wait' or 'drop_oldest' for rows from"
+        ):
+            queue.rows_writer([0, 1])
+        queue.writer(0).close()  # its lanes are free
+
+
 def test_rows_without_room_are_left_out_and_counted():
     """Their tickets are -1, and the next rows of their lanes begin episodes; the other lanes get their rows."""
     with TrajectoryQueue.create(SPEC, 16, lanes=4, when_full="drop_newest") as queue:
