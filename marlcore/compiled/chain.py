@@ -70,7 +70,7 @@ class Chain:
         self._kept: Any = ()  # the arrays to which the raw layers point
 
     def bind(self, weights: Sequence[Floats], gradients: Sequence[Floats] = ()) -> None:
-        """Takes the arrays of each layer's weight and bias in turn, and those for gradients; then packs the weights.
+        """Takes arrays of each layer's weight and bias in turn, and arrays for their gradients; then packs the weights.
 
         Raises ValueError if an array has a wrong size.
         """
@@ -122,7 +122,7 @@ class Chain:
         return self.forward(x)
 
     def backward(self, x: Floats, x_gradient: Floats | None = None) -> None:
-        """Computes the weights' gradients or, if `x_gradient` is given, only that of `x`, from the outputs' `gradient`.
+        """Computes the weights' gradients or, given `x_gradient`, only the gradient of `x`, from `gradient`.
 
         `x` is the argument of the last call of `forward`, with padded rows.
         """

@@ -49,7 +49,7 @@ class Choices:
         self, rest: Any, x: Floats, allowed: NDArray[np.bool_] | None, epsilon: Any = None,
         generator: np.random.Generator | None = None,
     ) -> NDArray[np.int64]:  # fmt: skip
-        """Returns each row's allowed action of the highest value (the first of equals), or a random one, as `explore`.
+        """Returns each row's allowed action of the highest value (the first of equals), or explores as `explore` does.
 
         `rest` and `x` are the results of a network's `begun`. If epsilon is None, no row explores and the generator
         draws nothing.
@@ -81,7 +81,7 @@ def explore(
     action: NDArray[np.int64], actions: int, allowed: NDArray[np.bool_] | None, epsilon: Any,
     generator: np.random.Generator,
 ) -> int:  # fmt: skip
-    """Replaces actions [k] by random ones, each with probability epsilon; returns how many rows explored so.
+    """Replaces actions [k] by random ones, each with probability epsilon; returns how many rows explored.
 
     `epsilon` is a number or an array [k], and `allowed` a mask, bool [k, actions]; neither changes which numbers the
     generator draws. For each row the generator draws a number u in [0, 1), and the random action is number floor(u * n)
@@ -109,10 +109,10 @@ def noisy_actions(
     rows: int, actions: ScaledActions, noisy: Callable[[Floats], NDArray[Any]], epsilon: Any,
     generator: np.random.Generator,
 ) -> Any:  # fmt: skip
-    """Returns actions [rows, ...]; each is uniform in the Box with probability epsilon, otherwise the policy's.
+    """Returns actions [rows, ...]; each is drawn uniformly from the Box with probability epsilon, or else the policy's.
 
     `noisy` maps standard normal noise [rows, size] to the policy's scaled actions [rows, size], and is called only if
-    some row is not uniform. Epsilon does not change which numbers the generator draws.
+    some row's action is not drawn uniformly. Epsilon does not change which numbers the generator draws.
     """
     uniform = generator.random(rows) < epsilon
     shape = rows, actions.size

@@ -166,7 +166,7 @@ class NoisyBoxPolicy(NetworkPolicy):
         return Action(action)
 
     def _scaled(self, obs: Any, noise: Any, explore: Any) -> Any:
-        """Returns actions [k, size] in [-1, 1], given standard normal noise."""
+        """Returns actions [k, size] in units of [-1, 1], not clipped, given standard normal noise."""
         outputs, size = self.network.outputs(obs), self._outputs
         mean = outputs[..., :size].reshape(len(outputs), -1)
         if not self._squashed:

@@ -1,4 +1,4 @@
-"""The actor's loop: observe, record outcomes, act. Only a limit on rows per update makes the loop wait for a learner.
+"""The actor's loop: observe, record outcomes, act. It waits for a learner only if rows per update are limited.
 
 The loop handles all copies of the environment at once, as arrays: no line of this file runs once for each copy.
 """

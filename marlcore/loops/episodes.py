@@ -29,12 +29,12 @@ class Evaluation:
     Attributes:
         returns: by agent, float64 [episodes]: the sum of the agent's rewards, even if the agent never acted.
         lengths: by agent, int64 [episodes]: the number of the agent's actions.
-        infos: by agent and name, the mean of that number in the agent's infos at the ends of episodes.
+        infos: by agent and name, the mean of the numbers with this name in the agent's infos at the ends of episodes.
         distinct: the number of episodes that differ from each other in an observation, an action or a reward. If it
             is 1 after several episodes, all are copies of one game, and the spread of returns is unknown.
         results: by agent, int64 [episodes]: 1 after a win, 0 after a draw, -1 after a loss, by the sign of
-            `info["winner"]` at the episode's end. Without a winner, the agent's return is compared with the highest
-            return of the other agents, or with 0 if there are no others.
+            `info["winner"]` at the episode's end. Without this number, the agent's return is compared with the
+            highest return of the other agents, or with 0 if there are no others.
     """
 
     returns: Mapping[str, NDArray[np.float64]]
@@ -127,7 +127,7 @@ def play(
     seed: int,
     goes_on: Callable[[], bool] = lambda: True,
 ) -> Evaluation | None:
-    """Plays episodes, the same for the same seed and new players. Returns None once `goes_on` returns False."""
+    """Plays episodes; new players and the same seed give the same ones. Returns None once `goes_on` returns False."""
     with torch_seeded(seed):
         env.reset(seed)
         played = _Episodes(env, players, episodes)

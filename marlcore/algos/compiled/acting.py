@@ -71,7 +71,7 @@ def _of_values(algorithm: Any, network: Any, names: Names, spaces: Spaces) -> Co
 
 
 def _noisy(algorithm: Any, policy: Any, network: Any, spaces: Spaces) -> CompiledPolicy:
-    """Returns the policy that acts by `network`; `policy` is its torch form or, in a team, that of one member."""
+    """Returns a policy that acts by `network`, the form of the torch network `policy` (in a team, one member's)."""
     actions = compiled.ScaledActions(algorithm.owner, spaces.action)
     return compiled.NoisyBoxPolicy(network, actions, policy.actions.size, squashed=policy.outputs == 2)
 

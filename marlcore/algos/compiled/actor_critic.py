@@ -93,10 +93,10 @@ class CompiledActorCritic(CompiledTrainer):
 
     @abstractmethod
     def future(self, x: Floats) -> Floats:
-        """Chooses actions for the next observations in `x`, writes them into `x`, and returns their values [B]."""
+        """Chooses actions for the next observations in `x`, writes the actions into `x`, and returns the values [B]."""
 
     def share(self) -> float:
-        """Returns the share of the way to the trained weights, from 0 to 1, by which this update moves the targets."""
+        """Returns the share, from 0 to 1, of the way to the trained weights by which this update moves the targets."""
         return self.hyper.tau  # type: ignore[no-any-return]
 
     @abstractmethod

@@ -29,7 +29,7 @@ class NotPlain(Exception):
 class Watched:
     """Tells whether networks are still as they were at first: no part replaced, hooked, frozen, moved or compiled.
 
-    Raises NotPlain if, at first, a part is hooked, frozen or not on the CPU, or is neither the package's nor torch's.
+    Raises NotPlain if, at first, a part is hooked, frozen or not on the CPU, or is not the package's or torch's own.
     """
 
     def __init__(self, *networks: nn.Module, trained: bool = True) -> None:
@@ -137,7 +137,7 @@ def chain_of(*parts: nn.Module, trains: bool = False) -> Chain:
 
 
 def stacked_layers(stack: Sequence[nn.Module], activation: nn.Module) -> list[Layer]:
-    """Returns the layers of one network of a stack, the last without activation. Raises NotPlain as `layers_of`."""
+    """Returns one network's layers in a stack, the last without activation. Raises NotPlain as `layers_of` does."""
     layers = []
     for linear in stack:
         if type(linear) is not StackedLinear or type(activation) not in ACTIVATIONS:

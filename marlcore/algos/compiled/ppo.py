@@ -69,7 +69,7 @@ class CompiledPPO(CompiledTrainer):
         return torch.from_numpy(self._critic_after.forward(x)[:, 0])
 
     def _passes(self, objective: Any, rows: int) -> list[NDArray[np.float64]]:
-        """Makes the trainer's passes over the batch; returns for each pass its steps' metrics, [steps, METRICS]."""
+        """Makes the trainer's passes over the batch; returns an array [steps, METRICS] for each pass."""
         hyper, passes = self.hyper, []
         for _ in range(hyper.epochs):
             order = torch.randperm(rows, generator=self.trainer.generator).numpy()
