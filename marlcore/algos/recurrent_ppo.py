@@ -29,7 +29,7 @@ FIRST = "first"  # the extra of a batch, bool [B], that marks the first row of e
 
 @dataclass(frozen=True)
 class RecurrentPPO(ClippedPolicy):
-    """Hyperparameters of PPO and of a recurrent layer after the layers `hidden`, shared by policy and critic."""
+    """Hyperparameters of PPO with a recurrent layer after the layers `hidden`; policy and critic share these layers."""
 
     cell: Cell = "lstm"
     """The recurrent layer: lstm, gru (twice as slow on a CPU), or your own, given as a function of inputs and units or

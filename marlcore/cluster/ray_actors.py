@@ -144,13 +144,14 @@ class PorterActor:
 
     @classmethod
     def start(cls, handle: SegmentHandle, name: str, *, every: bool = False, **options: Any) -> Any:
-        """Starts a porter on this node; Ray restarts it when it dies.
+        """Starts a porter, by default on this node; Ray restarts a porter that dies.
 
         Args:
             handle: the handle of the home store, which must be on the porter's node.
             name: the actor's name in this job's namespace.
             every: see `Porter`.
-            options: further options of the Ray actor; `scheduling_strategy` if the store is on another node.
+            options: further options of the Ray actor, such as `scheduling_strategy`, by which the porter can start on
+                another node, if the store is there.
 
         Returns: the actor's handle. The actor ends when its handle is dropped, or when the job ends.
         """

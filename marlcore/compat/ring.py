@@ -62,9 +62,9 @@ class Ring:
     Args:
         fields: the fields of a row by name.
         capacity: the number of rows.
-        shared: any number of processes append, each under a lock, which costs two system calls per append. Otherwise
-            only the first process that appends may append, until it releases or closes the ring or ends. It reads the
-            fields in place: `columns` has their views [capacity + margin, *shape].
+        shared: True: any number of processes append, under a lock that costs two system calls per append. False: only
+            the first process that appends may append, until that process releases or closes the ring, or ends; in that
+            process, `columns` has views of the fields, [capacity + margin, *shape], to read in place.
         margin: rows before the oldest position that stay readable.
         path: an ordinary file for the rows, which stays; None: shared memory.
     """

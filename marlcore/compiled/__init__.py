@@ -1,7 +1,7 @@
 """Small networks on the compiled core: chains of fully connected layers that act and learn without torch.
 
-The arrays are others': weights stay where they are published, saved and trained. This room keeps packed copies of them
-for the products, and the layers' outputs.
+The weights belong to the caller and stay where they are trained, published or saved. This package keeps the layers'
+outputs, and packed copies of the weights for its matrix products.
 """
 
 from ..lazy import attach_stub

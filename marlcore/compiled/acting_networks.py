@@ -1,8 +1,8 @@
-"""Networks of actors, each a form of a torch network: they load published weights, and map observations to outputs.
+"""Networks by which actors act without torch; each network loads the published weights of a torch network.
 
-`load` takes the weights by name. `outputs` maps observations [k, ...], an array or arrays by name, to float32
-[k, ..., at least the network's outputs], which the next call overwrites. `begun` returns the layers that are left to
-compute, and their inputs [k, ...]: the core computes them in the call that chooses by the outputs.
+`load` takes the weights by name. `outputs` maps observations [k, ...], an array or arrays by name, to a float32 array
+[k, ..., at least the network's outputs], which the next call overwrites. `begun` returns the layers not yet computed,
+and the inputs [k, ...] of the first of them; the core computes these layers in the call that chooses the actions.
 """
 
 from abc import ABC, abstractmethod
@@ -20,7 +20,7 @@ MEMBER = "member"  # the part of a member's observation that tells which one of 
 
 
 class ActingNetwork(ABC):
-    """The base of networks of actors."""
+    """The base class of the networks by which actors act."""
 
     @abstractmethod
     def load(self, weights: Weights) -> None: ...
@@ -33,7 +33,7 @@ class ActingNetwork(ABC):
 
 
 class DenseNetwork(ActingNetwork):
-    """One chain on the observations."""
+    """Computes one chain on the observations."""
 
     def __init__(self, inputs: Inputs, chain: NamedChain) -> None:
         self.inputs, self.chain = inputs, chain
@@ -53,12 +53,12 @@ class DenseNetwork(ActingNetwork):
 
 
 class QuantileNetwork(ActingNetwork):
-    """The network of IQN: the mean outputs over fixed fractions, whose embeddings multiply the observation's features.
+    """Computes IQN's outputs, averaged over fixed fractions, whose embeddings multiply the observation's features.
 
     Args:
-        torso: from observations to features; None: the features are the observations.
-        embedding: from cosines to as many numbers as there are features.
-        cosines: of each fraction, float32 [n, cosines].
+        torso: the chain from observations to features; None: the features are the observations.
+        embedding: the chain from a fraction's cosines to as many numbers as there are features.
+        cosines: the cosines of each fraction, float32 [fractions, cosines].
     """
 
     def __init__(
@@ -85,12 +85,12 @@ class QuantileNetwork(ActingNetwork):
 
 
 class MemberNetworks(ActingNetwork):
-    """The networks of a team's members; outputs are [k, members, ...].
+    """Computes the networks of a team's members; outputs are [k, members, ...].
 
     Args:
-        groups: of the members that share a network: the observation's part that has them, their rows there, and the
-            network; in the order of the members.
-        stack: observations in a stack.
+        groups: one for each network: the name of the observation's part that holds the members who share the network,
+            the rows of these members in the part, and the network. Groups are in the order of the members.
+        stack: how many observations a stack has; 1: observations are not stacked.
     """
 
     def __init__(self, groups: Sequence[tuple[str, slice, DenseNetwork]], stack: int) -> None:

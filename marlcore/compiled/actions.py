@@ -19,7 +19,7 @@ class EnumeratedActions:
 
     The components are the digits of a joint action's number; the last component changes fastest.
 
-    Raises: ValueError, which begins with `owner`: the space is of another kind, or has more than 4,096 joint actions.
+    Raises ValueError if the space is of another kind or has over 4,096 joint actions; the message begins with `owner`.
     """
 
     def __init__(self, owner: str, space: gymnasium.Space) -> None:
@@ -35,7 +35,7 @@ class EnumeratedActions:
             raise ValueError(f"{owner}: expected at most {MOST} joint actions, got {self.count} of {brief(space)}")
 
     def decode(self, index: NDArray[np.int64]) -> NDArray[np.generic]:
-        """Returns the actions [k, ...], in the space's dtype, with these numbers [k]."""
+        """Returns the actions [k, ...], in the space's dtype, that have the numbers `index` [k]."""
         if not self._shape:
             return index.astype(self._dtype, copy=False)
         components = np.unravel_index(index, self._sizes)
@@ -44,7 +44,7 @@ class EnumeratedActions:
     def allowed(self, mask: Any) -> Any:
         """Returns which joint actions have only allowed components, bool [..., count]; None without a mask.
 
-        `mask`, an array or a tensor, has the components one after another, bool [..., the sum of their sizes].
+        `mask`, an array or a tensor, is bool [..., the sum of the components' sizes], one component after another.
         """
         if mask is None or not self._shape:
             return mask
@@ -55,9 +55,9 @@ class EnumeratedActions:
 
 
 class ScaledActions:
-    """Scales the actions of a Box of floats with bounds to vectors in [-1, 1]^size.
+    """Maps vectors in [-1, 1]^size to the actions of a Box of floats with finite bounds.
 
-    Raises: ValueError, which begins with `owner`: the space is of another kind, or a bound is missing.
+    Raises ValueError if the space is of another kind or lacks a bound; the message begins with `owner`.
     """
 
     def __init__(self, owner: str, space: gymnasium.Space) -> None:
@@ -79,11 +79,11 @@ class ScaledActions:
 
 
 class TeamChoices:
-    """The Discrete actions of a team's members, each with a number of choices.
+    """Describes the Discrete actions of a team's members, who may differ in their number of choices.
 
     Attributes:
-        members: their number.
-        count: the most choices of a member.
+        members: the number of members.
+        count: the largest number of choices that a member has.
     """
 
     def __init__(self, choices: list[int]) -> None:
@@ -94,7 +94,9 @@ class TeamChoices:
         self._places = np.where(self._valid, starts[:, None] + np.arange(self.count), 0)  # in a mask
 
     def allowed(self, mask: NDArray[np.bool_] | None, rows: int) -> NDArray[np.bool_] | None:
-        """Returns each member's allowed choices, bool [rows * members, count], by a mask of all choices; None: all."""
+        """Returns which choices each member may take, bool [rows * members, count]; None if each may take all `count`.
+
+        `mask`, bool [rows, the sum of the members' choices], has one member after another; None forbids no choice."""
         if self._are_alike:
             return None if mask is None else mask.reshape(-1, self.count)
         if mask is None:

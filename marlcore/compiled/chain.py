@@ -1,4 +1,4 @@
-"""A chain of fully connected layers over arrays that others own: its outputs and its gradients."""
+"""Chains of fully connected layers, which compute outputs and gradients by weights that the caller owns."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ FLOATS = ffi.typeof("float[]")  # looked up once, which saves a third of a call'
 NO_LAYERS = ffi.new("struct mc_chain *")
 PAD: int = lib.MC_PAD
 ACTIVATIONS: dict[str | None, int] = {None: lib.MC_LINEAR, "relu": lib.MC_RELU, "tanh": lib.MC_TANH}
-CPU = "MARLCORE_CPU"  # the environment's variable: the highest level that is used
+CPU = "MARLCORE_CPU"  # the environment variable that names the highest level to use
 # Widest layers, measured with forward and backward passes of 16 to 256 rows beside torch on an AMD Zen 5 and, for avx2,
 # beside torch limited to AVX2
 WIDEST = {"baseline": 64, "avx2": 256, "avx512": 512}
@@ -24,10 +24,10 @@ LEVELS = tuple(WIDEST)
 
 
 class Layer(NamedTuple):
-    """One layer: its sizes and the activation after it.
+    """Describes a layer by its sizes and the activation after it.
 
     Attributes:
-        inputs, outputs: sizes, at least 1.
+        inputs, outputs: how many inputs and outputs the layer has, at least 1.
         activation: "relu", "tanh" or None.
         inputs_first: whether the weight is [inputs, outputs]; otherwise [outputs, inputs], as in torch.nn.Linear.
     """
@@ -39,15 +39,15 @@ class Layer(NamedTuple):
 
 
 class Chain:
-    """Computes layers one after another, for any number of rows, and with `trains` their gradients.
+    """Computes layers one after another, for any number of rows; with `trains`, also the gradients.
 
-    Its arrays grow with the largest number of rows, and are used again: each call overwrites the last one's results.
+    The chain's arrays grow with the largest number of rows, and are reused: each call overwrites earlier results.
 
     Attributes:
-        raw: the fields of the core's `mc_chain`, whose layers this object keeps.
-        cdata: the same as a struct.
-        rows: for so many its arrays are long enough; see `grow`.
-        gradient: padded [rows, outputs], with `trains`: the gradient of the outputs, which the caller sets.
+        raw: the fields of the core's `struct mc_chain` by name; their pointers are valid while this object exists.
+        cdata: a C struct with the same fields.
+        rows: the number of rows for which the arrays are long enough; see `grow`.
+        gradient: the gradient of the outputs, padded [rows, outputs], which the caller sets; only with `trains`.
     """
 
     gradient: Floats
@@ -70,9 +70,9 @@ class Chain:
         self._kept: Any = ()  # the arrays to which the raw layers point
 
     def bind(self, weights: Sequence[Floats], gradients: Sequence[Floats] = ()) -> None:
-        """Takes each layer's weight and bias in turn, and the arrays for their gradients; then packs the weights.
+        """Takes arrays of each layer's weight and bias in turn, and arrays for their gradients; then packs the weights.
 
-        Raises ValueError: an array has another size.
+        Raises ValueError if an array has a wrong size.
         """
         expected = [size for layer in self.layers for size in (layer.inputs * layer.outputs, layer.outputs)]
         for arrays in filter(None, (weights, gradients)):
@@ -92,7 +92,7 @@ class Chain:
         self.pack()
 
     def pack(self) -> None:
-        """Takes the weights' present values for the following calls."""
+        """Makes the following calls use the weights' present values."""
         lib.mc_layers_pack(self._raw, self._count)
 
     def grow(self, rows: int) -> None:
@@ -110,31 +110,31 @@ class Chain:
             self.gradient = self._gradients[-1]
 
     def forward(self, x: Floats) -> Floats:
-        """Returns the last layer's outputs [rows, padded outputs] of x [rows, at least inputs], C-contiguous."""
+        """Returns the last layer's outputs [rows, padded outputs] for `x` [rows, at least inputs], C-contiguous."""
         rows, row = x.shape
         self.grow(rows)
         lib.mc_layers_forward(self._raw, self._count, rows, pointer(x), row)
         return self._outputs[-1][:rows]
 
     def repacked(self, x: Floats) -> Floats:
-        """Returns the outputs, as `forward` does, by the weights' present values."""
+        """Calls `pack`, then returns `forward(x)`."""
         self.pack()
         return self.forward(x)
 
     def backward(self, x: Floats, x_gradient: Floats | None = None) -> None:
-        """Sets the gradients of the weights or, if it is given, of x instead, by `gradient`, that of the outputs.
+        """Computes the weights' gradients or, given `x_gradient`, only the gradient of `x`, from `gradient`.
 
-        `x` is that of the last call of `forward`, and its rows are padded.
+        `x` is the argument of the last call of `forward`, with padded rows.
         """
         rows, row, trains = *x.shape, x_gradient is None
         lib.mc_layers_backward(self._raw, self._count, rows, pointer(x), row, pointer(x_gradient), trains)
 
 
 class NamedChain(Chain):
-    """A chain that takes its weights from a mapping; picklable, without them.
+    """Takes a chain's weights from a mapping; a pickle or a copy has the layers and the names, but no weights.
 
     Args:
-        names: of each layer's weight and bias in turn.
+        names: keys of the mapping: the first layer's weight, its bias, the second layer's weight, and so on.
     """
 
     def __init__(self, layers: Sequence[Layer], names: Sequence[str]) -> None:
@@ -149,7 +149,7 @@ class NamedChain(Chain):
 
 
 def padded_zeros(rows: int, columns: int) -> Floats:
-    """Returns an array [rows, columns rounded up to a multiple of 16] of zeros, aligned to vectors."""
+    """Returns float32 zeros [rows, columns rounded up to a multiple of 16], aligned to 64 bytes for SIMD."""
     pitch = -(-columns // PAD) * PAD
     memory = np.zeros(rows * pitch + PAD - 1, np.float32)
     first = -(memory.ctypes.data // memory.itemsize) % PAD
@@ -161,9 +161,9 @@ def pointer(array: Floats | None) -> Any:
 
 
 def use_level(name: str) -> str:
-    """Uses the kernels for "baseline", "avx2" or "avx512", or the highest level that the processor has; returns it.
+    """Selects the "baseline", "avx2" or "avx512" kernels, or the processor's highest level if lower; returns the level.
 
-    Raises: ValueError: another name.
+    Raises ValueError if the name is none of these three.
     """
     if name not in WIDEST:
         raise ValueError(f"{CPU}: expected one of {', '.join(WIDEST)}, got {name!r}")
@@ -176,7 +176,7 @@ def level() -> str:
 
 
 def widest() -> int:
-    """Returns the units of the widest layers for which chains are faster than torch, at the level in use."""
+    """Returns the number of units up to which layers are faster in chains than in torch, with the kernels in use."""
     return WIDEST[level()]
 
 

@@ -1,9 +1,9 @@
-"""Random choices of actions: exploration, and draws from distributions, given the outputs of a network.
+"""Random choices of actions, given a network's outputs: exploration, and draws from distributions.
 
-A distribution's `outputs` is the number of network outputs that it takes, at the start of each row, and `extras` names
-the fields that rows store beside the action. `draw` draws k actions, and `mode` returns the most probable ones.
-`mask`, bool [k, outputs], holds the allowed values of each component. `log_std`, float32 [outputs], has the logarithms
-of the standard deviations of a Box, otherwise it is None.
+Each distribution is a class with the same members. `outputs` tells how many of the first numbers in each row of the
+network's outputs the distribution uses; `extras` names the fields that rows store beside the action. `draw` returns k
+random actions, and `mode` the k most probable ones. The argument `mask`, bool [k, outputs], tells which values of each
+component are allowed. `log_std`, float32 [outputs], holds the logarithms of a Box's standard deviations, else None.
 """
 
 import math
@@ -33,14 +33,14 @@ _INTS, _DOUBLES, _FLAGS = (ffi.typeof(kind) for kind in ("int64_t[]", "double[]"
 
 @lru_cache(16)
 def uniform_of(generator: np.random.Generator) -> Any:
-    """Returns the core's form of a generator: it draws the numbers that `generator.random` would draw next."""
+    """Returns a C struct by which the core draws from `generator` the same numbers as `generator.random` would."""
     bits = generator.bit_generator.cffi
     next_double, state = ffi.cast("double (*)(void *)", bits.next_double), ffi.cast("void *", bits.state)
     return ffi.new("struct mc_uniform *", {"next": next_double, "state": state})
 
 
 class Choices:
-    """Chooses actions by a network's values of `actions` actions, for any number of rows."""
+    """Chooses one of `actions` actions in each row by the actions' values, for any number of rows."""
 
     def __init__(self, actions: int) -> None:
         self.actions, self._rows = actions, -1
@@ -49,10 +49,10 @@ class Choices:
         self, rest: Any, x: Floats, allowed: NDArray[np.bool_] | None, epsilon: Any = None,
         generator: np.random.Generator | None = None,
     ) -> NDArray[np.int64]:  # fmt: skip
-        """Returns each row's best action among those allowed, the first of equal ones, after exploring by epsilon.
+        """Returns each row's allowed action of the highest value (the first of equals), or explores as `explore` does.
 
-        `rest` and `x`: what `begun` of a network returned. Epsilon None explores nothing and draws nothing; see
-        `explore`.
+        `rest` and `x` are the results of a network's `begun`. If epsilon is None, no row explores and the generator
+        draws nothing.
         """
         rows, row = x.shape
         if rows > self._rows:
@@ -81,11 +81,11 @@ def explore(
     action: NDArray[np.int64], actions: int, allowed: NDArray[np.bool_] | None, epsilon: Any,
     generator: np.random.Generator,
 ) -> int:  # fmt: skip
-    """Replaces the actions [k] of the rows that explore by random ones of `actions`; returns how many do.
+    """Replaces actions [k] by random ones, each with probability epsilon; returns how many rows explored.
 
-    Neither `epsilon`, a number or [k] of them, nor the mask `allowed`, bool [k, actions], changes what the
-    generator draws. Each row draws a place from [0, 1), which picks number floor(place * n) of its n allowed
-    actions.
+    `epsilon` is a number or an array [k], and `allowed` a mask, bool [k, actions]; neither changes which numbers the
+    generator draws. For each row the generator draws a number u in [0, 1), and the random action is number floor(u * n)
+    of the row's n allowed actions.
     """
     rows, of_rows = len(action), np.empty(len(action))
     put_epsilon(of_rows, epsilon)
@@ -101,7 +101,7 @@ def put_epsilon(of_rows: NDArray[np.float64], epsilon: Any) -> None:
 
 
 def of_members(epsilon: Any, rows: int, members: int) -> Any:
-    """Returns the epsilon of each member of each row's team, [rows * members]."""
+    """Repeats `epsilon`, a number or [rows], for each member of a row's team; returns [rows * members]."""
     return np.repeat(np.broadcast_to(epsilon, rows), members)
 
 
@@ -109,10 +109,10 @@ def noisy_actions(
     rows: int, actions: ScaledActions, noisy: Callable[[Floats], NDArray[Any]], epsilon: Any,
     generator: np.random.Generator,
 ) -> Any:  # fmt: skip
-    """Returns actions [rows, ...]: with probability epsilon uniform ones of the Box, otherwise those of the policy.
+    """Returns actions [rows, ...]; each is drawn uniformly from the Box with probability epsilon, or else the policy's.
 
-    `noisy` returns these, [rows, size], given standard normal noise [rows, size]; it is called only if a row needs it.
-    Epsilon does not change what the generator draws.
+    `noisy` maps standard normal noise [rows, size] to the policy's scaled actions [rows, size], and is called only if
+    some row's action is not drawn uniformly. Epsilon does not change which numbers the generator draws.
     """
     uniform = generator.random(rows) < epsilon
     shape = rows, actions.size
@@ -125,7 +125,7 @@ def noisy_actions(
 
 
 class Categories:
-    """Draws the values of a Discrete, or the components of a MultiDiscrete, independent of each other."""
+    """Draws actions of a Discrete, or of a MultiDiscrete, whose components are independent of each other."""
 
     def __init__(self, space: gym.Discrete | gym.MultiDiscrete) -> None:
         self.sizes = [int(size) for size in np.atleast_1d(getattr(space, "nvec", getattr(space, "n", 0)))]
@@ -139,7 +139,7 @@ class Categories:
         return self.act(NO_LAYERS, outputs, mask, generator)
 
     def act(self, rest: Any, x: Floats, mask: Any, generator: np.random.Generator) -> Sampled:
-        """Draws by the outputs of a network; `rest` and `x`: what its `begun` returned."""
+        """Draws k actions; `rest` and `x` are the results of a network's `begun`."""
         (rows, row), parts = x.shape, len(self.sizes)
         drawn, log_prob = np.empty((rows, parts), np.int64), np.empty(rows, np.float32)
         lib.mc_act_by_categories(
@@ -159,7 +159,7 @@ class Categories:
 
 
 class Bits:
-    """Draws the values of a MultiBinary, each 1 with its own probability."""
+    """Draws actions of a MultiBinary; each bit is 1 with a probability of its own."""
 
     def __init__(self, space: gym.MultiBinary) -> None:
         self._shape: tuple[int, ...] = space.shape
@@ -182,9 +182,9 @@ class Bits:
 class Normals:
     """Draws the components of a Box from normal distributions.
 
-    A draw is in units of half the range from its centre, or of 1 from 0 where the space has no bounds. The environment
-    gets it clipped to the space, as is usual (Huang et al. 2022, "The 37 implementation details of proximal policy
-    optimization"); rows also store the unclipped draw, since only its probability is known.
+    Draws of -1 and 1 mean a component's lower and upper bound; where a bound is missing, draws are not scaled. The
+    environment gets the draw clipped to the space, as is usual (Huang et al. 2022, "The 37 implementation details of
+    proximal policy optimization"). Rows also store the unclipped draw, to which the stored log-probability belongs.
     """
 
     def __init__(self, space: gym.Box) -> None:
@@ -215,7 +215,7 @@ class Normals:
 
 
 def flags_of(mask: NDArray[np.bool_] | None, shape: tuple[int, int]) -> Any:
-    """Returns C's view of a mask. Raises ValueError: it has another shape."""
+    """Returns a C pointer to a mask, NULL for None. Raises ValueError if the mask has another shape."""
     if mask is None:
         return ffi.NULL
     if mask.shape != shape:

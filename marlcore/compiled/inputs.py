@@ -1,4 +1,4 @@
-"""Observations as the rows of a matrix, the input of a chain: values as floats, discrete ones as one-hot vectors."""
+"""Turns observations into rows of a chain's input matrix: numbers into floats, discrete values into one-hot vectors."""
 
 import math
 from collections.abc import Callable
@@ -17,11 +17,11 @@ Encoder = Callable[[NDArray[Any], Floats], Any]  # from values [k, ...] into the
 
 
 class Inputs:
-    """Writes observations of these spaces into a matrix, in the order of the first layers of a torch network.
+    """Writes observations into a matrix, whose columns are in the order of a torch network's inputs.
 
     Attributes:
-        size: numbers of an observation, those of a whole stack.
-        moments: by which its parts are normalized, by name; at first none.
+        size: how many columns an observation fills or, with stacks, a whole stack.
+        moments: mean and standard deviation by the name of the part that they normalize; empty at first.
     """
 
     def __init__(self, spaces: Spaces, without: tuple[str, ...] = ()) -> None:
@@ -47,7 +47,7 @@ class Inputs:
             encode(values, matrix[:, columns])
 
     def into(self, matrix: Floats) -> Callable[[Any], None]:
-        """Returns `fill` for this matrix, without normalization: faster, for many calls."""
+        """Returns a function that fills this matrix faster, for many calls; `moments` must be empty."""
         if self._is_named:
             return partial(self.fill, matrix=matrix)
         ((_, columns, encode),) = self._columns
@@ -55,7 +55,7 @@ class Inputs:
         return lambda obs: encode(obs, part)
 
     def matrix(self, obs: Any) -> Floats:
-        """Returns observations [k, ...] as a new padded matrix, or the observations themselves if they are one."""
+        """Returns observations [k, ...] as a float32 matrix: themselves if they are one, else a new one."""
         if self._is_matrix and not self.moments:
             if obs.shape == (len(obs), self.size) and obs.dtype == np.float32 and obs.flags.c_contiguous:
                 rows: Floats = obs
@@ -71,7 +71,7 @@ class Inputs:
 
 
 def encoder_of(part: SpacePart, stack: int) -> tuple[Encoder, int]:
-    """Returns how values [k, stack, *shape] (stack 1: [k, *shape]) of a part are written, and how many they are."""
+    """Returns a function that writes a part's values, [k, *shape] or [k, stack, *shape], and their column count."""
     space = part.space
     if not isinstance(space, (gym.Discrete, gym.MultiDiscrete)):
         size = stack * math.prod(part.field.shape)
@@ -90,7 +90,7 @@ def encoder_of(part: SpacePart, stack: int) -> tuple[Encoder, int]:
 
 
 def one_hot_places(space: gym.Discrete | gym.MultiDiscrete) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the component, and the value of that component, for which each place of a one-hot vector stands."""
+    """Returns, for each place of a one-hot vector, which component with which value sets the place to 1."""
     sizes = np.atleast_1d(space.nvec if isinstance(space, gym.MultiDiscrete) else space.n)
     starts = np.broadcast_to(space.start, sizes.shape)
     component = np.repeat(np.arange(len(sizes)), sizes)

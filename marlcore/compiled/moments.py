@@ -1,4 +1,4 @@
-"""Normalization by the running moments that a learner publishes."""
+"""Normalizes by the running means and deviations that a learner publishes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ Moments = dict[str, tuple[Any, Any]]  # by name: the mean, and the standard devi
 
 
 def moments_of(weights: Mapping[str, Any], module: str) -> Moments:
-    """Returns the moments that a published module of running moments has; without one, none."""
+    """Returns the moments that the module named `module` has in published weights; {} if there is no such module."""
     first = f"{module}.mean_"
     means = {name.removeprefix(first): np.array(mean) for name, mean in weights.items() if name.startswith(first)}
     variances = {name: np.asarray(weights[f"{module}.variance_{name}"]) for name in means}
@@ -21,11 +21,11 @@ def moments_of(weights: Mapping[str, Any], module: str) -> Moments:
 
 
 def of_observations(weights: Mapping[str, Any]) -> Moments:
-    """Returns the moments of observations; none before their first update, when observations stay as they are."""
+    """Returns the moments of observations; {} before the first update, while observations are not normalized."""
     return moments_of(weights, "norm") if weights.get("norm.count", 0) else {}
 
 
 def normalized(values: NDArray[Any], mean: Any, deviation: Any) -> Any:
-    """Returns values [..., *shape] less the mean, divided by the deviation, within [-LIMIT, LIMIT]."""
+    """Returns values [..., *shape] minus the mean, divided by the deviation, and clipped to [-LIMIT, LIMIT]."""
     scaled = (values - mean) / deviation
     return np.minimum(np.maximum(scaled, -LIMIT, out=scaled), LIMIT, out=scaled)

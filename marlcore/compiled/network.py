@@ -27,16 +27,16 @@ class Compiled:
     `store.subscriber(network).pull()`. Numbers of other dtypes become float32; NaN and infinities pass through.
 
     Args:
-        network: a torch.nn.Sequential of Linear, ReLU and Tanh, also nested, without hooks; or arrays by name, not
-            nested: each layer's weight [outputs, inputs], then its bias [outputs], in order. Their values are copied.
-        activation: "relu" or "tanh", after each layer of arrays but the last, None: "relu"; None for a module.
+        network: a torch.nn.Sequential, which may be nested, of Linear, ReLU and Tanh without hooks; or a flat mapping
+            of names to arrays: each layer's weight [outputs, inputs], then its bias [outputs]. The values are copied.
+        activation: for arrays, "relu" (the default) or "tanh" follows each layer but the last; for a module, None.
 
     Attributes:
-        weights: float32 arrays by name, those of the module's `state_dict`; what is written to them counts from the
-            next `load` on.
-        inputs, outputs: numbers of an observation and of a result.
+        weights: float32 arrays, named as in the module's `state_dict`. You may write to the arrays; the next `load`
+            makes `act` use the new values.
+        inputs, outputs: how many numbers an observation has, and how many a result.
 
-    Raises: ValueError, TypeError: another kind of layer, or arrays whose shapes do not follow one another.
+    Raises ValueError or TypeError if a layer is of another kind, or if arrays' shapes do not fit one another.
     """
 
     def __init__(self, network: torch.nn.Module | Weights, activation: Activation | None = None) -> None:
@@ -66,10 +66,10 @@ class Compiled:
         self.load()
 
     def load(self, weights: Weights | None = None) -> None:
-        """Takes the values of `weights`, or the present ones of the attribute `weights`, for the following calls.
+        """Copies `weights`, if given, into the attribute `weights`; following calls use the attribute's present values.
 
-        Raises: LayoutMismatch, TypeError: names, shapes or kinds differ from those of the attribute `weights`; nothing
-            is changed then.
+        Raises LayoutMismatch or TypeError, and changes nothing, if names, shapes or kinds differ from those of the
+        attribute.
         """
         if weights is not None:
             check_type("weights", weights, Mapping, expected="arrays by name")
@@ -86,9 +86,9 @@ class Compiled:
             self._chain.load(self.weights)
 
     def act(self, obs: NDArray[Any]) -> Floats:
-        """Returns the outputs, float32 [k, outputs], of observations [k, inputs]; of one [inputs], [outputs].
+        """Returns a new float32 array: [k, outputs] for observations [k, inputs], or [outputs] for one [inputs].
 
-        The result is a new array. Raises: ValueError, TypeError: observations of another shape, or no numbers.
+        Raises ValueError if the observations have another shape, TypeError if they are not numbers.
         """
         rows = obs if type(obs) is np.ndarray and obs.dtype == np.float32 else _floats("obs", obs)
         if rows.ndim not in (1, 2) or rows.shape[-1] != self.inputs:
@@ -100,7 +100,7 @@ class Compiled:
 
 
 def _floats(label: str, value: Any) -> Floats:
-    """Copies numbers to float32. Raises TypeError: the value is no array of numbers."""
+    """Copies numbers to float32. Raises TypeError if the value is no array of numbers."""
     try:
         array = np.asarray(value)
     except (ValueError, TypeError, RuntimeError) as error:

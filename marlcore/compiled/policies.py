@@ -29,7 +29,7 @@ REWARDS = "rewards"  # the module of a model that has the moments of discounted 
 
 
 class NetworkPolicy(CompiledPolicy):
-    """Acts by a network's outputs; a pickle or a deep copy has the weights loaded last."""
+    """Acts by a network's outputs; a pickle or a deep copy keeps the weights that were loaded last."""
 
     def __init__(self, network: ActingNetwork) -> None:
         self.network = network
@@ -46,12 +46,13 @@ class NetworkPolicy(CompiledPolicy):
 
 
 class ValuePolicy(NetworkPolicy):
-    """Chooses the actions of the highest values, and explores by random ones.
+    """Chooses actions of the highest value; to explore, it chooses at random.
 
     Args:
-        dueling: whether the network's outputs are advantages, and then the state's value.
-        scale: of rewards in first priorities; None: actors compute none.
-        quantiles: number and kappa of IQN's loss; None: a priority is the absolute error.
+        dueling: whether the network outputs the actions' advantages, followed by the state's value.
+        scale: the factor of rewards in first priorities; None: actors compute no priorities.
+        quantiles: for IQN, whose loss is the priority: the number of quantiles, and kappa; None: a priority is the
+            absolute error.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class ValuePolicy(NetworkPolicy):
         return Action(self._actions.decode(chosen))
 
     def _valued(self, obs: Any, allowed: Any, epsilon: Any, generator: np.random.Generator) -> Action:
-        """Explores, and adds the values from which first priorities are computed."""
+        """Chooses actions, and adds the values from which first priorities are computed."""
         outputs = self.network.outputs(obs)
         best = self._choices.choose(NO_LAYERS, outputs, allowed)
         chosen = best.copy()
@@ -101,7 +102,7 @@ class ValuePolicy(NetworkPolicy):
 
 
 class TeamValuePolicy(NetworkPolicy):
-    """Chooses each member's action of the highest value, and explores by random ones."""
+    """Chooses each member's action of the highest value; to explore, it chooses at random."""
 
     def __init__(self, network: MemberNetworks, choices: TeamChoices) -> None:
         super().__init__(network)
@@ -117,10 +118,10 @@ class TeamValuePolicy(NetworkPolicy):
 
 
 class DrawingPolicy(NetworkPolicy):
-    """Draws actions from a distribution; the greedy ones are the most probable.
+    """Draws actions from a distribution; without exploration, it chooses the most probable actions.
 
     Args:
-        log_std: the name of the weights that have the logarithms of a Box's standard deviations, or None.
+        log_std: the name, in the weights, of the logarithms of a Box's standard deviations; None for other spaces.
         stores: whether rows store the actions' log-probabilities.
     """
 
@@ -143,12 +144,12 @@ class DrawingPolicy(NetworkPolicy):
 
 
 class NoisyBoxPolicy(NetworkPolicy):
-    """Chooses actions of a Box, and explores by noise and uniform ones.
+    """Chooses actions of a Box; to explore, it adds noise or, with probability epsilon, draws uniformly.
 
     Args:
-        outputs: numbers of an action that a network computes.
-        squashed: whether the outputs are means and log standard deviations before tanh, as SAC has them; otherwise
-            they are actions, within [-1, 1].
+        outputs: how many components the action has that one network computes; in a team, a member's action.
+        squashed: whether a network outputs means and log standard deviations of actions before tanh, as in SAC;
+            otherwise it outputs the actions, within [-1, 1].
     """
 
     def __init__(self, network: Any, actions: ScaledActions, outputs: int, squashed: bool) -> None:
@@ -165,7 +166,7 @@ class NoisyBoxPolicy(NetworkPolicy):
         return Action(action)
 
     def _scaled(self, obs: Any, noise: Any, explore: Any) -> Any:
-        """Returns actions [k, size] in [-1, 1], given standard normal noise."""
+        """Returns actions [k, size] in units of [-1, 1], not clipped, given standard normal noise."""
         outputs, size = self.network.outputs(obs), self._outputs
         mean = outputs[..., :size].reshape(len(outputs), -1)
         if not self._squashed:

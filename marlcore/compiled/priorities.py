@@ -14,15 +14,15 @@ def step_error(
     scale: float, before: Mapping[str, NDArray[Any]], reward: NDArray[Any], discount: float,
     after: Mapping[str, NDArray[Any]],
 ) -> NDArray[Any]:  # fmt: skip
-    """Returns the absolute errors [k] of one step, in units of `scale` times the reward; see `first_priority`."""
+    """Returns absolute one-step TD errors [k], with rewards multiplied by `scale`; see `Algorithm.first_priority`."""
     error: NDArray[Any] = np.abs(scale * reward + discount * after["best"] - before["taken"])
     return error
 
 
 def quantile_loss(error: NDArray[Any], quantiles: int, kappa: float) -> NDArray[Any]:
-    """Returns IQN's losses for these errors, as if all its quantiles were their mean.
+    """Returns IQN's loss for each error, as if all quantiles were equal to their mean.
 
-    Fractions drawn from [0, 1] weigh the error by one half on average.
+    The factor 0.5 is an error's average weight: IQN weighs errors by fractions drawn uniformly from [0, 1].
     """
     quadratic = np.minimum(error, kappa)
     loss: NDArray[Any] = 0.5 * quantiles / kappa * quadratic * (error - 0.5 * quadratic)

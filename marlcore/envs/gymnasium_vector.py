@@ -129,7 +129,7 @@ class GymnasiumVector(Adapter):
         self._call(self._send)
 
     def _send(self) -> None:
-        """Does nothing: `observe` makes the step, since a step may overwrite the turn's observation."""
+        """Does nothing: a step may overwrite the turn's observation, so only the next `observe` makes the step."""
 
     def _step(self) -> Any:
         return result_of("step", self._env.step(self._actions))

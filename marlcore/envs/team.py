@@ -31,13 +31,13 @@ class Teams:
 
 
 class Team:
-    """Some agents of an environment as one.
+    """Joins some agents of an environment into one.
 
     Members with equal spaces form a group, whose observations are one array [members, ...]: the part "members" of the
-    team's observation, or "members_0", "members_1" and so on for several groups. The part "alive" says which members
-    act. Both "alive" and the action list the members in the order of the groups. The action is a MultiDiscrete with a
-    component for each member, or a Box [members, components], flat if members have unequal numbers of components. An
-    absent member observes zeros; its mask, if the team has masks, allows only its first action.
+    team's observation, or "members_0", "members_1" and so on for several groups. The part "alive" tells which members
+    act. The action is a MultiDiscrete with a component for each member, or a Box [members, components], flat if members
+    have unequal numbers of components. Members are in the order of the groups, in "alive" as in the action. An absent
+    member observes zeros; the absent member's mask, if the team has masks, allows only that member's first action.
 
     Raises: ValueError: the members' actions are neither all Discrete nor all a Box of floats.
     """

@@ -27,8 +27,8 @@ class TwoPlayer(Wrapper):
         env: the environment, or Gymnasium's wrappers of it.
         actions: [n, k], a table from which players choose a row by its number, for algorithms of discrete actions;
             None: an action is the player's half of the Box, float [k].
-        max_steps: steps after which an episode without a winner is truncated, even if the environment calls that an
-            end; None leaves ends as they are.
+        max_steps: number of steps after which an episode without a winner is truncated, even if the environment reports
+            `terminated` at that step; None leaves the environment's ends as they are.
 
     Attributes:
         possible_agents: "player_1" and "player_2". agents: those of the current episode.

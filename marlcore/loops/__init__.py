@@ -1,7 +1,7 @@
 """The loops of acting, learning and evaluating, and their parts: collectors of transitions, players, whole episodes.
 
-A loop gets everything that it uses as an argument. This room starts no process, opens no file, and creates or attaches
-no shared memory. A name imports its module on first use, because actors of compiled policies need no torch.
+Loops get everything that they use as arguments: this package starts no process, opens no file, and creates or attaches
+no shared memory. Each name imports its module on first use, because actors of compiled policies need no torch.
 """
 
 from ..lazy import attach_stub

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class ActingPolicy:
-    """Acts by a policy, and remembers each copy's stack of observations and recurrent state.
+    """Acts by a policy, and remembers the stacked observations and the recurrent state of each copy of the environment.
 
-    `dataclasses.replace` makes another agent's player, which shares everything except this memory.
+    `dataclasses.replace` makes a player for another agent; the two players share everything except this memory.
 
     Attributes:
-        state_before: the recurrent state [k, ...] with which the last actions were chosen; empty without one.
+        state_before: the recurrent state [k, ...] with which the last actions were chosen; {} if there is none.
     """
 
     network: Network
@@ -57,7 +57,7 @@ class ActingPolicy:
         return self._stacks is not None or self._states is not None
 
     def choose(self, obs: Values, index: Any, begins: NDArray[np.bool_]) -> Action:
-        """See `Player`. Raises ValueError, TypeError: an action or the state is malformed, or an action not allowed."""
+        """See `Player`. Raises ValueError or TypeError if an action or a state is malformed or not allowed."""
         mask = obs[MASK] if self.spaces.masked else None
         if self._stacks is not None:
             obs = each(lambda stacks, new: self._pushed(stacks, new, index, begins), self._stacks, obs)
@@ -78,7 +78,7 @@ class ActingPolicy:
         return chosen if action is chosen.action else chosen._replace(action=action)
 
     def act(self, obs: Values, index: Any, state: Mapping[str, torch.Tensor] | None) -> Action:
-        """Chooses actions for k observations, already stacked if the model wants stacks, of the copies `index`."""
+        """Chooses actions in the copies `index` for k observations, which are stacked if the model takes stacks."""
         explore = self.explore
         if explore is not None and isinstance(explore.get("epsilon"), np.ndarray):  # of each copy
             explore = {**explore, "epsilon": explore["epsilon"][index]}
@@ -87,7 +87,7 @@ class ActingPolicy:
         return self.network.act(obs, explore=explore, mask=mask, generator=self.generator, **remembered)
 
     def _pushed(self, stacks: NDArray[Any], new: NDArray[Any], index: Any, begins: NDArray[np.bool_]) -> NDArray[Any]:
-        """Pushes new observations [k, ...] into the kept stacks, and returns these, [k, stack, ...]."""
+        """Pushes new observations [k, ...] into the kept stacks, and returns the new stacks [k, stack, ...]."""
         pushed: NDArray[Any] = stacks[index]
         pushed[:, :-1] = pushed[:, 1:]
         pushed[:, -1] = new
@@ -98,7 +98,7 @@ class ActingPolicy:
         return pushed
 
     def _check_allowed(self, action: NDArray[Any], mask: NDArray[np.bool_]) -> None:
-        """Checks that the masks [k, choices] allow the actions [k, ...]. Raises ValueError."""
+        """Raises ValueError if the masks [k, choices] do not allow the actions [k, ...]."""
         allowed = mask.take(action.ravel() + self._choices[: action.size])
         if not allowed.all():
             row = action[int(np.argmin(allowed.reshape(len(action), -1).all(axis=1)))]

@@ -1,4 +1,4 @@
-"""The actor's loop: observe, record the outcomes, act. It waits for a learner only if a limiter holds the ratio.
+"""The actor's loop: observe, record outcomes, act. It waits for a learner only if rows per update are limited.
 
 The loop handles all copies of the environment at once, as arrays: no line of this file runs once for each copy.
 """
@@ -16,13 +16,13 @@ Collectors = Mapping[str, Collector | LeagueCollector]  # by agent
 
 
 class ActorHost(Protocol):
-    """The functions that an actor's loop needs from its worker."""
+    """Declares what an actor's loop needs from the worker that runs it."""
 
     rounds: int  # so far
     ended: NDArray[np.int64]  # [copies], episodes that are over, as of the last round
 
     def acting(self) -> bool:
-        """Whether this actor's share has steps left, and the run was not told to stop."""
+        """Whether this actor has steps left to make, and the run has not been stopped."""
 
     def begin(self, turn: Turn) -> None:
         """Assigns opponents and parts of the replay to the episodes that begin."""
@@ -36,14 +36,14 @@ class ActorHost(Protocol):
 
 
 def act_until_done(env: VectorEnvironment, collectors: Collectors, host: ActorHost) -> None:
-    """Steps the copies and writes transitions. Raises EnvironmentFailed: a copy raised, or returned a bad value."""
+    """Steps the copies and writes transitions. Raises EnvironmentFailed if a copy raises or returns a bad value."""
     while host.acting():
         turns = observe(env, collectors, host)
         act(env, collectors, turns, host)
 
 
 def observe(env: VectorEnvironment, collectors: Collectors, host: ActorHost) -> list[Turn]:
-    """Records earlier actions' outcomes, and returns the due turns; writing a row may wait for a learner."""
+    """Records the outcomes of earlier actions, and returns the turns now due; writing a row may wait for a learner."""
     outcomes, turns = env.observe()
     for outcome in outcomes:
         collectors[outcome.agent].record(outcome)
@@ -61,7 +61,7 @@ def _report_over(env: VectorEnvironment, collectors: Collectors, host: ActorHost
 
 
 def cut_episodes(env: VectorEnvironment, collectors: Collectors, host: ActorHost) -> None:
-    """Records the outcomes of the last actions, and truncates the episodes that would continue.
+    """Records the outcomes of the last actions, and truncates the episodes that have not ended.
 
     The last transitions are then complete, and a queue's reader gets the last batch.
     """

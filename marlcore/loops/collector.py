@@ -1,4 +1,4 @@
-"""Collects one agent's experience in all copies: chooses its player there, sums its returns, and writes its rows."""
+"""Collects one agent's experience in all copies of the environment: acts, sums returns, and writes rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ class Collector:
             self.player.reward(outcome.reward, rows)
 
     def end(self, copies: NDArray[np.int64]) -> list[Ended]:
-        """Resets the returns of episodes that have ended for all agents; returns the learning policy's episodes."""
+        """Resets the returns in these copies, whose episodes have ended; returns the learning policy's episodes."""
         self.returns[copies], lengths = self._returns[copies], self._lengths[copies]
         self._returns[copies], self._lengths[copies] = 0.0, 0
         infos = [(copy, self._infos.pop(copy)) for copy in copies.tolist() if copy in self._infos]
@@ -117,22 +117,22 @@ class LeagueCollector:
         return [ended for collector, rows in self._split(copies) for ended in collector.end(copies[rows])]
 
     def begin(self, copies: NDArray[np.int64]) -> int:
-        """Begins an episode in the collectors of all policies: another policy may have learned in the last one."""
+        """Begins an episode in all policies' collectors, since another policy may have learned in the last episode."""
         return sum(collector.begin(copies) for collector in self.collectors)
 
     def act(self, turn: Turn) -> NDArray[Any]:
         return joined(self.learning[turn.copies], lambda place, rows: self.collectors[place].act(turn.part(rows)))
 
     def _split(self, copies: NDArray[np.int64]) -> Iterator[tuple[Collector, NDArray[np.bool_]]]:
-        """Yields each collector whose policy learns in some of these copies, with a mask of those."""
+        """Yields each collector whose policy learns in some of these copies, with the mask [k] of such copies."""
         learning = self.learning[copies]
         return ((self.collectors[place], learning == place) for place in np.unique(learning).tolist())
 
 
 def route(collectors: Mapping[str, Collector], names: list[str], turn: Turn) -> None:
-    """Assigns each episode that begins to a part of the replay, by its first `info["tag"]`; see `part_of_tag`.
+    """Assigns each new episode to a part of the replay, by the episode's first `info["tag"]`; see `part_of_tag`.
 
-    Raises EnvironmentFailed: an episode of one of these agents has no tag, or no part has the tag's name.
+    Raises EnvironmentFailed if an episode of one of these agents has no tag, or if no part has the tag's name.
     """
     for copy in turn.copies[turn.begins].tolist() if turn.agent in collectors else ():
         try:
@@ -142,9 +142,9 @@ def route(collectors: Mapping[str, Collector], names: list[str], turn: Turn) -> 
 
 
 def part_of_tag(tag: Any, names: list[str]) -> int:
-    """Returns the index in `names` of a tag "anchor:weak" or, if it is not there, of "anchor".
+    """Returns the index of a tag such as "anchor:weak" in `names` or, if `names` lacks the tag, of "anchor".
 
-    Without names, returns 0: the replay has one part. Raises ValueError: no part has either name.
+    Returns 0 if `names` is empty, since the replay then has one part. Raises ValueError if `names` has neither.
     """
     if not names:
         return 0

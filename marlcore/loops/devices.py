@@ -1,4 +1,4 @@
-"""Devices of torch by name."""
+"""Chooses torch's devices by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def choose_device(name: str, index: int = 0, spread: bool = False) -> torch.device:
-    """Returns the named device; "auto" is CUDA (with `spread`, GPUs in turn by `index`), else MPS, else the CPU.
+    """Returns the named device; "auto" means CUDA (with `spread`, GPU `index` modulo their number), else MPS, else CPU.
 
     Raises: ValueError: torch does not know the device, or this machine does not have it.
     """

@@ -1,4 +1,4 @@
-"""Plays whole episodes in several copies of an environment; gives returns by agent, with confidence intervals."""
+"""Plays whole episodes in several copies of an environment; computes returns by agent, with confidence intervals."""
 
 import io
 import math
@@ -24,17 +24,17 @@ WIDTH = 100  # of the table as text
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The outcome of an evaluation's episodes.
+    """Holds the outcome of an evaluation's episodes.
 
     Attributes:
-        returns: by agent, float64 [episodes]: the sum of its rewards, also in episodes in which it never acted.
-        lengths: by agent, int64 [episodes]: the number of its actions.
-        infos: by agent and name, the mean of the numbers in its infos at the ends of episodes.
+        returns: by agent, float64 [episodes]: the sum of the agent's rewards, even if the agent never acted.
+        lengths: by agent, int64 [episodes]: the number of the agent's actions.
+        infos: by agent and name, the mean of the numbers with this name in the agent's infos at the ends of episodes.
         distinct: the number of episodes that differ from each other in an observation, an action or a reward. If it
             is 1 after several episodes, all are copies of one game, and the spread of returns is unknown.
         results: by agent, int64 [episodes]: 1 after a win, 0 after a draw, -1 after a loss, by the sign of
-            `info["winner"]` at the episode's end. Without that, its return is compared with the highest return of the
-            other agents, or with 0 if it is alone.
+            `info["winner"]` at the episode's end. Without this number, the agent's return is compared with the
+            highest return of the other agents, or with 0 if there are no others.
     """
 
     returns: Mapping[str, NDArray[np.float64]]
@@ -127,7 +127,7 @@ def play(
     seed: int,
     goes_on: Callable[[], bool] = lambda: True,
 ) -> Evaluation | None:
-    """Plays episodes with new players, the same for the same seed. Returns None if `goes_on` returned False."""
+    """Plays episodes; new players and the same seed give the same ones. Returns None once `goes_on` returns False."""
     with torch_seeded(seed):
         env.reset(seed)
         played = _Episodes(env, players, episodes)
@@ -139,7 +139,7 @@ def play(
 
 
 class _Episodes:
-    """Plays a fixed number of episodes in each copy; counting the first to end would favour short episodes."""
+    """Plays a fixed number of episodes in each copy, since counting those that end first would favour short ones."""
 
     def __init__(self, env: VectorEnvironment, players: Mapping[str, Player], episodes: int) -> None:
         self._env = env
@@ -223,5 +223,5 @@ def compared(returns: Any, others: Any) -> Any:
 
 
 def counted(episodes: int, copies: int) -> NDArray[np.int64]:
-    """Returns how many episodes count in each copy, int64 [copies]; a copy's results lie next to each other."""
+    """Returns how many episodes count in each copy, int64 [copies]; results list one copy after another."""
     return np.bincount(np.arange(episodes) % copies, minlength=copies)

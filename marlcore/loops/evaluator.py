@@ -49,7 +49,7 @@ def play_in_common(
     env: VectorEnvironment, candidates: Sequence[Candidate], episodes: int, seed: Callable[[int], int],
     report: Callable[[str, str, float, int], None], now: int, goes_on: GoesOn,
 ) -> bool:  # fmt: skip
-    """Plays games in which each agent acts by its own policy; the step count `now` seeds them. See `Games`."""
+    """Plays games in which each agent acts by its own policy; `seed(now)` seeds the games. See `Games`."""
     seed_now = seed(now)
     players = {
         agent: replace(candidate.acting, generator=np.random.default_rng(seed_now + index))
@@ -77,7 +77,7 @@ def play_in_common(
 class Evaluator:
     """Evaluates a run's policies every `interval` steps and every `seconds` seconds; 0 disables either.
 
-    `skipped` counts evaluations by steps that fell due while another one was under way, and were never made.
+    `skipped` counts the evaluations at multiples of `interval` that were never made, because another was under way.
     """
 
     candidates: Sequence[Candidate]
@@ -99,13 +99,13 @@ class Evaluator:
         return self._passed(self.steps()) > 0 or (self.seconds > 0 and self.clock() - self._last_s >= self.seconds)
 
     def _passed(self, now: int) -> int:
-        """Returns how many evaluations by steps have fallen due since the last evaluation."""
+        """Returns how many multiples of `interval` the step count has reached since the last evaluation."""
         return now // self.interval - self.last // self.interval if self.interval else 0
 
     def evaluate(self, goes_on: GoesOn, final: bool = False) -> bool:
-        """Evaluates newer weights, if any; returns whether it did. An evaluation that was cut off stays due.
+        """Evaluates newer weights, if any; returns whether it did. An evaluation that `goes_on` stops remains due.
 
-        A `final` evaluation counts as one by steps only if the last step is a multiple of `interval`.
+        A `final` evaluation counts as one due by `interval` only if the last step is a multiple of `interval`.
         """
         now, now_s = self.steps(), self.clock()
         try:

@@ -14,7 +14,7 @@ FirstPriority = Callable[[ByName, NDArray[Any], ByName], NDArray[np.float32]]  #
 
 
 class FirstPriorities:
-    """Holds a recorder's row back until its next observation's values are known or its episode ends, then writes it."""
+    """Holds each row back until the next observation's values are known or the episode ends, then writes the row."""
 
     def __init__(self, recorder: Recorder, compute: FirstPriority) -> None:
         self._recorder, self._compute = recorder, compute
@@ -23,7 +23,7 @@ class FirstPriorities:
         self._values: dict[str, NDArray[Any]] = {}  # of the observations acted on
 
     def begin(self, copies: NDArray[np.int64]) -> None:
-        """Writes the rows that still wait in copies where an episode begins: their next values never come."""
+        """Writes the rows still held back in copies where an episode begins, since no next values will come."""
         waiting = copies[self._waiting[copies]]
         if len(waiting):
             self._write_waiting(waiting, dict.fromkeys(self._values, np.full(len(waiting), np.nan)))
@@ -51,7 +51,7 @@ class FirstPriorities:
         self._write(Outcome(self._recorder.agent, copies, self._rewards[copies], never, never, None), after)
 
     def _write(self, outcome: Outcome, after: ByName) -> None:
-        """Writes rows with priorities from the values [k] of their next observations, NaN where none came."""
+        """Writes rows with priorities; `after` has the values [k] of the next observations, NaN where none came."""
         before = {name: rows[outcome.copies] for name, rows in self._values.items()}
         self._recorder.rows.extras[PRIORITY][outcome.copies] = self._compute(before, outcome.reward, after)
         self._recorder.write(outcome)

@@ -31,11 +31,11 @@ class FollowedWeights:
             self.exponents = None
 
     def learned(self) -> bool:
-        """Whether the learner had made an update when it published these weights."""
+        """Whether the learner had made an update before it published the weights pulled last."""
         return bool(self.subscriber.extras["updates"])
 
     def pull_if_due(self, rounds: int) -> None:
-        """Pulls if `rounds`, the count before this turn, has passed a multiple of `sync_interval` since the last call.
+        """Pulls if `rounds`, the number of rounds so far, has passed a multiple of `sync_interval` since the last call.
 
         Also pulls if the weights are behind by more than `max_lag` versions.
         """
@@ -45,7 +45,7 @@ class FollowedWeights:
         self._looked = rounds
 
     def pull(self) -> bool:
-        """Pulls newer weights, if any, and returns whether it did; waits only for the first ones, at most 0.1 s."""
+        """Pulls newer weights, if any, and returns whether it did; waits, at most 0.1 s, only before the first pull."""
         try:
             pulled = self.subscriber.pull(timeout=0.0 if self.version else FIRST_PULL_S)
         except TimedOut:

@@ -1,4 +1,4 @@
-"""The learner's loop: sample, update, publish. It waits for data, and for actors if a limiter holds the ratio."""
+"""The learner's loop: sample, update, publish. It waits for data, and for actors if updates per step are limited."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FROZEN_AFTER = 100  # batches
 
 
 class Batches(Protocol):
-    """A policy's source of batches: a `Sampler`, `Mixture`, `Prefetch` or queue; the defaults are a queue's."""
+    """A policy's source of batches: a `Sampler`, `Mixture`, `Prefetch` or queue; the default methods suit a queue."""
 
     sample: Callable[..., Batch | TorchBatch]  # within a `timeout`
     prioritized: bool = False  # the priorities that updates return are used
@@ -41,12 +41,12 @@ class Batches(Protocol):
         return
 
     def follow(self, pace: Callable[[float], float]) -> None:
-        """Follows a pace: updates per step as a function of steps from now, which are negative in the past."""
+        """Limits batches to a pace, which maps a number of steps from now (negative: ago) to updates per step."""
         return
 
     @property
     def due(self) -> bool:
-        """Whether an update is due by `updates_per_step` or may be possible at once; False without the setting."""
+        """Whether `updates_per_step` makes an update due (False without it) or a queue may have a batch ready."""
 
     def stats(self) -> dict[str, float]: ...
 
@@ -94,7 +94,7 @@ def learn(learner: Learner, wait_s: float = 0.0) -> bool:
 
 @dataclass
 class Learner:
-    """Trains a policy; publishes, reports and saves at intervals. Raises Diverged: see `FiniteCheck`."""
+    """Trains a policy; publishes, reports and saves at intervals. Raises Diverged as `FiniteCheck` does."""
 
     batches: Batches
     trainer: Trainer
@@ -128,16 +128,16 @@ class Learner:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether updates are compiled, see `LearnerConfig.engine`; a trainer of torch has no reason to name."""
+        """Whether updates are compiled; see `LearnerConfig.engine`. A torch trainer has no attribute `reason`."""
         return not getattr(self.trainer, "reason", "torch")
 
     def _pace_at(self, ahead: float) -> float:
-        """Returns the updates per step of the pace, `ahead` steps of the run from now."""
+        """Returns the pace, in updates per step, that holds `ahead` steps from now."""
         assert self.pace is not None
         return self.pace.at(self.updates if self.pace.of == "updates" else max(0, int(self.steps() + ahead)))
 
     def normalize(self, batch: TorchBatch) -> None:
-        """Normalizes a batch's observations and rewards; first adds them to the statistics if the settings say so."""
+        """Normalizes a batch's observations and rewards; first adds both to the statistics if the settings say so."""
         norm, rewards = self.norm, self.rewards
         if norm is not None:
             if self._takes(self.config.obs_norm, norm):
@@ -149,12 +149,12 @@ class Learner:
             batch.raw_reward, batch.reward = batch.reward, rewards(batch.reward)
 
     def _takes(self, mode: str, moments: RunningMoments) -> bool:
-        """Whether statistics still take batches: always in mode "running", and at first in mode "frozen"."""
+        """Whether batches still update the statistics: always in mode "running", only at first in mode "frozen"."""
         most = self.config.norm_frozen_after
         return mode == "running" or bool(moments.batches < FROZEN_AFTER if most is None else moments.count < most)
 
     def count(self, update: Update) -> None:
-        """Adds an update's metrics to the averages. Raises TypeError: it is no Update. ValueError: it has no loss."""
+        """Adds an update's metrics to the averages. Raises TypeError if it is no Update, ValueError without a loss."""
         if not isinstance(update, Update):
             raise TypeError(f"update of the trainer: expected an mc.Update, got {brief(update)}")
         if "loss" not in update.metrics:
@@ -166,7 +166,7 @@ class Learner:
         self.updates += update.updates
 
     def follow_up(self, made: int, batch: Batch | TorchBatch) -> None:
-        """Publishes, reports and saves if the last `made` updates passed the interval of each."""
+        """Publishes, reports and saves, each if the last `made` updates passed a multiple of its interval."""
         config = self.config
 
         def passed(interval: int) -> bool:

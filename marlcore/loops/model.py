@@ -42,7 +42,7 @@ class Normalizer(RunningMoments):
         return bool(self._parts) and bool(self.count)
 
     def normalized(self, obs: Any) -> Any:
-        """See `forward`; parts may be missing."""
+        """See `forward`; here the observations may lack parts."""
         values = by_name(obs)
         for name in values.keys() & self._parts:
             values[name] = self.normalized_part(name, values[name], LIMIT)
@@ -66,10 +66,10 @@ class RewardNormalizer(RunningMoments):
 
 
 class PolicyModel(nn.Module):
-    """A policy's model. A learner publishes this module's tensors: those of the acting part and the normalizations.
+    """Holds a policy's model. A learner publishes this module's tensors: the acting part's and the normalizations'.
 
     Attributes:
-        whole: the algorithm's whole model, for the learner; its other tensors are no part of this module.
+        whole: the algorithm's whole model, for the learner; tensors outside `model` are no part of this module.
         model: the acting part of `whole`, by which actors act.
         norm: the normalization of observations.
         rewards: the normalization of rewards, for the actors' first priorities and a restarted learner.
@@ -108,10 +108,10 @@ class PolicyModel(nn.Module):
                 module.load_state_dict(state[name])
 
     def initialise(self, state: Mapping[str, Any], strict: bool, policy: str) -> list[str]:
-        """Loads the weights of another run's checkpoint, or of a state_dict of the whole network ("network").
+        """Loads weights from another run's checkpoint, or from {"network": a state_dict of the whole network}.
 
-        Leaves out weights that do not fit, and returns their names. Raises ValueError: some do not fit and `strict`
-        is True, or none fits.
+        Leaves out weights that do not fit, and returns their names. Raises ValueError if none fits or,
+        with `strict`, if some do not fit.
         """
         first: tuple[nn.Module, Mapping[str, torch.Tensor]]
         first = (self, state["acting"]) if "acting" in state else (self.whole, state.get("network", {}))
@@ -143,7 +143,7 @@ class PolicyModel(nn.Module):
         return left_out
 
     def restore_checked(self, state: Mapping[str, Any], path: Path, expected: str) -> None:
-        """Restores the weights of the checkpoint `path`. Raises ValueError: it belongs to another network."""
+        """Restores the weights of the checkpoint `path`. Raises ValueError if the weights belong to another network."""
         try:
             self.restore(state)
         except (KeyError, RuntimeError) as error:
@@ -189,7 +189,7 @@ class FiniteCheck:
             self._refuse(f"the loss is {loss}", updates)
 
     def check_published(self, updates: int) -> None:
-        """Checks the weights of the acting part, in one pass over tensors that are listed once."""
+        """Checks the weights of the acting part in one pass; the list of tensors is made anew only if parts changed."""
         model = self.model
         if not self._published or not self._has_members():
             self._has_members = members_kept(model)

@@ -1,4 +1,4 @@
-"""The network by which a policy acts: its compiled form, or its model of torch."""
+"""Makes the network by which a policy acts: the policy's compiled form or its torch model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def network_of(
 ) -> tuple[Network, Subscriber]:
     """Makes the untrained network by which a policy acts, and a subscriber that keeps its weights up to date.
 
-    `device` is torch's, unused by a compiled network.
+    `device` is a torch.device; a compiled network does not use it.
     """
     if policy.compiled is not None:
         compiled: Any = copy.deepcopy(policy.compiled)

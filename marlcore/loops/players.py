@@ -1,4 +1,4 @@
-"""Players of an agent in several copies of the environment: scripts, and a choice of player for each copy.
+"""Plays an agent in several copies of the environment: by a script, or by a player chosen for each copy.
 
 acting_policy.py has the player that acts by a network.
 """
@@ -30,7 +30,7 @@ class Player(Protocol):
     """Chooses an agent's actions in several copies of the environment."""
 
     def choose(self, obs: Values, index: Any, begins: NDArray[np.bool_]) -> Action:
-        """Chooses actions [k, ...] as rows store them, for k observations of the copies `index`; `begins` is [k]."""
+        """Chooses actions [k, ...], as rows store them, in the copies `index`; `begins` [k] marks new episodes."""
 
     def reward(self, reward: NDArray[Any], index: Any) -> None:
         """Takes the rewards [k] of the last actions in the copies `index`."""
@@ -39,9 +39,9 @@ class Player(Protocol):
 class ScriptedPlayer:
     """Acts by a script: a function of an observation, or a class or an object with a method `act(obs)`.
 
-    Each copy of the environment has its own object, whose method `reset()`, if it has one, is called when an episode
-    begins. A script gets the observation as `Spaces.obs` says, without the part JOINT if a policy in its place
-    `hides_joint`. Raises TypeError: the script is none of these.
+    Each copy of the environment has its own object of a class or copy of an object; the method `reset()`, if there is
+    one, is called when an episode begins. A script gets the observation as `Spaces.obs` describes it, without the part
+    JOINT if `hides_joint` is True. Raises TypeError if the script is none of these.
     """
 
     def __init__(self, name: str, script: Any, spaces: Spaces, copies: int, hides_joint: bool = False) -> None:
@@ -68,7 +68,7 @@ class ScriptedPlayer:
             self._resets = [player.reset for player in players]
 
     def choose(self, obs: Values, index: Any, begins: NDArray[np.bool_]) -> Action:
-        """See `Player`. Raises ValueError, TypeError: an action is outside the space, or the mask forbids it."""
+        """See `Player`. Raises ValueError or TypeError if an action is outside the space or the mask forbids it."""
         copies = np.arange(len(self._acts))[index].tolist()
         if self._resets:
             for i in np.flatnonzero(begins).tolist():
@@ -98,7 +98,7 @@ class ScriptedPlayer:
 class ScriptedAtFirst:
     """Acts by a script in episodes that begin before the policy has `learned`, and by the policy in later ones.
 
-    A run refuses a script if rows have the algorithm's extras, since no script computes them.
+    A run refuses a script if rows have the algorithm's extras, since scripts compute no extras.
     """
 
     policy: ActingPolicy
@@ -126,7 +126,7 @@ class ScriptedAtFirst:
 
 @dataclass
 class PlayersByNumber:
-    """Acts by several players of an agent: one in each copy, by its number there."""
+    """Plays an agent by several players; `numbers_in` tells the number of the player that acts in each copy."""
 
     numbers_in: Callable[[NDArray[np.int64]], NDArray[np.int64]]  # copies [k] to numbers [k] of their present players
     player_of: Callable[[int], Player]

@@ -1,4 +1,4 @@
-"""Records one agent's rows in all copies: holds its last actions in columns until their outcomes come."""
+"""Records one agent's rows in all copies: holds the last actions in columns until the actions' outcomes come."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Recorder:
         self._waiting = np.zeros(copies, np.bool_)  # for an outcome
 
     def index_of(self, copies: NDArray[np.int64]) -> Any:
-        """Returns an index of these copies' rows; for all copies it is a slice, which avoids copying."""
+        """Returns an index of these copies' rows: a slice for all copies, since indexing by slices copies nothing."""
         return slice(None) if len(copies) == self.copies else copies
 
     def begin(self, copies: NDArray[np.int64]) -> int:
@@ -91,7 +91,7 @@ class Recorder:
             self.rows.extras[name][index] = array
 
     def take(self, outcome: Outcome) -> None:
-        """Puts discounted returns and members' rewards of these outcomes into their rows, for `write`."""
+        """Puts the outcomes' discounted returns and members' rewards into the rows that `write` will write."""
         index = self.index_of(outcome.copies)
         self._waiting[index] = False
         if self._sums_returns:

@@ -19,7 +19,7 @@ State = Mapping[str, torch.Tensor]
 
 @dataclass
 class TorchNetwork:
-    """Acts as a `CompiledPolicy` does, by the algorithm's own `act`, with a recurrent state if it has one."""
+    """Acts as a `CompiledPolicy` does, by the algorithm's own `act`; keeps no recurrent state itself."""
 
     algorithm: Algorithm
     model: PolicyModel  # its acting part, on `device`
@@ -55,7 +55,7 @@ class TorchNetwork:
         self, before: Mapping[str, NDArray[Any]], reward: NDArray[Any], discount: float,
         after: Mapping[str, NDArray[Any]],
     ) -> NDArray[np.float32]:  # fmt: skip
-        """See `Algorithm.first_priority`; takes the rewards as the environment gave them."""
+        """See `Algorithm.first_priority`; takes the environment's rewards, not normalized."""
         if self.model.rewards is not None:
             reward = self.model.rewards(torch.tensor(reward, device=self.device)).numpy(force=True)
         return self.algorithm.first_priority(before, reward, discount, after)
@@ -65,7 +65,7 @@ class TorchNetwork:
 
 
 class RecurrentStates:
-    """Keeps the state of each copy, tensors [copies, ...] by name, from the first one that a network returns.
+    """Keeps each copy's recurrent state in tensors [copies, ...] by name, once a network has returned a state.
 
     Attributes:
         before: the state [k, ...] with which the last actions were chosen.
@@ -89,7 +89,7 @@ class RecurrentStates:
     def keep(self, state: State, index: Any, rows: int) -> None:
         """Stores the new state [rows, ...] of the copies `index`, without changing `before`.
 
-        Raises ValueError: a part is missing or unknown, or has another shape.
+        Raises ValueError if a part is missing or unknown, or has another shape.
         """
         self.before = self._read or {name: torch.zeros_like(part) for name, part in state.items()}
         if not self._state:

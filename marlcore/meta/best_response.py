@@ -93,8 +93,8 @@ def is_distribution(values: Floats) -> bool:
 class _BestResponse:
     """Computes a player's best response to a mixture.
 
-    `reach` [strategies] is, for each strategy of the opponent, the probability that the game reaches a state if the
-    player always moves towards that state.
+    The methods' argument `reach` [strategies] is, for each strategy of the opponent, the strategy's weight times the
+    probability that the game reaches `state` if the player always moves towards `state`.
     """
 
     player: int

@@ -42,8 +42,8 @@ def with_settings(config: Config, algorithm: Any, settings: Mapping[str, Any]) -
 def check_names(algorithm: Algorithm, config: Config, population: PopulationConfig) -> None:
     """Checks the settings that members share, and the names of the settings that vary.
 
-    Raises ValueError if a shared setting prevents comparisons or segments, if a name is unknown, or if a setting may
-    not vary.
+    Raises ValueError if a population cannot have a shared setting (`stop`, `self_play.pool` or `cluster.address`), if a
+    name is unknown, or if a setting may not vary.
     """
     if config.stop != StopConfig():
         raise ValueError(f"stop: expected the defaults in a population, got {config.stop}")

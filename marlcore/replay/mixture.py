@@ -178,7 +178,7 @@ class Mixture:
 
     @one_thread
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Does `Sampler.load_state_dict` for a mixture of the same replays, or of their saves."""
+        """Restores the state of a mixture of the same replays or saves of them; see `Sampler.load_state_dict`."""
         count = len(self._parts)
         owed = state_array(state, "owed", (count,), np.float64).copy()
         if not (abs(owed) < count).all() or abs(owed.sum()) > 1e-6:

@@ -69,7 +69,7 @@ def check_self_play(config: Config, policy: AssignedPolicy) -> None:
 
 
 def published_numbers(algorithm: Algorithm, config: Config) -> dict[str, tuple[int, ...] | Field]:
-    """Returns the fields of the numbers that are published with the weights of a policy and of each opponent."""
+    """Returns the fields of the numbers, such as the step count, that are stored beside every policy's weights."""
     return {"updates": (), "step": (), **dict.fromkeys(schedules_of(algorithm, config), ())}
 
 

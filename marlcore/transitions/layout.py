@@ -1,8 +1,8 @@
-"""The layout of a transition's fields in a lane's row, and the lanes as a process has them mapped.
+"""Describes where a lane's row holds a transition's fields, and how a process has mapped the lanes.
 
-Column 0 is the record: a 16-byte head (`struct mc_row` in csrc/api.h), then the fields of up to INLINE_BYTES each, so
-that a small transition fits one cache line. A larger field, such as a frame, has its own column, and so does a field
-stored at intervals, with one row per interval.
+Column 0 holds the records. A record is a 16-byte head (`struct mc_row` in csrc/api.h), followed by the fields of up to
+INLINE_BYTES each, so that a small transition fits into one cache line. A larger field, such as a frame, has its own
+column. A field that is stored at intervals also has its own column, with one row per interval.
 """
 
 from dataclasses import dataclass, replace

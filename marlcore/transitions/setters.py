@@ -65,7 +65,7 @@ def setter(label: str, field: Field, view: NDArray[Any]) -> Setter:
 
 
 def _scalar_put(label: str, field: Field, view: NDArray[Any]) -> Setter:
-    """Returns a setter through a memoryview, which checks the type and range of a Python or NumPy number."""
+    """Returns a setter that writes through a memoryview, and checks the type and range of a Python or NumPy number."""
     memory: Any = view.data
 
     def put(value: Any) -> None:
@@ -86,7 +86,7 @@ def _scalar_put(label: str, field: Field, view: NDArray[Any]) -> Setter:
 
 
 def _vector_put(label: str, field: Field, view: NDArray[Any]) -> Setter:
-    """Returns a setter through a memoryview, which checks an array's shape and dtype."""
+    """Returns a setter that writes through a memoryview, and checks an array's shape and dtype."""
     memory: Any = view.data
 
     def put(value: Any) -> None:

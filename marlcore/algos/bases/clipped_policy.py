@@ -187,7 +187,7 @@ class ClippedPolicyTrainer(AdamTrainer):
     def prepare(
         self, batch: Any, now: Evaluated, values_after: Callable[[torch.Tensor], torch.Tensor]
     ) -> tuple[Minibatch, torch.Tensor]:
-        """Returns the batch as a Minibatch, with advantages and targets, and the explained variance.
+        """Computes advantages and targets; returns the whole batch as a Minibatch, and the critic's explained variance.
 
         `values_after` gets row numbers and returns the values of these rows' next observations, in the critic's units.
         """

@@ -1,4 +1,4 @@
-"""Compiled forms of the algorithms: the same updates on chains, for networks of plain layers."""
+"""Compiled forms of the algorithms, which make the same updates by chains, if networks have plain layers only."""
 
 from typing import Any
 
@@ -36,9 +36,9 @@ COMPILED: dict[type, type[CompiledTrainer]] = {
 
 
 def with_engine(trainer: Any, engine: str) -> tuple[Trainer, str]:
-    """Returns the trainer's compiled form and "", or the trainer itself and why torch makes its updates.
+    """Returns the trainer's compiled form and "", or the trainer itself and the reason why torch makes the updates.
 
-    Raises: ValueError: the engine is "compiled", which cannot serve; the message says why.
+    Raises ValueError, which says the reason, if the engine is "compiled" but the trainer has no compiled form.
     """
     compiled, reason = _compiled(trainer) if engine != "torch" else (None, "learner.engine is torch")
     if reason and engine == "compiled":
@@ -49,9 +49,10 @@ def with_engine(trainer: Any, engine: str) -> tuple[Trainer, str]:
 
 
 def compiled_policy(algorithm: Any, spaces: Spaces, engine: str) -> CompiledPolicy | None:
-    """Returns the form of an algorithm's policy that acts without torch; with "auto" None where torch acts.
+    """Returns the form of an algorithm's policy that acts without torch; None if torch has to act or is as fast.
 
-    Leaves torch's generator unchanged. Raises ValueError: the engine is "compiled", which cannot act or learn here.
+    Leaves torch's generator unchanged. Raises ValueError if the engine is "compiled" but compiled forms cannot act or
+    learn with this algorithm.
     """
     if not isinstance(algorithm, Hyperparameters):
         if engine == "compiled":
@@ -76,7 +77,7 @@ def compiled_policy(algorithm: Any, spaces: Spaces, engine: str) -> CompiledPoli
 
 
 def _compiled(trainer: Any) -> tuple[CompiledTrainer | None, str]:
-    """Returns a trainer's compiled form, or the reason why it has none."""
+    """Returns a trainer's compiled form, and the reason why torch must make the updates, "" if there is none."""
     kind = COMPILED.get(type(trainer))
     names = [name for name in dir(type(trainer)) if not name.startswith("__")]
     methods = filter(callable, (getattr(trainer, name) for name in names))

@@ -24,12 +24,12 @@ ACTING = ("act", "chosen", "greedy", "sampled", "first_priority", "priority_of")
 
 
 def acting_policy(algorithm: Any, model: Any, spaces: Spaces) -> CompiledPolicy:
-    """Returns the form of an algorithm's policy that acts without torch, without weights.
+    """Returns the form of an algorithm's policy that acts without torch; it has no weights until `load`.
 
     Args:
-        model: the acting part of a model, as it is published: a module with `model`, the network.
+        model: a module like the published one: its attribute `model` is the network by which actors act.
 
-    Raises: NotPlain: the network has a part that no chain can stand for, or the algorithm acts in a way of its own.
+    Raises NotPlain if no chain can replace a part of the network, or if the algorithm has its own methods for acting.
     """
     for name in ACTING:
         method = getattr(type(algorithm), name, None)
@@ -71,13 +71,13 @@ def _of_values(algorithm: Any, network: Any, names: Names, spaces: Spaces) -> Co
 
 
 def _noisy(algorithm: Any, policy: Any, network: Any, spaces: Spaces) -> CompiledPolicy:
-    """`policy`: the network, or one of a team's members."""
+    """Returns a policy that acts by `network`, the form of the torch network `policy` (in a team, one member's)."""
     actions = compiled.ScaledActions(algorithm.owner, spaces.action)
     return compiled.NoisyBoxPolicy(network, actions, policy.actions.size, squashed=policy.outputs == 2)
 
 
 def _box(names: Names, spaces: Spaces, policy: Any) -> compiled.DenseNetwork:
-    """Returns the network of a Box policy: it outputs actions in [-1, 1], or for SAC means and log-deviations."""
+    """Returns a Box policy's network; it outputs actions in [-1, 1] or, for SAC, means and log standard deviations."""
     return _dense(names, spaces, policy.torso, policy.output, None if policy.outputs == 2 else "tanh")
 
 
@@ -89,7 +89,7 @@ def _members(networks: MemberNetworks, make: Callable[[Spaces, Any], compiled.De
 
 
 def _dense(names: Names, spaces: Spaces, torso: Any, head: nn.Module, last: str | None = None) -> compiled.DenseNetwork:
-    """`last`: the activation of the outputs."""
+    """Returns the network of a torso and a head; `last` is the activation after the outputs."""
     chain = _chain(names, torso, head, last=last)
     hidden = () if torso.names is None else {part.name for part in spaces.parts} - {*torso.names}
     return compiled.DenseNetwork(compiled.Inputs(spaces, tuple(hidden)), chain)

@@ -1,4 +1,4 @@
-"""Updates of SAC and TD3 on chains; the text is bases/actor_critic.py and sac.py."""
+"""Makes the updates of SAC and TD3 by chains; bases/actor_critic.py and sac.py make the same updates in torch."""
 
 import math
 from abc import abstractmethod
@@ -18,7 +18,7 @@ from .trainer import CompiledTrainer, Descent
 
 
 def critic_chains(critics: Critics, trains: bool) -> list[Chain]:
-    """Returns a chain for each critic, from the padded rows of an observation and an action to a value."""
+    """Returns a chain for each critic; it maps padded rows, each an observation and an action, to values."""
     stack = [*critics.layers]
     chains = [Chain(stacked_layers(stack, critics.activation), trains) for _ in range(critics.networks)]
     weights, gradients = arrays_of(stack), arrays_of(stack, gradients=True) if trains else []
@@ -28,12 +28,12 @@ def critic_chains(critics: Critics, trains: bool) -> list[Chain]:
 
 
 def values_of(chains: Sequence[Chain], x: Floats) -> Floats:
-    """Returns the values [chains, B] of rows, by the critics' present weights."""
+    """Returns every critic's values of B rows, [chains, B], by the critics' present weights."""
     return np.stack([chain.repacked(x)[:, 0] for chain in chains])
 
 
 class CompiledActorCritic(CompiledTrainer):
-    """The base: critics learn towards targets, and a policy climbs the critics' values of its actions."""
+    """The base of SAC and TD3: critics are fitted to targets, and the policy is moved to raise the critics' values."""
 
     policy_class: type[nn.Module]
 
@@ -59,7 +59,7 @@ class CompiledActorCritic(CompiledTrainer):
         self._rows = 0
 
     def target_modules(self) -> list[Any]:
-        """Returns the target of the critics and, if the policy has one, that of the policy."""
+        """Returns the critics' target network and, if there is one, the policy's target network."""
         return [self.trainer.target]
 
     def compiled(self, batch: Any) -> Update:
@@ -93,22 +93,22 @@ class CompiledActorCritic(CompiledTrainer):
 
     @abstractmethod
     def future(self, x: Floats) -> Floats:
-        """Returns the next observations' values [B], whose actions it writes into x."""
+        """Chooses actions for the next observations in `x`, writes the actions into `x`, and returns the values [B]."""
 
     def share(self) -> float:
-        """Returns the share of the way that targets move in this update."""
+        """Returns the share, from 0 to 1, of the way to the trained weights by which this update moves the targets."""
         return self.hyper.tau  # type: ignore[no-any-return]
 
     @abstractmethod
     def improve_policy(self, x: Floats) -> dict[str, float]:
-        """Makes a step of the policy, if that is due; returns metrics."""
+        """Makes a gradient step of the policy if one is due; returns the step's metrics, {} without a step."""
 
     def noise(self, rows: int) -> Floats:
         drawn: Floats = self.trainer.normal(rows, self._size).numpy()
         return drawn
 
     def slopes_of_actions(self, x: Floats, gradient: Floats) -> Floats:
-        """Returns the gradient of the actions [B, size] in x by that of the first critics' values [count, B]."""
+        """Returns the actions' gradient [B, size] at `x`; `gradient` [n, B] is that of the first n critics' values."""
         for chain, slope, of_x in zip(self.critics, gradient, self._x_gradients, strict=False):
             chain.gradient[: len(x), 0] = slope
             chain.backward(x, of_x)

@@ -1,4 +1,4 @@
-"""Updates of DQN and CQL, each in one call of the core; the text is bases/q_learning.py and cql.py."""
+"""Makes each update of DQN and CQL in one call of the core; bases/q_learning.py and cql.py do the same in torch."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from .trainer import CompiledTrainer, Descent
 
 
 class CompiledDQN(CompiledTrainer):
-    """Makes the updates of a DQNTrainer: the core turns arrays of this object, filled from a batch, into priorities."""
+    """Makes the updates of a DQNTrainer: copies each batch into its own arrays, on which the core makes the update."""
 
     network_class: type = QNetwork
 
@@ -42,7 +42,7 @@ class CompiledDQN(CompiledTrainer):
         self._is_masked, self._rows = network.spaces.masked, 0
 
     def chains_of(self, network: Any, trains: bool) -> dict[str, Chain]:
-        """Returns the chains of the core's `mc_values_network`, by name."""
+        """Returns the network's chains, by their names in the core's `struct mc_values_network`."""
         return {"head": chain_of(network.torso, network.head, trains=trains)}
 
     def grow(self, rows: int) -> None:
@@ -94,7 +94,7 @@ class CompiledDQN(CompiledTrainer):
         return Update(self.metrics(), self._error.copy())
 
     def update_values(self) -> int:
-        """Makes the update; returns 0, or an error if an action is none."""
+        """Makes the update in the core; returns another number than 0 if an action of the batch does not exist."""
         return lib.mc_q_update(self._raw)  # type: ignore[no-any-return]
 
     def metrics(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Updates of IQN, each in one call of the core; the text is iqn.py."""
+"""Makes each update of IQN in one call of the core; algos/iqn.py does the same in torch."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from .plain import OTHER_SIZES, NotPlain, chain_of, layers_of
 
 
 class CompiledIQN(CompiledDQN):
-    """Makes the updates of an IQNTrainer, whose generator draws the fractions."""
+    """Makes the updates of an IQNTrainer; the trainer's generator draws the fractions."""
 
     network_class = IQNNetwork
 
@@ -26,7 +26,7 @@ class CompiledIQN(CompiledDQN):
         raw.shared = pointer(self._midpoints)
 
     def chains_of(self, network: Any, trains: bool) -> dict[str, Chain]:
-        """See CompiledDQN. A torso without layers has no chain."""
+        """See CompiledDQN; there is no chain for a torso without layers."""
         parts = {name: getattr(network, name) for name in ("torso", "embedding", "head")}
         return {name: chain_of(part, trains=trains) for name, part in parts.items() if layers_of(part)[0]}
 

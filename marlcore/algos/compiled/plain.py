@@ -1,4 +1,4 @@
-"""Which torch networks chains can stand for: fully connected layers with relu or tanh, and nothing else in between."""
+"""Tells which torch networks a chain can replace: fully connected layers, with relu, tanh or nothing in between."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -23,13 +23,13 @@ TENSOR_HOOKS = attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 class NotPlain(Exception):
-    """A network has a part that no chain can stand for; the message names it."""
+    """Raised if no chain can replace a part of a network; the message names the part."""
 
 
 class Watched:
-    """Tells whether networks are still as they were: no part replaced, hooked, frozen, moved or compiled.
+    """Tells whether networks are still as they were at first: no part replaced, hooked, frozen, moved or compiled.
 
-    Raises: NotPlain: a part is of another kind than the package's and torch's own, or is one of these already.
+    Raises NotPlain if, at first, a part is hooked, frozen or not on the CPU, or is not the package's or torch's own.
     """
 
     def __init__(self, *networks: nn.Module, trained: bool = True) -> None:
@@ -80,15 +80,15 @@ class Watched:
 
 
 def fits(*networks: nn.Module) -> bool:
-    """Returns whether chains are faster than torch for layers of these widths, on this processor."""
+    """Returns whether all layers are narrow enough that, on this processor, chains are faster than torch."""
     return all(max(tensor.shape, default=1) <= widest() for part in networks for tensor in part.parameters())
 
 
 def layers_of(*parts: nn.Module) -> tuple[list[Layer], list[nn.Module]]:
     """Returns the layers of parts that are called one after another, and the module of each layer's weight and bias.
 
-    Raises: NotPlain: a part is no Torso of values or one-hot vectors, no Head, and no fully connected layer; of several
-        parts, the first is no Torso; or a layer's size does not follow from the one before.
+    Raises NotPlain if a part is neither a Torso of numbers or one-hot vectors, nor a Head, nor a fully connected layer;
+    if the first of several parts is no Torso; or if a layer does not fit the outputs of the layer before.
     """
     layers: list[Layer] = []
     modules: list[nn.Module] = []
@@ -129,7 +129,7 @@ def layers_of(*parts: nn.Module) -> tuple[list[Layer], list[nn.Module]]:
 
 
 def chain_of(*parts: nn.Module, trains: bool = False) -> Chain:
-    """Returns the chain of `layers_of` on the present tensors and, if it trains, their gradients."""
+    """Returns a chain of the parts' layers, bound to the parts' present tensors and, with `trains`, their gradients."""
     layers, modules = layers_of(*parts)
     chain = Chain(layers, trains)
     chain.bind(arrays_of(modules), arrays_of(modules, gradients=True) if trains else [])
@@ -137,7 +137,7 @@ def chain_of(*parts: nn.Module, trains: bool = False) -> Chain:
 
 
 def stacked_layers(stack: Sequence[nn.Module], activation: nn.Module) -> list[Layer]:
-    """Returns the layers of each network of a stack; the last has no activation. Raises NotPlain, as `layers_of`."""
+    """Returns one network's layers in a stack, the last without activation. Raises NotPlain as `layers_of` does."""
     layers = []
     for linear in stack:
         if type(linear) is not StackedLinear or type(activation) not in ACTIVATIONS:

@@ -1,4 +1,4 @@
-"""Updates of PPO and MAPPO on chains; the text is bases/clipped_policy.py."""
+"""Makes the updates of PPO and MAPPO by chains; bases/clipped_policy.py makes the same updates in torch."""
 
 import math
 from functools import partial
@@ -69,7 +69,7 @@ class CompiledPPO(CompiledTrainer):
         return torch.from_numpy(self._critic_after.forward(x)[:, 0])
 
     def _passes(self, objective: Any, rows: int) -> list[NDArray[np.float64]]:
-        """Makes the trainer's passes over the batch; returns the metrics of each one's steps, [steps, METRICS]."""
+        """Makes the trainer's passes over the batch; returns an array [steps, METRICS] for each pass."""
         hyper, passes = self.hyper, []
         for _ in range(hyper.epochs):
             order = torch.randperm(rows, generator=self.trainer.generator).numpy()
@@ -89,7 +89,7 @@ class CompiledPPO(CompiledTrainer):
     def _step(
         self, objective: Any, numbers: NDArray[np.int64], inputs: list[Floats], metrics: NDArray[np.float64]
     ) -> None:
-        """Makes a step on the batch's rows of these numbers, after their forward pass; writes METRICS."""
+        """Makes a gradient step on the rows `numbers`, whose forward pass is done; writes METRICS into `metrics`."""
         of_batch, means = ffi.from_buffer("int64_t[]", numbers), ffi.from_buffer("double[]", metrics)
         lib.mc_clipped_slopes(objective, len(numbers), of_batch, means)
         for network, x in zip(self._networks, inputs, strict=True):
@@ -98,7 +98,7 @@ class CompiledPPO(CompiledTrainer):
 
 
 class BatchChain:
-    """The chain of a policy or a critic, and a batch's inputs."""
+    """Holds the chain of a policy or a critic, and the chain's inputs for a batch."""
 
     def __init__(self, network: PolicyNetwork | ValueNetwork) -> None:
         self.chain = chain_of(network.torso, network.head, trains=True)
@@ -108,23 +108,23 @@ class BatchChain:
         self.x = self._shuffled = padded_zeros(0, self._inputs.size)
 
     def fill(self, obs: Any, rows: int) -> Floats:
-        """Takes a batch's observations; returns them as a padded matrix."""
+        """Writes a batch's observations into a padded matrix, which it keeps and returns."""
         if len(self.x) != rows:
             self.x, self._shuffled = (padded_zeros(rows, self._inputs.size) for _ in range(2))
         self._inputs.fill(obs, self.x)
         return self.x
 
     def shuffle(self, order: NDArray[np.int64]) -> Floats:
-        """Returns the batch's rows in this order; the next call overwrites them."""
+        """Returns the batch's rows in this order; the next call overwrites the result."""
         return np.take(self.x, order, 0, out=self._shuffled, mode="clip")  # mode="raise" would copy once more
 
 
 def objective_of(
     hyper: ClippedPolicy, policy: PolicyNetwork, fixed: Minibatch, bonus: float, arrays: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """Returns the objective of a batch's steps in the core's form, and what the caller keeps alive for it.
+    """Returns a C struct of the objective of a batch's steps, and an object that must live as long as the struct.
 
-    `arrays`: the networks' outputs and their gradients, by the names of the core's struct.
+    `arrays` holds the networks' outputs and the outputs' gradients, by the names of the struct's fields.
     """
     distribution, rows, mask = policy.distribution, len(fixed.value), policy.spaces.mask_in(fixed.obs)
     arrays |= {"slopes": np.empty(2 * distribution.outputs, np.float32)}

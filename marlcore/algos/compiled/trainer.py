@@ -1,4 +1,4 @@
-"""The base of compiled trainers: they update a torch trainer's tensors, and leave to it what they cannot update."""
+"""The base of compiled trainers, which make a torch trainer's updates as long as the trainer's networks are plain."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from .plain import NotPlain, Watched
 
 
 class CompiledTrainer:
-    """Makes a trainer's updates by chains, on the same tensors, while its networks are plain.
+    """Makes a torch trainer's updates by chains, on the trainer's tensors, while all its networks are plain.
 
-    Once a network changes, the trainer itself makes all following updates. State is that of the trainer.
+    Once a network changes, the trainer itself makes all following updates. `state_dict` is the trainer's own.
 
     Attributes:
-        trainer: of torch, with its networks, optimizers and counts.
-        reason: why updates are the trainer's own; empty while they are compiled.
+        trainer: the torch trainer, which holds the networks, the optimizers and the counts.
+        reason: why the torch trainer makes the updates; empty while chains make them.
     """
 
     takes_arrays = True
@@ -42,7 +42,7 @@ class CompiledTrainer:
 
     @abstractmethod
     def build(self) -> None:
-        """Makes the networks' compiled forms (`Chain`) on their tensors. Raises NotPlain: a part has none."""
+        """Makes chains that use the networks' tensors. Raises NotPlain if no chain can replace a part of a network."""
 
     @abstractmethod
     def compiled(self, batch: Batch) -> Update:
@@ -64,7 +64,7 @@ class CompiledTrainer:
 
 
 class Descent:
-    """Steps of a ClippedAdam, with its targets' moves, on its tensors and theirs.
+    """Makes a ClippedAdam's steps in the core, each with a move of the target networks towards the new weights.
 
     Attributes:
         raw: the core's `mc_descent`.
@@ -93,11 +93,11 @@ class Descent:
         self.raw = ffi.new("struct mc_descent *", {"tensors": rows, "number": pointer(number), **numbers})
 
     def prepare(self, share: float) -> None:
-        """Sets the learning rate and the share of the way that targets move, for the next step."""
+        """Sets, for the next step, the learning rate and the share of the way by which targets move."""
         self.raw.rate, self.raw.share = self._group["lr"], share
 
     def step(self, share: float = 0.0) -> float:
-        """Makes one step, and moves the targets by this share; returns the gradient's norm before clipping."""
+        """Makes one step, and moves targets by this share of the way; returns the gradient's norm before clipping."""
         self.prepare(share)
         return float(lib.mc_descend(self.raw))
 
@@ -111,7 +111,7 @@ def as_tensors(batch: Any) -> Any:
 
 
 def as_arrays(batch: Any) -> Any:
-    """Returns a batch of tensors as one of arrays, views of the same memory; a batch of arrays itself."""
+    """Returns a batch of arrays unchanged, and a batch of tensors as arrays that view the same memory."""
     if isinstance(batch, Batch):
         return batch
     fields = {name: each(_array, value) for name, value in vars(batch).items() if name != "numbers"}

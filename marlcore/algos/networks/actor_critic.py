@@ -50,7 +50,7 @@ class Critics(nn.Module):
 
 
 class CustomCritics(nn.Module):
-    """The two critics of a user's whole model: the model's module or method `critics`."""
+    """Computes the values of both critics by the module or method `critics` of a user's whole model."""
 
     def __init__(self, hyper: Any, spaces: Spaces, actions: int, network: nn.Module) -> None:
         super().__init__()

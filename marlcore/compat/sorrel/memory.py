@@ -82,7 +82,7 @@ def learners_memory(rings: Sequence[Buffer]) -> Any:
 
 @contextmanager
 def writes_ignored(memory: Any) -> Iterator[None]:
-    """Makes the memory ignore writes within the block, where the learner repeats hooks that the actor has called."""
+    """Makes the memory ignore writes in the block, in which the learner calls hooks that the actor has called too."""
     vars(memory).update(dict.fromkeys(_WRITES, lambda *row, **extras: None))
     try:
         yield

@@ -26,9 +26,10 @@ def batches_of(
 
 
 class ReplayBatches:
-    """Draws a learner's batches from a replay or from a mixture of its parts; in advance with `learner.prefetch`.
+    """Draws a learner's batches from a replay or a mixture of its parts; with `learner.prefetch`, a thread draws ahead.
 
-    `updates`: the number already made. A checkpoint's `state` continues its sampler; an empty `state` starts a new one.
+    `updates` is the number of updates made so far. With a checkpoint's `state`, the sampler continues from the
+    checkpoint; with an empty `state`, a new sampler starts.
     """
 
     on_policy = False
