@@ -87,9 +87,7 @@ def test_the_waits_for_all_lanes_share_one_timeout():
 
 def test_a_queue_that_drops_its_newest_takes_no_raw_rows():
     with TrajectoryQueue.create(SPEC, 16, lanes=2, when_full="drop_newest") as queue:
-        with pytest.raises(
-            ValueError, match=r"^when_full: expected 'wait' or 'drop_oldest' for rows from"
-        ):
+        with pytest.raises(ValueError, match=r"^when_full: expected 'wait' or 'drop_oldest' for rows from"):
             queue.rows_writer([0, 1])
         queue.writer(0).close()  # its lanes are free
 
