@@ -85,7 +85,7 @@ class Blind(Watched):
 
     def make_model(self, spaces: mc.Spaces) -> Any:
         model = super().make_model(spaces)
-        model.allowed = lambda obs: None
+        model.allowed = lambda obs, values: None
         return model
 
     def act(self, model: Any, obs: Any, *, mask: Any, **others: Any) -> mc.Action:

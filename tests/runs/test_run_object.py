@@ -119,9 +119,10 @@ def test_two_runs_go_on_at_once(tmp_path: Path, modes: tuple[str, str]) -> None:
 PROGRAM = """
 import sys
 from pathlib import Path
-from test_run_object import HUNT, past, start
+from processes import until
+from test_run_object import HUNT, start
 run = start(Path(sys.argv[1]), HUNT, mode=sys.argv[2])
-past(run, 200)
+until(lambda: min(run.status().updates.values(), default=0))
 print("going", flush=True)
 """
 
