@@ -106,8 +106,7 @@ class AgentView:
 
     def convert(self, action: NDArray[Any], rows: int) -> NDArray[Any]:
         """Converts actions [rows, ...] from the form in a replay to that of the space. Raises ValueError, TypeError."""
-        field = self.spaces.action_field
-        array = action if field.holds(action, rows) else rows_of("action", field, action, rows)
+        array = rows_of("action", self.spaces.action_field, action, rows)
         return self.spaces.shifted(array).astype(array.dtype)
 
     def check(self, copies: NDArray[np.int64], values: Values, *, acting: bool) -> None:

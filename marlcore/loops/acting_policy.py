@@ -63,9 +63,7 @@ class ActingPolicy:
             obs = each(lambda stacks, new: self._pushed(stacks, new, index, begins), self._stacks, obs)
         state = None if self._states is None else self._states.read(index, begins)
         chosen = self.act(obs, index, state)
-        action, rows = chosen.action, len(begins)
-        if not self._action.holds(action, rows):
-            action = rows_of("action of the algorithm", self._action, action, rows)
+        action = rows_of("action of the algorithm", self._action, chosen.action, len(begins))
         if action.dtype.kind == "f":
             check_finite("action of the algorithm", action)
         if (refused := self.spaces.first_refused(action)) is not None:
@@ -74,7 +72,7 @@ class ActingPolicy:
         if mask is not None:
             self._check_allowed(action, mask)
         if chosen.state is not None:
-            self._keep(chosen.state, index, rows)
+            self._keep(chosen.state, index, len(begins))
         return chosen if action is chosen.action else chosen._replace(action=action)
 
     def act(self, obs: Values, index: Any, state: Mapping[str, torch.Tensor] | None) -> Action:

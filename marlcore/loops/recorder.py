@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import are_finite, check_finite
+from ..checks import check_finite
 from ..errors import EnvironmentFailed
 from ..interfaces import MEMBER_REWARDS, OF_OUTCOMES, PRIORITY, RETURN, Action, Outcome, Turn
 from ..observations import put_rows
@@ -84,10 +84,10 @@ class Recorder:
             label = f"{name} of the algorithm's state"
             self.rows.extras[name][index] = rows_of(label, self._of_algorithm[name], part, rows)
         for name, value in chosen.extras.items():
-            field = self._of_algorithm[name]
-            array = value if field.holds(value, rows) else rows_of(f"{name} of the algorithm", field, value, rows)
-            if field.numpy.kind in "fc" and name != PRIORITY and not are_finite(array):  # a NaN priority: the highest
-                check_finite(f"{name} of the algorithm", array)
+            label, field = f"{name} of the algorithm", self._of_algorithm[name]
+            array = rows_of(label, field, value, rows)
+            if field.numpy.kind in "fc" and name != PRIORITY:  # a NaN priority: the highest
+                check_finite(label, array)
             self.rows.extras[name][index] = array
 
     def take(self, outcome: Outcome) -> None:

@@ -22,7 +22,7 @@ from .native import (
     lib,
     try_lock,
 )
-from .native_writers import AFTER, FIRST, LANE, ROWS, NativeRows, NativeVector, NativeWriter
+from .native_writers import AFTER, FIRST, LANE, ROWS, SEAM, SKIP, TAKE, NativeRows, NativeVector, NativeWriter
 from .new_file import Put, replace_file
 from .segment import Segment, SegmentHandle
 from .shared_object import Shared, described_workers

@@ -7,7 +7,7 @@ callables, and the names of modules to preload.
 
 from .children import EARLY, PRELOAD, Child, Children, check_picklable, failure_of
 from .control import BEATS, BEGUN, DONE, EPISODES, PID, READY, RESTARTS, SHARE, SKIPS, STEPS, UPDATES, Control
-from .fork_server import ForkServer, start_child
+from .fork_server import START_S, ForkServer, start_child
 from .logs import opener, setup_logging, setup_worker
 from .pool import Pool
 from .serve import end_with_parent

@@ -141,7 +141,8 @@ class QueueGates:
 
     def _wait_for_both(self, transitions: int, boundaries: int, timeout: float | None, check_open: Check) -> bool:
         """Waits until few enough transitions are unread, and then for room in the only lane."""
-        deadline = None if self._unread is None else self._unread.wait(timeout, check_open)
+        assert self._unread is not None
+        deadline = self._unread.wait(timeout, check_open)
         return self._gates[0].wait(transitions, boundaries, timeout, check_open, deadline)
 
     def wait_each(self, which: Ints, boundaries: Flags, timeout: float | None, check_open: Check) -> Flags | bool:

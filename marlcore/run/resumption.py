@@ -59,13 +59,16 @@ class NewRun:
         self.directory = stack.enter_context(directory)
         return self.directory
 
-    def model_of(self, policy: AssignedPolicy) -> tuple[PolicyModel, int]:
-        """Returns a policy's model, and the version of its last weights before this part of the run.
+    def model_of(self, policy: AssignedPolicy) -> tuple[PolicyModel, int, bool]:
+        """Returns a policy's model, the version of its last weights before this part of the run, and who publishes.
+
+        True: the parent publishes the model's weights, since actors begin before learners. If some weights are not
+        finite, their learner reports them.
 
         Raises ValueError if the checkpoint is damaged, or belongs to another network.
         """
         model, checkpoint = build_model(policy, self._config), self.directory.checkpoint_path(policy.name)
-        state = load_checkpoint(checkpoint)
+        state, publishes = load_checkpoint(checkpoint), False
         self._reached = max(self._reached, int(state.get("step", 0)))
         if (initial := self._launch.initial.get(policy.name)) is not None:
             left_out = model.initialise(initial, self._launch.init_strict, policy.name)
@@ -74,13 +77,11 @@ class NewRun:
             self._first[checkpoint] = self._counts(state, initial) | model.saved()
         elif state:  # of an earlier part of the run
             _restore(model, policy, self._config, state, checkpoint)
-        elif self.publishes(model):  # else a run that ended before its learner saved could not be resumed
+        if self._begins_untrained:
+            publishes = all(bool(weights.isfinite().all()) for weights in model.parameters())
+        if publishes and initial is None:  # else a run that ended before its learner saved could not be resumed
             self._first[checkpoint] = NO_COUNTS | model.saved()
-        return model, state.get("version", 0)
-
-    def publishes(self, model: PolicyModel) -> bool:
-        """Whether the parent publishes a policy's first weights; if some are not finite, its learner reports them."""
-        return self._begins_untrained and all(bool(weights.isfinite().all()) for weights in model.parameters())
+        return model, state.get("version", 0), publishes
 
     def _counts(self, state: Mapping[str, Any], initial: Mapping[str, Any]) -> dict[str, Any]:
         return NO_COUNTS
@@ -99,7 +100,7 @@ class ResumedRun(NewRun):
         super().__init__(launch)
         assert launch.resume is not None
         check_resumed(launch.resume, self.described, self._spec.policies)
-        self._resumed = launch.resume
+        self._resumed, self._begins_untrained = launch.resume, False  # its learners know their last weights
 
     def open(self, stack: ExitStack, conditions: StopConditions) -> RunDirectory:
         self.directory = directory = stack.enter_context(RunDirectory.resume(self._resumed))
@@ -121,9 +122,6 @@ class ResumedRun(NewRun):
         if self._config.stop != StopConfig():
             conditions.check_unmet(each_metric(directory.path / "metrics.csv"))
         return directory
-
-    def publishes(self, model: PolicyModel) -> bool:
-        return False  # its learners know their last weights
 
     def _counts(self, state: Mapping[str, Any], initial: Mapping[str, Any]) -> dict[str, Any]:
         return taken_over(state, initial)

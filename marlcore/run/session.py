@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..config import EVALUATOR, AssignedPolicy, actor_names, crews, node_names
 from ..evaluation import save_policies
 from ..interfaces import ReplaySource
-from ..processes import PID, Children, Control, Supervisor, Telemetry
+from ..processes import PID, START_S, Children, Control, Supervisor, Telemetry
 from ..record import CallbackSink, Monitor, Progress, StopConditions, Table, open_sinks
 from ..self_play import create_self_play
 from ..weights import ParameterStore
@@ -27,7 +27,6 @@ from .spec import share_of
 if TYPE_CHECKING:
     from ..loops import PolicyModel
 
-START_S = 120.0  # longest wait for the fork server before the first worker that needs torch is asked of it
 LOOK_S = 0.02
 
 
@@ -93,8 +92,8 @@ class Session:
         """Makes this machine's segments; versions of weights continue, since a saved replay's rows refer to them."""
         spec, directory, transitions, weights, saved = self.spec, self.directory, {}, {}, {}
         for policy in spec.policies:
-            model, version = beginning.model_of(policy)
-            make_store = partial(self._store, stack, policy, model, version, beginning.publishes(model))
+            model, version, publishes = beginning.model_of(policy)
+            make_store = partial(self._store, stack, policy, model, version, publishes)
             transitions[policy.name], weights[policy.name] = self._machines.place(policy, make_store)
             saved[policy.name] = [*model.acting.state_dict()]
         league = create_self_play(stack, spec.policies, spec.config, directory.path)

@@ -7,7 +7,7 @@ no writer overwrote them. The replay and the trajectory queue build on this room
 from .batch import Batch, BatchMemory, TorchBatch
 from .lanes import TransitionLanes, spec_difference
 from .layout import HEAD_BYTES, LaneView, Place, RecordLayout
-from .raw_rows import SEAM, SKIP, TAKE, RowsReader, RowsWriter, share_of
+from .raw_rows import RowsReader, RowsWriter, share_of
 from .setters import MEMORYVIEW_ITEMS, setter
 from .vector_writer import HeldRows, VectorWriter
 from .window import LAP_LIMIT_S, ReadPlan, Window, address_of

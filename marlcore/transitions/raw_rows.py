@@ -13,12 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..closing import Closing
-from ..memory import ROOM_OFFSET, Event, File, NativeRows, sleep_until
+from ..memory import ROOM_OFFSET, SEAM, SKIP, TAKE, Event, File, NativeRows, sleep_until
 from .layout import LaneView
 
 PLACE_OFFSET, AGE = 4, 0xFFFFFF  # see csrc/api.h
-# Words of a part: see csrc/api.h
-SKIP, TAKE, SEAM = 3, 4, 5
 
 Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
