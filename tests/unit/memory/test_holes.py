@@ -115,9 +115,10 @@ def private() -> int:
 LIMITED = """
 import os, resource, sys
 from marlcore import MarlcoreError, ReplayBuffer
-limit, most = (resource.RLIMIT_NOFILE, 24) if sys.argv[2] == "files" else (resource.RLIMIT_AS, 1 << 20)
-if limit == resource.RLIMIT_AS:
-    most += 4096 * int(open("/proc/self/statm").read().split()[0])
+limit, most = (resource.RLIMIT_NOFILE, 24) if sys.argv[2] == "files" else (resource.RLIMIT_AS, 64 << 20)
+if limit == resource.RLIMIT_AS:  # room for what Python itself may ask for, none for the replay's 128 MB
+    with open("/proc/self/statm") as sizes:
+        most += resource.getpagesize() * int(sizes.read().split()[0])
 resource.setrlimit(limit, (most, most))
 held = []
 while limit == resource.RLIMIT_NOFILE:
@@ -139,7 +140,7 @@ except MarlcoreError as error:
 @pytest.mark.parametrize(("limit", "says"), [("files", "MarlcoreError"), ("memory", "SharedMemoryFull")])
 def test_a_process_at_its_limits_gets_one_clear_line(tmp_path: Path, program, limit: str, says: str):
     """test_crash_points.py covers the other calls that fail at a limit."""
-    with ReplayBuffer.create(SPEC, 200_000, path=tmp_path / "replay"):
+    with ReplayBuffer.create(SPEC, 4_000_000, path=tmp_path / "replay"):
         got = program(LIMITED, args=[tmp_path / "replay", limit]).finish()
     assert got.startswith(says) and "ulimit" in got and "\n" not in got, got
 
