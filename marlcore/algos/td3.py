@@ -1,9 +1,9 @@
 """Twin delayed deep deterministic policy gradient (TD3), for continuous actions.
 
 Fujimoto et al. 2018, "Addressing function approximation error in actor-critic methods" (arXiv:1802.09477).
-A deterministic policy learns to maximize the value by one of two critics. Both critics learn towards the smaller of the
-two values that their target copies give the target policy's action plus noise. The policy and all targets move
-only at every second update. The update is in bases/actor_critic.py.
+A deterministic policy learns to maximize the first critic's value. Both critics learn the reward plus the smaller of
+their target copies' values of the target policy's next action plus noise. The policy and all targets move only at every
+second update. The update is in bases/actor_critic.py.
 """
 
 from dataclasses import dataclass
