@@ -89,7 +89,7 @@ class RingLane(ViewedReplay):
         return self._opened(lambda lock: RingWriter(self, lock, shared), [0], PATIENCE_S, shared)
 
     def lock_words(self) -> File:
-        """Returns an open file that holds the right to write BASE, until the file is closed or its process dies."""
+        """Returns an open file; until it is closed or this process dies, no other process may write BASE."""
         for _ in range(ROUNDS):
             lock = self._segment.lock(slot_lock(1, 0))
             if lock is not None:

@@ -122,7 +122,7 @@ def load_checkpoint(
 
 
 def taken_over(state: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `state`, a run's own, with the trainer of the checkpoint `other`; the caller adds the weights."""
+    """Returns a run's own `state` with the trainer's state of the checkpoint `other`; the caller adds the weights."""
     taken = NO_COUNTS | {name: value for name, value in state.items() if name != "trainer"}
     if "trainer" in other:  # state_dicts and evaluations' checkpoints have no trainer
         taken |= {"trainer": other["trainer"], "torch": state.get("torch", other["torch"])}

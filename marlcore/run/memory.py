@@ -85,10 +85,7 @@ def transition_spec(policy: AssignedPolicy, config: Config) -> TransitionSpec:
 def create_transitions(
     stack: ExitStack, policy: AssignedPolicy, config: Config, saved: Path
 ) -> tuple[SegmentHandle, int]:
-    """Makes a policy's queue or replay, or loads a saved replay; returns its handle and its highest weights' version.
-
-    Raises ValueError if a saved replay does not fit; SharedMemoryFull.
-    """
+    """Makes a policy's queue or replay, or loads a saved replay; returns its handle and its rows' highest version."""
     source, lanes = policy.source, len(policy.agents) * config.lanes
     if not isinstance(source, QueueSource):
         replay = _create_replay(stack, policy, config, saved)

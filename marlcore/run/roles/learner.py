@@ -223,7 +223,7 @@ def _restore_trainer(
 
 
 def _restore(model: PolicyModel, store: ParameterStore, state: Mapping[str, Any]) -> int:
-    """Loads the newer of checkpoint and published weights into a model; returns the number of updates behind them."""
+    """Loads the newer of checkpoint and published weights into a model; returns how many updates made them."""
     updates = int(state.get("updates", 0))
     if state:
         model.restore(state)
