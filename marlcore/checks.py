@@ -16,7 +16,7 @@ _BRACKETS: dict[Any, Any] = {dict.__repr__: "{}", list.__repr__: "[]", tuple.__r
 
 
 def are_finite(values: NDArray[Any]) -> bool:
-    """Whether no value is NaN or infinite; of few values in half of the time of `np.isfinite(values).all()`."""
+    """Whether no value is NaN or infinite; for few values, twice as fast as `np.isfinite(values).all()`."""
     return bool(np.count_nonzero(np.isfinite(values)) == values.size)
 
 
