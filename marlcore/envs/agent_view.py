@@ -20,7 +20,7 @@ Result = tuple[Any, float, bool, bool, Mapping[str, Any]]  # observation, reward
 
 
 class Absent(NamedTuple):
-    """Replaces the result of an agent that neither acts next nor ends now; only the reward is given."""
+    """Stands for the result of an agent that neither acts next nor has just ended; holds only the reward."""
 
     reward: Any
 
@@ -193,7 +193,7 @@ def has_mask(space: gym.Space) -> bool:
 
 
 def unmasked(parts: Mapping[str, Any]) -> Any:
-    """Removes the mask from an observation or its space; returns the other parts, or "observation" if alone."""
+    """Removes the mask from an observation or its space; returns the other parts, or "observation" if it is alone."""
     others = {key: part for key, part in parts.items() if key != MASK}
     return others[ALONE] if others.keys() == {ALONE} else others
 

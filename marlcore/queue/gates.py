@@ -88,7 +88,7 @@ class LaneGate:
         return True
 
     def _missing(self, rows: int) -> int:
-        """Returns how many rows the reader must release before `rows` rows fit; if none, reserves the room.
+        """Returns how many rows the reader must release before `rows` rows fit; if 0, reserves their room.
 
         Raises ValueError if the reader cannot always make room for this many rows, SegmentCorrupt if counters are
         damaged.
