@@ -106,7 +106,7 @@ class Lineage:
         next(row for row in reversed(self.rows) if row["member"] == member)["copied"] = parent
 
     def advance(self, member: int, steps: int) -> None:
-        """Sets a member's next target, for the methods pbt and random."""
+        """Sets the step count to which a member trains next, for the methods pbt and random."""
         state, interval = self.members[member], self.config.interval
         state.target = self.total_steps
         if self.config.method == "pbt":
@@ -114,7 +114,7 @@ class Lineage:
         state.done = steps >= self.total_steps
 
     def promote(self) -> list[int]:
-        """Sets the next targets of the members that halving promotes, and returns those members' numbers."""
+        """Gives the members that halving promotes their next step counts; returns these members' numbers."""
         lengths, promotions = rungs(self.config, self.total_steps), []
         scores: list[dict[int, float]] = [{} for _ in lengths]
         for row in self.rows:  # a member's n-th row belongs to the n-th rung

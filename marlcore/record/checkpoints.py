@@ -31,9 +31,9 @@ _KINDS |= {"return": float, "sampler": dict}
 
 
 class KeptCheckpoints:
-    """Keeps a policy's best checkpoint by evaluations, and the last `keep`. Raises ValueError if the best is damaged.
+    """Keeps a policy's best checkpoint and its last `keep` ones, each saved by an evaluation.
 
-    With `arrays`, the weights are arrays of NumPy, and torch is not imported.
+    Raises ValueError if the best is damaged. With `arrays`, weights are arrays of NumPy, and torch is not imported.
     """
 
     def __init__(self, run_dir: Path, policy: str, keep: int, arrays: bool = False) -> None:

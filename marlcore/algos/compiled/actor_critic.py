@@ -96,7 +96,7 @@ class CompiledActorCritic(CompiledTrainer):
         """Chooses actions for the next observations in `x`, writes the actions into `x`, and returns the values [B]."""
 
     def share(self) -> float:
-        """Returns the share, from 0 to 1, of the way to the trained weights by which this update moves the targets."""
+        """Returns by which fraction, 0 to 1, this update moves the targets towards the trained weights."""
         return self.hyper.tau  # type: ignore[no-any-return]
 
     @abstractmethod

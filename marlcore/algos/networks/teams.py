@@ -175,7 +175,7 @@ class MemberNetworks(nn.Module):
 
 
 def _of_rows(part: torch.Tensor, rows: slice) -> torch.Tensor:
-    """Returns a state's part for the members `rows`, [k * size, ...], given [k, members, ...] or, if shared, [k]."""
+    """Returns the members `rows` of a state's part [k, members, ...] as [k * size, ...]; repeats a shared part [k]."""
     if part.ndim == 1:
         return part.repeat_interleave(rows.stop - rows.start)
     return part[:, rows].flatten(0, 1).contiguous()  # a view's strides keep torch from exporting an LSTM to ONNX

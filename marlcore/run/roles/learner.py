@@ -50,7 +50,7 @@ class LearnerRole(Role):
         self.count_updates()
 
     def _learner(self, policy: AssignedPolicy) -> Learner:
-        """Makes a policy's learner; a restarted one takes the published weights and the checkpoint's other state."""
+        """Makes a policy's learner; a restarted learner takes published weights and the checkpoint's other state."""
         self.beat()  # hundreds of policies take longer than a worker may be silent
         config, settings = self.config.of(policy.name), self.config.learner_of(policy.name)
         device = choose_device(settings.device, policy.index, settings.device_per_agent)
