@@ -282,8 +282,8 @@ class ForkOfThis:
 def is_safe_to_fork() -> bool:
     """Whether a fork of this process can work: no other thread may hold a lock that the fork needs, and no GPU is open.
 
-    Harmless threads are those of array libraries, which bear this process's name and handle forks, if a fork with
-    OpenMP keeps to one thread; and TensorBoard's, which waits only for its own queue.
+    Two kinds of threads are harmless. Those of array libraries bear this process's name and handle forks; a fork must
+    then run OpenMP on one thread. TensorBoard's thread waits only for its own queue.
     """
     numba_threads = getattr(sys.modules.get("numba.np.ufunc.parallel"), "_is_initialized", False)
     harmless = sum(type(thread).__module__.startswith("tensorboard.") for thread in threading.enumerate())

@@ -40,9 +40,9 @@ class ReaderStats:
 def lane_rows_for(
     batch_size: int, lanes: int, together: int = 1, length: int | None = None, stack: int = 1, state_every: int = 1
 ) -> int:
-    """Returns how many rows a lane needs so that writers, of `together` lanes each, seldom wait for the reader.
+    """Returns how many rows a lane needs so that a writer of `together` lanes seldom waits for the reader.
 
-    A writer's whole share of a batch, with as many boundary rows, then fits into one of its lanes. `state_every` is the
+    One lane then has room for the writer's whole share of a batch, with as many boundary rows. `state_every` is the
     interval at which the spec stores recurrent states; n_step is 1.
     """
     still_needed = max(stack, state_every if length is not None else 1) - 1

@@ -62,8 +62,8 @@ class NewRun:
     def model_of(self, policy: AssignedPolicy) -> tuple[PolicyModel, int, bool]:
         """Returns a policy's model, the last version of its weights so far, and whether the parent publishes them.
 
-        The parent publishes if actors begin before learners, unless some weights are not finite: then their learner
-        reports them.
+        The parent publishes if actors begin before learners and all weights are finite; a learner reports weights that
+        are not.
 
         Raises ValueError if the checkpoint is damaged, or belongs to another network.
         """

@@ -41,7 +41,7 @@ def take_rollout(store: ParameterStore, memory: Any) -> None:
 
 
 def rings_for(memory: Any, copies: int) -> list[Buffer]:
-    """Makes a ring for each copy of the world; the first has the memory's rows. For one copy, a Buffer is kept."""
+    """Makes a ring for each copy of the world, the first with the memory's rows; a single copy keeps its Buffer."""
     if is_rollout(memory):
         return []
     if isinstance(memory, Buffer) and copies == 1:
