@@ -127,7 +127,7 @@ def play(
     seed: int,
     goes_on: Callable[[], bool] = lambda: True,
 ) -> Evaluation | None:
-    """Plays episodes, the same with new players and the same seed. Returns None once `goes_on` returns False."""
+    """Plays episodes; with new players, the seed determines them. Returns None once `goes_on` returns False."""
     with torch_seeded(seed):
         env.reset(seed)
         played = _Episodes(env, players, episodes)
