@@ -71,7 +71,7 @@ class Inputs:
 
 
 def encoder_of(part: SpacePart, stack: int) -> tuple[Encoder, int]:
-    """Returns a function that writes a part's values, [k, *shape] or [k, stack, *shape], and their column count."""
+    """Returns a function that writes a part, [k, *shape] or [k, stack, *shape], and how many columns that fills."""
     space = part.space
     if not isinstance(space, (gym.Discrete, gym.MultiDiscrete)):
         size = stack * math.prod(part.field.shape)

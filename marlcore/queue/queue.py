@@ -174,8 +174,8 @@ class TrajectoryQueue(TransitionLanes):
     def dropped(self) -> NDArray[np.int64]:
         """Transitions lost in each lane, int64 [lanes]: overwritten before they were read, or refused for lack of room.
 
-        The count is exact, like `len`, as long as fewer than 2^32 are overwritten between two batches and fewer than
-        2^32 boundary rows are written to a lane. While other processes are active, it may be a moment old.
+        The count is exact, like `len`, if fewer than 2^32 transitions are overwritten between two batches and fewer
+        than 2^32 boundary rows are written to a lane. While other processes are active, it may be a moment old.
         """
         cursor, _, overwritten = self._counts()
         refused = np.array([self._lines.refused(lane) for lane in range(self.lanes)])

@@ -85,7 +85,10 @@ def transition_spec(policy: AssignedPolicy, config: Config) -> TransitionSpec:
 def create_transitions(
     stack: ExitStack, policy: AssignedPolicy, config: Config, saved: Path
 ) -> tuple[SegmentHandle, int]:
-    """Makes a policy's queue or replay, or loads a saved replay; returns its handle and its rows' highest version."""
+    """Makes or loads a policy's queue or replay; returns its handle and the highest version of weights in its rows.
+
+    Raises ValueError if a saved replay does not fit; SharedMemoryFull.
+    """
     source, lanes = policy.source, len(policy.agents) * config.lanes
     if not isinstance(source, QueueSource):
         replay = _create_replay(stack, policy, config, saved)

@@ -74,7 +74,7 @@ class NoisyPolicy(ActorCriticHyperparameters):
 
 @dataclass(frozen=True)
 class DelayedPolicy(NoisyPolicy):
-    """Hyperparameters of deterministic policies. Noise of 1 is half the range (high - low) of an action's component."""
+    """Hyperparameters of deterministic policies; the unit of noise is half the range of an action's component."""
 
     noise: AtLeast0 = 0.1
     """Standard deviation of the noise of exploration, at least 0, usually 0.1 to 0.3; the schedule `noise` of
@@ -208,7 +208,7 @@ class DelayedPolicyTrainer(ActorCriticTrainer):
     def targets(self, batch: Any) -> torch.Tensor:
         """Returns scaled rewards plus discounted next values, float32 [..., B].
 
-        A next value is the lowest of the target critics' values of the smoothed next action.
+        A next value is the minimum over the target critics of the value of the smoothed next action.
         """
         values = faster(self.target.critics)(batch.next_obs, self.smoothed(batch.next_obs))
         return self.bootstrapped(batch, values.amin(0))

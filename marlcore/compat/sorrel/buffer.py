@@ -97,7 +97,7 @@ class Buffer(Ring):
         adder.add(obs, action, reward, done)
 
     def add_empty(self) -> None:
-        """Adds n_frames - 1 rows of zeros, which keep one episode's frames out of the next one's states."""
+        """Adds n_frames - 1 rows of zeros, which keep an episode's frames out of the next episode's states."""
         if self.n_frames > 1:
             self.put_rows({}, self.n_frames - 1, self._count[0] + 1)
 
