@@ -159,7 +159,7 @@ def raise_in_copy(error: Exception, copy: int, agent: str = "") -> NoReturn:
 
 
 def masked_agents(env: Environment | ParallelRounds | _Turns) -> dict[str, bool]:
-    """Tells for each agent whether its infos hold masks; resets the environment to find out, if they may.
+    """Tells for each agent whether its infos hold masks; if spaces allow masks, resets the environment to find out.
 
     An agent without an info after the reset counts as masked if another agent is.
     """

@@ -54,7 +54,7 @@ def _find_last(p, h, count):
 
 @inlined
 def _goal(p, h, lane, ticket, last):
-    """Draws the ticket of the row that achieved the new goal; an action's achievement lies in the next row."""
+    """Draws the ticket of the row with the new goal; a row's achieved goal results from the action before it."""
     generator = uint64_at(p.generator)
     if h.strategy == FUTURE:
         return ticket + 1 + below(generator, last - ticket)

@@ -166,8 +166,8 @@ def _fixed(config: PopulationConfig, total_steps: int) -> dict[str, Any]:
 def parent_of(member: int, scores: Mapping[int, float], share: float, generator: np.random.Generator) -> int | None:
     """Draws the member that `member` copies, by truncation selection; returns None if `member` copies no other.
 
-    A member among the lowest scores copies a member among the highest scores, if that one has a higher score. Each of
-    these groups is the fraction `share` of the scored members, but at least one. A diverged member copies, too.
+    A member among the lowest scores copies a member among the highest scores, if this has a higher score. Each of these
+    groups is the fraction `share` of the scored members, but at least one. A diverged member copies, too.
     """
     ranked = sorted(scores, key=scores.__getitem__)
     count = max(1, int(share * len(ranked)))

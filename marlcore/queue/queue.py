@@ -130,10 +130,10 @@ class TrajectoryQueue(TransitionLanes):
     ) -> TrajectoryReader:
         """Returns the reader, which this process holds alone; after its end a successor continues at the cursor.
 
-        A batch holds one run of each lane, lower lanes first; `batch.index` maps rows to lanes. The runs are as equal
-        in length as the lanes' content allows. A lane without a writer contributes nothing. If a batch lacks
-        rows while a writer waits for room in a lane, the reader takes that lane's rows at once: the batch begins with
-        them, and may have several runs of that lane.
+        A batch holds one run of each lane, lower lanes first; `batch.index` maps rows to lanes. Runs are equally long
+        if each lane holds enough rows. A lane without a writer contributes nothing. If a batch lacks rows while a
+        writer waits for room in a lane, the reader takes that lane's rows at once: the batch begins with them, and may
+        have several runs of that lane.
 
         A transition is delivered once its n steps are written. If a successor has a longer stack, it drops the first
         transitions whose frames were overwritten. Skipped rows occupy room until the row before them is read. So if

@@ -226,7 +226,7 @@ class WindowTrainer(QTrainer):
         """Makes one step on B windows of T transitions; only transitions whose `mask` is True count.
 
         The loss is the mean over these transitions of the Huber loss times the window's `weight`. A window's priority
-        is eta times its largest absolute error plus 1 - eta times its mean absolute error (Kapturowski et al. 2019,
+        is eta times its largest absolute error plus (1 - eta) times its mean absolute error (Kapturowski et al. 2019,
         section 2.3).
         """
         self.follow_schedules(batch)

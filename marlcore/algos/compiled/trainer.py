@@ -1,4 +1,4 @@
-"""The base of compiled trainers, which make a torch trainer's updates as long as the trainer's networks are plain."""
+"""The base of compiled trainers, which make a torch trainer's updates while the trainer's networks are plain."""
 
 from abc import abstractmethod
 from collections.abc import Sequence

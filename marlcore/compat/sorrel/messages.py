@@ -85,7 +85,7 @@ class Book:
     def take(self, sender: str, epoch: int, content: Any) -> None:
         """Takes a learner's loss, or an actor's (score, epsilon, further values, statistics of each turn).
 
-        A successor of a killed process repeats an epoch: its message replaces an earlier one not yet recorded.
+        A successor of a killed process repeats an epoch: its message replaces an earlier one that is not recorded yet.
         """
         self._epochs[epoch][sender] = content
 
