@@ -197,8 +197,7 @@ def _has_word(channel: socket.socket) -> bool:
 def start_child(start: Callable[[], Program]) -> Program:
     """Calls `start` in a thread that outlives the child: the thread's end would kill the child (PR_SET_PDEATHSIG).
 
-    In the main thread, which never ends, calls `start` directly. Raises the errors of `start`; OSError without a
-    thread.
+    The main thread, which never ends, calls it directly. Raises the errors of `start`; OSError if no thread starts.
     """
     if threading.get_native_id() == os.getpid():
         return start()

@@ -145,8 +145,7 @@ class Session:
     def _start(self, supervisor: Supervisor, fallback: bool) -> bool:
         """Starts the workers as `start_all` does, those without torch first.
 
-        The others start once the fork server has imported torch. Until then, moves metrics to the sinks, since
-        telemetry holds few rows.
+        The others start once the fork server has imported torch. Until then, moves metrics out of telemetry's few rows.
         """
         early = [name for name in self._workers if self.spec.acts_compiled and name not in self.spec.learners]
         if not start_all(supervisor, early, self.interrupts, fallback):

@@ -2,9 +2,8 @@
 
 Schulman et al. 2017, "Proximal policy optimization algorithms" (arXiv:1707.06347); Huang et al. 2022, "The 37
 implementation details of proximal policy optimization" (the ICLR blog track). Transitions of older policies are
-corrected as in Espeholt et al. 2018 (arXiv:1802.01561). The denominator of a ratio is the probability by the policy
-before the update, not by the policy that acted (Hilton et al. 2022, "Batch size-invariance for policy optimization",
-arXiv:2110.00641, section 3).
+corrected as in Espeholt et al. 2018 (arXiv:1802.01561). Ratios divide by the probability just before the update, not by
+that when acting (Hilton et al. 2022, "Batch size-invariance for policy optimization", arXiv:2110.00641, section 3).
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -3,8 +3,7 @@
     Q(a) = sum over believed profiles b of p(b) * the least over robots' profiles r of E(1 if achieved, else d * V)
     pi = softmax(beta * Q),  V = sum of pi(a) * Q(a)
 
-Impossible profiles are left out, and the other p are divided by their sum. An action without a possible believed
-profile gets pi = 0.
+Impossible profiles are left out, and the other p divided by their sum. An action without possible profiles gets pi = 0.
 """
 
 from typing import Any, NamedTuple
