@@ -189,7 +189,7 @@ def _chosen(algorithm: Any) -> Algorithm:
 
 
 def source_of(policy: AssignedPolicy, config: Config) -> ReplaySource | QueueSource:
-    """Returns the source of a policy's batches; sequences get no hindsight. Raises TypeError if it is no source."""
+    """Returns the source of a policy's batches; drops hindsight for sequences. Raises TypeError if it is no source."""
     from ..replay import Hindsight, Prioritized  # here, so that settings load without Numba
 
     config = replace(config, ratios={}).of(policy.name)  # `applied` refuses a ratio of None in serial mode
