@@ -131,7 +131,7 @@ def policy_names(agents: list[str], policies: Mapping[str, str] | Callable[[str]
 
 
 def wants_teams(algorithm: Any) -> bool:
-    """Whether the algorithm, or that of any policy, trains teams. Raises ValueError, TypeError if it is none."""
+    """Whether any of the given algorithms trains teams. Raises ValueError, TypeError if one is no algorithm."""
     given = algorithm.values() if isinstance(algorithm, Mapping) else [algorithm]
     return any(getattr(_chosen(each), "wants_team", False) for each in given)
 

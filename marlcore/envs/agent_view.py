@@ -105,7 +105,7 @@ class AgentView:
         raise ValueError(f"{MASK}: expected {Field(expected, 'bool').describe()}, got {brief(value)}")
 
     def convert(self, action: NDArray[Any], rows: int) -> NDArray[Any]:
-        """Converts actions [rows, ...] from the form in a replay to that of the space. Raises ValueError, TypeError."""
+        """Converts actions [rows, ...] from the form in a replay to the space's form. Raises ValueError, TypeError."""
         array = rows_of("action", self.spaces.action_field, action, rows)
         return self.spaces.shifted(array).astype(array.dtype)
 

@@ -210,7 +210,7 @@ class TrajectoryReader(Closing):
                 raise MarlcoreError(f"{path}: writers overwrote whatever was copied; use a larger capacity")
 
     def _continues(self, batch: Batch) -> NDArray[np.bool_] | None:
-        """Returns `Batch.continues`: the indices of a lane's neighbouring rows differ by the number of lanes."""
+        """Returns `Batch.continues`, since the indices of neighbouring rows of a lane differ by the number of lanes."""
         window, view = self._window, self._view
         if window.length is not None or window.n_step > 1 or view.spec.next_obs:
             return None

@@ -1,4 +1,4 @@
-"""Writes and reads checkpoints, keeps those of evaluations, and finds those from which a run starts."""
+"""Writes and reads checkpoints, keeps the best and the last of evaluations, and finds the initial ones of a run."""
 
 from __future__ import annotations
 
