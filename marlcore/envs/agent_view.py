@@ -213,7 +213,7 @@ def result_of(method: str, result: Any) -> Any:
 
 
 def check_action(agent: str | None, action: Any, ended: bool) -> str:
-    """Returns `agent`, which acts.
+    """Checks an action, and returns `agent`, which acts.
 
     Raises ValueError if no agent acts, or `action` is wrong: an agent that has ended needs None, others an action.
     """

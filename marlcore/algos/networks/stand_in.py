@@ -55,7 +55,7 @@ class Plan:
         self._first = self._look()
 
     def _form(self, part: nn.Module, parts: list[nn.Module]) -> Any:
-        """Returns what replaces the part in the stand-in; the part itself if calling it may do more than `forward`."""
+        """Returns the part's replacement in the stand-in; the part itself if its call may do more than `forward`."""
         if not is_plain(part):
             return part
         parts.append(part)
