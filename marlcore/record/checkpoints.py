@@ -1,4 +1,4 @@
-"""Writes and reads checkpoints, keeps the best and the last of evaluations, and finds the initial ones of a run."""
+"""Writes and reads checkpoints, keeps a policy's best and last checkpoints, and finds a run's initial weights."""
 
 from __future__ import annotations
 
