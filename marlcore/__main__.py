@@ -14,7 +14,7 @@ from importlib import import_module
 
 
 def _prepare_streams() -> None:
-    """Opens the null device for closed standard streams, lest a file opened later get a stream's number."""
+    """Opens the null device for closed standard streams, so that no file opened later gets a stream's number."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)

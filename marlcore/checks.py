@@ -16,7 +16,7 @@ _BRACKETS: dict[Any, Any] = {dict.__repr__: "{}", list.__repr__: "[]", tuple.__r
 
 
 def are_finite(values: NDArray[Any]) -> bool:
-    """Whether no value is NaN or infinite; of few values in half of the time of `np.isfinite(values).all()`."""
+    """Whether no value is NaN or infinite; for few values, twice as fast as `np.isfinite(values).all()`."""
     return bool(np.count_nonzero(np.isfinite(values)) == values.size)
 
 
@@ -105,7 +105,7 @@ def check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
 
 
 def as_path(label: str, path: Any) -> Path:
-    """Returns a path. Raises ValueError if `path` is none, has a null character, or is too long for the kernel."""
+    """Returns a path. Raises ValueError if `path` is no path, has a null character, or is too long for the kernel."""
     if not isinstance(path, (str, os.PathLike)) or "\0" in str(path) or len(str(path)) > 4096:
         raise ValueError(f"{label}: expected a path, got {brief(path)}")
     return Path(path)

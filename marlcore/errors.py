@@ -116,8 +116,8 @@ class Fenced(MarlcoreError):
 class LinkLost(MarlcoreError, ConnectionError):
     """The process at the other end of a link cannot be reached, for now or for ever.
 
-    Relays and mirrors then try again. A link class of your own should raise this error, so that they try again with it
-    as well.
+    Relays and mirrors then try again. Raise this error in your own link classes, too, so that relays and mirrors try
+    again with them.
     """
 
 

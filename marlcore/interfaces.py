@@ -142,10 +142,10 @@ class VectorEnvironment(Protocol):
     def observe(self) -> tuple[list[Outcome], list[Turn]]:
         """Returns the results of earlier actions, and the turns of the agents that act now.
 
-        Each action has one outcome, which comes no later than the agent's next turn in that copy. Exception: an action
-        has none if the episode ends for all agents before the environment reports this outcome. In a copy, all outcomes
-        of a call are of the same episode, which began in an earlier call. A copy has no turn if no agent acts in its
-        next episode.
+        Each action has one outcome, which comes no later than the agent's next turn in that copy. Exception: if the
+        episode ends for all agents before the environment reports the outcome, the action has none. A copy's outcomes
+        in one call belong to one episode, which began in an earlier call. A copy in whose next episode no agent acts
+        has no turn.
 
         Raises EnvironmentFailed if a copy raised, or returned a value outside its space.
         """

@@ -43,7 +43,7 @@ def check_members(archive: ZipFile) -> None:
 
 
 def read_array(archive: ZipFile, name: str, kinds: str = "biufc") -> NDArray[Any]:
-    """Reads an array. Raises ValueError, if its dtype is of no kind in `kinds` or its length is wrong, and others."""
+    """Reads an array. Raises ValueError if its dtype's kind is not in `kinds` or its length is wrong; and others."""
     with archive.open(name) as member:
         shape, dtype = read_header(member)
         nbytes = archive.getinfo(name).file_size - member.tell()

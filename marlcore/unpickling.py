@@ -13,7 +13,7 @@ from cloudpickle import cloudpickle
 
 
 def unpickled(data: Any, apart: bool = False) -> Any:
-    """Unpickles bytes; a class that the program also has is the program's or, with `apart`, the pickle's."""
+    """Unpickles bytes; for a class that the program has, takes the program's class or, with `apart`, the pickle's."""
     return _Unpickler(data, apart).load()
 
 

@@ -20,8 +20,8 @@ LEAST = 1e-2  # smallest standard deviation: equal targets have none
 class Steps(NamedTuple):
     """Rewards, discounts and values of B consecutive rows of a batch, float32 [B].
 
-    `value` is of a row's observation, `following` of its next observation. `continues`, bool [B], tells whether the
-    next row is the next transition.
+    `value` holds the values of the rows' observations, `following` the values of their next observations. `continues`,
+    bool [B], is True where the batch's next row is the row's next transition.
     """
 
     reward: torch.Tensor

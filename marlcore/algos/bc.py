@@ -59,8 +59,8 @@ class BCTrainer(AdamTrainer):
     def update(self, batch: Any) -> Update:
         """Makes one step on a batch of B transitions; the loss is the actions' mean negative log-probability.
 
-        Only allowed actions have a probability. `weight` weighs the rows; a row's priority is its loss, or 0 if the
-        loss is negative.
+        Forbidden actions have probability 0. `weight` weighs the rows; a row's priority is its loss, or 0 if the loss
+        is negative.
         """
         self.follow_schedules(batch)
         network = self.network

@@ -1,4 +1,4 @@
-"""COMA: each member of a team learns from what its own action adds to the team's value, given the others' actions.
+"""COMA: a team's member learns how much its own action changes the team's value, with the others' actions fixed.
 
 Foerster et al. 2018, "Counterfactual multi-agent policy gradients" (arXiv:1705.08926).
 """

@@ -1,4 +1,4 @@
-"""HAPPO: team members improve their policies one after another, each accounting for the earlier members' changes.
+"""HAPPO: team members improve their policies in turn; each one's update accounts for the updates before it.
 
 Kuba et al. 2022, "Trust region policy optimisation in multi-agent reinforcement learning" (arXiv:2109.11251).
 """
@@ -85,7 +85,7 @@ class TeamPolicies(nn.Module):
 
 
 class TeamPolicyValue(nn.Module):
-    """Holds the members' policies, which are the part that acts, and a critic that sees all that the team sees."""
+    """Holds the members' policies, with which actors act, and a critic that sees the team's whole observation."""
 
     def __init__(self, hyper: HAPPO, spaces: Spaces) -> None:
         super().__init__()
@@ -106,8 +106,8 @@ class HAPPOTrainer(ClippedPolicyTrainer):
     def update(self, batch: Any) -> Update:
         """Makes each member's steps on one batch, then the critic's (Kuba et al. 2022, Algorithm 4).
 
-        A member's advantages are the batch's, times the probability ratios of the members that learned before. Returns
-        the metrics of ClippedPolicyTrainer.update.
+        A member's advantages are the batch's advantages times the probability ratios of the members that learned
+        before. Returns the metrics of ClippedPolicyTrainer.update.
         """
         self.follow_schedules(batch)
         with torch.no_grad():

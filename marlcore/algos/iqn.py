@@ -46,10 +46,10 @@ class IQN(FeedforwardQLearning):
     """Factor on rewards, above 0; keep returns at a few times kappa."""
 
     def priority_of(self, error: NDArray[Any]) -> NDArray[Any]:
-        """Returns the losses of these errors, since the trainer's priorities are losses.
+        """Returns the loss for each error, since the trainer's priorities are losses.
 
-        Actors compute only the mean of the quantiles, so the result is the loss as if every quantile equalled this
-        mean, and every error were weighted by 1/2, the mean of fractions drawn from [0, 1].
+        Actors compute only the mean of the quantiles. The result assumes that every quantile equals this mean, and
+        weights every error by 1/2, the mean of a fraction tau.
         """
         return quantile_loss(error, self.n_tau, self.kappa)
 

@@ -1,4 +1,4 @@
-"""R2D2: Q-learning with memory, on windows of episodes; rows store recurrent states, which windows burn in.
+"""R2D2: Q-learning with memory on windows of episodes; stored recurrent states are burnt in by a window's first steps.
 
 Kapturowski et al. 2019, "Recurrent experience replay in distributed reinforcement learning", ICLR 2019
 (openreview.net/forum?id=r1lyTjAqYX).

@@ -79,7 +79,7 @@ class RecurrentPolicy(PolicyNetwork):
 
 
 class RecurrentPolicyValue(nn.Module):
-    """Holds a policy with memory, which is the part that acts, and the critic's head on the same layers."""
+    """Holds a policy with memory, with which actors act, and the critic's head on the same layers."""
 
     def __init__(self, hyper: RecurrentPPO, spaces: Spaces) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ def first_rows(continues: torch.Tensor, unroll: int) -> torch.Tensor:
 
 
 def windows_of(first: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the row numbers int64 [W, L] of the windows, and bool [W, L], which is False where a number is padding.
+    """Returns the windows' row numbers, int64 [W, L], and bool [W, L], which is False for padding.
 
     A window begins at each True of `first`, bool [B]. Padding repeats the window's first row.
     """

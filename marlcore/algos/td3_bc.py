@@ -15,9 +15,10 @@ from .bases.hyperparameters import Positive
 
 @dataclass(frozen=True)
 class TD3BC(DelayedPolicy):
-    """Hyperparameters of TD3+BC: those of TD3 and the weight of the values.
+    """Hyperparameters of TD3+BC: those of TD3 and the weight of the critic's value in the policy's loss.
 
-    The paper normalizes observations, as `learner.obs_norm` does."""
+    The paper normalizes observations, as `learner.obs_norm` does.
+    """
 
     alpha: Positive = 2.5
     """Weight of the normalized values; the squared distance from the data's actions has weight 1. Above 0, usually 1 to

@@ -139,7 +139,7 @@ def _may_be_flag(hint: Any) -> bool:
 
 
 class _Form(NamedTuple):
-    """A way to read words as a type: the type's name in errors, a function, and whether that takes many words."""
+    """A way to read words as a type: the type's name in errors, a function, and whether it takes several words."""
 
     expected: str
     read: Callable[..., Any]
@@ -198,7 +198,7 @@ def _option(name: str) -> str:
 def print_table(
     columns: Mapping[str, Any], rows: Sequence[Sequence[str]], total: Sequence[str] = (), caption: str | None = None
 ) -> None:
-    """Prints a table: its titles with the justification of their columns, the rows and the caption.
+    """Prints a table of rows with a caption; `columns` maps each column's title to its justification.
 
     Off a terminal, on a very narrow one, or without rich, it writes only the rows and any total, separated by tabs.
     """

@@ -175,7 +175,7 @@ class _Keywords(Declared):
 
 
 def _archive(path: Path, graph: Graph, values: "_ByState") -> None:
-    """Writes a header, then level by level, successors first, for each state a list of each agent's values by goal.
+    """Writes a header, then the levels, successors first: for each state, a list of each agent's values by goal.
 
     The file appears whole; the next call removes a half-written file of a killed process.
     """

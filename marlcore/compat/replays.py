@@ -64,7 +64,7 @@ class ViewedReplay(ReplayBuffer):
 
 
 def spec_of(fields: Mapping[str, Field]) -> TransitionSpec:
-    """Returns the spec of rows with these fields, where no row continues the row before it."""
+    """Returns the spec of rows with these fields; no row continues the row before it."""
     return TransitionSpec(_UNUSED, _UNUSED, dict(fields), next_obs=True)
 
 

@@ -137,11 +137,11 @@ class Ring:
         return writer.append()
 
     def gather(self, tickets: Ints, *names: str) -> tuple[Rows, NDArray[np.bool_] | None]:
-        """Copies the named fields, or all, at tickets below hi; also returns which rows were whole (None: all)."""
+        """Copies the named fields (default: all) at tickets below hi; also returns which rows are whole (None: all)."""
         return self.lane.gather(tickets, names or self._names)
 
     def at(self, positions: Ints, *names: str) -> Rows:
-        """Copies the named fields, or all, at positions: [*positions.shape, *shape], with zeros at empty positions."""
+        """Copies the named fields (default: all) at positions: [*positions.shape, *shape], zeros at empty positions."""
         window = self.window()
         present = positions < window.stored
         rows, ok = self.gather(window.tickets(positions[present]), *names)
@@ -154,7 +154,7 @@ class Ring:
         return filled
 
     def snapshot(self, *names: str) -> Rows:
-        """Returns read-only copies of the named fields, or all, by position; zeros at empty positions."""
+        """Returns read-only copies of the named fields (default: all) by position; zeros at empty positions."""
         rows = self.at(np.arange(self.capacity), *names)
         for array in rows.values():
             array.flags.writeable = False

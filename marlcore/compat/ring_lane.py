@@ -36,8 +36,8 @@ Rows = dict[str, NDArray[Any]]
 class RingLane(ViewedReplay):
     """One lane of rows that are read by ticket, with a cache line of words beside it.
 
-    `base` and `mark` read the words BASE and MARK as plain int64 in shared memory. That is ten times as fast as the C
-    call `load_base`, but the values may be a moment old. `places` maps a field's name to its place in a row.
+    `base` and `mark` read the words BASE and MARK as plain int64 in shared memory, ten times faster than the C call
+    `load_base`, but the values may be a moment old. `places` maps a field's name to its place in a row.
     """
 
     kind = "ring"
@@ -89,7 +89,7 @@ class RingLane(ViewedReplay):
         return self._opened(lambda lock: RingWriter(self, lock, shared), [0], PATIENCE_S, shared)
 
     def lock_words(self) -> File:
-        """Returns an open file that holds the right to write BASE, until the file is closed or its process dies."""
+        """Returns an open file; until it is closed or this process dies, no other process may write BASE."""
         for _ in range(ROUNDS):
             lock = self._segment.lock(slot_lock(1, 0))
             if lock is not None:

@@ -150,8 +150,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
     def observations(self) -> Any:
         """A read-only copy of the observations by position: [buffer_size, n_envs, *shape], or a dict of such arrays.
 
-        Here and in the other arrays, a position without a step holds zeros. In a full buffer these are the positions of
-        steps whose rows the last observations of episodes have taken.
+        Here and in the other arrays, a position without a step holds zeros. A full buffer has such positions because
+        each episode's last observation takes a row.
         """
         return self._observations()
 
@@ -193,7 +193,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return flagged.astype(np.float32)
 
     def _observations(self, later: int = 0) -> Any:
-        """Returns read-only observations by position, of the rows that come `later` rows after the steps' own."""
+        """Returns read-only observations by position, from the rows `later` rows after the steps' own rows."""
         obs = {name: self._by_position(column, later) for name, column in self.replay.columns("obs").items()}
         if later and self._newest is not None:
             waiting, next_obs = ~self._newest.ended, self._newest.next_obs(self._spec.obs_fields)

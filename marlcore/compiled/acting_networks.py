@@ -33,7 +33,7 @@ class ActingNetwork(ABC):
 
 
 class DenseNetwork(ActingNetwork):
-    """Computes one chain on the observations."""
+    """Computes one chain, whose inputs are the observations."""
 
     def __init__(self, inputs: Inputs, chain: NamedChain) -> None:
         self.inputs, self.chain = inputs, chain

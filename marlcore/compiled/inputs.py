@@ -55,7 +55,7 @@ class Inputs:
         return lambda obs: encode(obs, part)
 
     def matrix(self, obs: Any) -> Floats:
-        """Returns observations [k, ...] as a float32 matrix: themselves if they are one, else a new one."""
+        """Returns observations [k, ...] as a float32 matrix: unchanged if they already are one, else as a new one."""
         if self._is_matrix and not self.moments:
             if obs.shape == (len(obs), self.size) and obs.dtype == np.float32 and obs.flags.c_contiguous:
                 rows: Floats = obs
@@ -71,7 +71,7 @@ class Inputs:
 
 
 def encoder_of(part: SpacePart, stack: int) -> tuple[Encoder, int]:
-    """Returns a function that writes a part's values, [k, *shape] or [k, stack, *shape], and their column count."""
+    """Returns a function that writes a part, [k, *shape] or [k, stack, *shape], and how many columns that fills."""
     space = part.space
     if not isinstance(space, (gym.Discrete, gym.MultiDiscrete)):
         size = stack * math.prod(part.field.shape)

@@ -70,7 +70,7 @@ def applied_offline(config: Config) -> Config:
 
 
 def _run_wide(config: Config) -> dict[str, str]:
-    """Returns the names of policies' settings that differ from the run's shared value, each with why it is ignored."""
+    """Returns the names of policies' settings that the run's shared value overrides, each with the reason."""
     return {
         f"{by}.{policy}.{name}": f"all policies have {section}.{name}"
         for by, section in SECTIONS.items()

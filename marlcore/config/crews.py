@@ -39,7 +39,7 @@ class Crew:
 
 
 def crews(config: Config) -> list[Crew]:
-    """Returns this machine's crew, then that of each seat, the place of another machine in the cluster."""
+    """Returns this machine's crew, then the crew of each seat; a seat is another machine's place in the cluster."""
     here, each = config.actor.processes, config.cluster.actors_per_node
     return [Crew(0, here), *(Crew(here + seat * each, each) for seat in range(config.cluster.seats))]
 

@@ -131,7 +131,7 @@ def policy_names(agents: list[str], policies: Mapping[str, str] | Callable[[str]
 
 
 def wants_teams(algorithm: Any) -> bool:
-    """Whether the algorithm, or that of any policy, trains teams. Raises ValueError, TypeError if it is none."""
+    """Whether any of the given algorithms trains teams. Raises ValueError, TypeError if one is no algorithm."""
     given = algorithm.values() if isinstance(algorithm, Mapping) else [algorithm]
     return any(getattr(_chosen(each), "wants_team", False) for each in given)
 
@@ -189,7 +189,7 @@ def _chosen(algorithm: Any) -> Algorithm:
 
 
 def source_of(policy: AssignedPolicy, config: Config) -> ReplaySource | QueueSource:
-    """Returns the source of a policy's batches; sequences get no hindsight. Raises TypeError if it is no source."""
+    """Returns the source of a policy's batches; drops hindsight for sequences. Raises TypeError if it is no source."""
     from ..replay import Hindsight, Prioritized  # here, so that settings load without Numba
 
     config = replace(config, ratios={}).of(policy.name)  # `applied` refuses a ratio of None in serial mode
@@ -231,7 +231,7 @@ def numbers_at(schedules: Mapping[str, Schedule], steps: int, updates: int) -> d
 
 
 def with_own_epsilons(policies: tuple[AssignedPolicy, ...], config: Config) -> Config:
-    """Removes the run's epsilon from policies whose algorithms set their own, unless all algorithms set their own."""
+    """Removes the run's epsilon for policies whose algorithms set their own; changes nothing if all of them do."""
     having = [each.name for each in policies if "epsilon" in getattr(each.algorithm, "schedules", dict)()]
     if config.exploration.epsilon is None or len(having) == len(policies):
         return config

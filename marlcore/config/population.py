@@ -70,7 +70,7 @@ class Choice:
 
     @property
     def ends(self) -> tuple[Any, ...]:
-        """Every option."""
+        """All options; a setting that may vary must allow each of them."""
         return self.options
 
     def restored(self, label: str, value: Any) -> Any:

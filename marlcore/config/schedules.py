@@ -75,7 +75,7 @@ else:
 
 
 def check_free(label: str, names: Collection[str], *others: str) -> None:
-    """Raises ValueError if a schedule's name is in `others`, or is that of a number that learners publish anyway."""
+    """Raises ValueError if a schedule has a name in `others`, or the name of a number that learners publish anyway."""
     if clash := {"stage", *PUBLISHED, *others}.intersection(names):
         raise ValueError(f"{label}: {min(clash)!r} is the name of a number that marlcore publishes itself")
 

@@ -181,6 +181,6 @@ class AgentBuffer:
         return self.view.mask(mask) if self._masks else True
 
     def _final_mask(self, mask: Any) -> NDArray[Any] | bool:
-        """Returns the mask after an episode's last action or, if it is missing or allows nothing, True: all actions."""
+        """Returns the mask after an episode's last action; True (all actions) if it is missing or allows nothing."""
         allowed = False if mask is None else self.view.mask(mask)
         return allowed if np.any(allowed) else True

@@ -20,7 +20,7 @@ Result = tuple[Any, float, bool, bool, Mapping[str, Any]]  # observation, reward
 
 
 class Absent(NamedTuple):
-    """Replaces the result of an agent that neither acts next nor ends now; only the reward is given."""
+    """Stands for the result of an agent that neither acts next nor has just ended; holds only the reward."""
 
     reward: Any
 
@@ -105,7 +105,7 @@ class AgentView:
         raise ValueError(f"{MASK}: expected {Field(expected, 'bool').describe()}, got {brief(value)}")
 
     def convert(self, action: NDArray[Any], rows: int) -> NDArray[Any]:
-        """Converts actions [rows, ...] from the form in a replay to that of the space. Raises ValueError, TypeError."""
+        """Converts actions [rows, ...] from the form in a replay to the space's form. Raises ValueError, TypeError."""
         array = rows_of("action", self.spaces.action_field, action, rows)
         return self.spaces.shifted(array).astype(array.dtype)
 
@@ -193,7 +193,7 @@ def has_mask(space: gym.Space) -> bool:
 
 
 def unmasked(parts: Mapping[str, Any]) -> Any:
-    """Removes the mask from an observation or its space; returns the other parts, or "observation" if alone."""
+    """Removes the mask from an observation or its space; returns the other parts, or "observation" if it is alone."""
     others = {key: part for key, part in parts.items() if key != MASK}
     return others[ALONE] if others.keys() == {ALONE} else others
 
@@ -213,7 +213,7 @@ def result_of(method: str, result: Any) -> Any:
 
 
 def check_action(agent: str | None, action: Any, ended: bool) -> str:
-    """Returns `agent`, which acts.
+    """Checks an action, and returns `agent`, which acts.
 
     Raises ValueError if no agent acts, or `action` is wrong: an agent that has ended needs None, others an action.
     """

@@ -72,7 +72,7 @@ class Copies:
         return outcomes, turns
 
     def _advance(self, copy: int, env: "_Turns | ParallelRounds") -> None:
-        """Plays until an agent acts or two episodes have ended; after that, the next `observe` begins an episode."""
+        """Plays until an agent acts or two episodes have ended; the next `observe` begins the episode after these."""
         acting = False
         for ends in (True, False):
             while not acting and (results := env.round()):
@@ -159,7 +159,7 @@ def raise_in_copy(error: Exception, copy: int, agent: str = "") -> NoReturn:
 
 
 def masked_agents(env: Environment | ParallelRounds | _Turns) -> dict[str, bool]:
-    """Tells for each agent whether its infos hold masks; if any agent's infos may, resets the environment to find out.
+    """Tells for each agent whether its infos hold masks; if spaces allow masks, resets the environment to find out.
 
     An agent without an info after the reset counts as masked if another agent is.
     """

@@ -1,4 +1,4 @@
-"""Gymnasium environments of several agents, whose spaces are tuples with a part for each, such as lbforaging's."""
+"""Gymnasium environments whose spaces are tuples with a part for each of several agents, such as lbforaging's."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""PettingZoo environments, AEC and Parallel. Their methods tell the kind: some derive from no class of PettingZoo."""
+"""PettingZoo environments, AEC or Parallel, told apart by their methods: some derive from no class of PettingZoo."""
 
 import warnings
 from collections.abc import Mapping

@@ -53,8 +53,8 @@ def evaluate(
 ) -> Evaluation:
     """Plays whole episodes with a run's policies, greedily; each agent acts by its policy.
 
-    Each copy of the environment contributes the same number of episodes, its first ones, so that short episodes are not
-    favoured.
+    Each copy of the environment contributes its first episodes, the same number for all copies, so that short episodes
+    are not favoured.
 
     A run's directory is code: its environment and algorithm are unpickled, which can execute anything. So a run that
     another user could have changed is refused. See docs/security.md.

@@ -202,7 +202,7 @@ class SavedRun:
 
     @classmethod
     def of(cls, run_dir: str | Path, *, trust: bool = False, weights_only: bool = False) -> SavedRun:
-        """Reads a run's directory; see `load_policy`. Raises ValueError if it has no run, or one of another version."""
+        """Reads a run's directory; see `load_policy`. Raises ValueError if it has no run of this version."""
         path = open_run(run_dir, WEIGHTS if weights_only else UNPICKLED, trust)
         if weights_only:
             return cls(path, *described_policies(path), described=True)

@@ -60,7 +60,7 @@ def _copy_rows(p, column, to, lane, first, count):
 
 @inlined
 def _copy_stack(p, column, to, lane, newest, age, count):
-    """Copies the stack that ends with `newest`, padded before its episode, and the next `count` - 1 frames."""
+    """Copies the frame stack that ends with `newest`, padded where its episode begins, and `count` - 1 later frames."""
     size, pads = column.size, p.stack - 1 - age
     for i in range(pads):
         if p.repeat:
@@ -72,7 +72,7 @@ def _copy_stack(p, column, to, lane, newest, age, count):
 
 @inlined
 def _gather_frames(p, column, out, lane, ticket, rows, age, slot):
-    """Copies one slot's frames: stack - 1 before the ticket, one for each row, then the frames of next_obs alone."""
+    """Copies a slot's frames: those before the ticket, one for each row, then frames that only next_obs needs."""
     size, successors, first = column.size, int64_at(p.successors), slot * p.length
     shared = column.next == ONE_MORE
     near = p.stack - 1 + p.length + shared
@@ -116,7 +116,7 @@ def _gather_state(p, column, out, lane, ticket, slot):
 
 @inlined
 def _sum_rewards(p, lane, first, last):
-    """Returns the discounted sum of rewards of rows `first` to `last`, and the discount of the value that follows."""
+    """Returns the discounted sum of the rewards of rows `first` to `last`, and the discount of the value after them."""
     total, discount = 0.0, 1.0
     for ticket in range(first, last + 1):
         floats = float32_at(record_of(p, lane, ticket))

@@ -19,7 +19,7 @@ HINDSIGHT = record("""
 
 @inlined
 def _follows(p, lane, ticket, later):
-    """Returns whether a later row is of the same episode: age - ticket is constant in an episode, then lower."""
+    """Returns whether a later row is of the same episode: in later episodes, age - ticket is lower."""
     return age_of(place_of(p, lane, later)) - later == age_of(place_of(p, lane, ticket)) - ticket
 
 
@@ -54,7 +54,7 @@ def _find_last(p, h, count):
 
 @inlined
 def _goal(p, h, lane, ticket, last):
-    """Draws the ticket of the row whose achieved goal is the new goal; an action achieves the goal in the next row."""
+    """Draws the ticket of the row with the new goal; a row's achieved goal results from the action before it."""
     generator = uint64_at(p.generator)
     if h.strategy == FUTURE:
         return ticket + 1 + below(generator, last - ticket)

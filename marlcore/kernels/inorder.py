@@ -116,7 +116,7 @@ def _share(ready, first, total, share):
 
 @jit
 def read(plan, columns, out, first, filled, cursors, tallies):
-    """Adds transitions to a batch that has `filled` slots filled: from each lane in turn, one run after the cursor.
+    """Adds transitions to a batch with `filled` filled slots: from each lane in turn, a run of rows after its cursor.
 
     If the lanes' shares cannot be equal, lanes from `first` on get one more. If too little is ready for a batch, only
     crowded lanes deliver. Sets the windows' seams, moves the first of `cursors`, int64 [3, 4, lanes], past the rows

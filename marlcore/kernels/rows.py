@@ -65,7 +65,7 @@ def prefetch_row(p, lane, ticket):
 
 @inlined
 def find_seams(p):
-    """Sets the windows' seams; returns the number of tickets in all windows."""
+    """Sets each window's seam, the ticket in row 0 (see plan.py); returns the number of tickets in all windows."""
     lo, hi, seam, total = int64_at(p.lo), int64_at(p.hi), int64_at(p.seam), 0
     for lane in range(p.lanes):
         seam[lane] = lo[lane] - lo[lane] % p.capacity + p.capacity

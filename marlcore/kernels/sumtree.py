@@ -40,7 +40,7 @@ def _joined(x, y, least):
 
 @inlined
 def _of_children(tree, first, least):
-    """Returns the sum or the minimum of 16 children, computed in four independent strands."""
+    """Returns the sum or the minimum of 16 children, computed in four independent accumulators."""
     a, b, c, d = tree[first], tree[first + 1], tree[first + 2], tree[first + 3]
     for k in range(first + 4, first + FANOUT, 4):
         a = _joined(a, tree[k], least)

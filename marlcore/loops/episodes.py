@@ -64,7 +64,7 @@ class Evaluation:
         """The 95 % confidence interval of the mean return, by agent; NaN if `distinct` is 1.
 
         mean +- t(d - 1) s / sqrt(d - 1), where d counts the distinct games, t is Student's 0.975 quantile, and s^2 the
-        mean squared deviation of all episodes: copies of a game add nothing to what is known of the mean.
+        mean squared deviation of all episodes: copies of a game tell nothing new about the mean.
         """
         freedom = self.distinct - 1
         scale = t_975(freedom) / math.sqrt(max(freedom, 1))
@@ -127,7 +127,7 @@ def play(
     seed: int,
     goes_on: Callable[[], bool] = lambda: True,
 ) -> Evaluation | None:
-    """Plays episodes; new players and the same seed give the same ones. Returns None once `goes_on` returns False."""
+    """Plays episodes; with new players, the seed determines them. Returns None once `goes_on` returns False."""
     with torch_seeded(seed):
         env.reset(seed)
         played = _Episodes(env, players, episodes)
@@ -139,7 +139,7 @@ def play(
 
 
 class _Episodes:
-    """Plays a fixed number of episodes in each copy, since counting those that end first would favour short ones."""
+    """Plays a fixed number of episodes in each copy; counting the first episodes to end would favour short ones."""
 
     def __init__(self, env: VectorEnvironment, players: Mapping[str, Player], episodes: int) -> None:
         self._env = env

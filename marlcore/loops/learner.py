@@ -46,7 +46,7 @@ class Batches(Protocol):
 
     @property
     def due(self) -> bool:
-        """Whether `updates_per_step` makes an update due (False without it) or a queue may have a batch ready."""
+        """Whether an update is due by `updates_per_step` (without it, False) or, for a queue, a batch may be ready."""
 
     def stats(self) -> dict[str, float]: ...
 

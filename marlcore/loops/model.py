@@ -94,7 +94,7 @@ class PolicyModel(nn.Module):
         return super().to(*args, **kwargs)
 
     def saved(self) -> dict[str, Any]:
-        """Copies the weights for a checkpoint: torch cannot save views of one storage that differ in dtype."""
+        """Returns copies of the weights, for a checkpoint: torch cannot save views of one storage of several dtypes."""
         return {"network": _copied(self.whole), "norm": _copied(self.norm), "reward_norm": _copied(self.rewards)}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -39,9 +39,9 @@ class Player(Protocol):
 class ScriptedPlayer:
     """Acts by a script: a function of an observation, or a class or an object with a method `act(obs)`.
 
-    Each copy of the environment has its own object of a class or copy of an object; the method `reset()`, if there is
-    one, is called when an episode begins. A script gets the observation as `Spaces.obs` describes it, without the part
-    JOINT if `hides_joint` is True. Raises TypeError if the script is none of these.
+    Each copy of the environment has its own instance of the class or copy of the object, whose method `reset()`, if
+    any, is called when an episode begins. A script gets the observation as `Spaces.obs` describes it, without the part
+    JOINT if `hides_joint` is True. Raises TypeError for a script of another kind.
     """
 
     def __init__(self, name: str, script: Any, spaces: Spaces, copies: int, hides_joint: bool = False) -> None:

@@ -58,7 +58,7 @@ class LaneGeometry:
         return LINE * (2 + self.total + slot)
 
     def column_offset(self, column: int) -> int:
-        """Returns the bytes from the body's start to the column's first row of lane 0."""
+        """Returns the offset in the body, in bytes, of the column's first row of lane 0."""
         return self._columns_end(column) + self.first * self.rows(column) * self.stride(column)
 
     def _columns_end(self, columns: int) -> int:

@@ -13,7 +13,7 @@ S = TypeVar("S", bound="Shared")
 
 
 def described_workers(segment: Segment) -> list[str]:
-    """Returns the names of a run's workers, one for each part of the segment. Raises ValueError if two are equal."""
+    """Returns the workers' names in a segment's description, one a part. Raises ValueError if two are equal."""
     names: Any = segment.description["workers"]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
         raise ValueError(f"workers: expected distinct names, got {brief(names)}")

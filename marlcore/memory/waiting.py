@@ -28,7 +28,7 @@ def interrupt_waits_with(check: Check | None) -> Check | None:
 class InterruptingOwnWaits:
     """Makes waits of this thread call `check` too, within a `with` block, except waits inside `check`.
 
-    A block may follow another one, but not lie within it.
+    Blocks cannot be nested.
     """
 
     def __init__(self, check: Check) -> None:

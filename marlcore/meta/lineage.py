@@ -106,7 +106,7 @@ class Lineage:
         next(row for row in reversed(self.rows) if row["member"] == member)["copied"] = parent
 
     def advance(self, member: int, steps: int) -> None:
-        """Sets a member's next target, for the methods pbt and random."""
+        """Sets the step count to which a member trains next, for the methods pbt and random."""
         state, interval = self.members[member], self.config.interval
         state.target = self.total_steps
         if self.config.method == "pbt":
@@ -114,7 +114,7 @@ class Lineage:
         state.done = steps >= self.total_steps
 
     def promote(self) -> list[int]:
-        """Sets the next targets of the members that halving promotes, and returns those members' numbers."""
+        """Gives the members that halving promotes their next step counts; returns these members' numbers."""
         lengths, promotions = rungs(self.config, self.total_steps), []
         scores: list[dict[int, float]] = [{} for _ in lengths]
         for row in self.rows:  # a member's n-th row belongs to the n-th rung
@@ -166,8 +166,8 @@ def _fixed(config: PopulationConfig, total_steps: int) -> dict[str, Any]:
 def parent_of(member: int, scores: Mapping[int, float], share: float, generator: np.random.Generator) -> int | None:
     """Draws the member that `member` copies, by truncation selection; returns None if `member` copies no other.
 
-    A member among the lowest scores copies a member among the highest scores, if that one has a higher score. Each of
-    these groups is the fraction `share` of the scored members, but at least one. A diverged member copies, too.
+    A member among the lowest scores copies a member among the highest scores, if this has a higher score. Each of these
+    groups is the fraction `share` of the scored members, but at least one. A diverged member copies, too.
     """
     ranked = sorted(scores, key=scores.__getitem__)
     count = max(1, int(share * len(ranked)))

@@ -158,7 +158,7 @@ class _Runs:
                 self._wait(i)
 
     def _exploit(self, number: int, ended: int | None) -> bool:
-        """If a member is among the worst, makes it copy a better member; then sets the member's next target.
+        """If a member is among the worst, makes it copy a better member; then sets the member's next step count.
 
         `ended` is the member's number of steps if its segment has just ended, otherwise None. Returns False if the
         member diverged and there is no better member to copy yet.

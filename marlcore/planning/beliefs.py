@@ -47,7 +47,7 @@ def tabulate_belief(
 
 
 def _profiles_of(agents: Sequence[int], actions: int) -> NDArray[np.int64]:
-    """Returns the numbers of all profiles in which every other agent takes action 0; they ascend if `agents` do."""
+    """Returns the numbers of the profiles in which all agents but `agents` take action 0; ascending if `agents` are."""
     profiles = np.zeros(1, np.int64)
     for agent in agents:
         steps = np.arange(actions, dtype=np.int64) * actions**agent

@@ -100,7 +100,7 @@ def _dtype(probabilities: object) -> str | None:
 
 
 class Watch:
-    """Shows progress, and raises an error before the memory is full, lest the kernel kill the process.
+    """Shows progress, and raises an error before the memory is full, so that the kernel does not kill the process.
 
     The progress is a line on standard error, rewritten in place, if that is a terminal.
     """

@@ -62,7 +62,7 @@ _Offers = tuple[list[Goal], NDArray[np.int64], NDArray[np.int64], NDArray[np.flo
 
 
 def _offers(generate: GoalGenerator, agent: int, graph: Graph, numbers: Numbers) -> _Offers:
-    """Returns the goals in the order of their first offers; and for each offer its state, goal's index, and weight."""
+    """Returns the goals in the order of their first offers, and each offer's state, goal index and weight."""
 
     def generated(state: Any) -> list[tuple[Goal, float]]:
         pairs = [(goal, float(weight)) for goal, weight in generate(state, agent)]

@@ -57,7 +57,7 @@ def backward_induction(
             depend on the state. A goal is hashable: a function state -> bool, or an object with such a method
             `is_achieved`.
         agents: the agents whose policies are computed; by default, those that have goals.
-        robots: agents about whose actions nobody has beliefs: each expectation is the least over all robots' actions.
+        robots: agents whose actions get no probabilities: each expectation is the least over all robots' actions.
         optimistic: takes the greatest expectation over the robots' actions instead of the least.
         believed: (state, agent, action) -> (probability, profile) pairs: how the others act. The profile's actions of
             the agent and of robots do not matter. By default, all others act at random. In each state, profiles

@@ -66,7 +66,7 @@ def _stretches(levels: Sequence[Numbers], work: NDArray[np.float64], together: b
 
 
 def _chunks(numbers: Numbers, work: NDArray[np.float64], threads: int) -> list[Numbers]:
-    """Splits states into parts of about equal work: at least one for each thread, none with more work than CHUNK."""
+    """Splits states into parts of about equal work: at least one part for each thread, each with at most CHUNK work."""
     ends = np.cumsum(work[numbers])
     parts = threads * max(1, -(-int(ends[-1]) // (CHUNK * threads)))
     cuts = np.searchsorted(ends, ends[-1] * np.arange(1, parts) / parts)

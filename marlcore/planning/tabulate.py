@@ -56,7 +56,7 @@ class Tabulate:
 
 
 def answers(what: str, states: Sequence[Any], calls: Iterable[T]) -> list[T]:
-    """Collects the results of `calls`, calls of the caller's function `what`. Raises CallbackFailed if that raises."""
+    """Collects the results of `calls` of the caller's function `what`. Raises CallbackFailed if a call raises."""
     returned: list[T] = []
     try:
         returned.extend(calls)

@@ -47,8 +47,8 @@ log = logging.getLogger(__name__)
 class Children(Closing):
     """The child processes of one owner, forked by a server that has imported `preload`.
 
-    `interrupts` notes signals, which end the wait for a starting server; None: signals are noted only in
-    `uninterrupted`. A given `server` is used but not closed. `fork`, `early`: see `ForkServer`.
+    A signal that `interrupts` notes ends the wait for a starting server; None: only `uninterrupted` notes signals. A
+    given `server` is used but not closed. `fork`, `early`: see `ForkServer`.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Children(Closing):
         readable(seconds, *(child.pidfd for child in self.living))
 
     def end(self, child: "Child") -> None:
-        """Kills a process, if it still runs, and closes its descriptors; call again after an interrupt."""
+        """Kills a process, if it still runs, and closes its descriptors; may be called again, as after an interrupt."""
         child.close()
         if child in self.living:
             self.living.remove(child)
@@ -185,7 +185,7 @@ class Child:
                 signal.pidfd_send_signal(self.pidfd, signum)
 
     def close(self) -> None:
-        """Kills the process if it still runs, and closes this side's descriptors; call again after an interrupt."""
+        """Kills the process if it still runs, and closes this side's descriptors; may be called again."""
         self.kill()
         if self._open and not readable(KILL_S, self.pidfd):  # it sleeps in a driver or on a dead file system
             log.error(
@@ -225,7 +225,7 @@ def failure_of(name: str, error: BaseException, short: bool = False) -> WorkerFa
 def short_traceback(error: BaseException) -> str | None:
     """Returns the traceback without the package's frames, except for frames that called other code.
 
-    Returns None if no frame would be left out, and an empty text if only the package has frames.
+    Returns None if it would leave out no frame, and an empty text if it would leave out all.
     """
     whole = TracebackException.from_exception(error)
     stacks = [(part, _foreign(part.stack)) for part in _chain(whole)]

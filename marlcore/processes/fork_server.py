@@ -190,14 +190,14 @@ class ForkServer:
 
 
 def _has_word(channel: socket.socket) -> bool:
-    """Whether a server has answered, or has ended, in which case another thread may just have closed the channel."""
+    """Whether a server has answered or ended; a channel that another thread has just closed counts as ended."""
     return (fd := channel.fileno()) < 0 or bool(readable(0.0, fd))
 
 
 def start_child(start: Callable[[], Program]) -> Program:
     """Calls `start` in a thread that outlives the child: the thread's end would kill the child (PR_SET_PDEATHSIG).
 
-    The main thread never ends, and calls `start` itself. Raises the errors of `start`, and OSError if no thread starts.
+    The main thread, which never ends, calls it directly. Raises the errors of `start`; OSError if no thread starts.
     """
     if threading.get_native_id() == os.getpid():
         return start()
@@ -281,8 +281,8 @@ class ForkOfThis:
 def is_safe_to_fork() -> bool:
     """Whether a fork of this process can work: no other thread may hold a lock that the fork needs, and no GPU is open.
 
-    Native threads of array libraries bear this process's name and handle forks, as long as a fork that uses OpenMP
-    keeps to one thread. Other threads have other names. TensorBoard's thread waits only for its own queue.
+    Two kinds of threads are harmless. Those of array libraries bear this process's name and handle forks; a fork must
+    then run OpenMP on one thread. TensorBoard's thread waits only for its own queue.
     """
     numba_threads = getattr(sys.modules.get("numba.np.ufunc.parallel"), "_is_initialized", False)
     harmless = sum(type(thread).__module__.startswith("tensorboard.") for thread in threading.enumerate())
@@ -309,6 +309,6 @@ def cause_of(code: int) -> str:
 
 
 def read_status(pipe: int) -> int | None:
-    """Reads a process's exit status, in the form of `Popen.returncode`; None if the server died before."""
+    """Reads a process's exit status, in the form of `Popen.returncode`; None if the server died before writing it."""
     data = os.read(pipe, NUMBER.size)
     return NUMBER.unpack(data)[0] if data else None

@@ -61,8 +61,8 @@ class Pool(Closing):
     def ask(self, key: int, request: bytes) -> None:
         """Gives a request to a free process; `replies` returns the answer with this key.
 
-        If an exception passes through, such as one of a signal handler, the request stays in the pool; asking
-        again with the same key is harmless.
+        If an exception interrupts the call, such as a signal handler's, the request stays in the pool; asking again
+        with the same key is harmless.
 
         Raises OSError if the system starts no process, WorkerFailed if each process that got the request died.
         """

@@ -78,7 +78,7 @@ def receive(channel: socket.socket, nbytes: int, count: int) -> tuple[bytes, lis
 
 
 def serve(parent: int, channels: Sequence[int], preload: Sequence[str], early: Sequence[str] = ()) -> None:
-    """Serves the first channel once all modules are imported; a fork with only `early` imported serves the second."""
+    """Serves the first channel after importing all modules; a fork that imported only `early` serves the second."""
     end_with_parent(parent)
     show_title("fork server")
     pidfd, (channel, *others) = os.pidfd_open(parent), channels

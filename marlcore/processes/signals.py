@@ -23,9 +23,9 @@ _masks = threading.local()
 
 
 def stopped(folder: str, resume: str = "") -> KeyboardInterrupt:
-    """Returns a KeyboardInterrupt that says with which `resume`, by default `folder`, the work can be continued.
+    """Returns a KeyboardInterrupt whose message names the `resume`, by default `folder`, that continues the work.
 
-    It is of no subclass: only after KeyboardInterrupt itself does Python end by the signal, as shells expect.
+    It is no subclass: only after KeyboardInterrupt itself does Python end by the signal, as shells expect.
     """
     stop: Any = KeyboardInterrupt(f"stopped; call it again with resume={resume or folder!r} to continue")
     stop.folder = folder

@@ -88,7 +88,7 @@ class LaneGate:
         return True
 
     def _missing(self, rows: int) -> int:
-        """Returns how many rows the reader must release before `rows` rows fit; if none, reserves the room.
+        """Returns how many rows the reader must release before `rows` rows fit; if 0, reserves their room.
 
         Raises ValueError if the reader cannot always make room for this many rows, SegmentCorrupt if counters are
         damaged.
@@ -136,7 +136,7 @@ class QueueGates:
 
     @property
     def wait(self) -> Gate:
-        """The gate of a writer of one lane, which makes as few calls as possible."""
+        """The gate of a writer of one lane, chosen so that an add makes the fewest calls."""
         return self._gates[0].wait if self._unread is None else self._wait_for_both
 
     def _wait_for_both(self, transitions: int, boundaries: int, timeout: float | None, check_open: Check) -> bool:

@@ -130,10 +130,10 @@ class TrajectoryQueue(TransitionLanes):
     ) -> TrajectoryReader:
         """Returns the reader, which this process holds alone; after its end a successor continues at the cursor.
 
-        A batch holds one run of each lane, lower lanes first; `batch.index` maps rows to lanes. The runs are as equal
-        in length as the lanes' content allows. A lane without a writer contributes nothing. If a batch lacks
-        rows while a writer waits for room in a lane, the reader takes that lane's rows at once: the batch begins with
-        them, and may have several runs of that lane.
+        A batch holds one run of each lane, lower lanes first; `batch.index` maps rows to lanes. Runs are equally long
+        if each lane holds enough rows. A lane without a writer contributes nothing. If a batch lacks rows while a
+        writer waits for room in a lane, the reader takes that lane's rows at once: the batch begins with them, and may
+        have several runs of that lane.
 
         A transition is delivered once its n steps are written. If a successor has a longer stack, it drops the first
         transitions whose frames were overwritten. Skipped rows occupy room until the row before them is read. So if
@@ -174,8 +174,8 @@ class TrajectoryQueue(TransitionLanes):
     def dropped(self) -> NDArray[np.int64]:
         """Transitions lost in each lane, int64 [lanes]: overwritten before they were read, or refused for lack of room.
 
-        The count is exact, like `len`, as long as fewer than 2^32 are overwritten between two batches and fewer than
-        2^32 boundary rows are written to a lane. While other processes are active, it may be a moment old.
+        The count is exact, like `len`, if fewer than 2^32 transitions are overwritten between two batches and fewer
+        than 2^32 boundary rows are written to a lane. While other processes are active, it may be a moment old.
         """
         cursor, _, overwritten = self._counts()
         refused = np.array([self._lines.refused(lane) for lane in range(self.lanes)])

@@ -40,9 +40,9 @@ class ReaderStats:
 def lane_rows_for(
     batch_size: int, lanes: int, together: int = 1, length: int | None = None, stack: int = 1, state_every: int = 1
 ) -> int:
-    """Returns how many rows a lane needs so that writers, of `together` lanes each, seldom wait for the reader.
+    """Returns how many rows a lane needs so that a writer of `together` lanes seldom waits for the reader.
 
-    A writer's whole share of a batch, with as many boundary rows, then fits into one of its lanes. `state_every` is the
+    One lane then has room for the writer's whole share of a batch, with as many boundary rows. `state_every` is the
     interval at which the spec stores recurrent states; n_step is 1.
     """
     still_needed = max(stack, state_every if length is not None else 1) - 1
@@ -210,7 +210,7 @@ class TrajectoryReader(Closing):
                 raise MarlcoreError(f"{path}: writers overwrote whatever was copied; use a larger capacity")
 
     def _continues(self, batch: Batch) -> NDArray[np.bool_] | None:
-        """Returns `Batch.continues`: the indices of a lane's neighbouring rows differ by the number of lanes."""
+        """Returns `Batch.continues`, since the indices of neighbouring rows of a lane differ by the number of lanes."""
         window, view = self._window, self._view
         if window.length is not None or window.n_step > 1 or view.spec.next_obs:
             return None

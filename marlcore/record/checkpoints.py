@@ -1,4 +1,4 @@
-"""Writes and reads checkpoints, keeps those of evaluations, and finds those from which a run starts."""
+"""Writes and reads checkpoints, keeps a policy's best and last checkpoints, and finds a run's initial weights."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _KINDS |= {"return": float, "sampler": dict}
 
 
 class KeptCheckpoints:
-    """Keeps a policy's best checkpoint by evaluations, and the last `keep`. Raises ValueError if the best is damaged.
+    """Keeps a policy's best checkpoint and its last `keep` ones, each saved by an evaluation.
 
-    With `arrays`, the weights are arrays of NumPy, and torch is not imported.
+    Raises ValueError if the best is damaged. With `arrays`, weights are arrays of NumPy, and torch is not imported.
     """
 
     def __init__(self, run_dir: Path, policy: str, keep: int, arrays: bool = False) -> None:
@@ -122,7 +122,7 @@ def load_checkpoint(
 
 
 def taken_over(state: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `state`, a run's own, with the trainer of the checkpoint `other`; the caller adds the weights."""
+    """Returns a run's own `state` with the trainer's state of the checkpoint `other`; the caller adds the weights."""
     taken = NO_COUNTS | {name: value for name, value in state.items() if name != "trainer"}
     if "trainer" in other:  # state_dicts and evaluations' checkpoints have no trainer
         taken |= {"trainer": other["trainer"], "torch": state.get("torch", other["torch"])}

@@ -30,9 +30,9 @@ class Status:
         steps, total_steps: the steps that all agents together have taken, and will have taken at the end.
         seconds: time since the run's beginning, including earlier parts of a resumed run.
         updates: by policy, the updates of its learner.
-        returns: by agent that has ended an episode, the mean return of its episodes that ended in the last tenth of the
-            steps so far; if none ended there, of the last tenth of its episodes, at least one. Unlike in
-            `Result.returns`, earlier parts of a resumed run do not count.
+        returns: by agent, the mean return of the episodes that ended in the last tenth of the steps so far or, without
+            such episodes, of the last tenth of its episodes, at least one. Agents without an ended episode are missing.
+            Unlike in `Result.returns`, earlier parts of a resumed run do not count.
         restarts: by worker, its restarts.
         metrics: the newest value of each metric, by (agent or policy, name).
     """

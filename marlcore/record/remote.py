@@ -151,7 +151,7 @@ class RemoteCopy(Closing):
 
 
 def _refers(name: str, names: Container[str]) -> bool:
-    """Whether a file refers to another, by the checksum of metrics.csv or the priorities of a saved replay's rows."""
+    """Whether a file refers to others: it has the checksum of metrics.csv, or priorities of a saved replay's rows."""
     return name == PROGRESS or (name.endswith(".pt") and f"{name.removesuffix('.pt')}.replay" in names)
 
 

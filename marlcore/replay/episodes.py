@@ -291,7 +291,7 @@ def _values(label: str, spec: TransitionSpec, obs: Any, rows: int) -> Values:
 
 
 def _ends(name: str, value: Any, steps: int) -> bool:
-    """Whether an episode ends as `name` says. `value`: a bool, or a bool for each step, True only in the last step."""
+    """Whether an episode ended in the way `name`. `value`: a bool, or a bool for each step, True only in the last."""
     if value is None or isinstance(value, (bool, np.bool_)):
         return bool(value)
     flags = rows_of(name, _FLAG, value, steps)

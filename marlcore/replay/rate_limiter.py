@@ -119,8 +119,8 @@ class _Side:
     def _sleep(self, rows: float, bulk: float, event: Event, deadline: float | None, check: Check) -> bool:
         """Waits until `rows` rows may pass the gate; returns False if the deadline comes before that.
 
-        At first, for at most BULK_S, the method waits until `bulk` more rows may pass too, so that the other side wakes
-        this one less often: a wake-up costs as much as adding twenty rows, but a batch often makes room for only ten.
+        At first, for at most BULK_S, waits until `bulk` more rows may pass, too. So the other side wakes this process
+        less often: a wake-up costs the time of adding twenty rows, but a batch often makes room for only ten.
         """
         soon = time.monotonic() + BULK_S
         first = soon if deadline is None else min(soon, deadline)

@@ -131,7 +131,7 @@ class _End:
         self.control.finish()
 
     def halt(self) -> None:
-        """Stops the workers without a last evaluation: restarts none, and kills those that are still starting."""
+        """Stops the workers without a last evaluation: restarts no worker, and kills those still starting."""
         if self.halted:
             return
         self.halted, self.since = True, self.since or time.monotonic()

@@ -85,7 +85,7 @@ def transition_spec(policy: AssignedPolicy, config: Config) -> TransitionSpec:
 def create_transitions(
     stack: ExitStack, policy: AssignedPolicy, config: Config, saved: Path
 ) -> tuple[SegmentHandle, int]:
-    """Makes a policy's queue or replay, or loads a saved replay; returns its handle and its highest weights' version.
+    """Makes or loads a policy's queue or replay; returns its handle and the highest version of weights in its rows.
 
     Raises ValueError if a saved replay does not fit; SharedMemoryFull.
     """
@@ -160,7 +160,7 @@ def deal_steps(control: Control, config: Config, nodes: Sequence[str]) -> None:
 
 
 def dealt(total: int, steps: Sequence[int], weights: Sequence[int]) -> list[int]:
-    """Returns the step count at which each worker is done; the counts sum to `total`. `steps`: taken so far.
+    """Returns each worker's step count at its end; they sum to `total`. `steps` are the counts so far.
 
     The remaining steps are split in proportion to the weights; an indivisible rest goes to the workers with the fewest
     steps per weight.

@@ -60,10 +60,10 @@ class NewRun:
         return self.directory
 
     def model_of(self, policy: AssignedPolicy) -> tuple[PolicyModel, int, bool]:
-        """Returns a policy's model, the version of its last weights before this part of the run, and who publishes.
+        """Returns a policy's model, the last version of its weights so far, and whether the parent publishes them.
 
-        True: the parent publishes the model's weights, since actors begin before learners. If some weights are not
-        finite, their learner reports them.
+        The parent publishes if actors begin before learners and all weights are finite; a learner reports weights that
+        are not.
 
         Raises ValueError if the checkpoint is damaged, or belongs to another network.
         """
@@ -160,10 +160,9 @@ class ResumedRun(NewRun):
 def _restore(
     model: PolicyModel, policy: AssignedPolicy, config: Config, state: Mapping[str, Any], checkpoint: Path
 ) -> None:
-    """Loads a checkpoint into a model. Raises ValueError, naming hyperparameters to blame, if it does not fit.
+    """Loads a checkpoint into a model. Raises ValueError if it does not fit.
 
-    To blame is each changed hyperparameter that alone makes the checkpoint unfit or, if there is none, all changed
-    ones.
+    The error names each changed hyperparameter that alone makes the checkpoint unfit; without one, all changed ones.
     """
     policy_name, algorithm = printable(policy.name), type(policy.algorithm).__name__
     try:

@@ -126,7 +126,7 @@ class Run:
         self._interrupts.stop("the program stopped the run")
 
     def hurry(self) -> None:
-        """Makes a run that `stop` is ending end at once, without its last checkpoints."""
+        """Ends a run at once, while `stop` is ending it, without its last checkpoints."""
         self._interrupts.again = True
 
     @property

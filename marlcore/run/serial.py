@@ -57,7 +57,7 @@ class _InTurn:
             role.counters.store(READY, 1)
 
     def work(self) -> None:
-        """Runs all rounds and ends the run. Raises WorkerFailed if a role failed; the other learners have saved."""
+        """Runs all rounds and ends the run. If a role failed, the other learners save; then raises WorkerFailed."""
         interrupts = self.interrupts
         try:
             for rounds in count(1):

@@ -117,7 +117,7 @@ class Session:
     def _store(
         self, stack: ExitStack, policy: AssignedPolicy, model: PolicyModel, version: int, publishes: bool, newest: int
     ) -> ParameterStore:  # fmt: skip
-        """Makes a policy's store; versions follow the checkpoint's `version` and the saved rows' `newest` one."""
+        """Makes a policy's store; its next version exceeds the checkpoint's `version` and the saved rows' `newest`."""
         config = self.spec.config
         store = stack.enter_context(create_weights(policy, config, model, max(version, newest)))
         if publishes:
@@ -145,7 +145,7 @@ class Session:
     def _start(self, supervisor: Supervisor, fallback: bool) -> bool:
         """Starts the workers as `start_all` does, those without torch first.
 
-        Records what they report until the server that forks the others has imported torch: telemetry holds few rows.
+        The others start once the fork server has imported torch. Until then, moves metrics out of telemetry's few rows.
         """
         early = [name for name in self._workers if self.spec.acts_compiled and name not in self.spec.learners]
         if not start_all(supervisor, early, self.interrupts, fallback):

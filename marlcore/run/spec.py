@@ -177,7 +177,7 @@ def _with_joint_observations(spec: RunSpec, algorithm: Algorithms) -> RunSpec:
 
 
 def _has_own_copies(env: VectorEnvironment, make_env: Callable[[], Any]) -> bool:
-    """Whether `make_env` makes a vector environment that sets its own number of copies; `env` was to have one copy."""
+    """Whether `make_env` sets its own number of copies; `env` is its vector environment when asked for one copy."""
     if env.copies > 1 or isinstance(env, Copies):
         return env.copies > 1
     with closing(vectorize(make_env, 2)) as two:

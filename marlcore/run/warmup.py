@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 
 def compile_before_a_run(*sources: ReplaySource | QueueSource) -> None:
-    """Compiles the kernels of these sources, if this machine never has, with a notice; learners would give none."""
+    """Compiles these sources' kernels, with a notice, if this machine never has; learners would give no notice."""
     cache = jit.cache_directory()
     names = dict.fromkeys(name for source in sources for name in _parts_of(source))
     missing = [name for name in names if cache is not None and not (cache / f"warm-{name}").exists()]
@@ -69,7 +69,7 @@ def warm_up(meanwhile: Callable[[], object] = lambda: None) -> float:
 
 
 def _compile(names: Sequence[str], meanwhile: Callable[[], object] = lambda: None) -> float:
-    """Compiles in other processes, side by side; loads here what they compiled, and compiles what they did not."""
+    """Compiles in other processes, side by side; then loads the results here, and compiles what is still missing."""
     began, cache, size = time.monotonic(), jit.cache_directory(), min(len(names), processors())
     unless_failed = suppress(OSError, WorkerFailed)
     with Pool(lambda: _load, size, name="compiler", fork=None) as pool:

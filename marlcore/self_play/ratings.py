@@ -68,7 +68,7 @@ class TrueSkill:
         return (lower, higher) if result < 0 else (higher, lower)
 
     def evenness(self, policy: list[float], opponent: list[float]) -> float:
-        """Returns trueskill's quality, in [0, 1]: the chance of a draw relative to that of equals of known skill."""
+        """Returns trueskill's quality, in [0, 1]: the chance of a draw, relative to equal players of known skill."""
         return float(self._quality(self._of(*policy), self._of(*opponent)))
 
     def shown(self, rating: list[float]) -> dict[str, float]:

@@ -210,7 +210,7 @@ class BatchLayout:
         return self._geometry.column_offset(place.column) + place.offset, self._geometry.stride(place.column)
 
     def _frames(self, place: Place) -> tuple[int, ...]:
-        """Adds a block of frames for each slot; obs, and next_obs if the spec does not store it, view it."""
+        """Adds a block of frames for each slot, which obs views, and next_obs too if the spec does not store it."""
         stack, field, frame = self._stack, place.field, place.field.nbytes
         near = stack - 1 + self.length + (self._next == ONE_MORE)
         far = self.length * stack if self._next == OWN_STACKS else 0  # stacks of next_obs alone

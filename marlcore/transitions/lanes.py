@@ -141,7 +141,7 @@ class TransitionLanes(Shared):
         raise NotImplementedError
 
     def _gates(self, lanes: list[int]) -> Any:
-        """Returns the gates of a writer of these lanes, as `wait`, `wait_each` and `room_for` of an object; or None."""
+        """Returns the gates of a writer of these lanes: an object with `wait`, `wait_each` and `room_for`; or None."""
         raise NotImplementedError
 
     def _open_writer(self, lane: int, timeout: float | None, shared: bool = False) -> Writer:

@@ -131,8 +131,8 @@ class BatchStaging(_Staging):
 class VectorStaging(_Staging):
     """Rows of different lanes, for `VectorWriter.add`; record 2 i is row i's, record 2 i + 1 its boundary row's.
 
-    `which` holds the index of each row's writer; `left_out` marks rows for which a queue has no room. `never` marks no
-    row.
+    `which` holds the index of each row's writer; `left_out` marks rows for which a queue has no room. `never` is a mask
+    of no rows.
     """
 
     def __init__(self, native: NativeVector, view: LaneView, records: Bytes) -> None:

@@ -80,7 +80,7 @@ class ReadPlan:
     """The kernels' arguments for batches of one size and window; see kernels/plan.py and kernels/rows.py."""
 
     def __init__(self, lanes: LaneView, window: Window, batch_size: int, reads_more: bool = False) -> None:
-        """`reads_more` tells that the caller reads further rows for each slot, and sets the slots' lowest tickets."""
+        """With `reads_more`, the caller reads further rows for each slot, and sets the slots' lowest tickets."""
         geometry = lanes.geometry
         self._layout = BatchLayout(lanes, batch_size, window.stack, window.n_step, window.length)
         self._pool: deque[BatchMemory] = deque(maxlen=_POOL)

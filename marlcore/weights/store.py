@@ -44,7 +44,7 @@ class ParameterStore(VersionedRows):
         mode: "snapshot" (1 slot), "double_buffer" (2) or "triple_buffer" (3); or the number of slots.
         slots: versions that the store holds.
         layout: the places of the tensors and extras in a row.
-        begins_after: the version before this store's first one; 0 unless the store continues another one.
+        begins_after: the version before this store's first version; 0 unless it continues another store's versions.
         is_mirror: whether its rows and versions are another store's; see `create_mirror`.
     """
 

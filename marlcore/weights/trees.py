@@ -58,7 +58,7 @@ class TreeWeights:
         return self._rows[0]
 
     def rows(self) -> list[NDArray[np.uint8]]:
-        """Returns one or two rows in host memory: a pull fills `rows()[turn - 1]`, then calls `load`."""
+        """Returns the one or two rows in host memory that pulls fill, by turns, before they call `load`."""
         return self._rows
 
     def load(self) -> None:

@@ -18,7 +18,7 @@ from whole_runs import ON_POLICY, Runs, checkpoint, history, past, pid_of
 import marlcore as mc
 from marlcore.interfaces import CompiledPolicy
 from marlcore.loops import TorchNetwork, run_seed
-from marlcore.processes.fork_server import ForkServer
+from marlcore.processes import ForkServer
 from marlcore.record import checkpoint_path
 from marlcore.run.spec import acting_spec
 

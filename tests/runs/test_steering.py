@@ -13,8 +13,7 @@ from whole_runs import MODES, Runs, checkpoint, metrics_of, past, values_of
 import marlcore as mc
 from marlcore.config import StopConfig
 from marlcore.processes import Metric
-from marlcore.record import StopConditions
-from marlcore.record.sinks.background import Sinks
+from marlcore.record import StopConditions, sinks
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -199,8 +198,8 @@ def test_a_callback_is_heard_however_long_its_last_call_takes(
             until(lambda: "the sink callback did not close in time" in caplog.text)
             raise KeyError("late")
 
-    close = Sinks.close
-    monkeypatch.setattr(Sinks, "close", lambda sinks: close(sinks, 0.0))
+    close = sinks.Sinks.close
+    monkeypatch.setattr(sinks.Sinks, "close", lambda all_sinks: close(all_sinks, 0.0))
     with pytest.raises(KeyError, match="late"):
         train(tmp_path, Late(), total_steps=300)
 

@@ -29,8 +29,7 @@ from seams import replace  # noqa: E402
 
 from marlcore import ParameterStore, ReplayBuffer  # noqa: E402
 from marlcore.cluster import Bookings, DirectLink, Ingest, Relay  # noqa: E402
-from marlcore.memory import Event, File, replace_file, survey  # noqa: E402
-from marlcore.memory.header import Header  # noqa: E402
+from marlcore.memory import Event, File, header, replace_file, survey  # noqa: E402
 
 
 class Publish:
@@ -179,8 +178,8 @@ def removed_before_it_is_replaced() -> None:
 
 def keeps_descriptors() -> None:
     """Breaks a rule: reading a header leaks a descriptor."""
-    read = Header.read
-    Header.read = lambda fd, path: read(os.dup(fd), path)
+    read = header.Header.read
+    header.Header.read = lambda fd, path: read(os.dup(fd), path)
 
 
 SABOTAGE = {rule.__name__: rule for rule in (named_at_once, removed_before_it_is_replaced, keeps_descriptors)}

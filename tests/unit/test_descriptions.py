@@ -14,7 +14,7 @@ import pytest
 
 import marlcore as mc
 from marlcore.cluster import Leases
-from marlcore.memory.header import Header
+from marlcore.memory import header
 from marlcore.processes import Control
 
 SPEC = mc.TransitionSpec({"x": mc.Field((3,))}, mc.Field((), "int16"), {"h": mc.Field((5,), every=4)})
@@ -44,15 +44,15 @@ def numbers_in(plain: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ..
 @pytest.mark.parametrize("kind", ["replay", "queue", "store", "control", "leases"])
 def test_a_number_of_a_description_is_refused_in_one_line(kind: str, tmp_path: Path) -> None:
     with made(kind, tmp_path / "segment") as shared:
-        header, body = shared._segment.description, bytes(shared._segment.body)
-    for keys in numbers_in(header):
+        description, body = shared._segment.description, bytes(shared._segment.body)
+    for keys in numbers_in(description):
         for number in NUMBERS:
-            changed = place = copy.deepcopy(header)
+            changed = place = copy.deepcopy(description)
             for key in keys[:-1]:
                 place = place[key]
             place[keys[-1]] = number
             file = tmp_path / "changed"
-            file.write_bytes(Header.build(1, json.loads(json.dumps(changed)), len(body)).raw + body)
+            file.write_bytes(header.Header.build(1, json.loads(json.dumps(changed)), len(body)).raw + body)
             os.chmod(file, 0o600)
             try:
                 type(shared).attach(file).close()

@@ -48,7 +48,7 @@ class ActorCriticHyperparameters(Hyperparameters):
 
 @dataclass(frozen=True)
 class NoisyPolicy(ActorCriticHyperparameters):
-    """Hyperparameters of Box policies, which act uniformly until the first update, then with noise on their actions."""
+    """Hyperparameters for Box actions: actors act uniformly until the first update, then add noise to their actions."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
         """Returns a row's fields, without extras. Raises ValueError as BoxActions does."""
@@ -74,7 +74,7 @@ class NoisyPolicy(ActorCriticHyperparameters):
 
 @dataclass(frozen=True)
 class DelayedPolicy(NoisyPolicy):
-    """Hyperparameters of deterministic policies; noise is in units of half the range of an action's component."""
+    """Hyperparameters of deterministic policies; the unit of noise is half the range of an action's component."""
 
     noise: AtLeast0 = 0.1
     """Standard deviation of the noise of exploration, at least 0, usually 0.1 to 0.3; the schedule `noise` of
@@ -121,7 +121,7 @@ class TeamDelayedPolicy(DelayedPolicy):
     def source(self, chosen: ReplaySource) -> ReplaySource:
         """Returns the chosen source, but with one-step returns if members learn from their own rewards.
 
-        Samplers sum only the team's rewards over several steps.
+        For returns of several steps, samplers sum only the team's rewards.
         """
         return chosen if self.rewards == "sum" else replace(chosen, n_step=1)
 
@@ -160,7 +160,7 @@ class ActorCriticTrainer(TargetTrainer):
         self.generator = seeded_generator(self.device)
 
     def descend(self, optimizer: ClippedAdam, loss: torch.Tensor) -> torch.Tensor:
-        """Makes AdamTrainer's step, but gives gradients only to this optimizer's parameters, which takes 15 us more."""
+        """Makes AdamTrainer's step, but computes gradients of this optimizer's parameters only; takes 15 us more."""
         optimizer.zero_grad()
         torch.autograd.backward(loss, inputs=[tensor for tensor in optimizer.tensors if tensor.requires_grad])
         return optimizer.clip_and_step(self.hyper.max_grad_norm)
@@ -208,7 +208,7 @@ class DelayedPolicyTrainer(ActorCriticTrainer):
     def targets(self, batch: Any) -> torch.Tensor:
         """Returns scaled rewards plus discounted next values, float32 [..., B].
 
-        A next value is the lowest of the target critics' values of the smoothed next action.
+        A next value is the minimum over the target critics of the value of the smoothed next action.
         """
         values = faster(self.target.critics)(batch.next_obs, self.smoothed(batch.next_obs))
         return self.bootstrapped(batch, values.amin(0))
@@ -222,12 +222,12 @@ class DelayedPolicyTrainer(ActorCriticTrainer):
 
 
 class TeamDelayedPolicyTrainer(DelayedPolicyTrainer):
-    """Makes TD3's steps. Gradients reach a member's policy through its own action; other actions are the batch's."""
+    """Makes TD3's steps. A member's policy gets gradients by its own action; the other actions are the batch's."""
 
     def update(self, batch: Any) -> Update:
-        """Makes DelayedPolicyTrainer's update. With own rewards, a row's priority is the mean over all members.
+        """Makes DelayedPolicyTrainer's update.
 
-        The error of a dead member counts as 0.
+        With own rewards, a row's priority is the mean of all members' errors; a dead member's error counts as 0.
         """
         if self.hyper.rewards == "sum":
             return super().update(batch)

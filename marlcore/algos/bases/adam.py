@@ -9,7 +9,7 @@ M = TypeVar("M")
 
 
 def _plain(method: M) -> M:
-    """Returns the method without its decorator, whose first call takes a second to import torch's compiler."""
+    """Returns the method without its decorator, which takes a second at first use to import torch's compiler."""
     return getattr(method, "__wrapped__", method)
 
 
@@ -92,7 +92,7 @@ class ClippedAdam(torch.optim.Adam):
         return _plain(torch.optim.Optimizer.state_dict)(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads moments, steps and a scheduled rate. Raises ValueError if the state belongs to other parameters."""
+        """Loads moments, step counts and a scheduled rate. Raises ValueError if the state is of other parameters."""
         saved = state_dict["state"]
         if len(saved) != len(self.tensors):
             raise ValueError(f"optimizer: expected the moments of {len(self.tensors)} tensors, got {len(saved)}")

@@ -2,8 +2,8 @@
 
 Schulman et al. 2017, "Proximal policy optimization algorithms" (arXiv:1707.06347); Huang et al. 2022, "The 37
 implementation details of proximal policy optimization" (the ICLR blog track). Transitions of older policies are
-corrected as in Espeholt et al. 2018 (arXiv:1802.01561), and ratios compare with the policy before the update, not with
-the one that acted (Hilton et al. 2022, "Batch size-invariance for policy optimization", arXiv:2110.00641, section 3).
+corrected as in Espeholt et al. 2018 (arXiv:1802.01561). Ratios divide by the probability just before the update, not by
+that when acting (Hilton et al. 2022, "Batch size-invariance for policy optimization", arXiv:2110.00641, section 3).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -121,7 +121,7 @@ class Evaluated(NamedTuple):
 
 
 class Minibatch(NamedTuple):
-    """Transitions, and numbers fixed in an update, each [B, ...]; `value` and `target` are in the critic's units."""
+    """Transitions and other inputs of an update, each [B, ...]; `value` and `target` are in the critic's units."""
 
     obs: Any
     action: torch.Tensor
@@ -213,7 +213,7 @@ class ClippedPolicyTrainer(AdamTrainer):
     def _passes(self, rows: Minibatch, step: Callable[[Minibatch], torch.Tensor], kl: int) -> list[torch.Tensor]:
         """Calls `step` with each minibatch, in a new order each pass, and returns the results.
 
-        Item `kl` of a result is the policy's divergence. A pass whose mean divergence exceeds `target_kl` is the last.
+        Item `kl` of a result is the KL divergence. Stops after a pass whose mean divergence exceeds `target_kl`.
         """
         steps: list[torch.Tensor] = []
         for _ in range(self.hyper.epochs):
@@ -244,7 +244,7 @@ class ClippedPolicyTrainer(AdamTrainer):
     def _policy_loss(
         self, log_prob: torch.Tensor, rows: Minibatch, mean: Callable[[torch.Tensor], torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns the clipped loss, the divergence and the share of clipped rows; `mean` averages over rows."""
+        """Returns the clipped loss, the KL divergence and the share of clipped rows; `mean` averages over rows."""
         moved = log_prob - rows.log_prob
         ratio = torch.exp(moved)
         clipped = ratio.clamp(1 - self.hyper.clip, 1 + self.hyper.clip)

@@ -41,7 +41,7 @@ class ActRequest(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Hyperparameters(Algorithm):
-    """Base of hyperparameters. Fields declare their ranges (declared.py); this class's fields set up first layers."""
+    """Base of hyperparameters. Fields declare their ranges (declared.py); these fields configure the first layers."""
 
     network: Network = None
     """Your own network in place of the first layers, or of all: a function that gets the mc.Spaces and returns a

@@ -62,8 +62,8 @@ class FeedforwardQLearning(QLearning):
     """Base of algorithms whose model is a QNetwork without memory.
 
     Actors may compute the first priorities of transitions, so that not all new rows get the highest priority (Horgan et
-    al. 2018, "Distributed prioritized experience replay", arXiv:1803.00933, section 3). Such a priority is the error of
-    one step, from values that the actor computes anyway to choose its actions.
+    al. 2018, "Distributed prioritized experience replay", arXiv:1803.00933, section 3). Such a priority is the one-step
+    TD error, computed from the values by which the actor chose its actions.
     """
 
     actor_priorities: bool = False
@@ -75,7 +75,7 @@ class FeedforwardQLearning(QLearning):
         return replace(spec, extras={PRIORITY: Field()}) if self.actor_priorities else spec
 
     def source(self, chosen: ReplaySource) -> ReplaySource:
-        """Returns the chosen source, with first priorities from actors if actors compute them."""
+        """Returns the chosen source; if actors compute first priorities, new rows enter the replay with these."""
         if not self.actor_priorities or chosen.prioritized is None:
             return chosen
         return replace(chosen, prioritized=replace(chosen.prioritized, initial=PRIORITY))
@@ -108,7 +108,7 @@ class FeedforwardQLearning(QLearning):
         discount: float,
         after: Mapping[str, NDArray[Any]],
     ) -> NDArray[np.float32]:
-        """Returns the priority of the error of one step (see `priority_of`); NaN where a value is unknown."""
+        """Returns the priorities of one-step TD errors (see `priority_of`); NaN where a value is unknown."""
         error = step_error(self.reward_scale, before, reward, discount, after)
         return self.priority_of(error).astype(np.float32)
 
@@ -123,7 +123,7 @@ class WindowedQLearning(QLearning):
 
     Rows store the recurrent state; a window's first steps burn it in (Kapturowski et al. 2019, "Recurrent experience
     replay in distributed reinforcement learning", ICLR 2019, openreview.net/forum?id=r1lyTjAqYX). An update reads
-    `length` times as many transitions as one of DQN, so request fewer updates.
+    `length` times the transitions of DQN's update, so request fewer updates.
     """
 
     units: Units = 64
@@ -147,7 +147,7 @@ class WindowedQLearning(QLearning):
             raise ValueError(f"{self.owner} burn_in: expected less than the length {self.length}, got {self.burn_in}")
 
     def source(self, chosen: ReplaySource) -> ReplaySource:
-        """Returns a source of windows of one-step rows, prioritized if `chosen` is; the trainer makes the returns."""
+        """Returns a source of windows of one-step rows, prioritized if `chosen` is; the trainer computes returns."""
         window = Sequence(self.length, self.burn_in, self.period)
         return replace(chosen, n_step=1, sequence=window)
 
@@ -226,7 +226,7 @@ class WindowTrainer(QTrainer):
         """Makes one step on B windows of T transitions; only transitions whose `mask` is True count.
 
         The loss is the mean over these transitions of the Huber loss times the window's `weight`. A window's priority
-        is eta times its largest absolute error plus 1 - eta times its mean absolute error (Kapturowski et al. 2019,
+        is eta times its largest absolute error plus (1 - eta) times its mean absolute error (Kapturowski et al. 2019,
         section 2.3).
         """
         self.follow_schedules(batch)
@@ -249,7 +249,7 @@ class WindowTrainer(QTrainer):
 
     @torch.no_grad()
     def window_targets(self, batch: Any, window: tuple[Any, ...], values: torch.Tensor) -> torch.Tensor:
-        """Returns n-step returns, float32 [B, T], which end in values of the target network.
+        """Returns n-step returns, float32 [B, T], bootstrapped with values of the target network.
 
         The action after the last step is the best by the target network or, with `double`, by the network's `values`
         [B, T + 1, actions].
@@ -267,7 +267,7 @@ class WindowTrainer(QTrainer):
         return values
 
     def shortened(self, batch: Any) -> tuple[SimpleNamespace, tuple[Any, State, Windows]]:
-        """Cuts off last steps that no window reaches; returns the shorter batch and the network's arguments."""
+        """Cuts off the steps after every window's end; returns the shorter batch and the network's arguments."""
         steps = int(batch.valid[..., -1].any(0).sum())
         fields = {name: each(lambda values: values[:, :steps], getattr(batch, name)) for name in OF_STEPS}
         raw = raw_reward(batch)[:, :steps]
@@ -276,7 +276,7 @@ class WindowTrainer(QTrainer):
         return short, (obs, short.extras, Windows(short.action, raw, self.hyper.burn_in, short.mask[:, 0]))
 
     def returns(self, batch: Any, value: torch.Tensor) -> torch.Tensor:
-        """Returns the n-step returns [B, T] within windows, with fewer steps where the episode or window ends before.
+        """Returns the n-step returns [B, T] within windows, with fewer steps where the episode or window ends earlier.
 
         `value` [B, T + 1] holds the values of each window's observations and of the observation after the window.
         """

@@ -31,7 +31,7 @@ from .q_learning import QTrainer, WindowedQLearning, WindowTrainer
 class TeamQLearning(WindowedQLearning):
     """Hyperparameters of all algorithms that decompose a team's value; the agent is a team, see Config.teams.
 
-    The fields of windows, `units` to `eta`, apply only to members with memory; members without memory use
+    The fields from `units` to `eta` configure windows, which only members with memory have. Members without memory use
     `learner.n_step`.
     """
 
@@ -50,7 +50,7 @@ class TeamQLearning(WindowedQLearning):
     own."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
-        """Returns a row's fields; each `period`-th has the members' states. Raises ValueError as discrete_team does."""
+        """Returns a row's fields; each `period`-th row has members' states. Raises ValueError as discrete_team does."""
         spec = Algorithm.transition(self, spaces)
         team = discrete_team(self.owner, spaces, self.shared)
         if self.cell is None:
@@ -114,7 +114,7 @@ def acted(after: Mapping[str, torch.Tensor], action: torch.Tensor, most: int) ->
 
 
 class TeamNetwork(nn.Module):
-    """Holds the members' networks, which are the part that acts, and the mixer of their values."""
+    """Holds the members' networks, with which actors act, and the mixer of their values."""
 
     def __init__(self, hyper: TeamQLearning, spaces: Spaces) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class TeamNetwork(nn.Module):
         return self.acting.stepped(obs, *window) if window else self.acting(obs)
 
     def mixed(self, values: torch.Tensor, obs: Any) -> torch.Tensor:
-        """Mixes members' values [..., members] into the team's [...]; members that do not act contribute nothing."""
+        """Mixes members' values [..., members] into the team's [...]; values of members that do not act count as 0."""
         total: torch.Tensor = self.mixer(values * self.team.alive(obs), obs)
         return total
 

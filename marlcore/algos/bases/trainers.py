@@ -89,7 +89,7 @@ class TargetTrainer(AdamTrainer):
 
     @torch.no_grad()
     def soft_update(self, share: float) -> None:
-        """Moves the target by this share of the way to its source; 1 copies exactly."""
+        """Moves the target towards its source by this share of the difference; 1 copies exactly."""
         torch._foreach_lerp_(self._target, self._source, share)
 
     def bootstrapped(self, batch: Any, future: torch.Tensor) -> torch.Tensor:

@@ -49,7 +49,7 @@ def with_engine(trainer: Any, engine: str) -> tuple[Trainer, str]:
 
 
 def compiled_policy(algorithm: Any, spaces: Spaces, engine: str) -> CompiledPolicy | None:
-    """Returns the form of an algorithm's policy that acts without torch; None if torch has to act or is as fast.
+    """Returns the form of an algorithm's policy that acts without torch; None if torch must act or is equally fast.
 
     Leaves torch's generator unchanged. Raises ValueError if the engine is "compiled" but compiled forms cannot act or
     learn with this algorithm.

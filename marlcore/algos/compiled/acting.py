@@ -71,7 +71,7 @@ def _of_values(algorithm: Any, network: Any, names: Names, spaces: Spaces) -> Co
 
 
 def _noisy(algorithm: Any, policy: Any, network: Any, spaces: Spaces) -> CompiledPolicy:
-    """Returns a policy that acts by `network`, the form of the torch network `policy` (in a team, one member's)."""
+    """Returns a noisy policy on `network`, which computes the torch network `policy` (in a team, one member's)."""
     actions = compiled.ScaledActions(algorithm.owner, spaces.action)
     return compiled.NoisyBoxPolicy(network, actions, policy.actions.size, squashed=policy.outputs == 2)
 

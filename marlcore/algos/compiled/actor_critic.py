@@ -96,7 +96,7 @@ class CompiledActorCritic(CompiledTrainer):
         """Chooses actions for the next observations in `x`, writes the actions into `x`, and returns the values [B]."""
 
     def share(self) -> float:
-        """Returns the share, from 0 to 1, of the way to the trained weights by which this update moves the targets."""
+        """Returns by which fraction, 0 to 1, this update moves the targets towards the trained weights."""
         return self.hyper.tau  # type: ignore[no-any-return]
 
     @abstractmethod
@@ -108,7 +108,7 @@ class CompiledActorCritic(CompiledTrainer):
         return drawn
 
     def slopes_of_actions(self, x: Floats, gradient: Floats) -> Floats:
-        """Returns the actions' gradient [B, size] at `x`; `gradient` [n, B] is that of the first n critics' values."""
+        """Returns the actions' gradient [B, size] at `x`, given that of the first n critics' values, [n, B]."""
         for chain, slope, of_x in zip(self.critics, gradient, self._x_gradients, strict=False):
             chain.gradient[: len(x), 0] = slope
             chain.backward(x, of_x)

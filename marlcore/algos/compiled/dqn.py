@@ -94,7 +94,7 @@ class CompiledDQN(CompiledTrainer):
         return Update(self.metrics(), self._error.copy())
 
     def update_values(self) -> int:
-        """Makes the update in the core; returns another number than 0 if an action of the batch does not exist."""
+        """Makes the update in the core; returns a nonzero number if an action of the batch does not exist."""
         return lib.mc_q_update(self._raw)  # type: ignore[no-any-return]
 
     def metrics(self) -> dict[str, float]:

@@ -137,7 +137,7 @@ def chain_of(*parts: nn.Module, trains: bool = False) -> Chain:
 
 
 def stacked_layers(stack: Sequence[nn.Module], activation: nn.Module) -> list[Layer]:
-    """Returns one network's layers in a stack, the last without activation. Raises NotPlain as `layers_of` does."""
+    """Returns the layers of one network of a stack, the last without activation. Raises NotPlain like `layers_of`."""
     layers = []
     for linear in stack:
         if type(linear) is not StackedLinear or type(activation) not in ACTIVATIONS:

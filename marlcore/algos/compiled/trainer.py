@@ -1,4 +1,4 @@
-"""The base of compiled trainers, which make a torch trainer's updates as long as the trainer's networks are plain."""
+"""The base of compiled trainers, which make a torch trainer's updates while the trainer's networks are plain."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -93,11 +93,11 @@ class Descent:
         self.raw = ffi.new("struct mc_descent *", {"tensors": rows, "number": pointer(number), **numbers})
 
     def prepare(self, share: float) -> None:
-        """Sets, for the next step, the learning rate and the share of the way by which targets move."""
+        """Sets, for the next step, the learning rate and the fraction by which targets move towards the weights."""
         self.raw.rate, self.raw.share = self._group["lr"], share
 
     def step(self, share: float = 0.0) -> float:
-        """Makes one step, and moves targets by this share of the way; returns the gradient's norm before clipping."""
+        """Makes one step, and moves targets by the fraction `share`; returns the gradient's norm before clipping."""
         self.prepare(share)
         return float(lib.mc_descend(self.raw))
 

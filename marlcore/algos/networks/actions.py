@@ -1,4 +1,4 @@
-"""Converts tensors of actions between the forms in rows and in networks; compiled/actions.py converts arrays."""
+"""Converts action tensors between the form in rows and the form in networks; compiled/actions.py converts arrays."""
 
 from functools import cache
 from typing import Any

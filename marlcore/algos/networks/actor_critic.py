@@ -18,8 +18,8 @@ from .torso import ACTIVATIONS, StackedLinear, StackedNorm
 class Critics(nn.Module):
     """Several networks, each of which maps an observation and an action to a value.
 
-    The networks share encoders of images, or a user's own network, but no fully connected layer. One batched product
-    computes a layer of all networks, since small networks spend most of their time in torch's overhead.
+    The networks share encoders of images, or a user's own network, but no fully connected layer. One batched matrix
+    product computes a layer of all networks, since torch's overhead takes most of a small network's time.
     """
 
     def __init__(self, hyper: Any, spaces: Spaces, actions: int, networks: int = 2) -> None:
@@ -63,7 +63,7 @@ class CustomCritics(nn.Module):
 
 
 class ContinuousPolicy(nn.Module):
-    """Base of policies from observations to distributions of Box actions, given by `outputs` numbers per component."""
+    """Base of policies that map observations to distributions of Box actions, with `outputs` numbers per component."""
 
     outputs: ClassVar[int]
 
@@ -105,7 +105,7 @@ class DeterministicPolicy(ContinuousPolicy):
 
 
 class ActorCritic(nn.Module):
-    """Holds a policy, which is the part that acts, and its critics.
+    """Holds a policy, with which actors act, and its critics.
 
     Raises: ValueError: policy and critics share parameters, but a parameter can have only one optimizer.
     """

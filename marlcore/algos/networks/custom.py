@@ -63,7 +63,7 @@ def made_module(label: str, function: Any, *arguments: Any) -> nn.Module:
 
 
 def tried(label: str, call: Callable[..., Any], *arguments: Any) -> Any:
-    """Returns the result of the user's layers, without gradients. Raises ValueError as `result_of` does."""
+    """Runs a user's layers without gradients; returns their result. Raises ValueError as `result_of` does."""
     with torch.no_grad():
         return result_of(label, call, *arguments)
 
@@ -157,7 +157,7 @@ class CustomTorso(nn.Module):
 
 
 def head_on(hyper: Any, torso: Any, outputs: int, make: Callable[[int, int], nn.Module] = nn.Linear) -> nn.Module:
-    """Makes a head, by `make`, from the torso's features to `outputs` numbers; on a whole model, makes an identity.
+    """Returns a module from the torso's features to `outputs` numbers, made by `make`; for a whole model, the identity.
 
     Raises: ValueError: a whole model has another number of outputs.
     """
@@ -194,7 +194,7 @@ def visible(spaces: Spaces, without: tuple[str, ...]) -> Spaces:
 
 
 def zeros_of(spaces: Spaces) -> Any:
-    """Returns a batch of zeros as input of a user's network; discrete values are the start of their space instead."""
+    """Returns a batch of zeros for a user's network; discrete values are the `start` of their space instead."""
     lead = (TRIED, spaces.stack) if spaces.stack > 1 else (TRIED,)
     parts = {}
     for part in spaces.parts:

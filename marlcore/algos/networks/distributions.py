@@ -1,7 +1,7 @@
 """Distributions over the actions of each kind of space, given the outputs of a policy network.
 
 `outputs` is the number of network outputs that a distribution takes, `extras` the fields that rows store beside the
-action. `sample` draws k actions by outputs [k, outputs], with NumPy and the actor's generator (compiled/draws.py);
+action. `sample` draws k actions, given outputs [k, outputs], with NumPy and the actor's generator (compiled/draws.py);
 `mode` returns the most probable actions, as a tensor. A call returns the log-probabilities [B] of a batch's actions and
 the entropies [B], with torch. `mask`, bool [k, outputs], holds the allowed values of each component.
 """
@@ -35,7 +35,7 @@ def distribution_of(owner: str, space: gymnasium.Space) -> "Categorical | Bernou
 
 
 class Distribution(nn.Module):
-    """Base whose `sample` takes tensors; it passes arrays to `draws`, the other base of each subclass."""
+    """Base of distributions; `sample` converts tensors to arrays for `draws`, the other base of each subclass."""
 
     draws: ClassVar[Any]
 
@@ -103,7 +103,7 @@ class Gaussian(Distribution, Normals):
         return log_prob, (self.log_std + LOG_SQRT_2PI + 0.5).sum().expand(len(output))
 
     def _drawn(self, batch: Any) -> Any:
-        """Returns the draws that rows store; for demonstrations, which have no draws, the actions in units of draws."""
+        """Returns the unclipped draws that rows store; demonstrations lack them, so scales their actions instead."""
         if DRAWN in batch.extras:
             return batch.extras[DRAWN]
         action = batch.action.reshape(len(batch.action), -1)

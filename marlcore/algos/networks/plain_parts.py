@@ -1,4 +1,4 @@
-"""Tells for which parts of networks a call runs only `forward`, so that other code may replace the call."""
+"""Tells which parts of networks run only `forward` when called, so that other code may replace the call."""
 
 from typing import Any
 
@@ -20,8 +20,8 @@ GLOBAL_HOOKS = (
 def is_plain(part: nn.Module) -> bool:
     """Tells whether a call of the module runs only a `forward` of this package or of torch.
 
-    No attribute of the object may hide one of its class. A linear layer's weight and bias must be parameters, since a
-    user may have replaced them by plain tensors.
+    An attribute of the object that hides an attribute of its class makes the part not plain; so does a linear layer's
+    weight or bias that a user replaced by a plain tensor.
     """
     kind, own = type(part), vars(part)
     own_kind = kind.__module__.startswith(PACKAGE)

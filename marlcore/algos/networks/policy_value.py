@@ -58,7 +58,7 @@ class ValueNetwork(OutputNetwork):
 
 
 class PolicyValue(nn.Module):
-    """Holds a policy, the part that acts, and a critic; only the critic sees the observation's parts `of_critic`.
+    """Holds a policy, with which actors act, and a critic; only the critic sees the observation's parts `of_critic`.
 
     Policy and critic may be methods of a user's network. If it has a method `both`, one call computes shared layers.
     """

@@ -39,7 +39,7 @@ class QNetwork(nn.Module):
         return self.head(self.torso(obs))
 
     def greedy(self, obs: Any, mask: torch.Tensor | None) -> torch.Tensor:
-        """Returns the actions [k, ...] of the highest values."""
+        """Returns the actions [k, ...] with the highest values."""
         return self.actions.decoded(best(self(obs), self.actions.allowed(mask)))
 
     def allowed(self, obs: Any, values: torch.Tensor | None = None) -> torch.Tensor | None:
@@ -60,7 +60,7 @@ class RecurrentQNetwork(QNetwork):
     def forward(  # type: ignore[override]
         self, obs: Any, state: State | None, windows: Windows | None = None
     ) -> Stepped:
-        """Returns the values [k, actions] of k observations [k, ...], and the state after these; see RecurrentTorso.
+        """Returns the values [k, actions] of k observations [k, ...], and the next state; see RecurrentTorso.
 
         With `windows`, values are [B, N, actions], for observations [B, N, ...] and the state [B, ...] before them.
         """
@@ -75,7 +75,7 @@ class RecurrentQNetwork(QNetwork):
 
 
 class Head(nn.Module):
-    """Maps features [..., inputs] to a value of each action [..., actions], through the last of the layers `hidden`.
+    """Maps features [..., inputs] to action values [..., actions]: the last of the layers `hidden` and an output layer.
 
     With `dueling`, an action's value is the state's value plus the action's advantage minus the mean advantage (Wang et
     al. 2016, arXiv:1511.06581, equation 9). All are outputs of one layer, so dueling costs little.

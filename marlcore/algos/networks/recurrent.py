@@ -42,7 +42,7 @@ Cell: TypeAlias = Annotated[str | Callable[[int, int], nn.Module], cell_function
 
 
 class Recurrent(nn.Module):
-    """Maps features of steps [k, inputs] or windows [k, T, inputs], and a state, to [..., units] and a state.
+    """Maps features of steps [k, inputs] or windows [k, T, inputs], and a state, to outputs [..., units] and a state.
 
     The state's parts, float32 [k, units], are `hidden` and, for an LSTM, `cell`; both are 0 where an episode begins.
     The bias of the gate that keeps the state begins at about 1, so that gradients reach far back (Jozefowicz et al.
@@ -135,14 +135,14 @@ class Windows(NamedTuple):
         return torch.cat([first, later], 1), after
 
     def of_rows(self, rows: slice) -> "Windows":
-        """Returns the windows [B * size, ...] of the members `rows`, from a team's with actions [B, N - 1, members]."""
+        """Returns the members `rows` of a team's windows: windows [B * size, ...], from actions [B, N - 1, members]."""
         size = rows.stop - rows.start
         reward, known = (part.repeat_interleave(size, 0) for part in (self.reward, self.known))
         return Windows(self.action[:, :, rows].transpose(1, 2).flatten(0, 1), reward, self.burn_in, known)
 
 
 def state_fields(hyper: Any, spaces: Spaces, every: int) -> dict[str, Field]:
-    """Returns the fields of rows for a RecurrentTorso's state, which only each `every`-th row stores."""
+    """Returns the row fields of a RecurrentTorso's state; only every `every`-th row stores the state."""
     with torch.random.fork_rng(devices=[]):
         layer = {name: (size,) for name, size in recurrent_layer(hyper, 1).sizes.items()}
     parts: dict[str, tuple[int, ...]] = {**layer, PREVIOUS_ACTION: (_encoder(spaces.action).size,), PREVIOUS_REWARD: ()}
@@ -188,7 +188,7 @@ class RecurrentTorso(nn.Module):
         return {**state, PREVIOUS_ACTION: encoded, PREVIOUS_REWARD: encoded.new_zeros(encoded.shape[0])}
 
     def before_each(self, action: torch.Tensor, reward: torch.Tensor, state: State) -> State:
-        """Returns windows' first state, but with the action and reward before every observation, [B * N, ...]."""
+        """Returns the state at the windows' begin, with the action and reward before each observation, [B * N, ...]."""
         encoded = self.actions(action.flatten(0, 1)).view(*action.shape[:2], -1)
         actions = torch.cat([state[PREVIOUS_ACTION][:, None], encoded], 1)
         rewards = torch.cat([state[PREVIOUS_REWARD][:, None], reward], 1)
@@ -213,8 +213,8 @@ def rescaled(value: torch.Tensor) -> torch.Tensor:
 def restored(value: torch.Tensor) -> torch.Tensor:
     """Inverts `rescaled`.
 
-    The paper's form, (sqrt(1 + 4 epsilon (|x| + 1 + epsilon)) - 1) / (2 epsilon), loses half of float32's digits in its
-    difference; the form used here is equal to it and has no such difference.
+    The paper's form, (sqrt(1 + 4 epsilon (|x| + 1 + epsilon)) - 1) / (2 epsilon), loses half of float32's digits by
+    cancellation. The form used here is equal, without cancellation.
     """
     size = value.abs() + (1.0 + EPSILON)
     root = 2.0 * size / ((1.0 + 4.0 * EPSILON * size).sqrt() + 1.0)

@@ -2,8 +2,8 @@
 
 A call of a torch module takes longer than the product of a small layer, and a small network makes ten such calls. So
 `faster` runs a network's `forward` on a stand-in: an object of a class derived from the network's own, with the
-network's attributes, but with functions in place of its layers and stand-ins in place of its other parts. It serves
-networks that algos/compiled/ does not: recurrent ones, those of teams, and those with layers that it lacks.
+network's attributes, but with functions in place of its layers and stand-ins in place of its other parts. Use it for
+networks without a form in algos/compiled/: recurrent networks, teams' networks, and networks with further layers.
 """
 
 from collections.abc import Callable
@@ -55,7 +55,7 @@ class Plan:
         self._first = self._look()
 
     def _form(self, part: nn.Module, parts: list[nn.Module]) -> Any:
-        """Returns what replaces the part in the stand-in; the part itself if calling it may do more than `forward`."""
+        """Returns the part's replacement in the stand-in; the part itself if its call may do more than `forward`."""
         if not is_plain(part):
             return part
         parts.append(part)
@@ -95,7 +95,7 @@ def _stand_in(part: nn.Module, form: Form) -> Any:
 
 @cache
 def _called(kind: Any, attributes: tuple[str, ...], buffers: tuple[str, ...], parameters: tuple[str, ...]) -> Any:
-    """Returns a class whose objects, when called, run only `forward`, and whose attributes are those of the module."""
+    """Returns a subclass of `kind` that runs only `forward` when called, and reads its attributes from the module."""
     members: dict[str, Any] = {"__call__": kind.forward}
     for store, names in {"_own": attributes, "_buffers": buffers, "_parameters": parameters}.items():
         members |= {name: _item_of(store, name) for name in names}

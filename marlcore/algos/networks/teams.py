@@ -31,7 +31,7 @@ class MemberGroup:
     Attributes:
         part: the name of the part of the team's observation that holds these members.
         rows: the rows of these members in the part.
-        spaces: one member's spaces; in a group of several members, observations include a member's one-hot number.
+        spaces: one member's spaces; in a group of several members, observations include the member's one-hot index.
     """
 
     part: str
@@ -175,7 +175,7 @@ class MemberNetworks(nn.Module):
 
 
 def _of_rows(part: torch.Tensor, rows: slice) -> torch.Tensor:
-    """Returns a state's part for the members `rows`, [k * size, ...], given [k, members, ...] or, if shared, [k]."""
+    """Returns the members `rows` of a state's part [k, members, ...] as [k * size, ...]; repeats a shared part [k]."""
     if part.ndim == 1:
         return part.repeat_interleave(rows.stop - rows.start)
     return part[:, rows].flatten(0, 1).contiguous()  # a view's strides keep torch from exporting an LSTM to ONNX
@@ -234,7 +234,7 @@ class TeamPolicy(nn.Module):
         return self.actions.decoded(self(obs, mask))
 
     def drawn(self, outputs: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Returns actions [B, size] for critics, with gradients; Discrete actions are drawn, and one-hot."""
+        """Returns actions [B, size] for critics, with gradients; draws Discrete actions as one-hot vectors."""
         if not self.team.choices:
             return outputs
         scores = outputs.reshape(-1, self.team.count, self.actions.size // self.team.count)
@@ -268,12 +268,12 @@ class TeamCritics(Critics):
         return (of_members * self.team.alive(obs)[..., None]).flatten(-2)
 
     def of_each(self, obs: Any, joint: torch.Tensor) -> torch.Tensor:
-        """Returns the first network's values [members, B] of joint actions [members, B, size], B for each member."""
+        """Returns the first network's values [members, B] of `joint` [members, B, size]: B joint actions a member."""
         return torch.cat([self(obs, action, 1) for action in joint])
 
 
 class MemberCritics(TeamCritics):
-    """Critics of each member's own rewards; network number i * members + m is critic i of member m."""
+    """Critics of the members' own rewards; network number i * members + m is critic i of member m."""
 
     def __init__(self, hyper: Any, policy: TeamPolicy) -> None:
         super().__init__(hyper, policy, policy.team.count)

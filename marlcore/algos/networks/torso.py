@@ -51,7 +51,7 @@ class Flat(nn.Module):
 
 
 class OneHot(nn.Module):
-    """Encodes each component as a 1 in the place of its value, counted from the space's start, and 0 elsewhere."""
+    """Encodes each component as a one-hot vector, whose first place stands for the space's start."""
 
     component: torch.Tensor
     value: torch.Tensor

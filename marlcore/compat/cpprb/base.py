@@ -133,7 +133,7 @@ class RingBuffer:
         return self._ring.position(self._ring.append(rows, steps))
 
     def _draw(self, count: int) -> Ints:
-        """Draws the tickets of rows to sample, int64 [count], or none while every row is being overwritten."""
+        """Draws the tickets of rows to sample, int64 [count]; an empty array while every row is being overwritten."""
         window = self._ring.window()
         check_not_empty(window)
         if window.hi - window.lo == window.stored:

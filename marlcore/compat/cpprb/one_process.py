@@ -26,9 +26,9 @@ class ReplayBuffer(RingBuffer):
             the ring does not store "next_x", but takes the value of x in the next row.
         stack_compress: a name or names of fields whose last axis is a stack of frames, the newest last. The ring stores
             each frame once.
-        Nstep: a dict as in cpprb. "size" is n. "rew" names the fields to sum up to a step that is done, discounted by
-            "gamma" (default 0.99). "next" names the fields of which a row gets the value n - 1 steps later. env_dict
-            must have a field "done".
+        Nstep: a dict as in cpprb. "size" is n. "rew" names the fields to sum over n steps or until a step is done,
+            discounted by "gamma" (default 0.99). "next" names the fields whose value n - 1 steps later a row stores.
+            env_dict must have a field "done".
         mmap_prefix: stores the rows in the ordinary file "<mmap_prefix>_<first field>.dat", which replaces an earlier
             buffer's file and stays after `close`. It is a segment of marlcore, not an array.
         kwargs: ignored with a warning.

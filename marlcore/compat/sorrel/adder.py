@@ -1,4 +1,4 @@
-"""The adder of a buffer's only writing process: it stages the next row, and reads the newest rows in place."""
+"""Adds rows to a buffer in its only writing process: stages the next row, and reads the newest rows in place."""
 
 from typing import Any
 

@@ -97,7 +97,7 @@ class Buffer(Ring):
         adder.add(obs, action, reward, done)
 
     def add_empty(self) -> None:
-        """Adds n_frames - 1 rows of zeros, which keep one episode's frames out of the next one's states."""
+        """Adds n_frames - 1 rows of zeros, which keep an episode's frames out of the next episode's states."""
         if self.n_frames > 1:
             self.put_rows({}, self.n_frames - 1, self._count[0] + 1)
 
@@ -118,7 +118,7 @@ class Buffer(Ring):
     def sample(self, batch_size: int) -> Batch:
         """Draws windows of n_frames steps and the next observation, by NumPy's global generator.
 
-        Windows across the write head are replaced. Only replacements may repeat, and only if too few windows are left.
+        Windows that cross the write head are drawn again. No window is drawn twice, unless too few others are left.
 
         Returns: (states, actions, rewards, next_states, dones, valid): states and next_states float32 [batch_size,
             n_frames * obs]; the others [batch_size, 1]: actions int64, rewards and dones float32, and valid float64,

@@ -41,7 +41,7 @@ def take_rollout(store: ParameterStore, memory: Any) -> None:
 
 
 def rings_for(memory: Any, copies: int) -> list[Buffer]:
-    """Makes a ring for each copy of the world, and fills the first from the memory; for one copy, a Buffer is kept."""
+    """Makes a ring for each copy of the world, the first with the memory's rows; a single copy keeps its Buffer."""
     if is_rollout(memory):
         return []
     if isinstance(memory, Buffer) and copies == 1:
@@ -82,7 +82,7 @@ def learners_memory(rings: Sequence[Buffer]) -> Any:
 
 @contextmanager
 def writes_ignored(memory: Any) -> Iterator[None]:
-    """Makes the memory ignore writes in the block, in which the learner calls hooks that the actor has called too."""
+    """Makes the memory ignore writes in the block, where the learner calls hooks that the actor has called before."""
     vars(memory).update(dict.fromkeys(_WRITES, lambda *row, **extras: None))
     try:
         yield
@@ -94,8 +94,8 @@ def writes_ignored(memory: Any) -> Iterator[None]:
 class JoinedRings:
     """Joins the rings of several copies of the world to one memory, in which every window is equally likely.
 
-    sorrel's models ask for a batch if `len(memory) >= batch_size + n_frames + 1`, so `len` is defined such that this
-    holds exactly if a batch can be drawn.
+    sorrel's models ask for a batch if `len(memory) >= batch_size + n_frames + 1`. So `len` is n_frames + 1 more than
+    the number of windows.
     """
 
     def __init__(self, rings: Sequence[Buffer]) -> None:

@@ -1,4 +1,4 @@
-"""Messages of an experiment's processes, and their conversion to sorrel's records, one per epoch and in order."""
+"""Messages of an experiment's processes, converted to sorrel's records: one record per epoch, in order."""
 
 import errno
 import math
@@ -72,7 +72,7 @@ class Experiment:
 
 
 class Book:
-    """Keeps the records of an experiment, and passes them to sorrel's Logger, if there is one."""
+    """Keeps an experiment's records, and passes them to sorrel's Logger, if there is one."""
 
     def __init__(self, logger: Any, actor: str = "", learners: Sequence[str] = (), env: Any = None) -> None:
         self._logger, self._env = logger, env
@@ -85,7 +85,7 @@ class Book:
     def take(self, sender: str, epoch: int, content: Any) -> None:
         """Takes a learner's loss, or an actor's (score, epsilon, further values, statistics of each turn).
 
-        A successor of a killed process repeats an epoch: its message replaces an earlier one not yet recorded.
+        A successor of a killed process repeats an epoch: its message replaces an earlier one that is not recorded yet.
         """
         self._epochs[epoch][sender] = content
 

@@ -46,7 +46,7 @@ def _directory(label: str, value: Any) -> Path:
 
 @dataclass(frozen=True)
 class Options:
-    """How an experiment is spread over processes; docs/drop-ins.md says more of each option."""
+    """Options that spread an experiment over processes; docs/drop-ins.md describes each."""
 
     updates_per_epoch: Annotated[float | None, Number(above=0)] = 1.0  # for each agent, on average; None: run free
     ahead: Annotated[int, Whole(0)] = 2  # epochs that an actor may lead the slowest learner; 0: in turn, repeatable

@@ -19,8 +19,8 @@ _LOCKS = {type(make()): make for make in (threading.Lock, threading.RLock)}
 def pack(thing: Any, apart: Mapping[str, Any]) -> bytes:
     """Pickles `thing`; each object of `apart` is replaced by its name, wherever it occurs.
 
-    A lock becomes a new, free one. A tensor that is a view of a larger one becomes a tensor of its own, since
-    otherwise each such tensor of a model would carry all of the model's memory.
+    A lock becomes a new, free lock. A view of a larger tensor becomes a separate tensor; otherwise the pickle would
+    hold the larger tensor once for each of its views.
     """
     file = io.BytesIO()
     try:

@@ -128,7 +128,7 @@ def divide(total, mass):
 
 @inlined
 def soften(score, mass, beta, chosen):
-    """Writes softmax(beta * score) to `chosen`, float64 [choices]; for an infinite beta, the best choices share."""
+    """Writes softmax(beta * score) to `chosen`, float64 [choices]; with an infinite beta, the best get equal shares."""
     best, total = -math.inf, 0.0
     for i in range(len(score)):
         if mass[i] > 0.0:

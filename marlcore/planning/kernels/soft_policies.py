@@ -3,7 +3,7 @@
     Q(a) = sum over believed profiles b of p(b) * the least over robots' profiles r of E(1 if achieved, else d * V)
     pi = softmax(beta * Q),  V = sum of pi(a) * Q(a)
 
-Where some believed profiles are not possible, p is conditioned on the possible ones. An action without any gets pi = 0.
+Impossible profiles are left out, and the other p divided by their sum. An action without possible profiles gets pi = 0.
 """
 
 from typing import Any, NamedTuple
@@ -35,7 +35,7 @@ class Scratch(NamedTuple):
 
 @inlined
 def _expect_extreme(rows, state, profile, belief, flags, values, scratch):
-    """Writes the worst or best expectation over robots' profiles to scratch.extreme; returns False if there is none."""
+    """Writes the worst or best expectation over robots' profiles to scratch.extreme; False: no profile is possible."""
     possible = False
     total, extreme = scratch.total, scratch.extreme
     for i in range(len(belief.robots)):

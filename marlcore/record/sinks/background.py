@@ -176,7 +176,7 @@ class Sinks:
             sink.record(metric)
 
     def announce(self, event: Event) -> None:
-        """Passes on an event, after the metric that completes it."""
+        """Queues an event for all sinks with a thread, after the metric that completes the event."""
         for sink in self._others:
             sink.announce(event)
 

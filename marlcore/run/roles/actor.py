@@ -160,7 +160,7 @@ class ActorRole(Role):
         return not self.done and not self.control.stopping
 
     def cut_episodes(self) -> None:
-        """Steps the environment with the last actions of a done actor, and thus completes the last transitions."""
+        """Steps the environment with a done actor's last actions, which completes the last transitions."""
         cut_episodes(self.env, self.seats, self)
         self.count_steps(0)
 

@@ -81,7 +81,7 @@ class ReplayBatches:
         return {"rows": len(self._replay), **sums}
 
     def save(self, version: int) -> dict[str, Any]:
-        """Saves the replay, whose rows' weights have at most this version, then returns the sampler's state.
+        """Saves the replay, in which no row's weights are newer than `version`, then returns the sampler's state.
 
         A replay newer than its checkpoint does no harm.
         """

@@ -50,7 +50,7 @@ class LearnerRole(Role):
         self.count_updates()
 
     def _learner(self, policy: AssignedPolicy) -> Learner:
-        """Makes a policy's learner; a restarted one takes the published weights and the checkpoint's other state."""
+        """Makes a policy's learner; a restarted learner takes published weights and the checkpoint's other state."""
         self.beat()  # hundreds of policies take longer than a worker may be silent
         config, settings = self.config.of(policy.name), self.config.learner_of(policy.name)
         device = choose_device(settings.device, policy.index, settings.device_per_agent)
@@ -223,7 +223,7 @@ def _restore_trainer(
 
 
 def _restore(model: PolicyModel, store: ParameterStore, state: Mapping[str, Any]) -> int:
-    """Loads the newer of checkpoint and published weights into a model; returns the number of updates behind them."""
+    """Loads the newer of checkpoint and published weights into a model; returns how many updates made them."""
     updates = int(state.get("updates", 0))
     if state:
         model.restore(state)

@@ -16,7 +16,7 @@ import marlcore as mc
 from marlcore.envs import vectorize
 from marlcore.loops import Collector, FirstPriorities, Recorder, act, observe
 from marlcore.spec import Field
-from marlcore.testing.checked import CheckedEnvironment
+from marlcore.testing import checked
 from marlcore.transitions import HeldRows
 
 SPEC = mc.TransitionSpec(Field((4,), "int64"), Field((), "int64"), {"priority": Field()})
@@ -55,7 +55,7 @@ def collector(agent: str, writer: Any, first: Any = first_priority) -> Collector
 
 
 def test_priorities_are_those_of_a_loop_over_each_episode() -> None:
-    env = vectorize(CheckedEnvironment, 3)
+    env = vectorize(checked.CheckedEnvironment, 3)
     run: Any = SimpleNamespace(
         rounds=0, ended=np.zeros(3, int), **dict.fromkeys(["begin", "report_ended", "count_steps"], lambda _: None)
     )

@@ -26,7 +26,7 @@ from victims import fork, reap
 from marlcore.errors import MarlcoreError
 from marlcore.processes import PRELOAD, ForkServer
 from marlcore.processes.signals import STOPPING
-from marlcore.testing.victim import parent_of
+from marlcore.testing import victim
 
 
 def tell_of_gpus(report: Connection) -> None:
@@ -155,7 +155,7 @@ def test_a_second_server_has_the_early_modules_alone() -> None:
     with closing(ForkServer(["wave"], early=["colorsys"])) as server:
         children = [Child(server, linger, early=early) for early in (True, False)]
         assert [told(server, "modules", early=early) for early in (True, False)] == [[], ["wave"]]
-        assert len({parent_of(child.receive()) for child in children}) == 2
+        assert len({victim.parent_of(child.receive()) for child in children}) == 2
         os.kill(server.pid or 0, signal.SIGKILL)
         assert [child.status() for child in children] == [None, None]
         assert told(server, "modules", early=True) == []

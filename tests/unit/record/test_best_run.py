@@ -10,7 +10,7 @@ from refused import Refused, check_row
 
 import marlcore as mc
 from marlcore.processes import Metric
-from marlcore.record.sinks import CsvSink
+from marlcore.record import sinks
 
 Rows = list[tuple[int, str, float]]  # step, agent, value
 
@@ -20,7 +20,7 @@ def folder(tmp_path: Path) -> Callable[..., Path]:
     def made(**runs: Rows) -> Path:
         for name, rows in runs.items():
             (tmp_path / name).mkdir()
-            with closing(CsvSink(tmp_path / name / "metrics.csv", "x")) as sink:
+            with closing(sinks.CsvSink(tmp_path / name / "metrics.csv", "x")) as sink:
                 for step, agent, value in [*rows, (10_000, "a", 99.0)]:
                     sink.record(Metric(0.0, step, agent, "loss" if value == 99.0 else "eval_return", value))
         return tmp_path

@@ -26,8 +26,7 @@ from marlcore.evaluation import SavedRun, save_policies
 from marlcore.meta import PSROResult
 from marlcore.meta.result import read_into
 from marlcore.processes import Metric
-from marlcore.record import best_run, read_metrics
-from marlcore.record.sinks import CsvSink
+from marlcore.record import best_run, read_metrics, sinks
 from marlcore.record.sinks.wandb import _run_id
 from marlcore.run.memory import OwnerOf
 from marlcore.spaces import Spaces
@@ -162,7 +161,7 @@ def test_no_pipe_is_waited_for(tiny, tmp_path):
         with pytest.raises((ValueError, mc.MarlcoreError), match="regular file"):
             read(path)
     with pytest.raises(ValueError, match=r"metrics.csv.: expected a regular file"):
-        CsvSink(tmp_path / "run" / "metrics.csv", "r+")
+        sinks.CsvSink(tmp_path / "run" / "metrics.csv", "r+")
 
 
 def test_a_hole_of_terabytes_is_refused_unread(tiny, tmp_path):

@@ -20,7 +20,7 @@ from refused import check_refused
 
 from marlcore.errors import ClosedError
 from marlcore.memory import try_lock
-from marlcore.meta.several import working_in
+from marlcore.meta import several
 from marlcore.processes import Metric, opener
 from marlcore.record import (
     RunDirectory,
@@ -260,9 +260,9 @@ def test_a_user_who_may_only_read_a_run_cannot_block_it(run):
         fcntl.flock(folder, fcntl.LOCK_EX)
         with RunDirectory.resume(run.path), pytest.raises(ValueError, match="in which no other psro works"):
             assert (run.path / ".lock").stat().st_mode & 0o777 == 0o600 and not has_ended(run.path)
-            with working_in(run.path, "psro"):
+            with several.working_in(run.path, "psro"):
                 pass
-        with working_in(run.path, "psro"):
+        with several.working_in(run.path, "psro"):
             check_refused(lambda: RunDirectory.resume(run.path), ValueError, "which is still running")
         os.close(folder)
     assert has_ended(run.path)
@@ -270,11 +270,11 @@ def test_a_user_who_may_only_read_a_run_cannot_block_it(run):
 
 def test_a_directory_that_another_program_fills_meanwhile_stays(tmp_path, monkeypatch):
     monkeypatch.setattr("marlcore.meta.several.holds_files", lambda folder: (folder / "new").touch())
-    with working_in(tmp_path / "psro", "psro"):
+    with several.working_in(tmp_path / "psro", "psro"):
         pass
     assert [path.name for path in (tmp_path / "psro").iterdir()] == ["new"]
     monkeypatch.undo()
-    with working_in(tmp_path / "empty", "psro"):
+    with several.working_in(tmp_path / "empty", "psro"):
         pass
     assert not (tmp_path / "empty").exists()
 

@@ -15,9 +15,7 @@ from rounding import rounding
 from torch import nn
 
 import marlcore as mc
-from marlcore.algos.compiled import compiled_policy, with_engine
-from marlcore.algos.compiled.acting import acting_policy
-from marlcore.algos.compiled.plain import NotPlain
+from marlcore.algos.compiled import NotPlain, acting_policy, compiled_policy, with_engine
 from marlcore.config import AssignedPolicy
 from marlcore.loops import PolicyModel
 from marlcore.loops.model import Normalizer, RewardNormalizer
