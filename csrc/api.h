@@ -391,6 +391,9 @@ struct mc_clipped {
     float *output_gradient, *prediction_gradient;
 };
 
+/* Sets the log-probabilities of all rows' actions, where `output` is of the whole batch. */
+void mc_clipped_judge(const struct mc_clipped *batch, int64_t rows, float *log_prob);
+
 /* Sets the gradients of a minibatch, whose rows have these numbers in the batch, and means [MC_TERMS]. */
 void mc_clipped_slopes(const struct mc_clipped *batch, int64_t rows, const int64_t *numbers, double *means);
 

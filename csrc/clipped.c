@@ -77,6 +77,11 @@ static struct judged judge(const struct mc_clipped *batch, int64_t number, const
     return sum;
 }
 
+void mc_clipped_judge(const struct mc_clipped *batch, int64_t rows, float *log_prob) {
+    for (int64_t r = 0; r < rows; r++)
+        log_prob[r] = judge(batch, r, batch->output + r * mc_padded(batch->outputs)).log_prob;
+}
+
 /* Adds a row's terms of the policy's loss; returns the loss's slope by the log-probability. */
 static float policy_slope(const struct mc_clipped *batch, int64_t number, float log_prob, double *terms) {
     float low = (float)(1.0 - batch->clip), high = (float)(1.0 + batch->clip);

@@ -1,5 +1,7 @@
 """Computes advantages and value targets, by GAE or V-trace, for batches from a queue; also normalizes values.
 
+All arguments and results are NumPy arrays: advantages go row by row, which a CPU does best.
+
 Schulman et al. 2016, "High-dimensional continuous control using generalized advantage estimation" (arXiv:1506.02438);
 Espeholt et al. 2018, "IMPALA: Scalable distributed deep-RL with importance weighted actor-learner architectures"
 (arXiv:1802.01561).
@@ -10,8 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from ..kernels.policies import trace
+from ..kernels.policies import moments, trace
+
+Floats = NDArray[np.float32]
 
 DECAY = 0.99  # weight of earlier batches in a ValueNormalizer
 LEAST = 1e-2  # smallest standard deviation: equal targets have none
@@ -24,21 +29,19 @@ class Steps(NamedTuple):
     bool [B], is True where the batch's next row is the row's next transition.
     """
 
-    reward: torch.Tensor
-    discount: torch.Tensor
-    value: torch.Tensor
-    following: torch.Tensor
-    continues: torch.Tensor
+    reward: Floats
+    discount: Floats
+    value: Floats
+    following: Floats
+    continues: NDArray[np.bool_]
 
 
-def gae(steps: Steps, decay: float) -> tuple[torch.Tensor, torch.Tensor]:
+def gae(steps: Steps, decay: float) -> tuple[Floats, Floats]:
     """Returns GAE's advantages and the value targets (advantages plus values), both [B]; `decay` is lambda, 0 to 1."""
-    return vtrace(steps, torch.ones_like(steps.reward), decay, 1.0, 1.0)
+    return vtrace(steps, np.ones_like(steps.reward), decay, 1.0, 1.0)
 
 
-def vtrace(
-    steps: Steps, ratio: torch.Tensor, decay: float, rho_bar: float, c_bar: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def vtrace(steps: Steps, ratio: Floats, decay: float, rho_bar: float, c_bar: float) -> tuple[Floats, Floats]:
     """Returns the advantages [B] for V-trace's policy gradient, and V-trace's value targets [B].
 
     With decay 1 an advantage is the paper's rho (r + gamma v' - V), where v' is the next row's target.
@@ -50,24 +53,32 @@ def vtrace(
         rho_bar: upper bound of the ratio that weights a row's own error.
         c_bar: upper bound of the ratio that weights the errors of later rows.
     """
-    arrays = [values.cpu().numpy() for values in (*steps, ratio)]
-    advantage, target = np.empty_like(arrays[0]), np.empty_like(arrays[0])
-    trace(*arrays, float(decay), float(rho_bar), float(c_bar), advantage, target)
-    device = steps.value.device
-    return torch.from_numpy(advantage).to(device), torch.from_numpy(target).to(device)
+    advantage, target = np.empty_like(steps.reward), np.empty_like(steps.reward)
+    trace(*steps, ratio, float(decay), float(rho_bar), float(c_bar), advantage, target)
+    return advantage, target
 
 
-def following_values(batch: Any, value: torch.Tensor, of_next: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+def following_values(batch: Any, value: Floats, of_next: Callable[[NDArray[np.int64]], Any]) -> Floats:
     """Returns the value of each row's next observation, given the values [B, ...] of the rows' observations.
 
     If the next row is the next transition, the result is that row's value; after a termination it is 0. For all other
     rows, `of_next` gets the rows' numbers, int64 [k], and returns the values [k, ...] of their next observations.
     """
-    following = torch.cat([value[1:], torch.zeros_like(value[:1])])
-    cut = (~batch.continues & (batch.discount > 0)).nonzero().squeeze(1)
+    following = np.zeros_like(value)
+    following[:-1] = value[1:]
+    cut = (~batch.continues & (batch.discount > 0)).nonzero()[0]
     if len(cut):
         following[cut] = of_next(cut)
     return following
+
+
+def standardized(values: Floats) -> Floats:
+    """Subtracts the mean of values [B], and divides by their standard deviation; a single value stays as it is."""
+    if len(values) < 2:
+        return values
+    mean, variance = moments(values)
+    deviation = (variance * len(values) / (len(values) - 1)) ** 0.5
+    return (values - np.float32(mean)) / np.float32(deviation + 1e-8)
 
 
 class ValueNormalizer:
@@ -78,34 +89,33 @@ class ValueNormalizer:
     (arXiv:2103.01955, section 3).
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._averages = torch.zeros(3, dtype=torch.float64, device=device)  # of 1, the targets and their squares
-        self._mean, self._deviation = 0.0, 1.0
+    def __init__(self) -> None:
+        self._averages = np.zeros(3)  # of 1, the targets and their squares
+        self._mean, self.deviation = 0.0, 1.0
 
-    def update(self, target: torch.Tensor) -> None:
+    def update(self, target: Floats) -> None:
         """Adds a batch's targets, float [B], to the statistics."""
-        target = target.double()
-        moments = torch.stack([torch.ones_like(target[0]), target.mean(), target.square().mean()])
-        self._averages.lerp_(moments, 1 - DECAY)
+        mean, variance = moments(target)
+        self._averages += (1 - DECAY) * (np.array([1.0, mean, variance + mean**2]) - self._averages)
         self._derive()
 
     def _derive(self) -> None:
         weight, first, second = self._averages.tolist()
         if weight:
             self._mean = first / weight
-            self._deviation = max(second / weight - self._mean**2, LEAST**2) ** 0.5
+            self.deviation = max(second / weight - self._mean**2, LEAST**2) ** 0.5
 
-    def normalized(self, value: torch.Tensor) -> torch.Tensor:
+    def normalized(self, value: Any) -> Any:
         """Converts values from units of the rewards to those of the critic."""
-        return (value - self._mean) / self._deviation
+        return (value - self._mean) / self.deviation
 
-    def denormalized(self, value: torch.Tensor) -> torch.Tensor:
+    def denormalized(self, value: Any) -> Any:
         """Converts the critic's predictions to units of the rewards."""
-        return self._mean + self._deviation * value
+        return self._mean + self.deviation * value
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return {"averages": self._averages}
+        return {"averages": torch.from_numpy(self._averages)}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self._averages.copy_(state["averages"])
+        self._averages[:] = state["averages"].numpy(force=True)
         self._derive()

@@ -4,9 +4,12 @@ Foerster et al. 2018, "Counterfactual multi-agent policy gradients" (arXiv:1705.
 """
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Annotated, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
@@ -18,6 +21,7 @@ from ..spec import TransitionSpec
 from .advantages import Steps, following_values, gae
 from .bases.actor_critic import ActorCriticHyperparameters, ActorCriticTrainer
 from .bases.hyperparameters import ActRequest, AtLeast0, AtLeast1
+from .networks.actions import array_of
 from .networks.actor_critic import ActorCritic
 from .networks.custom import torso_of
 from .networks.distributions import entropy_of
@@ -135,14 +139,16 @@ class COMATrainer(ActorCriticTrainer):
         """
         value = self.taken(self.target, batch.obs, action)
 
-        def of_next(rows: torch.Tensor) -> torch.Tensor:
-            obs = rows_at(batch.next_obs, rows)
-            return self.taken(self.target, obs, self.policy.drawn(faster(self.policy)(obs), self.generator))
+        def of_next(which: NDArray[np.int64]) -> Any:
+            obs = rows_at(batch.next_obs, torch.from_numpy(which).to(self.device))
+            return array_of(self.taken(self.target, obs, self.policy.drawn(faster(self.policy)(obs), self.generator)))
 
-        following = following_values(batch, value, of_next)
-        fixed = self.hyper.reward_scale * batch.reward, batch.discount
-        pairs = zip(value.T.contiguous(), following.T.contiguous(), strict=True)
-        return torch.stack([gae(Steps(*fixed, *pair, batch.continues), self.hyper.td_lambda)[1] for pair in pairs], 1)
+        reward, discount, continues = map(array_of, (batch.reward, batch.discount, batch.continues))
+        rows = SimpleNamespace(discount=discount, continues=continues)
+        values, reward = array_of(value), np.float32(self.hyper.reward_scale) * reward
+        pairs = zip(values.T.copy(), following_values(rows, values, of_next).T.copy(), strict=True)
+        targets = [gae(Steps(reward, discount, *pair, continues), self.hyper.td_lambda)[1] for pair in pairs]
+        return torch.from_numpy(np.stack(targets, 1)).to(value.device)
 
     def _improve_policies(self, batch: Any, action: torch.Tensor) -> dict[str, torch.Tensor]:
         """Makes one step of the policies; an advantage is an action's value minus the policy's mean (equation 4)."""

@@ -115,7 +115,7 @@ class HAPPOTrainer(ClippedPolicyTrainer):
             before = torch.stack([self.judged(member, batch)[0] for member in range(self.team.count)], 1)
             value = faster(self.model.critic)(batch.obs)
         now = Evaluated((before * alive).sum(1), value, value)
-        rows, explained = self.prepare(batch, now, partial(self.values_after, batch))
+        rows, explained = self.prepare(batch, now)
         advantage, steps = rows.advantage, []
         for member in torch.randperm(self.team.count, generator=self.generator).tolist():
             of_member = rows._replace(log_prob=before[:, member], advantage=advantage)

@@ -23,3 +23,15 @@ def trace(reward, discount, value, following, continues, ratio, decay, rho_bar, 
         advantage[i] = own * (error + kept)
         later = own * error + passed * kept
         target[i] = value[i] + later
+
+
+@jit
+def moments(values):
+    """Returns the mean and the variance of floats [B], as sums of float64."""
+    mean, squares = 0.0, 0.0
+    for value in values:
+        mean += value
+    mean /= len(values)
+    for value in values:
+        squares += (value - mean) ** 2
+    return mean, squares / len(values)

@@ -8,19 +8,23 @@ that when acting (Hilton et al. 2022, "Batch size-invariance for policy optimiza
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ...checks import check_whole
 from ...compiled import LOG_PROB
 from ...declared import Number, Scheduled
 from ...interfaces import Action, QueueSource, ReplaySource, Update
+from ...kernels.policies import moments
 from ...observations import rows_at
 from ...spaces import Spaces
 from ...spec import Field, TransitionSpec
-from ..advantages import Steps, ValueNormalizer, following_values, gae, vtrace
+from ..advantages import Floats, Steps, ValueNormalizer, following_values, gae, standardized, vtrace
+from ..networks.actions import array_of
 from ..networks.distributions import distribution_of
 from ..networks.initialization import Initialization
 from ..networks.policy_value import PolicyNetwork
@@ -143,7 +147,7 @@ class ClippedPolicyTrainer(AdamTrainer):
         super().__init__(hyper)
         self.model = model
         self.optimizer = self.adam((model if trained is None else trained).parameters())
-        self.normalizer = ValueNormalizer(self.optimizer.tensors[0].device)
+        self.normalizer = ValueNormalizer()
         self.generator = seeded_generator()
 
     def update(self, batch: Any) -> Update:
@@ -159,7 +163,7 @@ class ClippedPolicyTrainer(AdamTrainer):
         with torch.set_grad_enabled(single):  # one step needs no second pass through the network
             now = self.evaluate(batch)
         before = Evaluated(*(values.detach() for values in now))
-        rows, explained = self.prepare(batch, before, partial(self.values_after, batch))
+        rows, explained = self.prepare(batch, before)
         bonus = batch.numbers[BONUS]
         if single:
             steps = [self._step(now, rows, bonus)]
@@ -184,31 +188,57 @@ class ClippedPolicyTrainer(AdamTrainer):
         return faster(self.model.critic)(rows_at(batch.next_obs, which))
 
     @torch.no_grad()
-    def prepare(
-        self, batch: Any, now: Evaluated, values_after: Callable[[torch.Tensor], torch.Tensor]
-    ) -> tuple[Minibatch, torch.Tensor]:
+    def prepare(self, batch: Any, now: Evaluated) -> tuple[Minibatch, torch.Tensor]:
         """Computes advantages and targets; returns the whole batch as a Minibatch, and the critic's explained variance.
 
-        `values_after` gets row numbers and returns the values of these rows' next observations, in the critic's units.
+        `now` holds the model's results for the whole batch.
         """
-        hyper, acted = self.hyper, batch.extras[LOG_PROB]
-        corrected = hyper.correction == "vtrace"
-        value = self.normalizer.denormalized(now.value)
-        following = following_values(batch, value, lambda which: self.normalizer.denormalized(values_after(which)))
-        steps = Steps(hyper.reward_scale * batch.reward, batch.discount, value, following, batch.continues)
-        if corrected:
-            ratio = torch.exp(now.log_prob - acted)
+        device = now.value.device
+
+        def on_device(array: NDArray[Any]) -> torch.Tensor:
+            return torch.from_numpy(array).to(device)
+
+        def values_after(which: NDArray[np.int64]) -> Any:
+            return array_of(self.values_after(batch, on_device(which)))
+
+        fields = {name: array_of(getattr(batch, name)) for name in ("reward", "discount", "continues")}
+        arrays = SimpleNamespace(**fields, extras={LOG_PROB: array_of(batch.extras[LOG_PROB])})
+        *results, explained = self.advantages(arrays, array_of(now.value), array_of(now.log_prob), values_after)
+        before, advantage, target = map(on_device, results)
+        rows = Minibatch(batch.obs, batch.action, batch.extras, before, now.value, advantage, target)
+        return rows, torch.tensor(explained)
+
+    @np.errstate(over="ignore", invalid="ignore")  # the loss tells of numbers that are not finite
+    def advantages(
+        self, batch: Any, predicted: Floats, log_prob: Floats, values_after: Callable[[NDArray[np.int64]], Floats]
+    ) -> tuple[Floats, Floats, Floats, float]:
+        """Computes what stays fixed in an update, by a batch of arrays.
+
+        Args:
+            predicted: the present critic's values, and `log_prob`, the present policy's log-probabilities, both [B].
+            values_after: gets row numbers, and returns the values of these rows' next observations.
+
+        Returns: log-probabilities before the update, advantages and targets, each [B], and the part of the targets'
+            variance that the critic explains. Predicted values and targets are in the critic's units.
+        """
+        hyper, norm, acted = self.hyper, self.normalizer, batch.extras[LOG_PROB]
+        value = norm.denormalized(predicted)
+        following = following_values(batch, value, lambda which: norm.denormalized(values_after(which)))
+        reward = batch.reward if hyper.reward_scale == 1.0 else np.float32(hyper.reward_scale) * batch.reward
+        steps, before = Steps(reward, batch.discount, value, following, batch.continues), acted
+        if hyper.correction == "vtrace":
+            before = log_prob
+            ratio = np.exp(log_prob - acted)
             advantage, target = vtrace(steps, ratio, hyper.gae_lambda, hyper.ratio_clip, hyper.trace_clip)
         else:
             advantage, target = gae(steps, hyper.gae_lambda)
-        before = now.log_prob if corrected else acted
         if hyper.normalize_values:
-            self.normalizer.update(target)
-        if hyper.normalize_advantages and len(advantage) > 1:
-            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-        goal = self.normalizer.normalized(target)
-        rows = Minibatch(batch.obs, batch.action, batch.extras, before, now.value, advantage, goal)
-        return rows, explained_variance(self.normalizer.normalized(value), goal)
+            norm.update(target)
+        if hyper.normalize_advantages:
+            advantage = standardized(advantage)
+        (_, spread), (_, error) = moments(target), moments(target - value)
+        explained = 1 - error / spread if spread > 1e-8 * norm.deviation**2 else 0.0  # 0 if the targets hardly differ
+        return before, advantage, norm.normalized(target), explained
 
     def _passes(self, rows: Minibatch, step: Callable[[Minibatch], torch.Tensor], kl: int) -> list[torch.Tensor]:
         """Calls `step` with each minibatch, in a new order each pass, and returns the results.
@@ -264,9 +294,3 @@ class ClippedPolicyTrainer(AdamTrainer):
             clipped = rows.value + (value - rows.value).clamp(-most, most)
             errors = torch.maximum(errors, (clipped - rows.target).square())
         return 0.5 * errors.mean()
-
-
-def explained_variance(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Returns the part of the targets' variance that the values [B] explain; 0 if the targets hardly differ."""
-    spread = target.var(correction=0)
-    return torch.where(spread > 1e-8, 1 - (target - value).var(correction=0) / spread, 0.0)

@@ -2,25 +2,23 @@
 
 import math
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...compiled import Floats, Inputs, padded_zeros
+from ...compiled import Floats, Inputs, padded_zeros, pointer
 from ...interfaces import Update
 from ...memory import ffi, lib
-from ...observations import each, rows_at
-from ..bases.clipped_policy import BONUS, KL, METRICS, ClippedPolicy, Evaluated, Minibatch
+from ...observations import rows_at
+from ..bases.clipped_policy import BONUS, KL, METRICS, ClippedPolicy
 from ..networks.distributions import DRAWN, Categorical, Gaussian
 from ..networks.policy_value import PolicyNetwork, PolicyValue, ValueNetwork
 from .plain import NotPlain, chain_of
 from .trainer import CompiledTrainer, Descent
 
-FIELDS = ("obs", "action", "extras", "reward", "discount", "continues")  # of a batch: what the trainer's text reads
-C_TYPES = {"float32": "float[]", "int64": "int64_t[]", "bool": "uint8_t[]"}
+C_TYPES = {"f": ffi.typeof("float[]"), "l": ffi.typeof("int64_t[]"), "?": ffi.typeof("uint8_t[]")}  # by dtype
 
 
 class CompiledPPO(CompiledTrainer):
@@ -41,32 +39,28 @@ class CompiledPPO(CompiledTrainer):
         """See ClippedPolicyTrainer.update."""
         hyper, rows = self.hyper, len(batch.reward)
         self.trainer.follow_schedules(batch)
-        tensors = SimpleNamespace(**{name: each(torch.from_numpy, getattr(batch, name)) for name in FIELDS})
         outputs, values = (network.forward(network.fill(batch.obs, rows)) for network in self._networks)
-        now = self._evaluated(tensors, outputs, values)
-        fixed, explained = self.trainer.prepare(tensors, now, partial(self._values_after, batch.next_obs))
         policy, critic = (network.chain.gradient for network in self._networks)
         arrays = {"output": outputs, "output_gradient": policy, "prediction": values, "prediction_gradient": critic}
-        objective, kept = objective_of(hyper, self.trainer.model.acting, fixed, batch.numbers[BONUS], arrays)
+        objective, kept = objective_of(hyper, self.trainer.model.acting, batch, arrays)
+        objective.bonus = batch.numbers[BONUS]
+        log_prob, predicted = np.empty(rows, np.float32), values[:, 0].copy()
+        lib.mc_clipped_judge(objective, rows, pointer(log_prob))
+        *fixed, explained = self.trainer.advantages(batch, predicted, log_prob, partial(self._values_after, batch))
+        for name, array in zip(("value", "before", "advantage", "target"), (predicted, *fixed), strict=True):
+            kept.append(np.ascontiguousarray(array))
+            setattr(objective, name, pointer(kept[-1]))
         if hyper.epochs == 1 and hyper.minibatch_size >= rows:  # its only step has the outputs already
             steps = np.empty((1, len(METRICS)))
             self._step(objective, np.arange(rows), [network.x for network in self._networks], steps[0])
         else:
             steps = np.concatenate(self._passes(objective, rows))
         del kept  # which the core has read
-        metrics = {**dict(zip(METRICS, steps.mean(0), strict=True)), "explained_variance": float(explained)}
-        return Update(metrics, updates=len(steps))
+        metrics = dict(zip(METRICS, steps.mean(0).tolist(), strict=True))
+        return Update({**metrics, "explained_variance": explained}, updates=len(steps))
 
-    @torch.no_grad()
-    def _evaluated(self, batch: Any, outputs: Floats, values: Floats) -> Evaluated:
-        policy = self.trainer.model.acting
-        output = torch.from_numpy(outputs[:, : policy.distribution.outputs])
-        log_prob, entropy = policy.distribution(output, policy.spaces.mask_in(batch.obs), batch)
-        return Evaluated(log_prob, entropy, torch.from_numpy(values[:, 0].copy()))
-
-    def _values_after(self, next_obs: Any, which: torch.Tensor) -> torch.Tensor:
-        x = self._critic_after.fill(rows_at(next_obs, which.numpy()), len(which))
-        return torch.from_numpy(self._critic_after.forward(x)[:, 0])
+    def _values_after(self, batch: Any, which: NDArray[np.int64]) -> Floats:
+        return self._critic_after.forward(self._critic_after.fill(rows_at(batch.next_obs, which), len(which)))[:, 0]
 
     def _passes(self, objective: Any, rows: int) -> list[NDArray[np.float64]]:
         """Makes the trainer's passes over the batch; returns an array [steps, METRICS] for each pass."""
@@ -120,33 +114,32 @@ class BatchChain:
 
 
 def objective_of(
-    hyper: ClippedPolicy, policy: PolicyNetwork, fixed: Minibatch, bonus: float, arrays: dict[str, Any]
-) -> tuple[Any, Any]:
-    """Returns a C struct of the objective of a batch's steps, and an object that must live as long as the struct.
+    hyper: ClippedPolicy, policy: PolicyNetwork, batch: Any, arrays: dict[str, Any]
+) -> tuple[Any, list[Any]]:
+    """Returns a C struct of a batch's objective, and objects that must live as long as the struct.
 
-    `arrays` holds the networks' outputs and the outputs' gradients, by the names of the struct's fields.
+    `arrays` holds the networks' outputs and the outputs' gradients, by the names of the struct's fields. The caller
+    sets the struct's `bonus` and what stays fixed in an update.
     """
-    distribution, rows, mask = policy.distribution, len(fixed.value), policy.spaces.mask_in(fixed.obs)
+    distribution, rows, mask = policy.distribution, len(batch.reward), policy.spaces.mask_in(batch.obs)
     arrays |= {"slopes": np.empty(2 * distribution.outputs, np.float32)}
-    arrays |= {"before": fixed.log_prob, "value": fixed.value, "advantage": fixed.advantage, "target": fixed.target}
     if isinstance(distribution, Gaussian):
         log_std: Any = distribution.log_std
-        arrays |= {"log_std": log_std.detach(), "log_std_gradient": log_std.grad.numpy()}  # a view, to write to
-        arrays["drawn"] = action = fixed.extras[DRAWN].reshape(rows, -1)
+        arrays |= {"log_std": log_std.detach().numpy(), "log_std_gradient": log_std.grad.numpy()}  # views
+        arrays["drawn"] = action = batch.extras[DRAWN].reshape(rows, -1)
     else:
-        arrays["action"] = action = fixed.action.reshape(rows, -1).long()
+        arrays["action"] = action = batch.action.reshape(rows, -1).astype(np.int64, copy=False)
     if isinstance(distribution, Categorical):
         arrays["sizes"] = np.array(distribution.sizes)
     if mask is not None:
         arrays["allowed"] = mask
     fields = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    pointers = {name: ffi.from_buffer(C_TYPES[array.dtype.name], array) for name, array in fields.items()}
+    pointers = {name: ffi.from_buffer(C_TYPES[array.dtype.char], array) for name, array in fields.items()}
     numbers = {
         "outputs": distribution.outputs,
         "components": action.shape[1],
         "clip": hyper.clip,
         "clip_value": math.inf if hyper.clip_value is None else hyper.clip_value,
         "value_coefficient": hyper.value_coefficient,
-        "bonus": bonus,
     }
-    return ffi.new("struct mc_clipped *", numbers | pointers), pointers
+    return ffi.new("struct mc_clipped *", numbers | pointers), [pointers]

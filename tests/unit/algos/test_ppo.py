@@ -180,7 +180,7 @@ def test_a_single_step_is_the_step_of_minibatches():
     assert trainer.optimizer.defaults["eps"] == ADAM_EPS == 1e-5
     trainer.optimizer.set_learning_rate(NUMBERS["learning_rate"])
     now = Evaluated(*(one.detach() for one in trainer.evaluate(batch)))
-    rows, _ = trainer.prepare(batch, now, lambda which: trainer.values_after(batch, which))
+    rows, _ = trainer.prepare(batch, now)
     (minibatch,) = trainer.minibatches(rows)
     trainer._step(trainer.evaluate(minibatch), minibatch, NUMBERS["entropy_coefficient"])
     for one, other in zip(model.parameters(), twin.parameters(), strict=True):
