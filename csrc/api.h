@@ -182,6 +182,8 @@ void mc_word_store(uint8_t *words, uint64_t i, int64_t value);
 void mc_word_add(uint8_t *words, uint64_t i, int64_t more);
 /* The sum of n words, stride bytes apart, modulo 2^64. */
 int64_t mc_words_sum(const uint8_t *words, uint64_t n, uint64_t stride);
+/* The words' only writer. Stores n words, stride bytes apart, one after another. */
+void mc_words_store(uint8_t *words, uint64_t n, uint64_t stride, const int64_t *values);
 
 /* ---- files: each open descriptor belongs to a struct that exists before it ---- */
 

@@ -16,6 +16,11 @@ void mc_word_store(uint8_t *words, uint64_t i, int64_t value) {
     mc_store_word(mc_word_at(words, i), (uint64_t)value);
 }
 
+void mc_words_store(uint8_t *words, uint64_t n, uint64_t stride, const int64_t *values) {
+    for (uint64_t i = 0; i < n; i++)
+        mc_word_store(words + i * stride, 0, values[i]);
+}
+
 void mc_word_add(uint8_t *words, uint64_t i, int64_t more) {
     mc_word_store(words, i, (int64_t)((uint64_t)mc_word_load(words, i) + (uint64_t)more));
 }

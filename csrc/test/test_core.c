@@ -213,6 +213,13 @@ TEST(words_hold_what_was_stored) {
     }
 }
 
+TEST(words_apart_hold_what_was_stored) {
+    const int64_t values[] = {INT64_MIN, -1};
+    int64_t words[] = {7, 7, 7, 7};
+    mc_words_store((uint8_t *)words, 2, 16, values);
+    CHECK(words[0] == INT64_MIN && words[1] == 7 && words[2] == -1 && words[3] == 7);
+}
+
 TEST(words_are_added_modulo_2_to_the_64) {
     int64_t words[] = {INT64_MAX, INT64_MAX, 3};
     CHECK(mc_words_sum((const uint8_t *)words, 3, 8) == 1);

@@ -218,6 +218,10 @@ class Words:
     def store(self, index: int, value: int) -> None:
         lib.mc_word_store(self._memory, index, value)
 
+    def store_each(self, first: int, step: int, values: NDArray[np.int64]) -> None:
+        """Stores values [n], one after another, in the words at first, first + step, and so on."""
+        lib.mc_words_store(self._memory + 8 * first, len(values), 8 * step, ffi.from_buffer("int64_t[]", values))
+
     def storer(self, index: int) -> Callable[[int], None]:
         return partial(lib.mc_word_store, self._memory, index)
 

@@ -110,7 +110,6 @@ class ReadCursor(CursorLines):
         self._asked: Ints = counters.view(np.int64)[_ASKED::_LINE_WORDS]
         self._capacity, self._longest = geometry.capacity, longest
         self._room = Event(segment.body, ROOM_OFFSET)
-        self._written = np.stack([self.half(0), self.half(1)])
         self.now = self.load()
         self._released = np.array([self.released(lane) for lane in range(lanes.count)])
         position, passed, dropped, skipped = self.now
@@ -127,12 +126,8 @@ class ReadCursor(CursorLines):
     def move(self, cursor: Ints) -> None:
         """Replaces the cursor, with one store."""
         half = (self._words.load(TURN) + 1) & 1
-        written = self._written[half]
-        changed = np.argwhere(written != cursor).tolist()
-        written[:] = -1  # if a signal interrupts this, the next move writes all words
-        for row, lane in changed:
-            self._words.store(self._at(half, row, lane), int(cursor[row, lane]))
-        written[:] = cursor
+        for row, values in enumerate(cursor):
+            self._words.store_each(self._at(half, row, 0), _LINE_WORDS, values)
         self.now[:] = cursor  # before the store: an interrupt between the two must not deliver rows twice
         self._words.add(TURN, 1)
         self._words.store(PASSED, int(cursor[inorder.PASSED].sum()))
@@ -154,11 +149,10 @@ class ReadCursor(CursorLines):
 
     def release(self, tickets: Ints) -> None:
         """Lets writers overwrite rows below these tickets, one per lane, and wakes the writers."""
-        rows = 0
-        for lane in np.flatnonzero(tickets > self._released).tolist():
-            self._words.store(_lane_word(lane) + _RELEASED, int(tickets[lane]))
-            rows += int(tickets[lane] - self._released[lane])
-            self._released[lane] = tickets[lane]
+        released = np.maximum(tickets, self._released)
+        self._words.store_each(_lane_word(0) + _RELEASED, _LINE_WORDS, released)
+        rows = int((released - self._released).sum())
+        self._released = released
         self._room.notify(rows)
 
 

@@ -417,7 +417,11 @@ def dies_before(count: int):
         count -= 1
         store(words, index, value)
 
-    with mock.patch.object(Words, "store", counted):
+    def one_by_one(words, first, step, values):
+        for number, value in enumerate(values.tolist()):
+            words.store(first + number * step, value)
+
+    with mock.patch.multiple(Words, store=counted, store_each=one_by_one):
         yield
 
 
