@@ -227,7 +227,7 @@ class TeamDelayedPolicyTrainer(DelayedPolicyTrainer):
     def update(self, batch: Any) -> Update:
         """Makes DelayedPolicyTrainer's update.
 
-        With own rewards, a row's priority is the mean of all members' errors; a dead member's error counts as 0.
+        If members learn from their own rewards, a row's priority is the mean of their errors; a dead member's is 0.
         """
         if self.hyper.rewards == "sum":
             return super().update(batch)
