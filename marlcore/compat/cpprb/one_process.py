@@ -133,7 +133,8 @@ class ReplayBuffer(RingBuffer):
 class PrioritizedReplayBuffer(PrioritizedBuffer, ReplayBuffer):
     """A ReplayBuffer sampled by priorities; it also takes `alpha` and `eps` of MPPrioritizedReplayBuffer.
 
-    With `check_for_update`, `update_priorities` skips rows that were overwritten or added since the last sample.
+    With `check_for_update`, `update_priorities` skips a position if its row was overwritten during or after the last
+    `sample`.
     """
 
     def __init__(
