@@ -49,7 +49,7 @@ def play_in_common(
     env: VectorEnvironment, candidates: Sequence[Candidate], episodes: int, seed: Callable[[int], int],
     report: Callable[[str, str, float, int], None], now: int, goes_on: GoesOn,
 ) -> bool:  # fmt: skip
-    """Plays games in which each agent acts by its own policy; `seed(now)` seeds the games. See `Games`."""
+    """Plays games, seeded by seed(now), in which agents act by their policies; returns False if `goes_on` ends them."""
     seed_now = seed(now)
     players = {
         agent: replace(candidate.acting, generator=np.random.default_rng(seed_now + index))
