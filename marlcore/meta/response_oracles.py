@@ -112,7 +112,7 @@ def _check_arguments(config: Config, iterations: int, games: int, min_gain: floa
 def _iterate(
     oracles: Oracles, result: PSROResult, solve: MetaSolver, name: str, iterations: int, min_gain: float | None
 ) -> None:
-    """Runs the remaining iterations: adds policies to the result and writes its files; `name` is the solver's."""
+    """Runs the remaining iterations: adds policies to the result, and writes the result; `name` is the solver's."""
     oracles.begin(result)
     while len(result.payoffs) <= iterations:
         gains = [population.gains[-1][0] for population in result.populations if population.gains]
@@ -138,7 +138,8 @@ def _mix(result: PSROResult, solve: MetaSolver) -> None:
 class Oracles:
     """Makes the runs of a `psro`, and plays the games between their policies. Policy number 0 is untrained.
 
-    `place` is a population's index: 0, or 1 if the second agent has its own population.
+    In the methods, `place` is a population's index: 0 for the first agent's population, 1 or -1 for the second agent's.
+    If both agents share one population, its index is 0 or -1.
     """
 
     folder: Path
