@@ -123,7 +123,7 @@ class WindowedQLearning(QLearning):
 
     Rows store the recurrent state; a window's first steps burn it in (Kapturowski et al. 2019, "Recurrent experience
     replay in distributed reinforcement learning", ICLR 2019, openreview.net/forum?id=r1lyTjAqYX). An update reads
-    `length` times the transitions of DQN's update, so request fewer updates.
+    `length` times as many transitions as an update of DQN, so request fewer updates.
     """
 
     units: Units = 64

@@ -163,7 +163,7 @@ class MemberNetworks(nn.Module):
         return torch.cat(outputs, -2), {name: torch.cat([each[name] for each in after], 1) for name in after[0]}
 
     def seen(self, group: MemberGroup, obs: Any, windows: bool = False) -> Any:
-        """Returns a group's observations [k * size, ...], given the team's: [k, ...], or [k, N, ...] if `windows`."""
+        """Returns a group's observations [k * size, ...] from the team's [k, ...] or, if `windows`, [k, N, ...]."""
         axis = 1 + windows + (self.team.spaces.stack > 1)
         seen = obs[group.part].narrow(axis, group.rows.start, group.size).movedim(axis, 1)
         if group.size == 1:
