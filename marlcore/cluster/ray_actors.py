@@ -161,7 +161,7 @@ class PorterActor:
         return self._porter.describe()
 
     async def fetch(self, newer_than: int, timeout: float) -> list[Any] | None:
-        """Returns a list that holds the row's reference (Ray would replace a bare reference by the row), or None."""
+        """Returns the row's reference in a list, since Ray would replace a bare reference by the row; or None."""
         store = self._porter.store
         if store.version <= newer_than:
             if self._watch is None or self._watch.done():
