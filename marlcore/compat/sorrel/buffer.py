@@ -102,7 +102,7 @@ class Buffer(Ring):
             self.put_rows({}, self.n_frames - 1, self._count[0] + 1)
 
     def add_from_buffer(self, buffer: Any) -> None:
-        """Adds the rows of another buffer, of this class or of sorrel's: the first `buffer.size` positions.
+        """Adds the rows at the first `buffer.size` positions of another buffer, which may be sorrel's.
 
         Raises: ValueError: the buffers' observations differ in shape, or this buffer lacks a field of the other.
         """
