@@ -103,9 +103,9 @@ class Evaluator:
         return now // self.interval - self.last // self.interval if self.interval else 0
 
     def evaluate(self, goes_on: GoesOn, final: bool = False) -> bool:
-        """Evaluates newer weights, if any; returns whether it did. An evaluation that `goes_on` stops remains due.
+        """Evaluates newer weights, if any; returns whether it did. If `goes_on` ends an evaluation, it remains due.
 
-        A `final` evaluation counts as one due by `interval` only if the last step is a multiple of `interval`.
+        If `final`, the evaluation counts as due by `interval` only if the last step is a multiple of `interval`.
         """
         now, now_s = self.steps(), self.clock()
         try:
