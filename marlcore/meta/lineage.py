@@ -114,7 +114,7 @@ class Lineage:
         state.done = steps >= self.total_steps
 
     def promote(self) -> list[int]:
-        """Gives the members that halving promotes their next step counts; returns these members' numbers."""
+        """Sets the next step counts of the members that halving promotes; returns the numbers of these members."""
         lengths, promotions = rungs(self.config, self.total_steps), []
         scores: list[dict[int, float]] = [{} for _ in lengths]
         for row in self.rows:  # a member's n-th row belongs to the n-th rung

@@ -72,8 +72,8 @@ def psro(
             replicator dynamics; "uniform"; or a function from a population's payoffs, float64 [own policies,
             opponent's policies], to the population's mixture, float64 [own policies].
         games: number of games between a new policy and each opponent; with one population, half on each side.
-        min_gain: psro ends early when every new policy gains less than this over the previous mixture; so no new policy
-            is a better response. None: psro never ends early.
+        min_gain: psro ends early when every new policy gains less than this over the previous mixture, that is, when
+            none is a better response. None: psro never ends early.
         progress: whether to show each run's progress, and each iteration's result, on standard error.
         resume: the directory of a `psro` that ended or was killed, to continue after its last complete iteration.
 
