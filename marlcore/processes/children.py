@@ -273,7 +273,7 @@ def enter(surroundings: dict[str, Any]) -> None:
 
 
 def leave_if_forked(worker: int) -> None:
-    """Ends this process at once, without cleanup, unless its id is the worker's.
+    """Ends this process at once, without cleanup, unless its process id is `worker`.
 
     An environment may fork. A fork that comes back from the environment's code is not the worker, and must neither
     report nor close anything in the worker's name.
