@@ -132,7 +132,7 @@ class WriteGate(_Side):
     """The gate that the writer of one lane, or of several, passes before each add."""
 
     def wait(self, transitions: int, boundaries: int, timeout: float | None, check_open: Check) -> bool:
-        """Waits until the transitions may be added; boundary rows do not count.
+        """Waits until the transitions may be added, and returns True; boundary rows do not count.
 
         Raises: ValueError: the add exceeds the tolerance. TimeoutError: no sampler made room in time.
         """
