@@ -47,7 +47,7 @@ class OneMachine:
         """Removes from other machines the leftovers of an earlier part of the run that was killed."""
 
     def begin(self, stack: ExitStack, memory: Memory, control: Control, telemetry: Telemetry) -> Remote:
-        """Starts the run's roles on other machines; the stack ends them."""
+        """Starts the run's roles on other machines, which the stack ends; returns their Remote."""
         return Remote()
 
 

@@ -54,8 +54,8 @@ class Memory:
 class OwnerOf:
     """Saves a policy's name, and the version of its weights, beside its replay's rows.
 
-    The replay is saved before the checkpoint. If a run is killed between the two saves, some of its rows have versions
-    newer than its checkpoint's.
+    The replay is saved before the checkpoint. If a run is killed between the two saves, some saved rows have newer
+    versions than the checkpoint.
     """
 
     policy: str
