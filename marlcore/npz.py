@@ -29,7 +29,7 @@ def read_npz(label: str, path: str | os.PathLike[str]) -> dict[str, NDArray[Any]
 
 
 def check_members(archive: ZipFile) -> None:
-    """Raises ValueError if a member is no array, has no clean name or occurs twice, or if all are too large."""
+    """Raises ValueError if a member is no array, has no clean name or occurs twice, or if they hold too much."""
     members = archive.infolist()
     for info in members:
         parts = info.filename.split(".")
