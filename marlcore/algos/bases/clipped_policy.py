@@ -41,7 +41,7 @@ KL = METRICS.index("approx_kl")
 
 @dataclass(frozen=True)
 class ClippedPolicy(Hyperparameters):
-    """Hyperparameters of all variants of PPO. Runs count each step on a minibatch as an update."""
+    """Hyperparameters of all variants of PPO. Each step on a minibatch counts as an update."""
 
     learning_rate: LearningRate = 1e-3
     """Adam's step size, above 0, usually 1e-4 to 1e-3; a number or a schedule, such as "linear(1e-3, 1e-5, 1000000)".

@@ -268,7 +268,7 @@ class TeamCritics(Critics):
         return (of_members * self.team.alive(obs)[..., None]).flatten(-2)
 
     def of_each(self, obs: Any, joint: torch.Tensor) -> torch.Tensor:
-        """Returns the first network's values [members, B] of `joint` [members, B, size]: B joint actions for each."""
+        """Returns the first network's values [members, B] of `joint` [members, B, size], B joint actions a member."""
         return torch.cat([self(obs, action, 1) for action in joint])
 
 
