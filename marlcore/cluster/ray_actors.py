@@ -226,7 +226,7 @@ def _plain(error: BaseException, host: str) -> BaseException:
 
 
 def _ray(name: str) -> Any:
-    """Returns the module ray; errors name the user, `marlcore.cluster.<name>`. Raises LinkLost without a connection."""
+    """Returns the module ray for `marlcore.cluster.<name>`, which errors name. Raises LinkLost without a connection."""
     try:
         import ray
     except ModuleNotFoundError as error:

@@ -145,7 +145,7 @@ class Placement(ABC):
 
     @abstractmethod
     def work(self) -> Callable[..., Any]:
-        """Returns the function that the agent calls with an ExitStack and orders to make the run's part."""
+        """Returns the function that makes the run's part; the agent calls it with an ExitStack and `orders()`."""
 
     @abstractmethod
     def orders(self) -> Any:
