@@ -128,7 +128,7 @@ def divide(total, mass):
 
 @inlined
 def soften(score, mass, beta, chosen):
-    """Writes softmax(beta * score) to `chosen`, float64 [choices]; an infinite beta shares 1 among the best."""
+    """Writes softmax(beta * score), 0 where mass is 0, to `chosen`; an infinite beta shares 1 among the best."""
     best, total = -math.inf, 0.0
     for i in range(len(score)):
         if mass[i] > 0.0:
