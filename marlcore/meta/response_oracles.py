@@ -243,7 +243,7 @@ class Oracles:
         return sum(means) / sides, _NORMAL_975 * math.sqrt(sum(variances)) / sides
 
     def _run(self, place: int, number: int, mixture: NDArray[np.float64]) -> tuple[Any, Algorithms, Config]:
-        """Returns the arguments of `train` for a response to the mixture."""
+        """Returns the arguments of `train` for the response `number` of the population `place` to the mixture."""
         policy, run_dir = self.policies[place], self._run_dir(number)
         seed = int(np.random.SeedSequence([self.config.seed, number, place]).generate_state(1)[0])
         played = {self._saved(place - 1, i): share for i, share in enumerate(mixture.tolist()) if share > _LEAST_SHARE}

@@ -225,7 +225,7 @@ class SampleGate(_Side):
         self._weight, self._cost = weight, self._batch * weight
 
     def _price(self) -> None:
-        """Sets the next batch's cost if the share is a function: calls it for each insert that makes the batch due."""
+        """If the share is a function, calls it for each insert that makes the next batch due; sets the batch's cost."""
         if self._share is None or (sampled := self._sampled()) == self._priced_at:
             return
         ratio = self._limiter.samples_per_insert
