@@ -21,7 +21,7 @@ def say_always() -> None:
 
 @contextmanager
 def shown_with(progress: bool) -> Iterator[None]:
-    """Shows notices within the block if `progress`, even if standard error is no terminal; otherwise hides them.
+    """During a `with` block, shows notices if `progress`, even if standard error is no terminal; else hides them.
 
     This holds for every thread, since any thread may compile a kernel. Of several open blocks, the newest counts.
     """

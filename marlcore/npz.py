@@ -29,7 +29,7 @@ def read_npz(label: str, path: str | os.PathLike[str]) -> dict[str, NDArray[Any]
 
 
 def check_members(archive: ZipFile) -> None:
-    """Raises ValueError if a member is no array, has no clean name or occurs twice, or all together are too large."""
+    """Raises ValueError if a member is no array, has no clean name or occurs twice, or if they hold too much."""
     members = archive.infolist()
     for info in members:
         parts = info.filename.split(".")
@@ -43,7 +43,7 @@ def check_members(archive: ZipFile) -> None:
 
 
 def read_array(archive: ZipFile, name: str, kinds: str = "biufc") -> NDArray[Any]:
-    """Reads an array. Raises ValueError if its dtype's kind is not in `kinds` or its length is wrong; and others."""
+    """Reads an array. Raises ValueError, or another error, if it is damaged or its dtype's kind is not in `kinds`."""
     with archive.open(name) as member:
         shape, dtype = read_header(member)
         nbytes = archive.getinfo(name).file_size - member.tell()

@@ -37,7 +37,7 @@ def check_regular(path: str | os.PathLike[str], fd: int) -> None:
 
 @contextmanager
 def naming(path: Path, kept: str) -> Iterator[None]:
-    """Adds the file's name and the text `kept` to an OSError that a write in the block raises."""
+    """Adds the file's name and the text `kept` to an OSError that a write in the `with` block raises."""
     try:
         yield
     except OSError as error:

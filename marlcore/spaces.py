@@ -29,7 +29,7 @@ class SpacePart:
 
     @cached_property
     def field(self) -> Field:
-        """The shape and dtype of a value; a Discrete's is one int64."""
+        """The shape and dtype of a value; a value of a Discrete is one int64."""
         return Field(self.space.shape, np.dtype(self.space.dtype).name)
 
     def of(self, value: Any) -> Any:
@@ -141,7 +141,7 @@ class Spaces:
         return obs[MASK][..., -1, :] if self.stack > 1 else obs[MASK]
 
     def values(self, observation: Any, mask: Any = None) -> Values:
-        """Returns an environment's observation, or several copies' with a leading axis, as arrays in the form of `obs`.
+        """Returns an observation, or those of several copies with a leading axis, as arrays in the form of `obs`.
 
         Raises: ValueError: a part is missing.
         """

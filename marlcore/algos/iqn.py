@@ -133,10 +133,10 @@ class IQNTrainer(QTrainer):
 def quantile_huber_loss(
     predicted: torch.Tensor, target: torch.Tensor, taus: torch.Tensor, kappa: float
 ) -> torch.Tensor:
-    """Returns the loss [B] of quantiles [B, N] at the fractions `taus` [B, N], given samples [B, N'] of the target.
+    """Returns the loss [B] of quantiles `predicted` at the fractions `taus`, [B, N], given samples `target` [B, N'].
 
-    A pair's Huber loss is weighted by tau if the target exceeds the prediction, otherwise by 1 - tau; the loss is the
-    sum over N of the mean over N' (Dabney et al. 2018, equation 3).
+    The Huber loss of a quantile and a sample is weighted by tau if the sample exceeds the quantile, otherwise by
+    1 - tau; the loss is the sum over N of the mean over N' (Dabney et al. 2018, equation 3).
     """
     shape = (*predicted.shape, target.shape[1])
     prediction, sample = predicted[:, :, None].expand(shape), target[:, None, :].expand(shape)

@@ -44,8 +44,8 @@ class Part(Declared):
 class PartsTrainer:
     """Trains the parts whose stage has begun, in their order, so that each loss sees the earlier parts updated.
 
-    Metrics are the sum of the losses, loss_<part> and grad_norm_<part>. The trainer's state is that of the optimizers
-    and of `kept`, further objects with a state_dict, such as target networks.
+    Metrics are loss, which is the sum of the losses, and for each part loss_<part> and grad_norm_<part>. The trainer's
+    state is that of the optimizers and of `kept`, further objects with a state_dict, such as target networks.
 
     Raises: ValueError: no part begins in stage 0.
     """

@@ -17,7 +17,7 @@ from .networks.stand_in import faster
 
 @dataclass(frozen=True)
 class PPO(ClippedPolicy):
-    """Hyperparameters of PPO. Runs count each step on a minibatch as an update."""
+    """Hyperparameters of PPO. Each step on a minibatch counts as an update."""
 
     def make_model(self, spaces: Spaces) -> PolicyValue:
         return PolicyValue(self, spaces)

@@ -156,7 +156,7 @@ def check_orphans(directory: Path = SHM_DIR) -> Finding:
 
 
 def _room_for_replays(free: int) -> tuple[State, str]:
-    """Checks whether the default replay of frames fits into this many bytes, or at least its warm-up."""
+    """Checks whether `free` bytes can hold the default replay of frames, or at least its warm-up."""
     from ..spec import Field, TransitionSpec
     from ..transitions import RecordLayout
 

@@ -226,7 +226,7 @@ def _live(run_dir: str) -> list[WatchedRun]:
 
 
 def _table(figures: dict[str, Any], policy_of: Mapping[str, str]) -> FittedTable:
-    """Makes a headline for the run, and a row for each worker, each policy that shares a learner, and other agents."""
+    """Makes a headline for the run, and rows for workers, for policies that share a learner, and for other agents."""
     headline = [
         figures["run_dir"],
         f"{figures['steps']:,} of {figures['total_steps']:,} steps",

@@ -123,7 +123,7 @@ class Leases(Shared):
         self._written(seat).store(_ENDED, ended)
 
     def allows(self, seat: int, epoch: int) -> bool:
-        """Returns whether an epoch has not ended. Call it on a copy of the controller's table; see `follow`."""
+        """Returns whether an epoch has not ended, by a copy of the controller's table; see `follow`."""
         return epoch > self._line(seat).load(_ENDED)
 
     def epoch(self, seat: int) -> int:

@@ -87,7 +87,7 @@ class Mirror(Closing):
 
     Args:
         link: the link to the home store's porter.
-        mode: the slots of the store here, as in `ParameterStore.create`; at least two.
+        mode: the number of slots of `store`, by name or as a number, as in `ParameterStore.create`; at least two.
         sync_seconds: the least time between two fetches; 0: no pause.
         timeout: seconds to wait for the porter's description of the home store.
         description: the home store's description, if the caller has it; the porter may then start later.

@@ -161,7 +161,7 @@ class PorterActor:
         return self._porter.describe()
 
     async def fetch(self, newer_than: int, timeout: float) -> list[Any] | None:
-        """Returns a list that holds the row's reference (Ray would replace a bare reference by the row), or None."""
+        """Returns the row's reference in a list, since Ray would replace a bare reference by the row; or None."""
         store = self._porter.store
         if store.version <= newer_than:
             if self._watch is None or self._watch.done():
@@ -226,7 +226,7 @@ def _plain(error: BaseException, host: str) -> BaseException:
 
 
 def _ray(name: str) -> Any:
-    """Returns the module ray; errors name the user, `marlcore.cluster.<name>`. Raises LinkLost without a connection."""
+    """Returns the module ray for `marlcore.cluster.<name>`, which errors name. Raises LinkLost without a connection."""
     try:
         import ray
     except ModuleNotFoundError as error:

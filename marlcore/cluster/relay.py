@@ -212,7 +212,7 @@ class Relay(Closing):
             self._hurry = False
 
     def move(self, link: Link) -> None:
-        """Switches to another ingest; sends it all rows that it lacks, if the lanes still hold them."""
+        """Switches to another ingest, and sends all rows that this one lacks, if the lanes still hold them."""
         self._link, self._moved = link, True
         self._wake.set()
 

@@ -137,7 +137,7 @@ class Ring:
         return writer.append()
 
     def gather(self, tickets: Ints, *names: str) -> tuple[Rows, NDArray[np.bool_] | None]:
-        """Copies the named fields (default: all) at tickets below hi; also returns which rows are whole (None: all)."""
+        """Copies the named fields (default: all) of committed rows; also returns which copies are whole (None: all)."""
         return self.lane.gather(tickets, names or self._names)
 
     def at(self, positions: Ints, *names: str) -> Rows:

@@ -536,7 +536,7 @@ def _field(shape: Any, space: spaces.Space[Any]) -> Field:
 
 
 def _rows_check(label: str, field: Field, rows: int) -> Callable[[Any], NDArray[Any]]:
-    """Returns a function that converts to [rows, *shape] of the field's dtype; discrete scalars may lack their axis."""
+    """Returns a function that makes values an array [rows, *shape] of the field; reshapes values of the right size."""
     dtype, whole = field.numpy, Field((rows, *field.shape), field.dtype)
     shape, size = whole.shape, math.prod(whole.shape)
 

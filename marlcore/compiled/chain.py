@@ -161,7 +161,7 @@ def pointer(array: Floats | None) -> Any:
 
 
 def use_level(name: str) -> str:
-    """Selects the "baseline", "avx2" or "avx512" kernels, or the processor's highest level if lower; returns the level.
+    """Selects the "baseline", "avx2" or "avx512" kernels, or the processor's best if it lacks these; returns the level.
 
     Raises ValueError if the name is none of these three.
     """

@@ -109,7 +109,7 @@ def noisy_actions(
     rows: int, actions: ScaledActions, noisy: Callable[[Floats], NDArray[Any]], epsilon: Any,
     generator: np.random.Generator,
 ) -> Any:  # fmt: skip
-    """Returns actions [rows, ...]; each is drawn uniformly from the Box with probability epsilon, or else the policy's.
+    """Returns actions [rows, ...]; each is drawn uniformly from the Box with probability epsilon, else by the policy.
 
     `noisy` maps standard normal noise [rows, size] to the policy's scaled actions [rows, size], and is called only if
     some row's action is not drawn uniformly. Epsilon does not change which numbers the generator draws.

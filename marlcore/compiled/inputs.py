@@ -47,7 +47,7 @@ class Inputs:
             encode(values, matrix[:, columns])
 
     def into(self, matrix: Floats) -> Callable[[Any], None]:
-        """Returns a function that fills this matrix faster, for many calls; `moments` must be empty."""
+        """Returns a function of observations that fills this matrix faster than `fill`; `moments` must be empty."""
         if self._is_named:
             return partial(self.fill, matrix=matrix)
         ((_, columns, encode),) = self._columns
@@ -90,7 +90,7 @@ def encoder_of(part: SpacePart, stack: int) -> tuple[Encoder, int]:
 
 
 def one_hot_places(space: gym.Discrete | gym.MultiDiscrete) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns, for each place of a one-hot vector, which component with which value sets the place to 1."""
+    """Returns, for each place of a one-hot vector, the component and the component's value that set the place to 1."""
     sizes = np.atleast_1d(space.nvec if isinstance(space, gym.MultiDiscrete) else space.n)
     starts = np.broadcast_to(space.start, sizes.shape)
     component = np.repeat(np.arange(len(sizes)), sizes)

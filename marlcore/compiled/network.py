@@ -86,7 +86,7 @@ class Compiled:
             self._chain.load(self.weights)
 
     def act(self, obs: NDArray[Any]) -> Floats:
-        """Returns a new float32 array: [k, outputs] for observations [k, inputs], or [outputs] for one [inputs].
+        """Returns a new float32 array: [k, outputs] for observations [k, inputs], [outputs] for a single [inputs].
 
         Raises ValueError if the observations have another shape, TypeError if they are not numbers.
         """

@@ -147,7 +147,7 @@ class NoisyBoxPolicy(NetworkPolicy):
     """Chooses actions of a Box; to explore, it adds noise or, with probability epsilon, draws uniformly.
 
     Args:
-        outputs: how many components the action has that one network computes; in a team, a member's action.
+        outputs: the number of components of the action that one network computes; in a team, of a member's action.
         squashed: whether a network outputs means and log standard deviations of actions before tanh, as in SAC;
             otherwise it outputs the actions, within [-1, 1].
     """

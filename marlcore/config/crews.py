@@ -25,7 +25,7 @@ class Crew:
         return [f"actor-{self.first + i}" for i in range(self.count)]
 
     def lanes(self, parts: int, agents: int, copies: int, of_part: int) -> NDArray[np.int64]:
-        """Returns the crew's lanes, int64 [parts, agents, actors, copies], in a replay with `of_part` lanes a part.
+        """Returns the crew's lanes, int64 [parts, agents, actors, copies], if each part has `of_part` lanes.
 
         The numbers are those on the crew's own machine; on the learner's machine, add `block_begins`.
         """

@@ -231,7 +231,7 @@ def numbers_at(schedules: Mapping[str, Schedule], steps: int, updates: int) -> d
 
 
 def with_own_epsilons(policies: tuple[AssignedPolicy, ...], config: Config) -> Config:
-    """Removes the run's epsilon for policies whose algorithms set their own; changes nothing if all of them do."""
+    """Removes the run's epsilon for policies whose algorithms set their own, unless all algorithms do."""
     having = [each.name for each in policies if "epsilon" in getattr(each.algorithm, "schedules", dict)()]
     if config.exploration.epsilon is None or len(having) == len(policies):
         return config

@@ -147,7 +147,7 @@ class Exponential(Schedule):
 
 @dataclass(frozen=True)
 class Piecewise(Schedule):
-    """Straight lines between points (count, value) of ascending counts; constant before the first, after the last."""
+    """Straight lines between points (count, value), counts ascending; constant before the first and after the last."""
 
     points: Annotated[tuple[tuple[int, float], ...], _points]
 

@@ -193,7 +193,7 @@ def has_mask(space: gym.Space) -> bool:
 
 
 def unmasked(parts: Mapping[str, Any]) -> Any:
-    """Removes the mask from an observation or its space; returns the other parts, or "observation" if it is alone."""
+    """Returns the parts of an observation or space without the mask; if only "observation" is left, its value."""
     others = {key: part for key, part in parts.items() if key != MASK}
     return others[ALONE] if others.keys() == {ALONE} else others
 
@@ -213,7 +213,7 @@ def result_of(method: str, result: Any) -> Any:
 
 
 def check_action(agent: str | None, action: Any, ended: bool) -> str:
-    """Checks an action, and returns `agent`, which acts.
+    """Checks the action of `agent`, the agent that acts now; returns `agent`.
 
     Raises ValueError if no agent acts, or `action` is wrong: an agent that has ended needs None, others an action.
     """

@@ -104,7 +104,7 @@ def make_atari(game: str, /, **options: Any) -> Any:
 
 
 def not_installed(name: str, reason: str) -> ImportError:
-    """Returns the error for a missing package, which names the extra of marlcore to install, or the reason."""
+    """Returns an error for a missing package; its text names the extra of marlcore to install, or the reason."""
     extra = next((extra for word, extra in EXTRAS.items() if word in reason.lower()), None)
     if extra is not None:
         reason = f"a package that it needs is not installed; try: pip install 'marlcore[{extra}]'"

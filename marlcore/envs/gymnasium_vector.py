@@ -100,7 +100,7 @@ class GymnasiumVector(Adapter):
         return [outcome], [self._turn(self._next(values, ended, over))]
 
     def _next(self, values: Values, ended: NDArray[np.bool_], over: NDArray[np.int64]) -> Values:
-        """Sets the copies that act next, and which of them begin an episode; returns what all copies observe then."""
+        """Sets the copies that act next, and which of them begin an episode; returns all copies' observations."""
         before, all_ended = self._acting, len(over) == self.copies
         if self._mode != "NextStep" or all_ended:
             self._acting, self._begins = self._all, ended
@@ -168,7 +168,7 @@ class GymnasiumVector(Adapter):
         return final_obs if len(self._acting) == self.copies else rows_at(final_obs, self._acting)
 
     def _final_values(self, info: Mapping[str, Any], copy: int, last: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a copy's final observation and mask by name; the info holds a list of copies' values, or arrays."""
+        """Returns a copy's final observation and mask by name; `last` is its last info, `info` that of all copies."""
         name = next((name for name in FINAL_OBS if name in info), FINAL_OBS[0])
         finals = info.get(name)
         by_copy = isinstance(finals, list) or (isinstance(finals, np.ndarray) and finals.dtype.kind == "O")
@@ -247,7 +247,7 @@ class GymnasiumVector(Adapter):
 
 
 class EnvPool(GymnasiumVector):
-    """Adapts `envpool.make(..., env_type="gymnasium")`, in synchronous mode; copies step while the actor acts.
+    """Adapts `envpool.make(..., env_type="gymnasium")`, in synchronous mode; copies step between `act` and `observe`.
 
     EnvPool takes its seed only when it is made, so each reset makes the pool again.
 

@@ -42,7 +42,7 @@ def open_directory(machine: str) -> Path | None:
 
 
 def prepare(directory: Path) -> Path:
-    """Makes a directory if it does not exist. Raises OSError if its disk is full or others could write there."""
+    """Makes a missing directory, and returns it. Raises OSError if the disk is full or others could write there."""
     for path in (*directory.parents[1::-1], directory):
         path.mkdir(0o700, parents=True, exist_ok=True)
         if not _is_private(path):

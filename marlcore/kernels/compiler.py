@@ -159,7 +159,7 @@ def items_at(dtype: str) -> Any:
 
     @intrinsic
     def items_at(typingctx: Any, address: Any) -> Any:
-        """items_at(address)[i] is item i of an array of the dtype at `address`; i < 0 is an item before the address."""
+        """items_at(address)[i] is item i of an array of `dtype` that begins at `address`; i may be negative."""
         pointer = types.CPointer(kind)  # type: ignore[attr-defined]
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -98,7 +98,7 @@ def _look(p, lane, cursors, tallies):
 
 @jit
 def _share(ready, first, total, share):
-    """Splits `total` about equally over the lanes; no lane gets more than it has ready."""
+    """Writes to `share` how `total` is split, about equally, over the lanes; no lane gets more than it has ready."""
     lanes, left = len(ready), total
     for lane in range(lanes):
         share[lane] = 0

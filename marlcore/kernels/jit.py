@@ -26,7 +26,7 @@ class Made:
         self._maker, self._source, self._made = maker, source, None
 
     def make(self) -> Any:
-        """Returns the object. Threads that ask first at once may make two, which do the same."""
+        """Returns the object. Two threads that call this first may each make an object, which is harmless."""
         if self._made is None:
             maker = getattr(_compiler(), self._maker)
             self._made = maker if self._source is None else maker(self._source)

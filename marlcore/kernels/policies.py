@@ -27,7 +27,7 @@ def trace(reward, discount, value, following, continues, ratio, decay, rho_bar, 
 
 @jit
 def moments(values):
-    """Returns the mean and the variance of floats [B], as sums of float64."""
+    """Returns the mean and the variance of floats [B], summed in float64."""
     mean, squares = 0.0, 0.0
     for value in values:
         mean += value

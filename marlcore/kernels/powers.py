@@ -50,7 +50,7 @@ def _in_range(values, count):
 
 @inlined
 def raise_all(values, exponent, count):
-    """Raises values[:count], float64 and at least 0, in place to the power `exponent`."""
+    """Replaces values[:count], float64 and at least 0, by their powers with this exponent."""
     if exponent == 1.0:
         return
     if abs(exponent) <= STEEPEST and _in_range(values, count):

@@ -144,9 +144,10 @@ def _ticket_of(p, leaf):
 
 @jit
 def draw(plan, columns, out, rows, priorities):
-    """Draws tickets for the output rows `rows`: one from each of len(rows) equal parts of the mass. Needs `catch_up`.
+    """Draws tickets for the output rows `rows`: one from each of len(rows) equal parts of the mass.
 
-    Returns: the number of slots filled, less than len(rows) if writers overwrote drawn rows, 0 if there is no mass.
+    Call `catch_up` first. Returns: the number of slots filled, less than len(rows) if writers overwrote drawn rows, 0
+    if there is no mass.
     """
     p, q = plan[0], priorities[0]
     tree, offsets = float64_array(q.tree, q.nodes), int64_array(q.offsets, q.levels + 1)

@@ -124,7 +124,7 @@ def check(p, lane, ticket):
     """Checks whether a ticket can be drawn; returns (verdict, frames before it, lowest ticket needed, rows).
 
     A transition can be drawn if it is not a boundary row, its lane holds all frames of its stack, and its n-step return
-    is whole. The first row of a sequence must be such a row, with an age that is a multiple of the period. A sequence
+    is whole. The same holds for the first row of a sequence, whose age must be a multiple of the period. A sequence
     may end early where its episode ends or a writer was replaced; otherwise it must be whole. A sequence that ends
     within its burn-in has no transition to train on, and cannot be drawn.
     """

@@ -117,7 +117,7 @@ class LeagueCollector:
         return [ended for collector, rows in self._split(copies) for ended in collector.end(copies[rows])]
 
     def begin(self, copies: NDArray[np.int64]) -> int:
-        """Begins an episode in all policies' collectors, since another policy may have learned in the last episode."""
+        """Begins an episode in the collectors of all policies; returns how many actions are lost in all of them."""
         return sum(collector.begin(copies) for collector in self.collectors)
 
     def act(self, turn: Turn) -> NDArray[Any]:

@@ -49,7 +49,7 @@ def play_in_common(
     env: VectorEnvironment, candidates: Sequence[Candidate], episodes: int, seed: Callable[[int], int],
     report: Callable[[str, str, float, int], None], now: int, goes_on: GoesOn,
 ) -> bool:  # fmt: skip
-    """Plays games in which each agent acts by its own policy; `seed(now)` seeds the games. See `Games`."""
+    """Plays games, seeded by seed(now), in which agents act by their policies; returns False if `goes_on` ends them."""
     seed_now = seed(now)
     players = {
         agent: replace(candidate.acting, generator=np.random.default_rng(seed_now + index))
@@ -103,9 +103,9 @@ class Evaluator:
         return now // self.interval - self.last // self.interval if self.interval else 0
 
     def evaluate(self, goes_on: GoesOn, final: bool = False) -> bool:
-        """Evaluates newer weights, if any; returns whether it did. An evaluation that `goes_on` stops remains due.
+        """Evaluates newer weights, if any; returns whether it did. If `goes_on` ends an evaluation, it remains due.
 
-        A `final` evaluation counts as one due by `interval` only if the last step is a multiple of `interval`.
+        If `final`, the evaluation counts as due by `interval` only if the last step is a multiple of `interval`.
         """
         now, now_s = self.steps(), self.clock()
         try:

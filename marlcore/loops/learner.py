@@ -128,7 +128,7 @@ class Learner:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether updates are compiled; see `LearnerConfig.engine`. A torch trainer has no attribute `reason`."""
+        """Whether updates are compiled, so that the trainer's `reason` is empty; see `LearnerConfig.engine`."""
         return not getattr(self.trainer, "reason", "torch")
 
     def _pace_at(self, ahead: float) -> float:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Recorder:
-    """Writes a row for each of an agent's actions once its outcome is known."""
+    """Writes a row for each action of an agent once the action's outcome is known."""
 
     agent: str
     rows: HeldRows  # of each copy

@@ -17,7 +17,7 @@ def run_seed(config: Config, what: str, index: int, begin: int = 0) -> int:
 
 @contextmanager
 def torch_seeded(seed: int) -> Iterator[None]:
-    """Seeds torch's draws in the block, then restores torch's generator; does nothing if torch is not imported."""
+    """Seeds torch's draws in a `with` block, then restores torch's generator; does nothing if torch is not imported."""
     torch = sys.modules.get("torch")
     if torch is None:
         yield

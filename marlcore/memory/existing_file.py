@@ -38,7 +38,7 @@ def open_named(path: Path, writable: bool) -> File:
 
 
 def _open_existing(path: Path, writable: bool) -> File:
-    """Opens a possible segment, which must be a regular file of this user without access for others."""
+    """Opens a file that may be a segment: a regular file of this user without access for others."""
     file = File()
     follow = 0 if is_descriptor(path) else os.O_NOFOLLOW
     try:

@@ -49,9 +49,11 @@ class NativeWriter(_WritingEnd):
         self.add_row = lib.mc_writer_add  # the hot path calls it with `raw`, and gives a negative result to `error_of`
 
     def rows_adder(self, records: Bytes, ends: Bytes, boundaries: bool) -> Callable[[list[NDArray[Any]]], int]:
-        """Returns a function that appends n rows, staged in records, uint8 [n, record bytes], and ends, uint8 [3, n].
+        """Returns a function that appends n staged rows, given the arrays of large fields.
 
-        The function takes the large fields' arrays, and returns the first row's ticket or a negative code.
+        `records` is uint8 [n, record bytes]. `ends`, uint8 [3, n], has three flags for each row: terminated, truncated,
+        and whether it is a boundary row. With `boundaries`, each truncated row must have a boundary row. The function
+        returns the first row's ticket or a negative code.
         """
         raw, rows, records_at, ends_at = self.raw, len(records), pointer_to(records), pointer_to(ends)
         sources = ffi.new("void *[]", MAX_COLUMNS)
@@ -136,7 +138,7 @@ class NativeVector(_WritingEnd):
 
 
 class NativeRows:
-    """Reads raw rows out of lanes, and appends raw rows to them; `spans` are int64 [n, 4], `parts` int64 [n, 6]."""
+    """Reads and appends raw rows; `spans`, int64 [n, 4], and `parts`, int64 [n, 6], are structs of csrc/api.h."""
 
     def __init__(self, lanes: NativeLanes) -> None:
         self._lanes = lanes

@@ -32,7 +32,7 @@ def free_bytes(directory: Path) -> int:
 
 @contextlib.contextmanager
 def noticing_full(directory: Path, nbytes: int) -> Iterator[None]:
-    """Raises SharedMemoryFull if the block fails because the file system is full or a file would be too large."""
+    """Raises SharedMemoryFull if a `with` block fails because the file system is full or a file would be too large."""
     try:
         yield
     except OSError as error:

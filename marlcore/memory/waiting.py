@@ -26,7 +26,7 @@ def interrupt_waits_with(check: Check | None) -> Check | None:
 
 
 class InterruptingOwnWaits:
-    """Makes waits of this thread call `check` too, within a `with` block, except waits inside `check`.
+    """Makes each wait of this thread during a `with` block call `check`, too, except the waits of `check` itself.
 
     Blocks cannot be nested.
     """

@@ -93,7 +93,7 @@ class Lineage:
         write_atomically(self.folder / TABLE, table.getvalue().encode())
 
     def ended(self, member: int, steps: int, score: float) -> None:
-        """Adds a table row for the segment that a member has ended."""
+        """Adds a table row for the segment of training that a member has ended."""
         state = self.members[member]
         state.begin = steps
         row: dict[str, Any] = {"member": member, "step": steps, "score": repr(score), "copied": ""}
@@ -102,7 +102,7 @@ class Lineage:
         self.rows.append(row)
 
     def copied(self, member: int, parent: int) -> None:
-        """Notes in the row of a member's last segment that the member has copied the member `parent`."""
+        """Notes in the row of a member's last segment of training that the member has copied the member `parent`."""
         next(row for row in reversed(self.rows) if row["member"] == member)["copied"] = parent
 
     def advance(self, member: int, steps: int) -> None:
@@ -114,7 +114,7 @@ class Lineage:
         state.done = steps >= self.total_steps
 
     def promote(self) -> list[int]:
-        """Gives the members that halving promotes their next step counts; returns these members' numbers."""
+        """Sets the next step counts of the members that halving promotes; returns the numbers of these members."""
         lengths, promotions = rungs(self.config, self.total_steps), []
         scores: list[dict[int, float]] = [{} for _ in lengths]
         for row in self.rows:  # a member's n-th row belongs to the n-th rung
@@ -166,8 +166,8 @@ def _fixed(config: PopulationConfig, total_steps: int) -> dict[str, Any]:
 def parent_of(member: int, scores: Mapping[int, float], share: float, generator: np.random.Generator) -> int | None:
     """Draws the member that `member` copies, by truncation selection; returns None if `member` copies no other.
 
-    A member among the lowest scores copies a member among the highest scores, if this has a higher score. Each of these
-    groups is the fraction `share` of the scored members, but at least one. A diverged member copies, too.
+    A member with one of the lowest scores copies a member with one of the highest, if that one's score exceeds its own.
+    The lowest and the highest are the fraction `share` of the scores, but at least one. A diverged member copies, too.
     """
     ranked = sorted(scores, key=scores.__getitem__)
     count = max(1, int(share * len(ranked)))

@@ -1,7 +1,7 @@
 """Populations of runs with different settings: members copy others' checkpoints and change settings, or end early.
 
-Each segment resumes the member's run. A checkpoint file is never changed, only replaced by a new file. So a hard link
-to the file is a full copy at no cost, even while the source saves again.
+A member trains in segments, each of which resumes the member's run and takes further steps. A checkpoint file is never
+changed, only replaced by a new file. So a hard link to it is a full copy at no cost, even while the source saves again.
 """
 
 from __future__ import annotations

@@ -72,8 +72,8 @@ def psro(
             replicator dynamics; "uniform"; or a function from a population's payoffs, float64 [own policies,
             opponent's policies], to the population's mixture, float64 [own policies].
         games: number of games between a new policy and each opponent; with one population, half on each side.
-        min_gain: psro ends early when every new policy gains less than this over the previous mixture; so no new policy
-            is a better response. None: psro never ends early.
+        min_gain: psro ends early when every new policy gains less than this over the previous mixture, that is, when
+            none is a better response. None: psro never ends early.
         progress: whether to show each run's progress, and each iteration's result, on standard error.
         resume: the directory of a `psro` that ended or was killed, to continue after its last complete iteration.
 
@@ -112,7 +112,7 @@ def _check_arguments(config: Config, iterations: int, games: int, min_gain: floa
 def _iterate(
     oracles: Oracles, result: PSROResult, solve: MetaSolver, name: str, iterations: int, min_gain: float | None
 ) -> None:
-    """Runs the remaining iterations: adds policies to the result and writes its files; `name` is the solver's."""
+    """Runs the remaining iterations: adds policies to the result, and writes the result; `name` is the solver's."""
     oracles.begin(result)
     while len(result.payoffs) <= iterations:
         gains = [population.gains[-1][0] for population in result.populations if population.gains]
@@ -138,7 +138,8 @@ def _mix(result: PSROResult, solve: MetaSolver) -> None:
 class Oracles:
     """Makes the runs of a `psro`, and plays the games between their policies. Policy number 0 is untrained.
 
-    `place` is a population's index: 0, or 1 if the second agent has its own population.
+    In the methods, `place` is a population's index: 0 for the first agent's population, 1 or -1 for the second agent's.
+    If both agents share one population, its index is 0 or -1.
     """
 
     folder: Path
@@ -242,7 +243,7 @@ class Oracles:
         return sum(means) / sides, _NORMAL_975 * math.sqrt(sum(variances)) / sides
 
     def _run(self, place: int, number: int, mixture: NDArray[np.float64]) -> tuple[Any, Algorithms, Config]:
-        """Returns the arguments of `train` for a response to the mixture."""
+        """Returns the arguments of `train` for the response `number` of the population `place` to the mixture."""
         policy, run_dir = self.policies[place], self._run_dir(number)
         seed = int(np.random.SeedSequence([self.config.seed, number, place]).generate_state(1)[0])
         played = {self._saved(place - 1, i): share for i, share in enumerate(mixture.tolist()) if share > _LEAST_SHARE}

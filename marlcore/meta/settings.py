@@ -106,7 +106,7 @@ def _check_interval(policies: tuple[AssignedPolicy, ...], interval: int) -> None
 
 
 def _fingerprint(policies: tuple[AssignedPolicy, ...], config: Config) -> Any:
-    """Returns the properties that must be equal in all segments of a member and in a member that it copies."""
+    """Returns the properties that must be equal throughout a member's training, and in a member that it copies."""
     models = [build_model(policy, config).whole.state_dict() for policy in policies]
     shapes = [{name: tuple(tensor.shape) for name, tensor in model.items()} for model in models]
     limiters = [config.limiter(p.name, len(p.agents) * config.lanes) for p in policies] if config.replay.save else []

@@ -105,7 +105,7 @@ def folder_of(kind: str, run_dir: str | None, resume: str | Path | None = None) 
 
 @contextmanager
 def working_in(folder: Path, kind: str) -> Iterator[None]:
-    """Locks the directory during the block; a KeyboardInterrupt inside the block says how to continue.
+    """Locks the directory during a `with` block; a KeyboardInterrupt inside the block says how to continue.
 
     Removes the directory if it stays empty, or if it is new and the block fails before the first run has begun. Raises
     ValueError if another process works in the directory.
@@ -131,7 +131,7 @@ def working_in(folder: Path, kind: str) -> Iterator[None]:
 
 @contextmanager
 def naming_what_continues(folder: Path, resume: str = "") -> Iterator[None]:
-    """Makes a KeyboardInterrupt inside the block name the directory of all runs, and say how to continue the runs."""
+    """Makes a KeyboardInterrupt in a `with` block name the directory of all runs, and say how to continue the runs."""
     try:
         yield
     except KeyboardInterrupt:
@@ -142,7 +142,7 @@ def naming_what_continues(folder: Path, resume: str = "") -> Iterator[None]:
 
 @contextmanager
 def warned_once(text_of: Callable[[logging.LogRecord], str]) -> Iterator[None]:
-    """Inside the block, logs only the first of the warnings for which `text_of` returns the same text."""
+    """During a `with` block, logs only the first of the warnings for which `text_of` returns the same text."""
     seen: set[str] = set()
 
     def is_new(record: logging.LogRecord) -> bool:

@@ -58,7 +58,7 @@ def _profiles_of(agents: Sequence[int], actions: int) -> NDArray[np.int64]:
 def _beliefs(
     believed: Believed, agent: int, others: tuple[int, ...], graph: Graph, numbers: Numbers
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
-    """Returns each state and action's number of pairs, int64 [numbers, actions], and all pairs as two flat arrays."""
+    """Returns how many pairs `believed` gives by state and action, [numbers, actions], and all pairs as two arrays."""
 
     def pairs_of(state: Any) -> list[list[tuple[float, tuple[Any, ...]]]]:
         # A profile is copied at once, since the caller's function may reuse its memory.

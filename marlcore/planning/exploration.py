@@ -89,7 +89,7 @@ class Exploration:
 
 
 def expand(transition: Transition, profiles: Profiles, states: Sequence[Any]) -> BatchResult:
-    """Expands states one by one; the result's failure is the first in the order of the states."""
+    """Expands states one by one, until one fails; the result has the failure, if any."""
     expansion, failure = Expansion(), None
     try:
         for state in states:

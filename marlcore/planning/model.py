@@ -20,9 +20,9 @@ class WorldModel(Protocol):
     """A finite world in which several agents act at the same time.
 
     States are hashable. Equal states hash alike in every process, so a state must not keep the hash of a string when
-    it is pickled. If states can be compared by <, their order decides the graph's. The model is deterministic: the same
-    state and profile give the same outcomes in the same order in every process, so the model must not iterate over a
-    set of strings.
+    it is pickled. If states can be compared by <, the graph has the smaller of two states first, where either may come
+    first. The model is deterministic: the same state and profile give the same outcomes in the same order in every
+    process, so the model must not iterate over a set of strings.
 
     Attributes:
         agents: one entry for each agent.

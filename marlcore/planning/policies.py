@@ -43,11 +43,11 @@ class AgentPolicies(GoalTable):
         return (self.flags & ACHIEVED).astype(bool)
 
     def offers(self, state: int, goal: int) -> bool:
-        """Returns whether a state offers a goal; takes the numbers of both."""
+        """Returns whether a state offers a goal; `state` and `goal` are numbers."""
         return bool(self.flags[state, goal] & OFFERED)
 
     def achieves(self, states: Any, goal: int) -> NDArray[np.int8]:
-        """Returns 1 for each state that achieves a goal, else 0, int8; takes the numbers of states and goal."""
+        """Returns 1 for each state that achieves a goal, else 0, int8; `states` and `goal` are numbers."""
         achieved: NDArray[np.int8] = (self.flags[states, goal] & ACHIEVED).astype(bool).astype(np.int8)
         return achieved
 

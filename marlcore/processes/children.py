@@ -47,8 +47,8 @@ log = logging.getLogger(__name__)
 class Children(Closing):
     """The child processes of one owner, forked by a server that has imported `preload`.
 
-    A signal that `interrupts` notes ends the wait for a starting server; None: only `uninterrupted` notes signals. A
-    given `server` is used but not closed. `fork`, `early`: see `ForkServer`.
+    If `interrupts` notes a signal, no method waits any longer for a starting server. Without `interrupts`, only
+    `uninterrupted` notes signals. A given `server` is used but not closed. `fork`, `early`: see `ForkServer`.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Children(Closing):
 
     @contextmanager
     def uninterrupted(self) -> Iterator[None]:
-        """Delays stop signals to the end of the block, so that no process that was just started is lost."""
+        """Delays stop signals until the end of a `with` block, so that no process that was just started is lost."""
         self.interrupts = Interrupts()
         try:
             with self.interrupts:
@@ -145,7 +145,7 @@ class Child:
             self.connection.send_bytes(request)
 
     def receive(self) -> memoryview | WorkerFailed | None:
-        """Returns the process's next result or failure; None if there is none, or if the process died in sending it."""
+        """Returns the process's next result or failure; None if there is none, or if the process died sending it."""
         try:
             message = self.connection.recv_bytes() if self.connection.poll() else None
         except EOFError:
@@ -225,7 +225,7 @@ def failure_of(name: str, error: BaseException, short: bool = False) -> WorkerFa
 def short_traceback(error: BaseException) -> str | None:
     """Returns the traceback without the package's frames, except for frames that called other code.
 
-    Returns None if it would leave out no frame, and an empty text if it would leave out all.
+    Returns None if no frame would be left out, and an empty text if all frames would be.
     """
     whole = TracebackException.from_exception(error)
     stacks = [(part, _foreign(part.stack)) for part in _chain(whole)]
@@ -273,7 +273,7 @@ def enter(surroundings: dict[str, Any]) -> None:
 
 
 def leave_if_forked(worker: int) -> None:
-    """Ends this process at once, without cleanup, unless its id is the worker's.
+    """Ends this process at once, without cleanup, unless its process id is `worker`.
 
     An environment may fork. A fork that comes back from the environment's code is not the worker, and must neither
     report nor close anything in the worker's name.

@@ -69,7 +69,7 @@ class Control(Shared):
 
     @contextmanager
     def checked_waits(self, check: Callable[[], None]) -> Iterator[None]:
-        """Makes waits in the block call `check`; if workers are stopping, a ClosedError ends the block silently."""
+        """Has each wait in a `with` block call `check`; suppresses the block's ClosedError if workers are stopping."""
         interrupt_waits_with(check)
         try:
             yield

@@ -170,7 +170,7 @@ class _Server:
 
 
 def fork() -> int:
-    """Calls `os.fork` without Python's warning of threads, since array libraries' threads handle forks."""
+    """Calls `os.fork` without Python's warning about threads; `is_safe_to_fork` says which threads are harmless."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()

@@ -23,7 +23,7 @@ _masks = threading.local()
 
 
 def stopped(folder: str, resume: str = "") -> KeyboardInterrupt:
-    """Returns a KeyboardInterrupt whose message names the `resume`, by default `folder`, that continues the work.
+    """Returns a KeyboardInterrupt whose message says that resume=`resume`, by default `folder`, continues the work.
 
     It is no subclass: only after KeyboardInterrupt itself does Python end by the signal, as shells expect.
     """

@@ -34,7 +34,7 @@ class RestartPolicy:
 
 
 class Supervisor:
-    """Watches a run's workers; `start` makes their processes, `timeouts` are their longest allowed silences in s."""
+    """Watches a run's workers; `start` makes their processes, `timeouts` are the allowed silences in seconds."""
 
     def __init__(
         self, children: Children, control: Control, start: Start, timeouts: Mapping[str, float], policy: RestartPolicy

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class WorkerContext:
-    """The first argument of a worker's function; `name` is the worker's."""
+    """The first argument of a worker's function; `name` is the worker's name."""
 
     def __init__(self, name: str, control: Control, telemetry: Telemetry, began: float) -> None:
         self.name = name

@@ -86,7 +86,7 @@ class CursorLines:
         self._counters.add(lane * _LINE_WORDS + _REFUSED, transitions)
 
     def ask(self, lane: int, rows: int) -> bool:
-        """As the lane's writer, asks for room for `rows` rows; 0 withdraws a request. Returns False if repeated."""
+        """As the lane's writer, asks for room for `rows` rows, 0 for none; returns whether the request is a new one."""
         if rows == self._last_asked.get(lane):
             return False
         self._counters.store(lane * _LINE_WORDS + _ASKED, rows)

@@ -140,7 +140,7 @@ class QueueGates:
         return self._gates[0].wait if self._unread is None else self._wait_for_both
 
     def _wait_for_both(self, transitions: int, boundaries: int, timeout: float | None, check_open: Check) -> bool:
-        """Waits until few enough transitions are unread, and then for room in the only lane."""
+        """Waits until few enough transitions are unread, then as `LaneGate.wait` for room in the only lane."""
         assert self._unread is not None
         deadline = self._unread.wait(timeout, check_open)
         return self._gates[0].wait(transitions, boundaries, timeout, check_open, deadline)
@@ -150,6 +150,8 @@ class QueueGates:
 
         If the wait for a lane fails, earlier gates have counted their rows as added, although nothing was written. That
         is harmless: such a gate only looks at the reader's cursor earlier than it must.
+
+        Returns: bool [k], the rows that are dropped; or False, if none is.
         """
         deadline = None if self._unread is None else self._unread.wait(timeout, check_open)
         rows = 2 if np.count_nonzero(boundaries) else 1

@@ -136,7 +136,8 @@ class TrajectoryQueue(TransitionLanes):
         have several runs of that lane.
 
         A transition is delivered once its n steps are written. If a successor has a longer stack, it drops the first
-        transitions whose frames were overwritten. Skipped rows occupy room until the row before them is read. So if
+        transitions whose frames were overwritten. A transition that no batch can hold, such as one whose episode
+        `new_episode` cut off, is skipped (see `skipped`), and occupies room until the row before it is read. So where
         writers wait, end episodes by terminated or truncated, and do not call `new_episode` at every other row.
 
         Args:

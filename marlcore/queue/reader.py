@@ -192,7 +192,7 @@ class TrajectoryReader(Closing):
         return copied
 
     def _copy_whole(self, memory: BatchMemory) -> tuple[int, int, int]:
-        """Repeats `_copy` until no writer overwrites its rows during the copy."""
+        """Repeats `_copy` until no writer overwrites rows during the copy; returns the last result."""
         lapped_since = None
         self._margin[:] = 0
         while True:
@@ -210,7 +210,7 @@ class TrajectoryReader(Closing):
                 raise MarlcoreError(f"{path}: writers overwrote whatever was copied; use a larger capacity")
 
     def _continues(self, batch: Batch) -> NDArray[np.bool_] | None:
-        """Returns `Batch.continues`, since the indices of neighbouring rows of a lane differ by the number of lanes."""
+        """Returns `Batch.continues`; the indices of neighbouring rows of a lane differ by the number of lanes."""
         window, view = self._window, self._view
         if window.length is not None or window.n_step > 1 or view.spec.next_obs:
             return None

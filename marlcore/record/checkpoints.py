@@ -69,7 +69,7 @@ class KeptCheckpoints:
 
 
 def saved_checkpoints(run_dir: Path, policy: str) -> list[str]:
-    """Lists a policy's checkpoints by the names that `which` takes: first words such as "best", then steps in order."""
+    """Lists a policy's checkpoints by the names that `which` takes: words such as "best", then steps in order."""
     begin = f"{checkpoint_path(run_dir, policy).stem}."
     names = [path.name.removeprefix(begin) for path in (run_dir / "checkpoints").glob(f"{begin}*pt")]
     found = (name.removesuffix("pt").rstrip(".") or "last" for name in names)

@@ -33,7 +33,7 @@ Points = NDArray[np.float64]  # [episodes, 2]: step and return, in order of step
 
 @contextmanager
 def canvas(path: Path, title: str, height: float) -> Iterator[tuple[Figure, Axes]]:
-    """Yields a figure, 1200 pixels wide and 100 times `height` high; writes it to `path` atomically after the block."""
+    """Yields a figure, 1200 pixels wide and 100 times `height` high; writes it to `path` at the `with` block's end."""
     # Imported here: matplotlib takes longer to import than marlcore itself.
     from matplotlib.figure import Figure
 

@@ -116,7 +116,7 @@ def read_json(path: Path, *, editable: bool = False) -> dict[str, Any]:
 
 @contextmanager
 def believed(expected: str, folder: Path, name: str) -> Iterator[None]:
-    """Turns an error in the block into a ValueError that names the file and the content that was `expected`."""
+    """Turns an error in a `with` block into a ValueError that names the file and the content that was `expected`."""
     try:
         yield
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError, OSError) as error:

@@ -151,7 +151,7 @@ class RemoteCopy(Closing):
 
 
 def _refers(name: str, names: Container[str]) -> bool:
-    """Whether a file refers to others: it has the checksum of metrics.csv, or priorities of a saved replay's rows."""
+    """Whether a file refers to another: the progress to metrics.csv, or a checkpoint to its replay in `names`."""
     return name == PROGRESS or (name.endswith(".pt") and f"{name.removesuffix('.pt')}.replay" in names)
 
 

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from ..checks import absolute, as_path, brief, check_kinds
 from ..closing import ClosedAfterError
-from ..config import BY_POLICY, SECTIONS, SINKS, Config
+from ..config import BY_POLICY, SECTIONS, Config
 from ..declared import flattened
 from ..errors import suppress_failed_calls
 from ..memory import File, is_locked, same_file, try_lock
@@ -24,7 +24,7 @@ from ..regular_files import open_regular
 from .files import believed, read_json, write_json
 from .remote import is_address
 from .sinks.csv import PROGRESS, CsvSink
-from .trust import RECORD, open_run
+from .trust import FOLDERS, RECORD, open_run
 
 KINDS: dict[str, Any] = dict.fromkeys((*SECTIONS, "init_from", "hyperparameters"), dict)  # in config.json
 KINDS |= {"self_play.roles": dict | None, "self_play.anchors": dict | list | None, "total_steps": int}
@@ -271,7 +271,7 @@ def _make_directory(path: str | Path | None, runs: str | Path, undo: ExitStack) 
 
 
 def _remove_contents(root: Path) -> None:
-    for name in ("checkpoints", "logs", *SINKS):  # a sink's directory has its name
+    for name in FOLDERS:
         shutil.rmtree(root / name, ignore_errors=True)
     for name in ("metrics.csv", "config.json", LOCK):
         (root / name).unlink(missing_ok=True)

@@ -6,8 +6,9 @@ from itertools import chain
 from pathlib import Path
 
 from ..checks import absolute
+from ..config import SINKS
 
-FOLDERS = ("checkpoints", "logs", "tensorboard", "wandb")  # folders in which a run writes
+FOLDERS = ("checkpoints", "logs", *SINKS)  # folders in which a run writes; a sink's has its name
 CODE = ("config.json", "population.json", "psro.json", "checkpoints")  # their content may be executed or believed
 # The uses of a directory; docs/security.md has a table of the functions and commands, the doors, of each use.
 UNPICKLED = "run.pickle is unpickled, which can execute anything"
@@ -20,7 +21,7 @@ OWN = (UNPICKLED, IMPORTED, CONTINUED)  # a directory that another user could ha
 
 
 def open_run(run_dir: str | os.PathLike[str], use: str = COMPARED, trust: bool | None = None) -> Path:
-    """Checks a directory before it is opened; returns its absolute path or, if `use` is OWN, its real path.
+    """Checks a directory before it is opened; returns its absolute path or, for a `use` in OWN, its real path.
 
     `trust` is None if the calling function has no such argument. Raises ValueError if `run_dir` is no path, if another
     user could have changed the directory, or if another user has put links in place of its folders.

@@ -205,7 +205,7 @@ class ReplayBuffer(TransitionLanes):
         return read_state(self._mapped)
 
     def writer(self, lane: int = 0, *, shared: bool = False, timeout: float | None = None) -> Writer:
-        """Returns a lane's writer. Unless it is shared, there is no other one until it is closed or this process dies.
+        """Returns a lane's writer; unless it is shared, the lane has no other writer until this one is closed or dies.
 
         The next writer of the lane continues after the last row; no sample spans the rows of two writers.
 

@@ -41,7 +41,7 @@ class Prefetch(Generic[B], Closing):
     lose the one batch about to be returned; no batch is repeated or out of order.
 
     Attributes:
-        stats: the sampler's; batches that are ready count as drawn.
+        stats: the sampler's counters; batches that are ready count as drawn.
     """
 
     @overload

@@ -132,7 +132,7 @@ class WriteGate(_Side):
     """The gate that the writer of one lane, or of several, passes before each add."""
 
     def wait(self, transitions: int, boundaries: int, timeout: float | None, check_open: Check) -> bool:
-        """Waits until the transitions may be added; boundary rows do not count.
+        """Waits until the transitions may be added, and returns True; boundary rows do not count.
 
         Raises: ValueError: the add exceeds the tolerance. TimeoutError: no sampler made room in time.
         """
@@ -225,7 +225,7 @@ class SampleGate(_Side):
         self._weight, self._cost = weight, self._batch * weight
 
     def _price(self) -> None:
-        """Sets the next batch's cost by the shares of the inserts that make it due, if the share is a function."""
+        """If the share is a function, calls it for each insert that makes the next batch due; sets the batch's cost."""
         if self._share is None or (sampled := self._sampled()) == self._priced_at:
             return
         ratio = self._limiter.samples_per_insert

@@ -255,7 +255,7 @@ class _Uniform:
         return filled or self._draw_listed(memory, rows), refused
 
     def _draw_listed(self, memory: BatchMemory, rows: Ints) -> int:
-        """Draws from a list of all tickets that can be drawn; used if nearly every random choice is refused."""
+        """Draws from a list of all tickets that can be drawn, if chance found none; returns how many rows it filled."""
         d = self._read_plan
         tickets = np.empty((2, int(np.sum(d.windows[1] - d.windows[0]))), np.int64)
         listed = uniform.list_sampleable(d.plan, tickets)

@@ -47,12 +47,12 @@ class OneMachine:
         """Removes from other machines the leftovers of an earlier part of the run that was killed."""
 
     def begin(self, stack: ExitStack, memory: Memory, control: Control, telemetry: Telemetry) -> Remote:
-        """Starts the run's roles on other machines; the stack ends them."""
+        """Starts the run's roles on other machines, which the stack ends; returns their Remote."""
         return Remote()
 
 
 class Cluster(OneMachine):
-    """Places a run on this machine and a cluster's. Raises ValueError if no cluster answers, or a machine is unfit."""
+    """Places a run on this machine and on a cluster. Raises ValueError if no cluster answers, or a machine is unfit."""
 
     def __init__(
         self, stack: ExitStack, spec: RunSpec, directory: RunDirectory, environment: str, interrupts: Interrupts

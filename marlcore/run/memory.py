@@ -54,8 +54,8 @@ class Memory:
 class OwnerOf:
     """Saves a policy's name, and the version of its weights, beside its replay's rows.
 
-    The replay is saved before the checkpoint. If a run is killed between the two saves, some of its rows have versions
-    newer than its checkpoint's.
+    The replay is saved before the checkpoint. If a run is killed between the two saves, some saved rows have newer
+    versions than the checkpoint.
     """
 
     policy: str
@@ -160,7 +160,7 @@ def deal_steps(control: Control, config: Config, nodes: Sequence[str]) -> None:
 
 
 def dealt(total: int, steps: Sequence[int], weights: Sequence[int]) -> list[int]:
-    """Returns each worker's step count at its end; they sum to `total`. `steps` are the counts so far.
+    """Returns the workers' step counts at the run's end, whose sum is `total`; `steps` are their counts so far.
 
     The remaining steps are split in proportion to the weights; an indivisible rest goes to the workers with the fewest
     steps per weight.

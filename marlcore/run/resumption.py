@@ -63,7 +63,7 @@ class NewRun:
         """Returns a policy's model, the last version of its weights so far, and whether the parent publishes them.
 
         The parent publishes if actors begin before learners and all weights are finite; a learner reports weights that
-        are not.
+        are infinite or NaN.
 
         Raises ValueError if the checkpoint is damaged, or belongs to another network.
         """
@@ -94,7 +94,7 @@ class NewRun:
 
 
 class ResumedRun(NewRun):
-    """Prepares a run that continues from its last checkpoints. Raises ValueError if it cannot, and changes no file."""
+    """Prepares a run that continues from its last checkpoints. Raises ValueError, and changes no file, if it cannot."""
 
     def __init__(self, launch: Launch) -> None:
         super().__init__(launch)
@@ -162,7 +162,7 @@ def _restore(
 ) -> None:
     """Loads a checkpoint into a model. Raises ValueError if it does not fit.
 
-    The error names each changed hyperparameter that alone makes the checkpoint unfit; without one, all changed ones.
+    The error names each changed hyperparameter that alone makes the checkpoint unfit or, if none does, all of them.
     """
     policy_name, algorithm = printable(policy.name), type(policy.algorithm).__name__
     try:

@@ -112,7 +112,7 @@ class Run:
     def wait(self, timeout: float | None = None) -> Result:
         """Waits until the run ends.
 
-        Raises: TimeoutError: the run has not ended in `timeout` seconds. WorkerFailed and others: this error ended it.
+        Raises: TimeoutError: the run has not ended in `timeout` seconds. WorkerFailed or another: it ended the run.
         """
         check_timeout(timeout)
         self._thread.join(timeout)

@@ -117,7 +117,7 @@ class Session:
     def _store(
         self, stack: ExitStack, policy: AssignedPolicy, model: PolicyModel, version: int, publishes: bool, newest: int
     ) -> ParameterStore:  # fmt: skip
-        """Makes a policy's store; its next version exceeds the checkpoint's `version` and the saved rows' `newest`."""
+        """Makes a policy's store; its versions exceed `version`, the checkpoint's, and `newest`, the saved rows'."""
         config = self.spec.config
         store = stack.enter_context(create_weights(policy, config, model, max(version, newest)))
         if publishes:

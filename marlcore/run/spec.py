@@ -76,7 +76,7 @@ class RunSpec:
     def begins_untrained(self) -> bool:
         """Whether a new run's actors begin before its learners, with weights that the parent publishes and saves.
 
-        Where no limiter holds the actors, they could take all their steps before the learner makes its first update.
+        Actors that no limiter holds begin later: they could take all their steps before the learner's first update.
         """
         config = self.config
         free = any(isinstance(policy.source, ReplaySource) and config.is_free(policy.name) for policy in self.policies)

@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 
 def compile_before_a_run(*sources: ReplaySource | QueueSource) -> None:
-    """Compiles these sources' kernels, with a notice, if this machine never has; learners would give no notice."""
+    """Compiles these sources' kernels unless this machine has them, with a notice, which learners would not give."""
     cache = jit.cache_directory()
     names = dict.fromkeys(name for source in sources for name in _parts_of(source))
     missing = [name for name in names if cache is not None and not (cache / f"warm-{name}").exists()]

@@ -48,7 +48,7 @@ class RowsReader(Closing):
     def first_to_send(self, lane: int, ticket: int) -> int:
         """Returns the first ticket, from `ticket` on, that may be sent after lost rows, or the end of the lane.
 
-        If recurrent states are stored, its row begins an episode, since states match only the rows of whole episodes.
+        If recurrent states are stored, that row begins an episode, since states match only rows of whole episodes.
         """
         if self._view.spec.state_every == 1 or ticket >= self.hi[lane]:
             return ticket

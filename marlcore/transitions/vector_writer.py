@@ -130,7 +130,7 @@ class VectorWriter(WriterBase):
         return VectorStaging(self._native, self._view, records)
 
     def _staging_of(self, lanes: ArrayLike) -> VectorStaging:
-        """Returns staging for these lanes, reused by calls with as many rows; `which` is -1 for an unknown lane."""
+        """Returns staging for these lanes, kept for calls with as many rows; its `which` has -1 for unknown lanes."""
         numbers = _numbers(lanes)
         rows = len(numbers)
         staging = self._stagings.get(rows)

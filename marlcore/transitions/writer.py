@@ -212,7 +212,7 @@ class Writer(WriterBase):
             raise self._error_of(code)
 
     def _leave_out(self) -> int:
-        """Leaves out rows that find no room; the next row begins an episode, as the previous row is missing."""
+        """Leaves out rows that find no room, and returns -1; as they are missing, the next row begins an episode."""
         self._native.new_episode()
         return -1
 

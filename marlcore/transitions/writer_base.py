@@ -49,7 +49,7 @@ class WriterBase(Closing):
         close_when_alone(self._claim, self._inside)
 
     def forked(self) -> None:
-        """Makes later use in a forked child raise StaleHandle, since the lanes are the parent's."""
+        """Makes later use in a forked child raise StaleHandle, since the lanes belong to the parent."""
         self._native.close()
         self._forked = True
 

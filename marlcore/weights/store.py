@@ -45,7 +45,7 @@ class ParameterStore(VersionedRows):
         slots: versions that the store holds.
         layout: the places of the tensors and extras in a row.
         begins_after: the version before this store's first version; 0 unless it continues another store's versions.
-        is_mirror: whether its rows and versions are another store's; see `create_mirror`.
+        is_mirror: whether its rows and versions come from another store; see `create_mirror`.
     """
 
     @classmethod

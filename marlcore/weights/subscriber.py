@@ -33,7 +33,7 @@ class InPlaceView:
     _whole: Callable[[], bool]
 
     def valid(self) -> bool:
-        """Returns whether all reads so far, even of extras, were of this version; the block's end fixes the result."""
+        """Returns whether all reads so far, even of extras, were of this version; final at the `with` block's end."""
         return self._whole()
 
 

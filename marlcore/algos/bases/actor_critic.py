@@ -56,7 +56,7 @@ class NoisyPolicy(ActorCriticHyperparameters):
         return super().transition(spaces)
 
     def schedules(self) -> Mapping[str, Any]:
-        """Lets actors draw all actions uniformly until the learner's first update, as TD3's and SAC's papers do."""
+        """Returns a schedule by which actors draw uniformly until the first update, as in the papers of TD3 and SAC."""
         return {"epsilon": "linear(1, 0, 1, of=updates)", **super().schedules()}
 
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
@@ -222,12 +222,12 @@ class DelayedPolicyTrainer(ActorCriticTrainer):
 
 
 class TeamDelayedPolicyTrainer(DelayedPolicyTrainer):
-    """Makes TD3's steps. A member's policy gets gradients by its own action; the other actions are the batch's."""
+    """Makes TD3's steps. A member's policy gets gradients by its own action; other actions come from the batch."""
 
     def update(self, batch: Any) -> Update:
         """Makes DelayedPolicyTrainer's update.
 
-        With own rewards, a row's priority is the mean of all members' errors; a dead member's error counts as 0.
+        If members learn from their own rewards, a row's priority is the mean of their errors; a dead member's is 0.
         """
         if self.hyper.rewards == "sum":
             return super().update(batch)

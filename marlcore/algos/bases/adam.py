@@ -9,7 +9,7 @@ M = TypeVar("M")
 
 
 def _plain(method: M) -> M:
-    """Returns the method without its decorator, which takes a second at first use to import torch's compiler."""
+    """Returns the method without its decorator, since the decorator takes a second to import torch's compiler."""
     return getattr(method, "__wrapped__", method)
 
 

@@ -41,7 +41,7 @@ KL = METRICS.index("approx_kl")
 
 @dataclass(frozen=True)
 class ClippedPolicy(Hyperparameters):
-    """Hyperparameters of all variants of PPO. Runs count each step on a minibatch as an update."""
+    """Hyperparameters of all variants of PPO. Each step on a minibatch counts as an update."""
 
     learning_rate: LearningRate = 1e-3
     """Adam's step size, above 0, usually 1e-4 to 1e-3; a number or a schedule, such as "linear(1e-3, 1e-5, 1000000)".
@@ -212,7 +212,7 @@ class ClippedPolicyTrainer(AdamTrainer):
     def advantages(
         self, batch: Any, predicted: Floats, log_prob: Floats, values_after: Callable[[NDArray[np.int64]], Floats]
     ) -> tuple[Floats, Floats, Floats, float]:
-        """Computes what stays fixed in an update, by a batch of arrays.
+        """Computes the numbers that stay fixed during an update on `batch`, a batch of arrays.
 
         Args:
             predicted: the present critic's values, and `log_prob`, the present policy's log-probabilities, both [B].
@@ -262,7 +262,10 @@ class ClippedPolicyTrainer(AdamTrainer):
             yield Minibatch(*(rows_at(values, part) for values in shuffled))
 
     def _step(self, now: Evaluated, rows: Minibatch, bonus: float) -> torch.Tensor:
-        """Makes one gradient step; returns the numbers that METRICS names."""
+        """Makes one gradient step on `rows`; returns the numbers that METRICS names.
+
+        `now` holds the model's present results for the rows; `bonus` is the weight of the entropy.
+        """
         hyper = self.hyper
         policy_loss, kl, beyond = self._policy_loss(now.log_prob, rows, torch.mean)
         value_loss, entropy = self._value_loss(now.value, rows), now.entropy.mean()

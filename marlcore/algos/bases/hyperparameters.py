@@ -41,7 +41,7 @@ class ActRequest(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Hyperparameters(Algorithm):
-    """Base of hyperparameters. Fields declare their ranges (declared.py); these fields configure the first layers."""
+    """Base of hyperparameters, with those of the first layers. Fields declare their ranges (declared.py)."""
 
     network: Network = None
     """Your own network in place of the first layers, or of all: a function that gets the mc.Spaces and returns a

@@ -108,7 +108,7 @@ class FeedforwardQLearning(QLearning):
         discount: float,
         after: Mapping[str, NDArray[Any]],
     ) -> NDArray[np.float32]:
-        """Returns the priorities of one-step TD errors (see `priority_of`); NaN where a value is unknown."""
+        """Returns priorities of one-step TD errors, NaN where a value is unknown; see `Algorithm.first_priority`."""
         error = step_error(self.reward_scale, before, reward, discount, after)
         return self.priority_of(error).astype(np.float32)
 
@@ -123,7 +123,7 @@ class WindowedQLearning(QLearning):
 
     Rows store the recurrent state; a window's first steps burn it in (Kapturowski et al. 2019, "Recurrent experience
     replay in distributed reinforcement learning", ICLR 2019, openreview.net/forum?id=r1lyTjAqYX). An update reads
-    `length` times the transitions of DQN's update, so request fewer updates.
+    `length` times as many transitions as an update of DQN, so request fewer updates.
     """
 
     units: Units = 64
@@ -267,7 +267,7 @@ class WindowTrainer(QTrainer):
         return values
 
     def shortened(self, batch: Any) -> tuple[SimpleNamespace, tuple[Any, State, Windows]]:
-        """Cuts off the steps after every window's end; returns the shorter batch and the network's arguments."""
+        """Cuts off the last steps, which no window reaches; returns the shorter batch and the network's arguments."""
         steps = int(batch.valid[..., -1].any(0).sum())
         fields = {name: each(lambda values: values[:, :steps], getattr(batch, name)) for name in OF_STEPS}
         raw = raw_reward(batch)[:, :steps]

@@ -108,7 +108,7 @@ def member_values(
 
 
 def acted(after: Mapping[str, torch.Tensor], action: torch.Tensor, most: int) -> dict[str, torch.Tensor]:
-    """Adds these actions [k, members] to the state, as one-hot vectors of length `most`; returns the result."""
+    """Adds actions [k, members] to the state `after`, as one-hot vectors of length `most`; returns the result."""
     encoded = functional.one_hot(action, most).float()
     return {**after, PREVIOUS_ACTION: encoded, PREVIOUS_REWARD: encoded.new_zeros(encoded.shape[0])}
 
@@ -128,7 +128,7 @@ class TeamNetwork(nn.Module):
         return self.acting.stepped(obs, *window) if window else self.acting(obs)
 
     def mixed(self, values: torch.Tensor, obs: Any) -> torch.Tensor:
-        """Mixes members' values [..., members] into the team's [...]; values of members that do not act count as 0."""
+        """Mixes members' values [..., members] into team values [...]; a member that does not act has the value 0."""
         total: torch.Tensor = self.mixer(values * self.team.alive(obs), obs)
         return total
 

@@ -119,7 +119,7 @@ def objective_of(
     """Returns a C struct of a batch's objective, and objects that must live as long as the struct.
 
     `arrays` holds the networks' outputs and the outputs' gradients, by the names of the struct's fields. The caller
-    sets the struct's `bonus` and what stays fixed in an update.
+    sets the struct's `bonus`, and `value`, `before`, `advantage` and `target`, which stay fixed in an update.
     """
     distribution, rows, mask = policy.distribution, len(batch.reward), policy.spaces.mask_in(batch.obs)
     arrays |= {"slopes": np.empty(2 * distribution.outputs, np.float32)}

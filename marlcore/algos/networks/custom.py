@@ -100,7 +100,7 @@ class CustomTorso(nn.Module):
 
     Args:
         called: the method or the module to call, if the network is a whole model.
-        beside: further arguments for the trial call; with these, the result is the values of two critics, [2, B].
+        beside: further arguments when the network is tried; with them, it returns the values of two critics, [2, B].
 
     Raises: ValueError: the network's parameters are not float32 on the CPU; a whole model has no parameters to train; a
         call with a batch of zeros fails, or returns no float32 [B, n].

@@ -35,7 +35,7 @@ def distribution_of(owner: str, space: gymnasium.Space) -> "Categorical | Bernou
 
 
 class Distribution(nn.Module):
-    """Base of distributions; `sample` converts tensors to arrays for `draws`, the other base of each subclass."""
+    """Base of distributions; `sample` turns tensors into arrays and calls a subclass's other base, `draws`."""
 
     draws: ClassVar[Any]
 
@@ -103,7 +103,7 @@ class Gaussian(Distribution, Normals):
         return log_prob, (self.log_std + LOG_SQRT_2PI + 0.5).sum().expand(len(output))
 
     def _drawn(self, batch: Any) -> Any:
-        """Returns the unclipped draws that rows store; demonstrations lack them, so scales their actions instead."""
+        """Returns the unclipped draws that rows store; for demonstrations without draws, returns scaled actions."""
         if DRAWN in batch.extras:
             return batch.extras[DRAWN]
         action = batch.action.reshape(len(batch.action), -1)

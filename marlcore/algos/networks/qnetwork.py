@@ -22,7 +22,7 @@ class QNetwork(nn.Module):
     """Maps observations to values [B, actions.count] of joint actions, in units of reward_scale times the reward."""
 
     def __init__(self, hyper: Any, spaces: Spaces, torso: Any = None) -> None:
-        """Takes `torso` as first layers; None: takes those of the hyperparameters, perhaps in a user's whole model."""
+        """Takes `torso` as first layers; None: makes the layers that the hyperparameters configure; see `torso_of`."""
         super().__init__()
         self.spaces = spaces
         self.actions = JointActions(hyper.owner, spaces.action)

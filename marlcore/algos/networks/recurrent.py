@@ -135,7 +135,7 @@ class Windows(NamedTuple):
         return torch.cat([first, later], 1), after
 
     def of_rows(self, rows: slice) -> "Windows":
-        """Returns the members `rows` of a team's windows: windows [B * size, ...], from actions [B, N - 1, members]."""
+        """Returns the windows [B * size, ...] of the team's members `rows`; this object has all members' actions."""
         size = rows.stop - rows.start
         reward, known = (part.repeat_interleave(size, 0) for part in (self.reward, self.known))
         return Windows(self.action[:, :, rows].transpose(1, 2).flatten(0, 1), reward, self.burn_in, known)
@@ -188,7 +188,7 @@ class RecurrentTorso(nn.Module):
         return {**state, PREVIOUS_ACTION: encoded, PREVIOUS_REWARD: encoded.new_zeros(encoded.shape[0])}
 
     def before_each(self, action: torch.Tensor, reward: torch.Tensor, state: State) -> State:
-        """Returns the state at the windows' begin, with the action and reward before each observation, [B * N, ...]."""
+        """Returns the windows' first state, with the actions and rewards before all observations, each [B * N, ...]."""
         encoded = self.actions(action.flatten(0, 1)).view(*action.shape[:2], -1)
         actions = torch.cat([state[PREVIOUS_ACTION][:, None], encoded], 1)
         rewards = torch.cat([state[PREVIOUS_REWARD][:, None], reward], 1)

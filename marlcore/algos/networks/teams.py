@@ -106,7 +106,7 @@ class TeamSpaces:
         """Converts a mask [..., all choices] to each member's allowed choices, bool [..., members, most].
 
         `most` is the largest number of a member's choices. Without a mask, returns None if every member has `most`
-        choices; otherwise the result has the leading axes and the device of `like`, [..., any, most].
+        choices; otherwise allows all choices, with the leading axes and on the device of `like`, [..., any, most].
         """
         most = max(self.choices)
         if mask is None:
@@ -163,7 +163,7 @@ class MemberNetworks(nn.Module):
         return torch.cat(outputs, -2), {name: torch.cat([each[name] for each in after], 1) for name in after[0]}
 
     def seen(self, group: MemberGroup, obs: Any, windows: bool = False) -> Any:
-        """Returns a group's observations [k * size, ...], given the team's: [k, ...], or [k, N, ...] if `windows`."""
+        """Returns a group's observations [k * size, ...] from the team's [k, ...] or, if `windows`, [k, N, ...]."""
         axis = 1 + windows + (self.team.spaces.stack > 1)
         seen = obs[group.part].narrow(axis, group.rows.start, group.size).movedim(axis, 1)
         if group.size == 1:
@@ -175,7 +175,7 @@ class MemberNetworks(nn.Module):
 
 
 def _of_rows(part: torch.Tensor, rows: slice) -> torch.Tensor:
-    """Returns the members `rows` of a state's part [k, members, ...] as [k * size, ...]; repeats a shared part [k]."""
+    """Returns a state's part [k, members, ...] for the members `rows`, [k * size, ...]; repeats a shared part [k]."""
     if part.ndim == 1:
         return part.repeat_interleave(rows.stop - rows.start)
     return part[:, rows].flatten(0, 1).contiguous()  # a view's strides keep torch from exporting an LSTM to ONNX
@@ -263,12 +263,12 @@ class TeamCritics(Critics):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def of_living(self, obs: Any, action: torch.Tensor) -> torch.Tensor:
-        """Returns the actions [..., B, size], set to 0 for members that do not act."""
+        """Returns the actions [..., B, size], with 0 for each dead member, that is, a member that does not act."""
         of_members = action.reshape(*action.shape[:-1], self.team.count, -1)
         return (of_members * self.team.alive(obs)[..., None]).flatten(-2)
 
     def of_each(self, obs: Any, joint: torch.Tensor) -> torch.Tensor:
-        """Returns the first network's values [members, B] of `joint` [members, B, size]: B joint actions a member."""
+        """Returns the first network's values [members, B] of `joint` [members, B, size], B joint actions a member."""
         return torch.cat([self(obs, action, 1) for action in joint])
 
 

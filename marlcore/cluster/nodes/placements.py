@@ -56,7 +56,7 @@ class Placement(ABC):
     loss = ""  # the log's words for the consequence of a lost agent
 
     def __init__(self, name: str, number: int, role: Role, context: PlacementContext) -> None:
-        """`number` is the seat's number in `context.leases`."""
+        """`number` is the number of this place in `context.leases`, where a place is called a seat."""
         self.name, self.number, self.role, self.context = name, number, role, context
         self.agent: AgentHandle | None = None
         self.epoch = 0  # the agent's epoch, once it has begun
@@ -145,7 +145,7 @@ class Placement(ABC):
 
     @abstractmethod
     def work(self) -> Callable[..., Any]:
-        """Returns the function that the agent calls with an ExitStack and orders to make the run's part."""
+        """Returns the function that makes the run's part; the agent calls it with an ExitStack and `orders()`."""
 
     @abstractmethod
     def orders(self) -> Any:

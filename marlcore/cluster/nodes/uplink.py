@@ -128,7 +128,7 @@ def serve(
 ) -> dict[str, Address]:  # fmt: skip
     """Starts a Ray actor with these policies' ingests, and a porter for each policy; returns the learners' addresses.
 
-    `follows`: whether `leases` is a copy of the controller's table, which is on another machine.
+    `leases` is the controller's table or, with `follows`, a copy of it: the controller is then on another machine.
     """
     targets = {
         policy.name: _target_of(stack, policy, memory.transitions[policy.name], config, follows) for policy in policies
@@ -173,7 +173,7 @@ def _target_of(
 
 
 def make_ingests(targets: Mapping[str, Target], leases: SegmentHandle, follows: bool) -> dict[str, Ingest]:
-    """Makes an ingest for each policy, in the process that receives the rows."""
+    """Makes an ingest for each policy in the process that receives the rows; `leases`, `follows`: see `serve`."""
     table = Leases.watch(leases)
     holds = table.allows if follows else table.check
     return {

@@ -121,7 +121,7 @@ class ReplayBuffer(RingBuffer):
         return self._store(rows, steps)
 
     def _store(self, rows: Rows, steps: int) -> int:
-        """Adds rows in pieces of at most the ring's size, since here `add` takes any number of steps."""
+        """Adds any number of rows, in pieces of at most the ring's size; returns the first row's position."""
         first, size = self.get_next_index(), self._ring.capacity
         for start in range(0, steps, size):
             piece = rows if steps <= size else {name: values[start : start + size] for name, values in rows.items()}
@@ -133,7 +133,8 @@ class ReplayBuffer(RingBuffer):
 class PrioritizedReplayBuffer(PrioritizedBuffer, ReplayBuffer):
     """A ReplayBuffer sampled by priorities; it also takes `alpha` and `eps` of MPPrioritizedReplayBuffer.
 
-    With `check_for_update`, `update_priorities` skips rows that were overwritten or added since the last sample.
+    With `check_for_update`, `update_priorities` skips a position if its row was overwritten during or after the last
+    `sample`.
     """
 
     def __init__(

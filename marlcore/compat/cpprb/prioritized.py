@@ -32,7 +32,7 @@ class RingPriorities:
         self.greatest = 1.0
 
     def append(self, positions: Ints, priorities: NDArray[np.float32], ok: NDArray[np.bool_]) -> None:
-        """Adds priorities of new rows in ticket order; NaN means the greatest priority so far."""
+        """Adds priorities of new rows in ticket order; NaN: the greatest so far. Rows that are not `ok` get none."""
         known = np.where(ok & (priorities >= 0) & np.isfinite(priorities), priorities, np.nan)
         greatest = np.fmax.accumulate(np.concatenate([[self.greatest], known]))
         leaves = self._leaves(np.where(np.isnan(known), greatest[:-1], known))
@@ -51,7 +51,7 @@ class RingPriorities:
     def update(self, positions: Ints, priorities: NDArray[np.float32], keep_new: bool = True) -> None:
         """Sets the priorities at positions that hold rows; for a repeated position, the last priority counts.
 
-        `keep_new` skips rows that were added after the last sample.
+        With `keep_new`, skips a position if its row was overwritten during or after the last sample.
         """
         if keep_new:
             tickets = self.window.tickets(positions)
@@ -81,7 +81,7 @@ class RingPriorities:
         return weights
 
     def packed_greatest(self) -> int:
-        """Packs the greatest priority and the ring's base into one word."""
+        """Packs the greatest priority and the ring's base (see ring.py) into one word."""
         return (self.window.base & 0x7FFFFFFF) << 32 | int(np.float32(self.greatest).view(np.uint32))
 
     def unpacked_greatest(self, word: int) -> float:
@@ -162,9 +162,10 @@ class PrioritizedBuffer(RingBuffer):
         return sample
 
     def update_priorities(self, indexes: ArrayLike, priorities: ArrayLike) -> None:
-        """Sets new priorities at positions from `sample`; skips rows that were overwritten or added since then.
+        """Sets new priorities at positions from `sample`.
 
-        A buffer for one process skips them only with check_for_update=True.
+        Skips a position if its row was overwritten during or after the last `sample`; a buffer for one process does so
+        only with check_for_update=True.
 
         Args:
             indexes: positions, [n] or any shape with n elements; floats must be whole.

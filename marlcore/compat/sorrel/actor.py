@@ -124,7 +124,7 @@ class Actor(Role):
             late[0].wait(newer_than=late[0].version, timeout=math.inf)
 
     def _play(self, epochs: range) -> None:
-        """Plays each epoch in its own copy of the world, the copies turn by turn; sends the results."""
+        """Plays each epoch in a separate copy of the world; the copies take turns. Then sends the results."""
         spec, ended, agents = self.spec, {}, len(self._worlds[0].agents)
         playing = {
             epoch: play(world, epoch, spec, animate=spec.options.animate and world is self._worlds[0])

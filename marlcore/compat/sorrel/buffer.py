@@ -102,7 +102,7 @@ class Buffer(Ring):
             self.put_rows({}, self.n_frames - 1, self._count[0] + 1)
 
     def add_from_buffer(self, buffer: Any) -> None:
-        """Adds the rows of another buffer, of this class or of sorrel's: the first `buffer.size` positions.
+        """Adds the rows at the first `buffer.size` positions of another buffer, which may be sorrel's.
 
         Raises: ValueError: the buffers' observations differ in shape, or this buffer lacks a field of the other.
         """
@@ -150,7 +150,7 @@ class Buffer(Ring):
         return states, actions[:, :-1], actions[:, 1:].astype(np.float32), next_states, done, valid, agents
 
     def _of_windows(self, rows: Mapping[str, NDArray[Any]]) -> tuple[NDArray[Any], ...]:
-        """Returns states, next_states, dones and valid of `sample` for windows [batch, n_frames + 1, ...]."""
+        """Returns `sample`'s results states, next_states, dones and valid, given windows [batch, n_frames + 1, ...]."""
         obs, done, batch, last = rows["obs"], rows["done"], len(rows["obs"]), self.n_frames - 1
         valid = np.subtract(1.0, done[:, :last].any(axis=1, keepdims=True))
         return obs[:, :-1].reshape(batch, -1), obs[:, 1:].reshape(batch, -1), done[:, last:-1], valid
@@ -197,7 +197,7 @@ class Buffer(Ring):
         self.append(fitted, rows)
 
     def fill(self, columns: Mapping[str, Any], idx: int, size: int) -> None:
-        """Adds the newest rows of sorrel's arrays, written up to `idx`; rows keep positions if capacities are equal."""
+        """Adds the newest of sorrel's `size` rows, which end at `idx`; with equal capacities, rows keep positions."""
         capacity = len(columns["obs"])
         parts = [range(idx)]  # added again if the ring is full, to move the write head there
         if idx < size:  # sorrel's size counts `add_empty` as one, so it is at most idx before the ring is full

@@ -295,7 +295,7 @@ def _packed_for_each(env: Any, config: Any, models: list[Any]) -> list[bytes]:
 
 @contextmanager
 def configured(env: Any, config: Any) -> Iterator[None]:
-    """Gives the environment this configuration, and no logger, within the block."""
+    """Gives the environment this configuration, and no logger, during a `with` block."""
     replaced = {name: vars(env).get(name) for name in ("config", "_active_logger")}
     vars(env).update(config=config, _active_logger=None)
     try:

@@ -94,7 +94,7 @@ class Learner(Role):
         return all(self._ended[actor].newest >= count for actor, count in epochs.items())
 
     def _due(self, epoch: int) -> int:
-        """Returns how many updates each agent is due at the end of this epoch."""
+        """Returns how many updates are due for each agent at the end of this epoch."""
         rate = self.spec.options.updates_per_epoch
         return 1 if rate is None else math.floor(rate * (epoch + 1)) - math.floor(rate * epoch)
 

@@ -82,7 +82,7 @@ def learners_memory(rings: Sequence[Buffer]) -> Any:
 
 @contextmanager
 def writes_ignored(memory: Any) -> Iterator[None]:
-    """Makes the memory ignore writes in the block, where the learner calls hooks that the actor has called before."""
+    """Makes the memory ignore writes in a `with` block, where the learner calls hooks that the actor has called."""
     vars(memory).update(dict.fromkeys(_WRITES, lambda *row, **extras: None))
     try:
         yield

@@ -94,7 +94,7 @@ class Options:
 
 
 def chosen_options(env: Any, config: Any, options: Mapping[str, Any]) -> tuple[bool, Options]:
-    """Returns whether to use processes, and the options: the call's, else those of the section `multiprocessing`."""
+    """Returns whether to use processes, and the options, from the call or else the section `multiprocessing`."""
     label, section = "config: multiprocessing", getattr(config, "multiprocessing", None)
     if not isinstance(section, Mapping | None):
         raise TypeError(f"{label}: expected a section, got {brief(section)}")

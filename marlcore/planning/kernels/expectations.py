@@ -107,7 +107,7 @@ def row_of(rows, state, profile):
 
 @inlined
 def expect(rows, row, flags, values, total):
-    """Sets total[goal] to the expectation of 1 if the successor achieves the goal, else of V(successor) discounted."""
+    """Sets total[goal] to the expectation of 1 if the successor achieves the goal, else of discounted V(successor)."""
     for goal in range(len(total)):
         total[goal] = 0.0
     for outcome in range(rows.start[row], rows.start[row + 1]):
@@ -128,7 +128,7 @@ def divide(total, mass):
 
 @inlined
 def soften(score, mass, beta, chosen):
-    """Writes softmax(beta * score) to `chosen`, float64 [choices]; with an infinite beta, the best get equal shares."""
+    """Writes softmax(beta * score), 0 where mass is 0, to `chosen`; an infinite beta shares 1 among the best."""
     best, total = -math.inf, 0.0
     for i in range(len(score)):
         if mass[i] > 0.0:

@@ -35,7 +35,7 @@ class Scratch(NamedTuple):
 
 @inlined
 def _expect_extreme(rows, state, profile, belief, flags, values, scratch):
-    """Writes the worst or best expectation over robots' profiles to scratch.extreme; False: no profile is possible."""
+    """Writes the worst or best expectation over robots' profiles to `scratch`; returns False if none is possible."""
     possible = False
     total, extreme = scratch.total, scratch.extreme
     for i in range(len(belief.robots)):

@@ -107,7 +107,7 @@ class ReplayBatches:
 
 
 def _mixture_of(replay: ReplayBuffer, size: int, config: Config, options: Mapping[str, Any]) -> Mixture:
-    """Returns a mixture of a replay's parts, which have `size` lanes each; `config` is the policy's."""
+    """Returns a mixture of a replay's parts, which have `size` lanes each; `config` has the policy's settings."""
     shares, learner = np.array([*config.replay.mixture.values()]), config.learner
     fractions = shares / shares.sum()
     lanes = [range(part * size, (part + 1) * size) for part in range(len(shares))]

@@ -178,7 +178,7 @@ class LearnerRole(Role):
 
 
 def _trainer_of(policy: AssignedPolicy, model: PolicyModel, settings: LearnerConfig) -> Trainer:
-    """Makes a model's trainer. Raises ValueError if it replaced a tensor, since the new one would not be published."""
+    """Makes a model's trainer. Raises ValueError if this replaced a tensor of the model: no new one is published."""
 
     def addresses() -> dict[str, int]:
         return {name: tensor.data_ptr() for name, tensor in model.acting.state_dict(keep_vars=True).items()}

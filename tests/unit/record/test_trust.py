@@ -24,7 +24,7 @@ import marlcore as mc
 from marlcore import record
 from marlcore.__main__ import COMMANDS, main
 from marlcore.algos import name_of
-from marlcore.config import AssignedPolicy, ExplorationConfig, MetricsConfig, SelfPlayConfig
+from marlcore.config import SINKS, AssignedPolicy, ExplorationConfig, MetricsConfig, SelfPlayConfig
 from marlcore.evaluation import SavedRun, save_policies
 from marlcore.loops import build_model
 from marlcore.record import open_run
@@ -110,7 +110,7 @@ def test_a_run_of_another_user_is_refused(run, monkeypatch):
     check_refused(lambda: mc.load_policy(run, "agent_0"), ValueError, "which belongs to user")
 
 
-@pytest.mark.parametrize("folder", ["checkpoints", "logs", "tensorboard"])
+@pytest.mark.parametrize("folder", ["checkpoints", "logs", *SINKS])
 def test_nothing_is_written_through_another_users_link(run, folder, monkeypatch):
     (run / folder).exists() or (run / folder).mkdir()
     linked(run, folder)
