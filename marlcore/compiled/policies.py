@@ -51,8 +51,8 @@ class ValuePolicy(NetworkPolicy):
     Args:
         dueling: whether the network outputs the actions' advantages, followed by the state's value.
         scale: the factor of rewards in first priorities; None: actors compute no priorities.
-        quantiles: for IQN, whose loss is the priority: the number of quantiles, and kappa; None: a priority is the
-            absolute error.
+        quantiles: the number of quantiles, and kappa, for IQN, whose priorities are its quantile loss; None: a
+            priority is the absolute error.
     """
 
     def __init__(

@@ -82,8 +82,8 @@ class NativeWriter(_WritingEnd):
 class NativeVector(_WritingEnd):
     """The writing ends of several lanes, for at most one row a lane in each call; the caller holds the lanes' locks.
 
-    `blank` maps a column to the row that boundary rows without a value get. `final_needed` tells whether a truncated
-    row needs a boundary row.
+    `blank` maps a column to the bytes that a boundary row gets if it has no value of its own. `final_needed` tells
+    whether a truncated row needs a boundary row.
     """
 
     def __init__(self, lanes: NativeLanes, numbers: Sequence[int], blank: dict[int, Bytes], final_needed: bool) -> None:

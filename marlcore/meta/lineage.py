@@ -102,7 +102,7 @@ class Lineage:
         self.rows.append(row)
 
     def copied(self, member: int, parent: int) -> None:
-        """Notes in the row of a member's last segment of training that the member has copied the member `parent`."""
+        """Notes that a member has copied the member `parent`, in the row of the member's last segment."""
         next(row for row in reversed(self.rows) if row["member"] == member)["copied"] = parent
 
     def advance(self, member: int, steps: int) -> None:

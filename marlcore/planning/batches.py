@@ -43,7 +43,7 @@ class BatchResult(NamedTuple):
 
 
 def packed(batch: BatchResult) -> bytes:
-    """Pickles a worker's reply; a failure in it names this process."""
+    """Pickles a worker's reply. If the reply holds a user's error, adds this process's name to the error."""
     if isinstance(batch.failure, (CallbackFailed, WorldModelFailed)):
         batch = batch._replace(failure=batch.failure.of(multiprocessing.current_process().name))
     reply: bytes = cloudpickle.dumps(batch)

@@ -54,7 +54,10 @@ class NewRun:
         self._begins_untrained = self._spec.begins_untrained
 
     def open(self, stack: ExitStack, conditions: StopConditions) -> RunDirectory:
-        """Opens the run's directory until the stack closes. Raises ValueError, also if a stop condition is met."""
+        """Opens the run's directory until the stack closes.
+
+        Raises ValueError if the directory cannot be used or, for a resumed run, a stop condition is met already.
+        """
         directory = RunDirectory.create(self._config.run_dir, self.described, self._launch.runs)
         self.directory = stack.enter_context(directory)
         return self.directory

@@ -90,10 +90,11 @@ def _choose(flag, goal, beta, scratch):
 
 @jit
 def induce(rows, belief, place, beta, flags, values, policy, numbers, scratch):
-    """Computes one agent's values and policies in the states `numbers`, in this order; successors must be done before.
+    """Computes one agent's values and policies in the states `numbers`, in this order; successors must come first.
 
-    place: n to the power of the agent's index. flags: uint8 [states, goals]. values: [states, goals], float64, float32
-    or float16's bits. policy: [states, goals, actions], float64 or float32. `values` and `policy` begin as zeros.
+    place: the number of actions, to the power of the agent's index. flags: uint8 [states, goals]. values: [states,
+    goals], float64, float32 or float16's bits. policy: [states, goals, actions], float64 or float32. `values` and
+    `policy` begin as zeros.
 
     Returns: -1, or the first state in which no believed profile is possible; later states are not computed.
     """

@@ -52,7 +52,7 @@ class CsvSink:
                 self._raw.take(whole + newline)
 
     def resume_at(self, step: int) -> None:
-        """Cuts off rows after `step`, which the resumed run will repeat; keeps all rows before the saved progress."""
+        """Cuts off rows after `step`, which the resumed run repeats, but none from before progress was last saved."""
         data = self._path.read_bytes()
         size = max(_saved(self._path)[0], data.index(b"\n") + 1)
         lines = io.StringIO(data[size:].decode(errors="surrogateescape"), newline="").readlines()
