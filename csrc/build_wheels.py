@@ -24,7 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TARGETS = {  # Zig's name of each platform: the wheel's tag
-    "x86_64-linux-gnu.2.17": "manylinux_2_17_x86_64",
+    "x86_64-linux-gnu.2.17": "manylinux_2_12_x86_64",
     "aarch64-linux-gnu.2.17": "manylinux_2_17_aarch64",
     "x86_64-linux-musl": "musllinux_1_2_x86_64",
 }

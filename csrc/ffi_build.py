@@ -39,6 +39,7 @@ ffi.set_source(
         "-O3",
         "-fvisibility=hidden",
         "-ffp-contract=fast",  # a product and a sum in one instruction
+        "--param=avoid-fma-max-bits=0",  # in all loops, or a row's result would depend on how many are beside it
         "-fno-math-errno",  # a square root is one instruction
         *os.environ.get("MARLCORE_CFLAGS", "").split(),
     ],

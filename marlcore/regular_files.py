@@ -1,11 +1,14 @@
 """Opens regular files; refuses pipes and devices, which may block or never end; adds file names to errors of writes."""
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+from .errors import suppress_failed_calls
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
@@ -33,6 +36,16 @@ def check_regular(path: str | os.PathLike[str], fd: int) -> None:
     """Raises ValueError if the open file is a pipe or a device."""
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         raise ValueError(f"{os.fspath(path)!r}: expected a regular file, got a pipe or a device")
+
+
+def mode_of(path: Path) -> int:
+    """Returns the mode of a file or directory, 0 if there is none at the path.
+
+    Raises OSError if the file system fails; since Python 3.14, `Path.is_dir` says no then.
+    """
+    with suppress_failed_calls(errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+        return path.stat().st_mode
+    return 0
 
 
 @contextmanager

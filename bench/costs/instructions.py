@@ -28,7 +28,14 @@ from ..figures import FOLDER, load, markdown, today, write
 from ..machine import say
 
 CORE = ROOT / "csrc"
-FLAGS = ["-std=c11", "-O3", "-fvisibility=hidden", "-ffp-contract=fast", "-fno-math-errno"]  # of csrc/ffi_build.py
+FLAGS = [  # of csrc/ffi_build.py
+    "-std=c11",
+    "-O3",
+    "-fvisibility=hidden",
+    "-ffp-contract=fast",
+    "--param=avoid-fma-max-bits=0",
+    "-fno-math-errno",
+]
 GENERIC = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "PYTHONHASHSEED": "0"}
 MOST_GROWTH = 0.02  # counts repeat exactly: it leaves room for a few instructions of a call of thousands
 

@@ -3,6 +3,7 @@
 import errno
 import os
 import secrets
+import stat
 import zlib
 from collections.abc import Callable
 from functools import partial
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..closing import ClosedAfterError
 from ..errors import MarlcoreError
+from ..regular_files import mode_of
 from .files import File
 from .header import CHECKSUM, Header
 from .native import LINE, try_lock
@@ -42,7 +44,7 @@ def open_nameless(target: Path, nbytes: int, name: Path | None = None) -> File:
     `target` for a moment.
     """
     file = File(name or "")
-    if not target.parent.is_dir():
+    if not stat.S_ISDIR(mode_of(target.parent)):
         raise ValueError(f"path: expected a file in a directory that exists, got {target}")
     free = free_bytes(target.parent)
     if nbytes > free:
@@ -111,7 +113,7 @@ def replace_file(target: Path, description: dict[str, Any], body_bytes: int, fil
         OSError: the file system failed. MarlcoreError: another process locked the file before it had a name. After
         any of these, the old file is still there.
     """
-    if lasting(target).exists() and not target.is_file():
+    if (mode := mode_of(lasting(target))) and not stat.S_ISREG(mode):
         raise ValueError(f"path: expected an ordinary file, got {target}, which is not one")
     end = -(-body_bytes // LINE) * LINE
     header = Header.build(secrets.randbits(64), {**description, CHECKSUM: end}, end + LINE)

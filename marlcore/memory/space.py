@@ -6,11 +6,13 @@ import functools
 import logging
 import os
 import resource
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from .. import cgroup
 from ..errors import SharedMemoryFull
+from ..regular_files import mode_of
 from ..shm import SHM_DIR
 
 log = logging.getLogger(__name__)
@@ -18,7 +20,7 @@ log = logging.getLogger(__name__)
 
 def check_shm_dir() -> None:
     """Raises ValueError if the path of the directory of segments is not absolute or leads to no directory."""
-    if not SHM_DIR.is_absolute() or not SHM_DIR.is_dir():
+    if not SHM_DIR.is_absolute() or not stat.S_ISDIR(mode_of(SHM_DIR)):
         raise ValueError(f"MARLCORE_SHM_DIR: expected the absolute path of a directory, got '{SHM_DIR}'")
 
 

@@ -282,14 +282,18 @@ def is_safe_to_fork() -> bool:
     """Whether a fork of this process can work: no other thread may hold a lock that the fork needs, and no GPU is open.
 
     Two kinds of threads are harmless. Those of array libraries bear this process's name and handle forks; a fork must
-    then run OpenMP on one thread. TensorBoard's thread waits only for its own queue.
+    then run OpenMP on one thread. TensorBoard's thread waits only for its own queue; since Python 3.14 it
+    bears a name of its own.
     """
     numba_threads = getattr(sys.modules.get("numba.np.ufunc.parallel"), "_is_initialized", False)
-    harmless = sum(type(thread).__module__.startswith("tensorboard.") for thread in threading.enumerate())
-    if numba_threads or len(sys._current_frames()) - harmless > 1 or threading.get_native_id() != os.getpid():
+    harmless = {
+        str(thread.native_id) for thread in threading.enumerate() if type(thread).__module__.startswith("tensorboard.")
+    }
+    if numba_threads or len(sys._current_frames()) - len(harmless) > 1 or threading.get_native_id() != os.getpid():
         return False
     try:
-        names = {path.read_bytes() for path in Path("/proc/self/task").glob("*/comm")}
+        tasks = [task for task in Path("/proc/self/task").iterdir() if task.name not in harmless]
+        names = {(task / "comm").read_bytes() for task in tasks}
         with os.scandir("/proc/self/fd") as entries:
             files = [os.readlink(entry) for entry in entries]
     except OSError:  # a thread ended meanwhile, or /proc is not mounted

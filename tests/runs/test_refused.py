@@ -290,7 +290,7 @@ FILES = {
     "learner: {gamma: high}": "learner.gamma: expected a number from 0 to 1, got 'high'",
     "learner: [": "settings: expected a YAML file",
     "[" * 1000: "settings.yaml' (maximum recursion",
-    "run_dir: 2024-13-45": "settings.yaml' (month must be in 1..12)",
+    "run_dir: 2024-13-45": "settings.yaml' (month must be in 1..12",
     "learner.gamma: 0.5": "settings.yaml: learner.gamma: expected a name without a dot, in its section",
     "learners: {a: {b.c: 1}}": "settings.yaml: learners.a.b.c: expected a name without a dot, in its section",
     "learner: {learning_rate: 1}": "; did you mean algorithm.learning_rate?",

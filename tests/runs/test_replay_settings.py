@@ -1,7 +1,6 @@
 """Settings of the replay in whole runs: priorities, files instead of memory, batches drawn ahead."""
 
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +55,10 @@ def test_the_trainers_priorities_decide_what_is_drawn(tmp_path: Path, mode: str,
 def test_each_priority_reaches_the_sampler(tmp_path: Path) -> None:
     """Rows of the n-th batch get the priority n."""
     given: dict[int, int] = {}  # by index of a row, the newest
-    numbers = count(1)
+    numbers: list[int] = []
 
     def numbered(update: Any, batch: Any) -> mc.Update:
-        number = next(numbers)
+        numbers.append(number := len(numbers) + 1)
         given.update(dict.fromkeys(batch.index.tolist(), number))
         return mc.Update(update(batch).metrics, priority=torch.full((len(batch.index),), float(number)))
 

@@ -17,8 +17,10 @@ import socket
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable
-from types import FrameType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import get_ident
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
@@ -183,29 +185,70 @@ def at_instruction(act: Act, number: int, inside: Callable[[str], bool], meanwhi
     """
     seen = 0
 
-    def trace(frame: FrameType, event: str, argument: object) -> Any:
+    def meet(stop: Act) -> None:
         nonlocal seen
+        seen += 1
+        if seen == number:
+            stop()
+            meanwhile()
+            raise Interrupt
+
+    watching = _monitored if sys.version_info >= (3, 14) else _traced
+    with watching(inside, meet):
+        try:
+            act()
+        except Interrupt:
+            meanwhile()
+            return True, seen
+    return False, seen
+
+
+@contextmanager
+def _traced(inside: Callable[[str], bool], meet: Callable[[Act], None]) -> Iterator[None]:
+    """Calls `meet` before each instruction of these files, with the call that ends this."""
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
         if not inside(frame.f_code.co_filename):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         if event == "opcode":
-            seen += 1
-            if seen == number:
-                sys.settrace(None)
-                meanwhile()
-                raise Interrupt
+            meet(stop)
         return trace
+
+    def stop() -> None:
+        sys.settrace(None)
 
     sys._getframe().f_trace_opcodes = True  # without it Python 3.12.1 traces no instruction of the first call
     sys.settrace(trace)
     try:
-        act()
-    except Interrupt:
-        meanwhile()
-        return True, seen
+        yield
     finally:
-        sys.settrace(None)
-    return False, seen
+        stop()
+
+
+@contextmanager
+def _monitored(inside: Callable[[str], bool], meet: Callable[[Act], None]) -> Iterator[None]:
+    """Does the same where a function's first call is not traced by instruction, as on Python 3.14."""
+    monitoring, thread = sys.monitoring, get_ident()
+    tool, instruction = monitoring.DEBUGGER_ID, monitoring.events.INSTRUCTION
+
+    def before(code: CodeType, offset: int) -> Any:
+        if not inside(code.co_filename):
+            return monitoring.DISABLE
+        return meet(stop) if get_ident() == thread else None
+
+    def stop() -> None:
+        monitoring.set_events(tool, 0)
+
+    monitoring.use_tool_id(tool, __name__)
+    monitoring.register_callback(tool, instruction, before)
+    monitoring.restart_events()
+    monitoring.set_events(tool, instruction)
+    try:
+        yield
+    finally:
+        stop()
+        monitoring.free_tool_id(tool)
 
 
 def by_signal(seconds: Callable[[], float], meanwhile: Act = int) -> Callable[[Act], bool]:

@@ -48,6 +48,15 @@ def test_a_python_without_what_marlcore_needs_is_told_so(before: str, says: str)
     assert done.stderr.splitlines()[-1].startswith(says)
 
 
+def test_a_free_threaded_python_is_refused_before_a_build() -> None:
+    """Wheels have no tag that it takes, so pip builds there."""
+    code = "import sysconfig as s; s.get_config_vars()['Py_GIL_DISABLED'] = 1; import runpy; runpy.run_path('setup.py')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    says = "marlcore: expected a Python with its global interpreter lock, got a free-threaded one"
+    assert done.stderr.splitlines() == [says]
+
+
 def test_every_public_name_can_be_imported() -> None:
     further = [marlcore.testing, marlcore.run, marlcore.meta] if is_installed("train") else []
     for room in (marlcore, marlcore.planning, *further):

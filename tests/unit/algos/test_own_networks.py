@@ -127,7 +127,7 @@ class Frozen(nn.Sequential):
 
 @pytest.mark.parametrize("name", sorted(SMALL.keys() - {"mappo", *OF_TEAMS}))
 @pytest.mark.parametrize("scripted", [True, False])
-@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")
 def test_frozen_layers_and_buffers_stay(name, scripted):
     """TorchScript modules are tried too."""
     script = torch.jit.script if scripted else lambda network: network

@@ -246,7 +246,7 @@ def test_a_feature_that_does_not_do_its_work_is_a_problem(case, monkeypatch):
 def test_a_sleeper_that_nobody_wakes_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setattr("marlcore.memory.native.Event.notify", lambda event: None)
     with pytest.raises(OSError, match="is not woken"):
-        linux_features.try_waking(tmp_path, patience=0.02)
+        linux_features.try_waking(tmp_path, patience=0.5)
 
 
 @pytest.mark.parametrize("error", [OSError("no"), ImportError(""), ValueError("two\nlines"), PermissionError(13, "no")])

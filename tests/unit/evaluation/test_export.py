@@ -165,7 +165,7 @@ def by_onnx(path: Path, example: dict[str, Any], runtime: Any) -> Run:
 
 def by_torch(path: Path, example: dict[str, Any], runtime: Any = None) -> Run:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("ignore", ".torch.jit.load")
         loaded = torch.jit.load(path)
 
     def run(inputs: dict[str, Any]) -> dict[str, Any]:

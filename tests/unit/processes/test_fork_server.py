@@ -110,7 +110,8 @@ def test_a_child_holds_nothing_of_the_server(fork_server: ForkServer) -> None:
     with closing(Child(fork_server, linger)) as other:
         other.receive()
         held = told(fork_server, "descriptors")
-    assert [kind.partition(":")[0] for kind in held] == ["pipe", "pipe"]  # to the tracker, and what it reports through
+    kinds = [kind.partition(":")[0] for kind in held if "/libffi.so" not in kind]  # which opens its own file
+    assert kinds == ["pipe", "pipe"]  # to the tracker, and what it reports through
 
 
 @pytest.mark.parametrize("how", [0, 3, int(-signal.SIGKILL), int(-signal.SIGSEGV)])

@@ -156,6 +156,7 @@ def test_functions_are_called_once_for_a_batch(replay):
     assert set(batch.reward[batch.relabelled]) == {0.0} and set(batch.reward[~batch.relabelled]) == {-1.0}
     assert 0 < batch.terminated.sum() < 64 and (batch.terminated == (batch.discount == 0)).all()
     assert plain.sample().relabelled is None
+    pytest.importorskip("torch")
     with Prefetch(sampler) as ahead:
         assert ahead.sample().torch().relabelled.any()
 
