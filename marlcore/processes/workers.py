@@ -101,7 +101,7 @@ class Workers:
     a worker, unless the worker's function sets another number of threads.
     """
 
-    def __init__(self, grace: float = 10.0, preload: Sequence[str] = PRELOAD) -> None:
+    def __init__(self, *, grace: float = 10.0, preload: Sequence[str] = PRELOAD) -> None:
         """Makes a group.
 
         Args:

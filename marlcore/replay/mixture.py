@@ -96,8 +96,10 @@ class Mixture:
 
     @one_thread
     def can_sample(self) -> bool:
-        """Whether `sample` would return a batch now."""
-        if not all(gate.may_sample() for gate, _ in self._gates):
+        """Whether `sample()` would return a batch now."""
+        for part in self._parts:
+            part.resize()
+        if not all(gate.may_sample(self._batch_size) for gate, _ in self._gates):
             return False
         for gate, numbers in self._replays.values():
             if any(not self._parts[i].lacking() for i in numbers):
@@ -107,12 +109,13 @@ class Mixture:
         return False
 
     @one_thread
-    def sample(self, timeout: float | None = None) -> Batch:
+    def sample(self, n: int | None = None, *, timeout: float | None = None) -> Batch:
         """Draws a batch; `batch.source`, int64 [B], is the position in `replays` of each row's replay.
 
         `batch.index` is (the row's index in its replay) * (number of replays) + source, so replays share no index.
 
         Args:
+            n: rows of this batch; None: batch_size.
             timeout: seconds to wait for data and for limiters; None does not wait.
 
         Raises:
@@ -121,9 +124,10 @@ class Mixture:
             Other errors: see `Sampler.sample`.
         """
         deadline = deadline_of(timeout)
+        size = max(len(part.resize(n)) for part in self._parts)
         memory = self._parts[0].memory()
-        owed = self._owed + self._fractions * self._batch_size
-        counts = _apportion(owed, self._batch_size)
+        owed = self._owed + self._fractions * size
+        counts = _apportion(owed, size)
         source = self._draw(memory, counts, deadline)
         self._owed = owed - counts
         rows = [np.flatnonzero(source == i) for i in range(len(self._parts))]
@@ -199,9 +203,9 @@ class Mixture:
         """Fills a batch's memory with `counts` rows from each replay; returns each row's replay."""
         while True:
             # Checked again after each pause: another sampler may have drawn the rows that a limiter allowed this one.
-            while not all(gate.may_sample() for gate, _ in self._gates):
+            while not all(gate.may_sample(int(counts.sum())) for gate, _ in self._gates):
                 for gate, numbers in self._gates:
-                    self._parts[numbers[0]].stats.waited += gate.wait(deadline)
+                    self._parts[numbers[0]].stats.waited += gate.wait(int(counts.sum()), deadline)
             try:
                 return self._fill(memory, counts)
             except NotEnoughData as error:
@@ -215,7 +219,8 @@ class Mixture:
 
     def _fill(self, memory: BatchMemory, counts: Ints) -> Ints:
         """Does `_draw` without waiting. Raises NotEnoughData if no replay has anything to draw."""
-        left, source = np.arange(self._batch_size), np.empty(self._batch_size, np.int64)
+        left = np.arange(counts.sum())
+        source = np.empty_like(left)
         shares, short = self._fractions.copy(), list[int]()
         while True:
             unfilled = []

@@ -28,7 +28,7 @@ class _Sampler(Protocol[Drawn]):
     @property
     def stats(self) -> Any: ...
     def can_sample(self) -> bool: ...
-    def sample(self, timeout: float | None = None) -> Drawn: ...
+    def sample(self) -> Drawn: ...
 
 
 class Prefetch(Generic[B], Closing):
@@ -46,18 +46,24 @@ class Prefetch(Generic[B], Closing):
 
     @overload
     def __init__(
-        self, sampler: _Sampler[B], depth: int = 2, device: Literal["cpu"] = "cpu", pin_memory: Literal[False] = False
+        self,
+        sampler: _Sampler[B],
+        *,
+        depth: int = 2,
+        device: Literal["cpu"] = "cpu",
+        pin_memory: Literal[False] = False,
     ) -> None: ...
     @overload
     def __init__(
         self: "Prefetch[Any]",
         sampler: _Sampler[Batch],
+        *,
         depth: int = 2,
         device: "torch.device | str" = "cpu",
         pin_memory: bool = False,
     ) -> None: ...
     def __init__(
-        self, sampler: _Sampler[Any], depth: int = 2, device: "torch.device | str" = "cpu", pin_memory: bool = False
+        self, sampler: _Sampler[Any], *, depth: int = 2, device: "torch.device | str" = "cpu", pin_memory: bool = False
     ) -> None:
         """Starts drawing.
 
@@ -87,10 +93,12 @@ class Prefetch(Generic[B], Closing):
         invalidate_after_fork(self)
         self._work.start(thread)
 
-    def sample(self, timeout: float | None = None) -> B:
+    def sample(self, n: int | None = None, *, timeout: float | None = None) -> B:
         """Returns the next batch: a ready one, otherwise the next draw.
 
         Args:
+            n: rows of the batch; None: as many as the sampler draws by itself. If that differs from the last call, the
+                ready batches are dropped, and the thread draws batches of the new size.
             timeout: seconds to wait for data; None does not wait for data. A draw that has begun is always awaited.
 
         Raises:
@@ -99,7 +107,9 @@ class Prefetch(Generic[B], Closing):
             ClosedError: `close` was called, or an error has ended the thread and was raised before.
             Exception: an error has ended the thread; it is raised once, after the last batch was returned.
         """
-        batch: Any = self._work.take(timeout)
+        if n is not None:
+            check_whole("n", n)
+        batch: Any = self._work.take(timeout, n)
         if self._work.mover is not None:
             self._work.mover.arrive(batch)
         return batch  # type: ignore[no-any-return]

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
@@ -38,9 +38,9 @@ class Prioritized(Declared):
 
     alpha: Annotated[float, Number(0)] = 0.6
     beta: Annotated[float, Number(0, 1)] = 0.4
-    epsilon: Annotated[float, Number(0)] = 1e-6
-    beta_steps: Annotated[int | None, Whole(1)] = None
-    initial: str | None = None
+    epsilon: Annotated[float, Number(0)] = field(default=1e-6, kw_only=True)
+    beta_steps: Annotated[int | None, Whole(1)] = field(default=None, kw_only=True)
+    initial: str | None = field(default=None, kw_only=True)
 
     def limit(self, leaves: int) -> float:
         """Returns the highest priority for which the sum of `leaves` masses is finite."""
@@ -62,7 +62,7 @@ class PriorityTree:
     """Draws rows by priority from a sum tree in private memory, and computes their weights; see also _Uniform."""
 
     def __init__(self, options: Prioritized, lanes: LaneView, read_plan: ReadPlan) -> None:
-        geometry, batch_size = lanes.geometry, read_plan.chosen.shape[1]
+        geometry = lanes.geometry
         leaves = geometry.lanes * geometry.capacity
         self.batches = 0  # drawn so far; beta depends on them
         self._options = options
@@ -77,12 +77,21 @@ class PriorityTree:
         self._tree = empty_tree(self._offsets)
         self._marks = np.zeros(leaves, np.uint8)
         self._reach = np.zeros((2, geometry.lanes), np.int64)
-        self._points, self._masses = np.ones((2, batch_size))
-        self._scratch = np.zeros(batch_size, np.int64)
         window = [read_plan.plan[name][0] for name in ("stack", "n_step", "length", "burn_in", "period")]
         self._kind = {"exponents": np.array([options.alpha, options.epsilon]), "window": np.array(window)}
         self._record = np.zeros(1, kernels.PRIORITIES)
         self._set(lanes.layout)
+        self._room = 0  # rows or updates for which there is scratch
+        self.resize(read_plan.chosen.shape[1])
+
+    def resize(self, count: int) -> None:
+        """Makes room for draws and updates of `count` rows."""
+        if count > self._room:
+            self._scratch = np.ones((2, count)), np.zeros(count, np.int64)
+            (points, masses), leaves = self._scratch
+            for name, array in zip(("points", "masses", "leaves"), (points, masses, leaves), strict=True):
+                self._record[name] = address_of(array)
+            self._room = count
 
     def _set(self, layout: RecordLayout) -> None:
         record, options = self._record, self._options
@@ -90,9 +99,8 @@ class PriorityTree:
         record["highest"] = FIRST + options.epsilon
         record["nodes"], record["levels"] = len(self._tree), len(self._offsets) - 1
         record["bad_lane"] = record["bad_ticket"] = -1
-        names = ("tree", "offsets", "marks", "floor", "caught", "points", "masses", "leaves")
-        arrays = [self._tree, self._offsets, self._marks, *self._reach, self._points, self._masses, self._scratch]
-        for name, array in zip(names, arrays, strict=True):
+        arrays = [self._tree, self._offsets, self._marks, *self._reach]
+        for name, array in zip(("tree", "offsets", "marks", "floor", "caught"), arrays, strict=True):
             record[name] = address_of(array)
         for place in layout.of_role("extra"):
             if place.name == options.initial:
@@ -141,9 +149,7 @@ class PriorityTree:
 
     def update(self, index: ArrayLike, priority: ArrayLike) -> int:
         indices, values = checked_priorities(index, priority, self.limit)
-        if len(indices) > len(self._scratch):
-            self._scratch, self._points = np.zeros(len(indices), np.int64), np.zeros(len(indices))
-            self._record["leaves"], self._record["points"] = address_of(self._scratch), address_of(self._points)
+        self.resize(len(indices))
         d = self._read_plan
         d.read_windows()
         return int(kernels.update(d.plan, self._record, indices, values))

@@ -65,8 +65,8 @@ class RowSampler:
         hindsight: Hindsight | None,
     ) -> None:
         check_whole("batch_size", batch_size)
-        min_size = batch_size if min_size is None else min_size
-        check_whole("min_size", min_size)
+        if min_size is not None:
+            check_whole("min_size", min_size)
         if seed is not None:
             check_whole("seed", seed, 0)
         window.check(view.spec, view.geometry.capacity)
@@ -77,10 +77,11 @@ class RowSampler:
         check_type("hindsight", hindsight, Hindsight, or_none=True)
         self.stats = SamplerStats()
         self.prioritized = prioritized
-        self.batch_size, self._least = int(batch_size), int(min_size)
+        self.batch_size, self._min_size = int(batch_size), min_size
         self._view, self._window, self.path = view, window, view.segment.path
         self._enough = False  # whether there were min_size transitions at the last look
         self._plan = plan = ReadPlan(view, window, self.batch_size, hindsight is not None)
+        self._whole = np.arange(self.batch_size)  # the rows of the next batch
         self.memory, self.event, self.check_open = plan.memory, plan.event, view.segment.check_open
         plan.generator[:] = np.random.SeedSequence(seed).generate_state(4, np.uint64)
         if prioritized is None and window.period > 1:
@@ -93,7 +94,19 @@ class RowSampler:
         if hindsight is not None:
             self._relabelling = Relabelling(hindsight, view, window, plan)
             self.batch = self._relabelling.batch
-            self._relabelling.draw(plan.memory(), np.arange(self.batch_size), 0)
+            self._relabelling.draw(plan.memory(), self._whole, 0)
+
+    def resize(self, n: int | None = None) -> Ints:
+        """Makes the next batch one of n rows, by default of batch_size; returns the numbers of its rows."""
+        if n is not None:
+            check_whole("n", n)
+        if (n := self.batch_size if n is None else int(n)) != len(self._whole):
+            self._plan.resize(n)
+            for scratch in (self._tree, self._relabelling):
+                if scratch is not None:
+                    scratch.resize(n)
+            self._whole, self._enough = np.arange(n), False
+        return self._whole
 
     def lacking(self) -> int:
         """Returns how many transitions at least must be added before a row can be drawn; 0 if one can be drawn now."""
@@ -183,6 +196,10 @@ class RowSampler:
         else:
             why = f"none of the {count} transitions has its stack and its next {window.n_step} steps held whole"
         return f"{self.path}: {why}"
+
+    @property
+    def _least(self) -> int:
+        return len(self._whole) if self._min_size is None else self._min_size
 
     def _too_few(self) -> int:
         """Returns how many transitions are missing to `min_size`, but no more than the lanes have room for."""

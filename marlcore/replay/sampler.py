@@ -4,7 +4,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..checks import deadline_of
@@ -31,43 +30,47 @@ class Sampler:
         self.stats, self.prioritized = rows.stats, rows.prioritized
         self._rows, self._gate = rows, gate
         self._inside = {} if inside is None else inside
-        self._whole_batch = np.arange(rows.batch_size)
 
     @one_thread
     def can_sample(self) -> bool:
-        """Whether `sample` would return a batch now: the replay holds enough transitions, and one can be drawn."""
+        """Whether `sample()` would return a batch now: the replay holds enough transitions, and one can be drawn."""
+        self._rows.resize()
         lacking = self._rows.lacking()
         if self._gate is None:
             return not lacking
-        if not self._gate.may_sample():
+        if not self._gate.may_sample(self._rows.batch_size):
             return False
         if lacking:
             self._gate.starve()
         return not lacking
 
     @one_thread
-    def sample(self, timeout: float | None = None) -> Batch:
+    def sample(self, n: int | None = None, *, timeout: float | None = None) -> Batch:
         """Draws a batch.
 
         Args:
+            n: rows of this batch; None: batch_size. It also replaces batch_size as the default of `min_size`. Memory is
+                kept for the last four sizes.
             timeout: seconds to wait for data; None does not wait.
 
         Raises:
             NotEnoughData: no timeout was given, and the replay holds fewer than min_size transitions or none that can
                 be drawn, or its limiter forbids the draw. TimeoutError: this was still so after the timeout.
-            ValueError: an actor stored a priority that is negative or infinite, or the timeout is out of range.
+            ValueError: an actor stored a priority that is negative or infinite, n or the timeout is out of range, or
+                the limiter never allows n rows at once.
             MarlcoreError: writers overwrote every draw for 10 seconds.
             ClosedError: the replay was closed. UsedByTwoThreads: another thread is inside a method of this sampler.
         """
-        deadline, rows, left = deadline_of(timeout), self._rows, self._whole_batch
+        deadline, rows = deadline_of(timeout), self._rows
+        whole = left = rows.resize(n)
         memory = rows.memory()
         if self._gate is not None:
-            self.stats.waited += self._gate.wait(deadline)
+            self.stats.waited += self._gate.wait(len(whole), deadline)
         while len(left := rows.fill(memory, left)):
             self._wait(deadline)
         if self._gate is not None:
-            self._gate.count(rows.batch_size)
-        rows.finish(memory, self._whole_batch)
+            self._gate.count(len(whole))
+        rows.finish(memory, whole)
         return rows.batch(memory)
 
     @property

@@ -77,32 +77,85 @@ class Window(Declared):
 
 
 class ReadPlan:
-    """The kernels' arguments for batches of one size and window; see kernels/plan.py and kernels/rows.py."""
+    """The kernels' arguments for batches of one window; see kernels/plan.py and kernels/rows.py.
+
+    Attributes:
+        plan, columns, chosen: the arguments for batches of the size that `resize` chose last.
+    """
 
     def __init__(self, lanes: LaneView, window: Window, batch_size: int, reads_more: bool = False) -> None:
         """`reads_more` tells that the caller reads further rows for each slot, and sets the slots' lowest tickets."""
-        geometry = lanes.geometry
-        self._layout = BatchLayout(lanes, batch_size, window.stack, window.n_step, window.length)
-        self._pool: deque[BatchMemory] = deque(maxlen=_POOL)
-        self._body = lanes.segment.body
-        self.event = Event(self._body)  # by which writers wake processes that wait for rows
-        self.windows = np.zeros((3, geometry.lanes), np.int64)  # the tickets [lo, hi) of each lane, and its seam
-        self.chosen = np.zeros((3, batch_size), np.int64)
+        self._lanes, self._window, self._reads_more = lanes, window, reads_more
+        self.event = Event(lanes.segment.body)  # by which writers wake processes that wait for rows
+        self.windows = np.zeros((3, lanes.geometry.lanes), np.int64)  # the tickets [lo, hi) of each lane, and its seam
         self.generator = np.zeros(4, np.uint64)  # the generator's state, for every draw
-        self._successors = np.zeros(batch_size * self._layout.length, np.int64)
-        self.columns = self._layout.columns
-        self.columns["base"] += address_of(self._body)
-        self.plan = np.zeros(1, PLAN)
-        self._set(window, lanes.spec, geometry)
-        self.floor = np.zeros(geometry.lanes, np.int64)  # the lowest tickets that may be drawn
+        self.floor = np.zeros(lanes.geometry.lanes, np.int64)  # the lowest tickets that may be drawn
         self.has_floor = False
         self._read_held = lanes.native.windows(self.windows[rows.LO], self.windows[rows.HI])
-        self._ok = np.zeros(batch_size, np.uint8)
-        lowest = self.chosen[rows.TICKET if self.plan["plain"][0] and not reads_more else rows.LOWEST]
-        self._validate = lanes.native.validator(self.chosen[rows.LANE], lowest, self._ok)
+        self._sizes: dict[int, _Sized] = {}  # the sizes of the latest batches, the newest last
+        self.resize(batch_size)
 
-    def _set(self, window: Window, spec: TransitionSpec, geometry: LaneGeometry) -> None:
-        layout, records = self._layout, address_of(self._body) + geometry.column_offset(0)
+    def resize(self, batch_size: int) -> None:
+        """Makes the next batches of this size. Raises ValueError if such a batch exceeds the machine's memory."""
+        sized = self._sizes.pop(batch_size, None)
+        if sized is None:
+            arrays = {"generator": self.generator, **dict(zip(("lo", "hi", "seam"), self.windows, strict=True))}
+            sized = _Sized(self._lanes, self._window, batch_size, self._reads_more, arrays)
+            if len(self._sizes) == _SIZES:
+                del self._sizes[next(iter(self._sizes))]
+        self._sizes[batch_size] = self._sized = sized
+        self.plan, self.columns, self.chosen = sized.plan, sized.columns, sized.chosen
+
+    def read_windows(self) -> None:
+        """Fills `windows` with the tickets that may be drawn now."""
+        self._read_held()
+        if self.has_floor:
+            np.maximum(self.windows[rows.LO], self.floor, out=self.windows[rows.LO])
+
+    def set_floor(self, tickets: NDArray[np.int64]) -> None:
+        """Sets the lowest tickets to draw, int64 [lanes]; they must not exceed the committed tickets."""
+        self.floor[:] = tickets
+        self.has_floor = bool(tickets.any())
+
+    def memory(self) -> BatchMemory:
+        """Returns memory for a batch: that of a recent batch if its user has released it, otherwise new memory."""
+        for memory in self._sized.pool:
+            if memory.is_free():
+                return memory
+        memory = BatchMemory(self._sized.layout)
+        self._sized.pool.append(memory)
+        return memory
+
+    def lapped(self, filled: int) -> NDArray[np.int64]:
+        """Returns the slots, among the first `filled`, whose rows writers overwrote before the copy was complete."""
+        sized = self._sized
+        return np.flatnonzero(sized.ok[:filled] == 0) if sized.validate(filled) else _NONE
+
+
+class _Sized:
+    """The part of a ReadPlan that depends on the batch's size; `arrays` are the addresses of the other part."""
+
+    def __init__(
+        self, lanes: LaneView, window: Window, batch_size: int, reads_more: bool, arrays: dict[str, NDArray[Any]]
+    ) -> None:
+        self.layout = BatchLayout(lanes, batch_size, window.stack, window.n_step, window.length)
+        self.pool: deque[BatchMemory] = deque(maxlen=_POOL)
+        self.chosen = np.zeros((3, batch_size), np.int64)
+        self._successors = np.zeros(batch_size * self.layout.length, np.int64)
+        self.columns = self.layout.columns
+        self._body = lanes.segment.body
+        self.columns["base"] += address_of(self._body)
+        self.plan = np.zeros(1, PLAN)
+        scratch = zip(("lane", "ticket", "lowest"), self.chosen, strict=True)
+        self._set(window, lanes.spec, lanes.geometry, {**arrays, "successors": self._successors, **dict(scratch)})
+        self.ok = np.zeros(batch_size, np.uint8)
+        lowest = self.chosen[rows.TICKET if self.plan["plain"][0] and not reads_more else rows.LOWEST]
+        self.validate = lanes.native.validator(self.chosen[rows.LANE], lowest, self.ok)
+
+    def _set(
+        self, window: Window, spec: TransitionSpec, geometry: LaneGeometry, arrays: dict[str, NDArray[Any]]
+    ) -> None:
+        layout, records = self.layout, address_of(self._body) + geometry.column_offset(0)
         settings: dict[str, Any] = {
             "records": records,
             "record_stride": geometry.stride(0),
@@ -118,35 +171,9 @@ class ReadPlan:
         settings |= {name: getattr(window, name) for name in ("stack", "n_step", "gamma", "burn_in", "period")}
         settings |= {name: getattr(layout, name) for name in ("length", "frames", "fields", "states")}
         settings |= {name: layout.offset(name) for name in COMPUTED}
-        names = ("lo", "hi", "seam", "lane", "ticket", "lowest", "successors", "generator")
-        arrays = (*self.windows, *self.chosen, self._successors, self.generator)
-        settings |= {name: address_of(array) for name, array in zip(names, arrays, strict=True)}
+        settings |= {name: address_of(array) for name, array in arrays.items()}
         for name, value in settings.items():
             self.plan[name] = value
-
-    def read_windows(self) -> None:
-        """Fills `windows` with the tickets that may be drawn now."""
-        self._read_held()
-        if self.has_floor:
-            np.maximum(self.windows[rows.LO], self.floor, out=self.windows[rows.LO])
-
-    def set_floor(self, tickets: NDArray[np.int64]) -> None:
-        """Sets the lowest tickets to draw, int64 [lanes]; they must not exceed the committed tickets."""
-        self.floor[:] = tickets
-        self.has_floor = bool(tickets.any())
-
-    def memory(self) -> BatchMemory:
-        """Returns memory for a batch: that of a recent batch if its user has released it, otherwise new memory."""
-        for memory in self._pool:
-            if memory.is_free():
-                return memory
-        memory = BatchMemory(self._layout)
-        self._pool.append(memory)
-        return memory
-
-    def lapped(self, filled: int) -> NDArray[np.int64]:
-        """Returns the slots, among the first `filled`, whose rows writers overwrote before the copy was complete."""
-        return np.flatnonzero(self._ok[:filled] == 0) if self._validate(filled) else _NONE
 
 
 def address_of(array: NDArray[Any]) -> int:
@@ -155,4 +182,5 @@ def address_of(array: NDArray[Any]) -> int:
 
 
 _NONE = np.empty(0, np.int64)
+_SIZES = 4  # sizes whose memory is kept
 _POOL = 8  # memories kept: more than a learner with a prefetching thread holds at once

@@ -67,7 +67,7 @@ class Subscriber:
         return self._store.version
 
     @one_thread
-    def pull(self, timeout: float = 1.0) -> bool:
+    def pull(self, *, timeout: float = 1.0) -> bool:
         """Copies the newest weights into the local model, whole or not at all; returns False if none are newer.
 
         Do not pull between a forward pass and its backward pass: autograd does not notice that weights changed. Do not
