@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ..checks import check_whole, deadline_of
 from ..closing import ClosedAfterError, Closing
 from ..errors import ClosedError, MarlcoreError, NotEnoughData, SegmentCorrupt, TimedOut
+from ..fixed import fixed
 from ..kernels import inorder, rows
 from ..memory import BOUNDARY, claim_reader, close_when_alone, one_thread, sleep_until
 from ..spec import Sequence
@@ -18,7 +19,7 @@ from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, LaneView, ReadPlan, R
 from .cursor import CURSOR_ROWS, Ints, ReadCursor
 
 
-@dataclass
+@dataclass(slots=True)
 class ReaderStats:
     """A reader's counters.
 
@@ -80,6 +81,7 @@ def _longest_add(lanes: LaneView, window: Window) -> int:
     return lanes.geometry.capacity + 1 - still_needed - (window.length or 1) - window.n_step
 
 
+@fixed()
 class TrajectoryReader(Closing):
     """Reads a queue in order; made by `TrajectoryQueue.reader`. For one thread at a time.
 
@@ -89,6 +91,7 @@ class TrajectoryReader(Closing):
                 batch = reader.read(timeout=60.0)
 
     Attributes:
+        batch_size: transitions or unrolls of a batch, unless `read` says how many.
         stats: transitions read, dropped and skipped, and the time waited.
     """
 
@@ -98,7 +101,7 @@ class TrajectoryReader(Closing):
         self._inside: dict[int, None] = {}  # see guard.py
         self._view = lanes
         self._window = window
-        self._batch_size = self._size = batch_size  # made for, and of the next batch
+        self.batch_size = self._size = batch_size  # the latter: of the next batch
         self._read_plan = ReadPlan(lanes, window, batch_size)
         count = lanes.geometry.lanes
         self._cursors = np.zeros((3, CURSOR_ROWS, count), np.int64)
@@ -187,7 +190,7 @@ class TrajectoryReader(Closing):
         """Makes the next batch one of n rows, by default of batch_size."""
         if n is not None:
             check_whole("n", n)
-        size = self._batch_size if n is None else int(n)
+        size = self.batch_size if n is None else int(n)
         if self._memory is not None and size != self._size:
             raise ValueError(f"n: expected {self._size}, for which {self._filled} were taken already, got {size}")
         if size != self._size:

@@ -8,6 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ..checks import as_path, brief, check_type
+from ..fixed import fixed
 from ..memory import Segment
 from ..observations import Pad
 from ..spec import Sequence, TransitionSpec
@@ -21,6 +22,7 @@ from .sampler import Sampler
 from .saving import UNLIMITED, Stateful, copy_segment, read_state, save_segment
 
 
+@fixed()
 class ReplayBuffer(TransitionLanes):
     """Transitions in shared memory: one writer per lane, any number of samplers, no locks between them.
 

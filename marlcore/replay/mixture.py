@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..checks import check_type, check_whole, deadline_of, state_array
 from ..errors import LayoutMismatch, NotEnoughData, TimedOut
+from ..fixed import fixed
 from ..memory import check_interruption, one_thread
 from ..observations import Pad
 from ..spec import Sequence
@@ -25,6 +26,7 @@ from .sampler import Sampler
 POLL_S = 0.02  # no single event signals writes to several replays
 
 
+@fixed()
 class Mixture:
     """Draws each batch from several replays in fixed fractions; used like a sampler, by one thread at a time.
 
@@ -45,6 +47,7 @@ class Mixture:
             times, with different lanes: its limiter then counts the rows of all lanes and of all parts together.
 
     Attributes:
+        batch_size: rows of a batch, unless `sample` says how many.
         samplers: one for each replay. To keep a sampler's state with its replay, pass the sampler to the replay's
             `save`, and later the replay's `sampler_state` to the sampler's `load_state_dict`. The mixture's
             `state_dict` holds the states of all samplers and the fractions carried over.
@@ -92,14 +95,14 @@ class Mixture:
             self._parts.append(part)
             self.samplers.append(Sampler(part, gate, self._inside))
         self._gates = [(gate, numbers) for gate, numbers in self._replays.values() if gate is not None and numbers]
-        self._batch_size, self._owed = self._parts[0].batch_size, np.zeros(count)
+        self.batch_size, self._owed = self._parts[0].batch_size, np.zeros(count)
 
     @one_thread
     def can_sample(self) -> bool:
         """Whether `sample()` would return a batch now."""
         for part in self._parts:
             part.resize()
-        if not all(gate.may_sample(self._batch_size) for gate, _ in self._gates):
+        if not all(gate.may_sample(self.batch_size) for gate, _ in self._gates):
             return False
         for gate, numbers in self._replays.values():
             if any(not self._parts[i].lacking() for i in numbers):
@@ -109,7 +112,7 @@ class Mixture:
         return False
 
     @one_thread
-    def sample(self, n: int | None = None, *, timeout: float | None = None) -> Batch:
+    def sample(self, n: int | None = None, *, timeout: float | None = None, beta: float | None = None) -> Batch:
         """Draws a batch; `batch.source`, int64 [B], is the position in `replays` of each row's replay.
 
         `batch.index` is (the row's index in its replay) * (number of replays) + source, so replays share no index.
@@ -117,6 +120,7 @@ class Mixture:
         Args:
             n: rows of this batch; None: batch_size.
             timeout: seconds to wait for data and for limiters; None does not wait.
+            beta: the exponent of the weights of rows that are drawn by priority, instead of their sampler's beta.
 
         Raises:
             NotEnoughData, TimeoutError: no replay has anything to draw, or the limiter of a replay whose fraction is
@@ -124,6 +128,8 @@ class Mixture:
             Other errors: see `Sampler.sample`.
         """
         deadline = deadline_of(timeout)
+        if beta is not None:
+            next((part for part in self._parts if part.prioritized), self._parts[0]).check_beta(beta)
         size = max(len(part.resize(n)) for part in self._parts)
         memory = self._parts[0].memory()
         owed = self._owed + self._fractions * size
@@ -135,7 +141,7 @@ class Mixture:
             if drawn := sum(len(rows[i]) for i in numbers):
                 gate.count(drawn)
         for part, its_rows in zip(self._parts, rows, strict=True):
-            part.finish(memory, its_rows)
+            part.finish(memory, its_rows, beta)
         batch = self._parts[0].batch(memory)
         batch.index *= len(self._parts)
         batch.index += source

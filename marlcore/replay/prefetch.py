@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ..checks import brief, check_type, check_whole
 from ..closing import Closing
+from ..fixed import fixed
 from ..memory import invalidate_after_fork
 from ..transitions import Batch
 from .prefetch_work import Mover, Work
@@ -31,6 +32,7 @@ class _Sampler(Protocol[Drawn]):
     def sample(self) -> Drawn: ...
 
 
+@fixed()
 class Prefetch(Generic[B], Closing):
     """Draws a sampler's batches ahead of time, for one consumer thread, which must not use the sampler itself.
 

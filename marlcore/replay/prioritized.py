@@ -15,6 +15,7 @@ from ..kernels.sumtree import empty_tree, level_offsets, repair_range
 from ..spec import Field, TransitionSpec
 from ..transitions import BatchMemory, LaneView, ReadPlan, RecordLayout, address_of
 
+BETA = Number(0, 1)
 FIRST = 1.0  # the priority of the first transitions
 
 
@@ -29,17 +30,20 @@ class Prioritized(Declared):
 
     Attributes:
         alpha: at least 0; 0 draws uniformly.
-        beta: from 0 to 1.
+        beta: from 0 to 1, at the first batch; assigning to a sampler's `beta`, or `sample(beta=...)`, replaces it.
         epsilon: at least 0; added to each priority.
         beta_steps: batches over which beta rises linearly to 1; None keeps it constant.
+        beta_inserts: instead of beta_steps, the environment steps over which beta rises linearly to 1: the transitions
+            ever written to the sampler's lanes.
         initial: name of an extra, a float32 scalar, in which actors store each transition's first priority;
             NaN means the highest priority so far.
     """
 
     alpha: Annotated[float, Number(0)] = 0.6
-    beta: Annotated[float, Number(0, 1)] = 0.4
+    beta: Annotated[float, BETA] = 0.4
     epsilon: Annotated[float, Number(0)] = field(default=1e-6, kw_only=True)
     beta_steps: Annotated[int | None, Whole(1)] = field(default=None, kw_only=True)
+    beta_inserts: Annotated[int | None, Whole(1)] = field(default=None, kw_only=True)
     initial: str | None = field(default=None, kw_only=True)
 
     def limit(self, leaves: int) -> float:
@@ -48,6 +52,8 @@ class Prioritized(Declared):
         return float(mass ** (1 / max(1.0, float(self.alpha))) - self.epsilon)
 
     def check(self, spec: TransitionSpec) -> None:
+        if self.beta_steps is not None and self.beta_inserts is not None:
+            raise ValueError(f"prioritized.beta_inserts: expected None beside beta_steps, got {self.beta_inserts}")
         """Raises ValueError if `initial` is not a float32 scalar extra of the spec."""
         if self.initial is not None and spec.extras.get(self.initial) != Field():
             extra = spec.extras[self.initial].describe() if self.initial in spec.extras else "none of them"
@@ -65,7 +71,9 @@ class PriorityTree:
         geometry = lanes.geometry
         leaves = geometry.lanes * geometry.capacity
         self.batches = 0  # drawn so far; beta depends on them
+        self.fixed_beta: float | None = None  # replaces the beta of the options
         self._options = options
+        self._inserted = lanes.native.inserted
         self._read_plan = read_plan
         self._path = lanes.segment.path
         self._lane_count = geometry.lanes
@@ -111,9 +119,13 @@ class PriorityTree:
     def beta(self) -> float:
         """The exponent of the next batch's weights."""
         options = self._options
-        if options.beta_steps is None:
-            return options.beta
-        return options.beta + (1.0 - options.beta) * min(1.0, self.batches / options.beta_steps)
+        if self.fixed_beta is not None:
+            return self.fixed_beta
+        if options.beta_inserts is not None:
+            done = self._inserted() / options.beta_inserts
+        else:
+            done = 0.0 if options.beta_steps is None else self.batches / options.beta_steps
+        return options.beta + (1.0 - options.beta) * min(1.0, done)
 
     @property
     def total(self) -> float:
@@ -142,9 +154,10 @@ class PriorityTree:
         d = self._read_plan
         return kernels.draw(d.plan, d.columns, memory.address, rows, self._record), 0
 
-    def weigh(self, memory: BatchMemory, rows: NDArray[np.int64]) -> None:
-        """Computes the importance weights of a batch's rows, and advances beta."""
-        kernels.weigh(self._read_plan.plan, memory.address, rows, self._record, self.beta)
+    def weigh(self, memory: BatchMemory, rows: NDArray[np.int64], beta: float | None = None) -> None:
+        """Computes the importance weights of a batch's rows, and advances beta, which an argument replaces."""
+        beta = self.beta if beta is None else beta
+        kernels.weigh(self._read_plan.plan, memory.address, rows, self._record, beta)
         self.batches += 1
 
     def update(self, index: ArrayLike, priority: ArrayLike) -> int:
@@ -168,6 +181,9 @@ class PriorityTree:
             raise ValueError(f"{label}: expected priorities from 0 to {self.limit:.3g}, got {got}")
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
+        return self._state() if self.fixed_beta is None else {**self._state(), "beta": np.array(self.fixed_beta)}
+
+    def _state(self) -> dict[str, NDArray[Any]]:
         return {
             **self._kind,
             "masses": self._tree[: self._leaves].copy(),
@@ -178,7 +194,7 @@ class PriorityTree:
         }
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        for name, array in self.state_dict().items():
+        for name, array in self._state().items():
             state_array(state, name, array.shape, array.dtype)
         for name, same in self._kind.items():
             if (state[name] != same).any():
@@ -190,6 +206,7 @@ class PriorityTree:
         if not (0 <= state["highest"] < np.inf and state["batches"] >= 0):
             got = f"{state['highest']} and {state['batches']}"
             raise ValueError(f"state: expected highest and batches of at least 0, got {got}")
+        beta = BETA("state: beta", float(state_array(state, "beta", (), np.float64))) if "beta" in state else None
         floor, caught = state["reach"][:, :, None]
         self._read_plan.read_windows()
         per_lane = self._leaves // self._lane_count
@@ -205,7 +222,7 @@ class PriorityTree:
         self._marks[:] = state["marks"]
         self._reach[:] = state["reach"]
         self._record["highest"] = state["highest"]
-        self.batches = int(state["batches"])
+        self.batches, self.fixed_beta = int(state["batches"]), beta
 
 
 def checked_priorities(

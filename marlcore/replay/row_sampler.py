@@ -17,14 +17,14 @@ from ..kernels.rows import HI, LO, ORDINAL, PLACE
 from ..memory import BOUNDARY, error_of
 from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, LaneView, ReadPlan, Window
 from .hindsight import Hindsight, Relabelling
-from .prioritized import EQUAL, Prioritized, PriorityTree
+from .prioritized import BETA, EQUAL, Prioritized, PriorityTree
 
 Ints = NDArray[np.int64]
 
 _NO_ROWS = np.empty(0, np.int64)
 
 
-@dataclass
+@dataclass(slots=True)
 class SamplerStats:
     """A sampler's counters.
 
@@ -136,18 +136,33 @@ class RowSampler:
             if time.monotonic() - lapped_since > LAP_LIMIT_S:
                 raise MarlcoreError(f"{self.path}: writers overwrote every draw; use a larger capacity")
 
-    def finish(self, memory: BatchMemory, rows: Ints) -> None:
+    @property
+    def beta(self) -> float | None:
+        return None if self.prioritized is None or self._tree is None else self._tree.beta
+
+    @beta.setter
+    def beta(self, beta: float) -> None:
+        self._by_priority("beta").fixed_beta = BETA("beta", beta)
+
+    def check_beta(self, beta: float) -> None:
+        BETA("beta", beta)
+        self._by_priority("beta")
+
+    def finish(self, memory: BatchMemory, rows: Ints, beta: float | None = None) -> None:
         """Counts the rows that this sampler gave to a complete batch, computes their weights, and advances beta."""
         self.stats.drawn += len(rows)
         if self._tree is not None:
-            self._tree.weigh(memory, rows)
+            self._tree.weigh(memory, rows, beta)
 
     def update_priorities(self, index: ArrayLike, priority: ArrayLike) -> None:
-        if self.prioritized is None or self._tree is None:
-            expected = "a sampler with prioritized=Prioritized(...)"
-            raise TypeError(f"update_priorities: expected {expected}, got a uniform one")
+        tree = self._by_priority("update_priorities")
         self.check_open()
-        self.stats.ignored += self._tree.update(index, priority)
+        self.stats.ignored += tree.update(index, priority)
+
+    def _by_priority(self, label: str) -> PriorityTree:
+        if self.prioritized is None or self._tree is None:
+            raise TypeError(f"{label}: expected a sampler with prioritized=Prioritized(...), got a uniform one")
+        return self._tree
 
     @property
     def limit(self) -> float:

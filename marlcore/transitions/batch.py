@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..fixed import unknown
 from ..kernels.plan import COLUMN, NO_NEXT, ONE_MORE, OWN_STACKS
 from ..lazy import missing
 from ..observations import each, in_form
@@ -95,6 +96,13 @@ class Batch:
         for name in dicts:
             attributes[name] = dict(fields[name])
 
+    if not TYPE_CHECKING:  # a type checker that saw it would allow every name
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if type(self) is Batch and name not in _NAMES:
+                raise unknown(self, name, _NAMES)
+            object.__setattr__(self, name, value)
+
     def __len__(self) -> int:
         return len(self.reward)
 
@@ -104,6 +112,9 @@ class Batch:
     def torch(self, device: torch.device | str = "cpu") -> TorchBatch:
         """Returns the same fields as tensors: views of this memory on the CPU, copies elsewhere."""
         return TorchBatch(self, device)
+
+
+_NAMES = {*Batch.__annotations__, "numbers", "raw_reward"}  # the last two are added by a run's learner
 
 
 class TorchBatch:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ..checks import check_timeout, check_whole
 from ..errors import NotEnoughData, SegmentCorrupt
+from ..fixed import fixed
 from ..memory import NativeLanes, one_thread
 from .publisher import Weights
 from .rows import VersionedRows
@@ -37,6 +38,7 @@ class InPlaceView:
         return self._whole()
 
 
+@fixed("version", "extras")
 class Subscriber:
     """Keeps a local model up to date, for one thread at a time. Use `ParameterStore.subscriber`.
 
