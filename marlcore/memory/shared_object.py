@@ -8,6 +8,7 @@ from ..checks import brief
 from ..closing import Closing
 from ..errors import SegmentCorrupt
 from .segment import Segment, SegmentHandle
+from .transit import is_sent
 
 S = TypeVar("S", bound="Shared")
 
@@ -27,6 +28,7 @@ class Shared(Closing):
     """
 
     kind: str
+    _keep = ""  # how to keep the content; if given, only pickles for other processes are made, since they lack it
 
     def __init__(self, segment: Segment) -> None:
         """Wraps a segment. Raises SegmentCorrupt if it holds another kind of object or its description is malformed."""
@@ -78,4 +80,7 @@ class Shared(Closing):
         self._segment.unlink()
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[SegmentHandle]]:
+        if self._keep and not is_sent():
+            lacking = "expected a pickle for another process, got a copy or one to keep, which has no content"
+            raise TypeError(f"{type(self).__name__}: {lacking}: {self._keep}; its `handle` can be pickled")
         return type(self).attach, (self.handle,)

@@ -53,6 +53,7 @@ class TrajectoryQueue(TransitionLanes):
     """
 
     kind = "queue"
+    _keep = "its rows are read once, and none are kept"
 
     def _understand(self, segment: Segment) -> None:
         self.when_full: str = segment.description["when_full"]

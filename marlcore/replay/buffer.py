@@ -38,6 +38,7 @@ class ReplayBuffer(TransitionLanes):
     """
 
     kind = "replay"
+    _keep = "keep its rows by replay.save(path)"
 
     def _understand(self, segment: Segment) -> None:
         self.limiter = RateLimiter.of(segment)

@@ -50,6 +50,8 @@ class ParameterStore(VersionedRows):
         is_mirror: whether its rows and versions are another store's; see `create_mirror`.
     """
 
+    _keep = "keep the weights by the model's state_dict or arrays"
+
     @classmethod
     def create(
         cls,
