@@ -1,7 +1,7 @@
 """Copies chosen transitions or sequences from the lanes into a batch, and computes their n-step returns."""
 
 from .jit import copy_bytes, float32_at, inlined, int64_at, prefetch, uint8_at, uint32_at, zero_bytes
-from .plan import ONE_MORE, OWN_STACKS
+from .plan import NO_NEXT, ONE_MORE, OWN_STACKS, SEPARATE
 from .rows import (
     BOUNDARY,
     CACHE_LINE,
@@ -71,13 +71,21 @@ def _copy_stack(p, column, to, lane, newest, age, count):
 
 
 @inlined
-def _gather_frames(p, column, out, lane, ticket, rows, age, slot):
-    """Copies one slot's frames: stack - 1 before the ticket, one for each row, then the frames of next_obs alone."""
+def _gather_separate(p, column, out, lane, ticket, rows, age, slot):
+    """Copies the stack of each row."""
+    to, size = out + column.out + slot * column.step, p.stack * column.size
+    for i in range(rows):
+        _copy_stack(p, column, to + i * size, lane, ticket + i, min(age + i, p.stack - 1), 1)
+    zero_bytes(to + rows * size, (p.length - rows) * size)
+
+
+@inlined
+def _gather_shared(p, column, out, lane, ticket, rows, age, slot):
+    """Copies stack - 1 frames before the ticket, one for each row, and if it is shared the one that follows them."""
     size, successors, first = column.size, int64_at(p.successors), slot * p.length
     shared = column.next == ONE_MORE
     near = p.stack - 1 + p.length + shared
-    own = p.length * p.stack * (column.next == OWN_STACKS)
-    to = out + column.out + slot * (near + own) * size
+    to = out + column.out + slot * column.step
     follows = shared and successors[first + rows - 1] == ticket + rows
     _copy_stack(p, column, to, lane, ticket, age, rows + follows)
     done = p.stack - 1 + rows + follows
@@ -86,9 +94,19 @@ def _gather_frames(p, column, out, lane, ticket, rows, age, slot):
         done += 1
     if done < near:
         zero_bytes(to + done * size, (near - done) * size)
-    if own == 0:
+
+
+@inlined
+def _gather_frames(p, column, out, lane, ticket, rows, age, slot):
+    """Copies one slot's frames: those of obs, with the next one if it is shared, then those of next_obs alone."""
+    size, successors, first = column.size, int64_at(p.successors), slot * p.length
+    if column.next == SEPARATE:
+        _gather_separate(p, column, out, lane, ticket, rows, age, slot)
+    else:
+        _gather_shared(p, column, out, lane, ticket, rows, age, slot)
+    if column.next < OWN_STACKS:
         return
-    to += near * size
+    to = out + column.next_out + slot * column.next_step
     for i in range(rows):
         successor = successors[first + i]
         _copy_stack(p, column, to, lane, successor, min(age + successor - ticket, p.stack - 1), 1)
@@ -233,11 +251,10 @@ def _take_plain(p, columns, out, rows, first, count):
         after, row = row_of(p, lane, successor), rows[filled]
         for f in range(frames):
             column = columns[f]
-            size, shared = column.size, column.next == ONE_MORE
-            to = out + column.out + row * (1 + shared) * size
-            _copy(to, column.base + at * column.stride, size)
-            if shared:
-                _copy(to + size, column.base + after * column.stride, size)
+            size = column.size
+            _copy(out + column.out + row * column.step, column.base + at * column.stride, size)
+            if column.next != NO_NEXT:
+                _copy(out + column.next_out + row * column.next_step, column.base + after * column.stride, size)
         for f in range(frames, fields):
             column = columns[f]
             _copy(out + column.out + row * column.size, column.base + at * column.stride, column.size)

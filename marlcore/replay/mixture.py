@@ -15,7 +15,7 @@ from ..fixed import fixed
 from ..memory import check_interruption, one_thread
 from ..observations import Pad
 from ..spec import Sequence
-from ..transitions import Batch, BatchMemory, Window, spec_difference
+from ..transitions import Batch, BatchMemory, Layout, Window, spec_difference
 from .buffer import ReplayBuffer
 from .hindsight import Hindsight
 from .prioritized import Prioritized, checked_priorities
@@ -41,8 +41,8 @@ class Mixture:
         prioritized: options for all replays, or a list of one entry for each; None draws uniformly. Weights are divided
             by the largest weight of rows of the same replay; each batch of the mixture counts as one of beta_steps.
         min_size: transitions that each replay must hold before the mixture draws from it.
-        stack, n_step, gamma, seed, pad, sequence, hindsight: as for `ReplayBuffer.sampler`. Hindsight takes a row's
-            goal from the row's own lane, and calls its functions once for the whole batch.
+        stack, n_step, gamma, seed, pad, sequence, hindsight, layout: as for `ReplayBuffer.sampler`. Hindsight takes a
+            row's goal from the row's own lane, and calls its functions once for the whole batch.
         lanes: for each replay the consecutive lanes to draw from; None: all. `replays` may list one replay several
             times, with different lanes: its limiter then counts the rows of all lanes and of all parts together.
 
@@ -71,6 +71,7 @@ class Mixture:
         sequence: Sequence | None = None,
         lanes: Several[range | None] | None = None,
         hindsight: Hindsight | None = None,
+        layout: Layout | None = None,
     ) -> None:
         _check_replays(replays)
         count = len(replays)
@@ -78,7 +79,7 @@ class Mixture:
         self._fractions = _checked_fractions(fractions, count)
         preferred = _for_each("prioritized", "one", prioritized, count)
         parts = _for_each("lanes", "a range", lanes, count)
-        window, seeds = Window(stack, n_step, gamma, pad, sequence), _seeds(seed, count)
+        window, seeds = Window(stack, n_step, gamma, pad, sequence, layout), _seeds(seed, count)
         self._parts: list[RowSampler] = []
         self.samplers: list[Sampler] = []
         self._inside: dict[int, None] = {}  # see guard.py

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..fixed import unknown
-from ..kernels.plan import COLUMN, NO_NEXT, ONE_MORE, OWN_STACKS
+from ..kernels.plan import COLUMN, NO_NEXT, ONE_MORE, OWN_STACKS, SEPARATE
 from ..lazy import missing
 from ..observations import each, in_form
 from ..spec import Field
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 
+ALIGNMENT = 64  # bytes at which each array begins: a cache line, and what JAX takes without a copy
 # The fields that kernels compute; the kernels' plan has the offset of each
 COMPUTED = dict.fromkeys(("reward", "discount", "weight"), "float32")
 COMPUTED |= dict.fromkeys(("terminated", "truncated", "valid", "mask"), "bool")
@@ -41,6 +42,10 @@ class _Array:
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def row_nbytes(self) -> int:
+        return self.nbytes // self.shape[0]
 
     def of(self, root: NDArray[np.uint8]) -> NDArray[Any]:
         return np.ndarray(self.shape, self.dtype, root, self.offset, self.strides)
@@ -166,7 +171,10 @@ class BatchLayout:
     The bases of the columns (see kernels/plan.py) are offsets in the segment's body.
     """
 
-    def __init__(self, lanes: LaneView, batch: int, stack: int, n_step: int, length: int | None) -> None:
+    def __init__(
+        self, lanes: LaneView, batch: int, stack: int, n_step: int, length: int | None, separate: bool
+    ) -> None:
+        """`separate`: obs and next_obs share no frames, so that each is contiguous."""
         spec, layout = lanes.spec, lanes.layout
         self.batch_size = batch
         self.length = length or 1
@@ -178,7 +186,7 @@ class BatchLayout:
         self._form, self._obs_names = spec.obs, list(spec.obs_fields)
         self._extra_names = [name for name, field in spec.extras.items() if field.every == 1 or length is not None]
         consecutive = ONE_MORE if n_step == 1 or self.length * stack == 1 else OWN_STACKS
-        self._next = NO_NEXT if spec.next_obs else consecutive
+        self._next = NO_NEXT if spec.next_obs else SEPARATE if separate else consecutive
         extras = [place for place in layout.of_role("extra") if place.name in self._extra_names]
         fields = [place for role in ("next_obs", "action") for place in layout.of_role(role)]
         fields += [place for place in extras if place.field.every == 1]
@@ -214,7 +222,7 @@ class BatchLayout:
 
     def _add(self, name: str, shape: tuple[int, ...], dtype: Any) -> _Array:
         array = self._arrays[name] = _Array(self.nbytes, shape, np.dtype(dtype))
-        self.nbytes = -(-(self.nbytes + array.nbytes) // 64) * 64
+        self.nbytes = -(-(self.nbytes + array.nbytes) // ALIGNMENT) * ALIGNMENT
         return array
 
     def _source(self, place: Place) -> tuple[int, int]:
@@ -223,15 +231,19 @@ class BatchLayout:
     def _frames(self, place: Place) -> tuple[int, ...]:
         """Adds a block of frames for each slot; obs, and next_obs if the spec does not store it, view it."""
         stack, field, frame = self._stack, place.field, place.field.nbytes
-        near = stack - 1 + self.length + (self._next == ONE_MORE)
-        far = self.length * stack if self._next == OWN_STACKS else 0  # stacks of next_obs alone
+        alone = self.length * stack  # frames of one field's stacks
+        near = alone if self._next == SEPARATE else stack - 1 + self.length + (self._next == ONE_MORE)
+        far = alone if self._next == OWN_STACKS else 0
         block = self._add(f"block.{place.name}", (self.batch_size, near + far, *field.shape), field.dtype)
-        self._view(f"obs.{place.name}", block, 0, field, frame)
-        if self._next == ONE_MORE:
-            self._view(f"next_obs.{place.name}", block, 1, field, frame)
-        elif self._next == OWN_STACKS:
-            self._view(f"next_obs.{place.name}", block, near, field, stack * frame)
-        return (*self._source(place), frame, block.offset, self._next)
+        self._view(f"obs.{place.name}", block, 0, field, stack * frame if self._next == SEPARATE else frame)
+        then, first = block, {ONE_MORE: 1, OWN_STACKS: near}.get(self._next, 0)
+        if self._next == SEPARATE:
+            then = self._add(f"next.{place.name}", (self.batch_size, alone, *field.shape), field.dtype)
+        if self._next != NO_NEXT:
+            step = frame if self._next == ONE_MORE else stack * frame
+            self._view(f"next_obs.{place.name}", then, first, field, step)
+        places = block.offset, self._next, block.row_nbytes, then.offset + first * frame, then.row_nbytes
+        return (*self._source(place), frame, *places)
 
     def _view(self, name: str, block: _Array, first: int, field: Field, step: int) -> None:
         """Adds a view of a block of frames: each slot's stacks begin at frame `first`, `step` bytes apart."""
@@ -239,13 +251,13 @@ class BatchLayout:
         shape, strides = field.shape, np.ndarray(field.shape, field.dtype, b"\0" * frame).strides
         if self._stack > 1:
             shape, strides = (self._stack, *shape), (frame, *strides)
-        lead = (block.shape[1] * frame, step)[: len(self._lead)]
+        lead = (block.row_nbytes, step)[: len(self._lead)]
         offset = block.offset + first * frame
         self._arrays[name] = _Array(offset, (*self._lead, *shape), block.dtype, (*lead, *strides))
 
     def _field(self, place: Place, lead: tuple[int, ...]) -> tuple[int, ...]:
         array = self._add(f"{place.role}.{place.name}", (*lead, *place.field.shape), place.field.dtype)
-        return (*self._source(place), place.field.nbytes, array.offset, NO_NEXT)
+        return (*self._source(place), place.field.nbytes, array.offset, NO_NEXT, 0, 0, 0)
 
 
 class BatchMemory:
@@ -253,12 +265,14 @@ class BatchMemory:
 
     def __init__(self, layout: BatchLayout) -> None:
         # Written once now: page faults during a batch's copies would cost more than the copies.
-        self.root = np.full(layout.nbytes, 0, np.uint8)
+        self._owner = np.full(layout.nbytes + ALIGNMENT, 0, np.uint8)
+        begin = -self._owner.ctypes.data % ALIGNMENT
+        self.root = self._owner[begin : begin + layout.nbytes]
         self.address: int = self.root.ctypes.data  # of the block
         self.fields = layout.carve(self.root)
         self.relabelled = np.zeros(layout.batch_size, np.bool_)  # rows relabelled by hindsight, of any sampler
         self._dicts = tuple(name for name, value in self.fields.items() if isinstance(value, dict))
-        self._arrays = [self.root, *_every_array(self.fields)]
+        self._arrays = [self._owner, self.root, *_every_array(self.fields)]
         self._unused = self._references()
 
     def batch(self) -> Batch:
@@ -268,7 +282,7 @@ class BatchMemory:
         return self._references() == self._unused
 
     def _references(self) -> int:
-        # An array made from one of these refers to the root, so that every reference to the memory counts.
+        # An array made from one of these refers to the owner, so that every reference to the memory counts.
         return sum(map(sys.getrefcount, self._arrays))
 
 

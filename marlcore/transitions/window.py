@@ -2,7 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from ..spec import Sequence, TransitionSpec
 from .batch import COMPUTED, BatchLayout, BatchMemory
 from .layout import LaneView
 
+Layout: TypeAlias = Literal["separate", "shared"]
 LAP_LIMIT_S = 10.0  # the longest time for which writers may overwrite every copy before a reader raises
 
 
@@ -29,6 +30,14 @@ class Window(Declared):
     gamma: Annotated[float, Number(0, 1)] = 0.99
     pad: str = "repeat"
     sequence: Sequence | None = None
+    layout: str | None = None
+
+    @property
+    def separate(self) -> bool:
+        """Whether obs and next_obs are arrays of their own: by default where no frame must be copied twice for it."""
+        if self.layout is None:
+            return self.stack == 1 and self.sequence is None
+        return self.layout == "separate"
 
     @property
     def length(self) -> int | None:
@@ -47,6 +56,8 @@ class Window(Declared):
         check_type("sequence", self.sequence, Sequence, or_none=True)
         if self.pad not in get_args(Pad):
             raise ValueError(f"pad: expected 'repeat' or 'zero', got {self.pad!r}")
+        if self.layout not in (None, *get_args(Layout)):
+            raise ValueError(f"layout: expected 'separate', 'shared' or None, got {self.layout!r}")
         if spec.next_obs and (self.stack > 1 or self.n_step > 1):
             why = "since rows of a spec with next_obs do not follow one another"
             raise ValueError(f"stack, n_step: expected 1 and 1, {why}, got {self.stack} and {self.n_step}")
@@ -138,7 +149,7 @@ class _Sized:
     def __init__(
         self, lanes: LaneView, window: Window, batch_size: int, reads_more: bool, arrays: dict[str, NDArray[Any]]
     ) -> None:
-        self.layout = BatchLayout(lanes, batch_size, window.stack, window.n_step, window.length)
+        self.layout = BatchLayout(lanes, batch_size, window.stack, window.n_step, window.length, window.separate)
         self.pool: deque[BatchMemory] = deque(maxlen=_POOL)
         self.chosen = np.zeros((3, batch_size), np.int64)
         self._successors = np.zeros(batch_size * self.layout.length, np.int64)
