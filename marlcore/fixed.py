@@ -1,10 +1,10 @@
-"""Classes whose objects refuse assignments that would do nothing: to a name that they lack, or to a constant."""
+"""Classes whose objects refuse assignments that would do nothing."""
 
 from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, TypeVar
 
-from .checks import brief, did_you_mean
+from .checks import did_you_mean
 
 K = TypeVar("K", bound=type[Any])
 _MADE = "_made"
@@ -25,8 +25,9 @@ def fixed(*changing: str) -> Callable[[K], K]:
             self.__dict__[_MADE] = True
 
         def assign(self: Any, name: str, value: Any) -> None:
-            if name[0] != "_" and _MADE in self.__dict__ and type(self) is kind:
-                _check(self, name, value, changing)
+            closed = name[0] != "_" and _MADE in self.__dict__ and type(self) is kind
+            if closed and name not in changing and not hasattr(kind, name):
+                raise refusal(self, name, dir(self))
             object.__setattr__(self, name, value)
 
         kind.__init__, kind.__setattr__ = init, assign
@@ -35,15 +36,6 @@ def fixed(*changing: str) -> Callable[[K], K]:
     return decorate
 
 
-def _check(thing: Any, name: str, value: Any, changing: tuple[str, ...]) -> None:
-    label = f"{type(thing).__name__}.{name}"
-    if name in changing or hasattr(type(thing), name):
-        return
-    if name in thing.__dict__:
-        raise AttributeError(f"{label}: expected no assignment, since it is a constant, got {brief(value)}")
-    raise unknown(thing, name, [known for known in dir(thing) if not known.startswith("_")])
-
-
-def unknown(thing: Any, name: str, known: Iterable[str]) -> AttributeError:
-    label = f"{type(thing).__name__}.{name}"
-    return AttributeError(f"{label}: expected the name of an attribute, got another{did_you_mean(name, known)}")
+def refusal(thing: Any, name: str, known: Iterable[str]) -> AttributeError:
+    got = "a constant" if name in thing.__dict__ else f"another name{did_you_mean(name, known)}"
+    return AttributeError(f"{type(thing).__name__}.{name}: expected an attribute that can be assigned, got {got}")

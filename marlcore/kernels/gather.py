@@ -71,21 +71,27 @@ def _copy_stack(p, column, to, lane, newest, age, count):
 
 
 @inlined
-def _gather_separate(p, column, out, lane, ticket, rows, age, slot):
-    """Copies the stack of each row."""
-    to, size = out + column.out + slot * column.step, p.stack * column.size
+def _gather_stacks(p, column, to, lane, ticket, rows, age, first, following):
+    """Copies a stack for each row: that of the row itself or, if `following`, of its successor."""
+    size = p.stack * column.size
     for i in range(rows):
-        _copy_stack(p, column, to + i * size, lane, ticket + i, min(age + i, p.stack - 1), 1)
+        newest = int64_at(p.successors)[first + i] if following else ticket + i
+        _copy_stack(p, column, to + i * size, lane, newest, min(age + newest - ticket, p.stack - 1), 1)
     zero_bytes(to + rows * size, (p.length - rows) * size)
 
 
 @inlined
-def _gather_shared(p, column, out, lane, ticket, rows, age, slot):
-    """Copies stack - 1 frames before the ticket, one for each row, and if it is shared the one that follows them."""
+def _gather_frames(p, column, out, lane, ticket, rows, age, slot):
+    """Copies one slot's frames: in blocks of their own, or stack - 1 before the ticket and then one for each row."""
     size, successors, first = column.size, int64_at(p.successors), slot * p.length
+    to, then = out + column.out + slot * column.step, out + column.next_out + slot * column.next_step
+    if column.next >= OWN_STACKS:
+        _gather_stacks(p, column, then, lane, ticket, rows, age, first, True)
+    if column.next == SEPARATE:
+        _gather_stacks(p, column, to, lane, ticket, rows, age, first, False)
+        return
     shared = column.next == ONE_MORE
     near = p.stack - 1 + p.length + shared
-    to = out + column.out + slot * column.step
     follows = shared and successors[first + rows - 1] == ticket + rows
     _copy_stack(p, column, to, lane, ticket, age, rows + follows)
     done = p.stack - 1 + rows + follows
@@ -94,24 +100,6 @@ def _gather_shared(p, column, out, lane, ticket, rows, age, slot):
         done += 1
     if done < near:
         zero_bytes(to + done * size, (near - done) * size)
-
-
-@inlined
-def _gather_frames(p, column, out, lane, ticket, rows, age, slot):
-    """Copies one slot's frames: those of obs, with the next one if it is shared, then those of next_obs alone."""
-    size, successors, first = column.size, int64_at(p.successors), slot * p.length
-    if column.next == SEPARATE:
-        _gather_separate(p, column, out, lane, ticket, rows, age, slot)
-    else:
-        _gather_shared(p, column, out, lane, ticket, rows, age, slot)
-    if column.next < OWN_STACKS:
-        return
-    to = out + column.next_out + slot * column.next_step
-    for i in range(rows):
-        successor = successors[first + i]
-        _copy_stack(p, column, to, lane, successor, min(age + successor - ticket, p.stack - 1), 1)
-        to += p.stack * size
-    zero_bytes(to, (p.length - rows) * p.stack * size)
 
 
 @inlined

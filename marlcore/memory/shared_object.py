@@ -1,6 +1,8 @@
 """The base of objects in a segment: other processes attach by a handle, and closing releases the memory."""
 
 import os
+import re
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -8,9 +10,11 @@ from ..checks import brief
 from ..closing import Closing
 from ..errors import SegmentCorrupt
 from .segment import Segment, SegmentHandle
-from .transit import is_sent
 
 S = TypeVar("S", bound="Shared")
+
+# The modules that pickle for other processes, in multiprocessing, torch, loky, cloudpickle and Ray
+_SENDERS = re.compile(r"(.+\.)?(multiprocess(ing)?\.(reduction|queue)|loky\.backend\.reduction|cloudpickle)")
 
 
 def described_workers(segment: Segment) -> list[str]:
@@ -80,7 +84,8 @@ class Shared(Closing):
         self._segment.unlink()
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[SegmentHandle]]:
-        if self._keep and not is_sent():
+        # Picklers are in C, so the innermost function in Python says which module is at work.
+        if self._keep and not _SENDERS.fullmatch(sys._getframe(1).f_globals.get("__name__", "")):
             lacking = "expected a pickle for another process, got a copy or one to keep, which has no content"
             raise TypeError(f"{type(self).__name__}: {lacking}: {self._keep}; its `handle` can be pickled")
         return type(self).attach, (self.handle,)

@@ -58,7 +58,6 @@ class WorkerContext:
             raise ClosedError(f"{self.name}: the workers are stopping")
 
 
-@fixed()
 class Worker:
     """One process of a group: its `name`, and its process id `pid`."""
 

@@ -188,15 +188,13 @@ class TrajectoryReader(Closing):
 
     def _resize(self, n: int | None) -> int:
         """Makes the next batch one of n rows, by default of batch_size."""
-        if n is not None:
-            check_whole("n", n)
-        size = self.batch_size if n is None else int(n)
-        if self._memory is not None and size != self._size:
-            raise ValueError(f"n: expected {self._size}, for which {self._filled} were taken already, got {size}")
+        check_whole("n", size := self.batch_size if n is None else n)
         if size != self._size:
+            if self._memory is not None:
+                raise ValueError(f"n: expected {self._size}, for which {self._filled} were taken already, got {size}")
             self._read_plan.resize(size)
-            self._size = size
-        return size
+            self._size = int(size)
+        return self._size
 
     def _copy(self, memory: BatchMemory) -> tuple[int, int, int]:
         d = self._read_plan

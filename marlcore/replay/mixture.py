@@ -113,7 +113,7 @@ class Mixture:
         return False
 
     @one_thread
-    def sample(self, n: int | None = None, *, timeout: float | None = None, beta: float | None = None) -> Batch:
+    def sample(self, n: int | None = None, *, timeout: float | None = None) -> Batch:
         """Draws a batch; `batch.source`, int64 [B], is the position in `replays` of each row's replay.
 
         `batch.index` is (the row's index in its replay) * (number of replays) + source, so replays share no index.
@@ -121,7 +121,6 @@ class Mixture:
         Args:
             n: rows of this batch; None: batch_size.
             timeout: seconds to wait for data and for limiters; None does not wait.
-            beta: the exponent of the weights of rows that are drawn by priority, instead of their sampler's beta.
 
         Raises:
             NotEnoughData, TimeoutError: no replay has anything to draw, or the limiter of a replay whose fraction is
@@ -129,8 +128,6 @@ class Mixture:
             Other errors: see `Sampler.sample`.
         """
         deadline = deadline_of(timeout)
-        if beta is not None:
-            next((part for part in self._parts if part.prioritized), self._parts[0]).check_beta(beta)
         size = max(len(part.resize(n)) for part in self._parts)
         memory = self._parts[0].memory()
         owed = self._owed + self._fractions * size
@@ -142,7 +139,7 @@ class Mixture:
             if drawn := sum(len(rows[i]) for i in numbers):
                 gate.count(drawn)
         for part, its_rows in zip(self._parts, rows, strict=True):
-            part.finish(memory, its_rows, beta)
+            part.finish(memory, its_rows)
         batch = self._parts[0].batch(memory)
         batch.index *= len(self._parts)
         batch.index += source

@@ -48,12 +48,7 @@ class Prefetch(Generic[B], Closing):
 
     @overload
     def __init__(
-        self,
-        sampler: _Sampler[B],
-        *,
-        depth: int = 2,
-        device: Literal["cpu"] = "cpu",
-        pin_memory: Literal[False] = False,
+        self, sampler: _Sampler[B], *, depth: int = 2, device: Literal["cpu"] = ..., pin_memory: Literal[False] = ...
     ) -> None: ...
     @overload
     def __init__(

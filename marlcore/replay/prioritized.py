@@ -33,8 +33,7 @@ class Prioritized(Declared):
         beta: from 0 to 1, at the first batch; assigning to a sampler's `beta`, or `sample(beta=...)`, replaces it.
         epsilon: at least 0; added to each priority.
         beta_steps: batches over which beta rises linearly to 1; None keeps it constant.
-        beta_inserts: instead of beta_steps, the environment steps over which beta rises linearly to 1: the transitions
-            ever written to the sampler's lanes.
+        beta_inserts: instead of beta_steps, environment steps: transitions ever written to the sampler's lanes.
         initial: name of an extra, a float32 scalar, in which actors store each transition's first priority;
             NaN means the highest priority so far.
     """
@@ -95,11 +94,9 @@ class PriorityTree:
     def resize(self, count: int) -> None:
         """Makes room for draws and updates of `count` rows."""
         if count > self._room:
-            self._scratch = np.ones((2, count)), np.zeros(count, np.int64)
-            (points, masses), leaves = self._scratch
-            for name, array in zip(("points", "masses", "leaves"), (points, masses, leaves), strict=True):
+            self._room, self._scratch = count, np.ones((3, count))  # also for the leaves, as int64
+            for name, array in zip(("points", "masses", "leaves"), self._scratch, strict=True):
                 self._record[name] = address_of(array)
-            self._room = count
 
     def _set(self, layout: RecordLayout) -> None:
         record, options = self._record, self._options
@@ -121,11 +118,9 @@ class PriorityTree:
         options = self._options
         if self.fixed_beta is not None:
             return self.fixed_beta
-        if options.beta_inserts is not None:
-            done = self._inserted() / options.beta_inserts
-        else:
-            done = 0.0 if options.beta_steps is None else self.batches / options.beta_steps
-        return options.beta + (1.0 - options.beta) * min(1.0, done)
+        over = options.beta_inserts or options.beta_steps
+        done = self._inserted() if options.beta_inserts else self.batches
+        return options.beta + (1.0 - options.beta) * (min(1.0, done / over) if over else 0.0)
 
     @property
     def total(self) -> float:
@@ -181,10 +176,8 @@ class PriorityTree:
             raise ValueError(f"{label}: expected priorities from 0 to {self.limit:.3g}, got {got}")
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        return self._state() if self.fixed_beta is None else {**self._state(), "beta": np.array(self.fixed_beta)}
-
-    def _state(self) -> dict[str, NDArray[Any]]:
-        return {
+        beta = {} if self.fixed_beta is None else {"beta": np.array(self.fixed_beta)}
+        return beta | {
             **self._kind,
             "masses": self._tree[: self._leaves].copy(),
             "marks": self._marks.copy(),
@@ -194,8 +187,9 @@ class PriorityTree:
         }
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        for name, array in self._state().items():
-            state_array(state, name, array.shape, array.dtype)
+        for name, array in self.state_dict().items():
+            if name != "beta":
+                state_array(state, name, array.shape, array.dtype)
         for name, same in self._kind.items():
             if (state[name] != same).any():
                 expected = f"that of a sampler with the {name} {same.tolist()}"

@@ -17,7 +17,7 @@ from ..kernels.rows import HI, LO, ORDINAL, PLACE
 from ..memory import BOUNDARY, error_of
 from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, LaneView, ReadPlan, Window
 from .hindsight import Hindsight, Relabelling
-from .prioritized import BETA, EQUAL, Prioritized, PriorityTree
+from .prioritized import EQUAL, Prioritized, PriorityTree
 
 Ints = NDArray[np.int64]
 
@@ -78,6 +78,7 @@ class RowSampler:
         self.stats = SamplerStats()
         self.prioritized = prioritized
         self.batch_size, self._min_size = int(batch_size), min_size
+        self._least = min_size or self.batch_size
         self._view, self._window, self.path = view, window, view.segment.path
         self._enough = False  # whether there were min_size transitions at the last look
         self._plan = plan = ReadPlan(view, window, self.batch_size, hindsight is not None)
@@ -105,7 +106,7 @@ class RowSampler:
             for scratch in (self._tree, self._relabelling):
                 if scratch is not None:
                     scratch.resize(n)
-            self._whole, self._enough = np.arange(n), False
+            self._whole, self._least, self._enough = np.arange(n), self._min_size or n, False
         return self._whole
 
     def lacking(self) -> int:
@@ -136,18 +137,6 @@ class RowSampler:
             if time.monotonic() - lapped_since > LAP_LIMIT_S:
                 raise MarlcoreError(f"{self.path}: writers overwrote every draw; use a larger capacity")
 
-    @property
-    def beta(self) -> float | None:
-        return None if self.prioritized is None or self._tree is None else self._tree.beta
-
-    @beta.setter
-    def beta(self, beta: float) -> None:
-        self._by_priority("beta").fixed_beta = BETA("beta", beta)
-
-    def check_beta(self, beta: float) -> None:
-        BETA("beta", beta)
-        self._by_priority("beta")
-
     def finish(self, memory: BatchMemory, rows: Ints, beta: float | None = None) -> None:
         """Counts the rows that this sampler gave to a complete batch, computes their weights, and advances beta."""
         self.stats.drawn += len(rows)
@@ -155,11 +144,11 @@ class RowSampler:
             self._tree.weigh(memory, rows, beta)
 
     def update_priorities(self, index: ArrayLike, priority: ArrayLike) -> None:
-        tree = self._by_priority("update_priorities")
+        tree = self.by_priority("update_priorities")
         self.check_open()
         self.stats.ignored += tree.update(index, priority)
 
-    def _by_priority(self, label: str) -> PriorityTree:
+    def by_priority(self, label: str) -> PriorityTree:
         if self.prioritized is None or self._tree is None:
             raise TypeError(f"{label}: expected a sampler with prioritized=Prioritized(...), got a uniform one")
         return self._tree
@@ -211,10 +200,6 @@ class RowSampler:
         else:
             why = f"none of the {count} transitions has its stack and its next {window.n_step} steps held whole"
         return f"{self.path}: {why}"
-
-    @property
-    def _least(self) -> int:
-        return len(self._whole) if self._min_size is None else self._min_size
 
     def _too_few(self) -> int:
         """Returns how many transitions are missing to `min_size`, but no more than the lanes have room for."""

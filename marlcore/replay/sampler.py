@@ -11,6 +11,7 @@ from ..errors import NotEnoughData, TimedOut
 from ..fixed import fixed
 from ..memory import one_thread, sleep_until
 from ..transitions import Batch
+from .prioritized import BETA
 from .rate_limiter import SampleGate, Share, limit_all
 from .row_sampler import RowSampler
 
@@ -42,11 +43,11 @@ class Sampler:
 
     @property
     def beta(self) -> float | None:
-        return self._rows.beta
+        return None if self.prioritized is None else self._rows.by_priority("beta").beta
 
     @beta.setter
     def beta(self, beta: float) -> None:
-        self._rows.beta = beta
+        self._rows.by_priority("beta").fixed_beta = BETA("beta", beta)
 
     @one_thread
     def can_sample(self) -> bool:
@@ -66,8 +67,7 @@ class Sampler:
         """Draws a batch.
 
         Args:
-            n: rows of this batch; None: batch_size. It also replaces batch_size as the default of `min_size`. Memory is
-                kept for the last four sizes.
+            n: rows of this batch, and then also the default of `min_size`; None: batch_size.
             timeout: seconds to wait for data; None does not wait.
             beta: the exponent of this batch's weights, instead of the attribute.
 
@@ -81,7 +81,8 @@ class Sampler:
         """
         deadline, rows = deadline_of(timeout), self._rows
         if beta is not None:
-            rows.check_beta(beta)
+            rows.by_priority("beta")
+            BETA("beta", beta)
         whole = left = rows.resize(n)
         memory = rows.memory()
         if self._gate is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..fixed import unknown
+from ..fixed import refusal
 from ..kernels.plan import COLUMN, NO_NEXT, ONE_MORE, OWN_STACKS, SEPARATE
 from ..lazy import missing
 from ..observations import each, in_form
@@ -42,10 +42,6 @@ class _Array:
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
-
-    @property
-    def row_nbytes(self) -> int:
-        return self.nbytes // self.shape[0]
 
     def of(self, root: NDArray[np.uint8]) -> NDArray[Any]:
         return np.ndarray(self.shape, self.dtype, root, self.offset, self.strides)
@@ -105,7 +101,7 @@ class Batch:
 
         def __setattr__(self, name: str, value: Any) -> None:
             if type(self) is Batch and name not in _NAMES:
-                raise unknown(self, name, _NAMES)
+                raise refusal(self, name, _NAMES)
             object.__setattr__(self, name, value)
 
     def __len__(self) -> int:
@@ -171,10 +167,8 @@ class BatchLayout:
     The bases of the columns (see kernels/plan.py) are offsets in the segment's body.
     """
 
-    def __init__(
-        self, lanes: LaneView, batch: int, stack: int, n_step: int, length: int | None, separate: bool
-    ) -> None:
-        """`separate`: obs and next_obs share no frames, so that each is contiguous."""
+    def __init__(self, lanes: LaneView, batch: int, stack: int, n_step: int, length: int | None, apart: bool) -> None:
+        """`apart`: obs and next_obs share no frames, so that each is contiguous."""
         spec, layout = lanes.spec, lanes.layout
         self.batch_size = batch
         self.length = length or 1
@@ -186,7 +180,7 @@ class BatchLayout:
         self._form, self._obs_names = spec.obs, list(spec.obs_fields)
         self._extra_names = [name for name, field in spec.extras.items() if field.every == 1 or length is not None]
         consecutive = ONE_MORE if n_step == 1 or self.length * stack == 1 else OWN_STACKS
-        self._next = NO_NEXT if spec.next_obs else SEPARATE if separate else consecutive
+        self._next = NO_NEXT if spec.next_obs else SEPARATE if apart else consecutive
         extras = [place for place in layout.of_role("extra") if place.name in self._extra_names]
         fields = [place for role in ("next_obs", "action") for place in layout.of_role(role)]
         fields += [place for place in extras if place.field.every == 1]
@@ -242,8 +236,8 @@ class BatchLayout:
         if self._next != NO_NEXT:
             step = frame if self._next == ONE_MORE else stack * frame
             self._view(f"next_obs.{place.name}", then, first, field, step)
-        places = block.offset, self._next, block.row_nbytes, then.offset + first * frame, then.row_nbytes
-        return (*self._source(place), frame, *places)
+        steps = [array.shape[1] * frame for array in (block, then)]
+        return (*self._source(place), frame, block.offset, self._next, steps[0], then.offset + first * frame, steps[1])
 
     def _view(self, name: str, block: _Array, first: int, field: Field, step: int) -> None:
         """Adds a view of a block of frames: each slot's stacks begin at frame `first`, `step` bytes apart."""
@@ -251,7 +245,7 @@ class BatchLayout:
         shape, strides = field.shape, np.ndarray(field.shape, field.dtype, b"\0" * frame).strides
         if self._stack > 1:
             shape, strides = (self._stack, *shape), (frame, *strides)
-        lead = (block.row_nbytes, step)[: len(self._lead)]
+        lead = (block.shape[1] * frame, step)[: len(self._lead)]
         offset = block.offset + first * frame
         self._arrays[name] = _Array(offset, (*self._lead, *shape), block.dtype, (*lead, *strides))
 

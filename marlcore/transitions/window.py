@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -35,9 +36,7 @@ class Window(Declared):
     @property
     def separate(self) -> bool:
         """Whether obs and next_obs are arrays of their own: by default where no frame must be copied twice for it."""
-        if self.layout is None:
-            return self.stack == 1 and self.sequence is None
-        return self.layout == "separate"
+        return self.layout == "separate" or (self.layout is None and self.stack == 1 and self.sequence is None)
 
     @property
     def length(self) -> int | None:
@@ -88,33 +87,26 @@ class Window(Declared):
 
 
 class ReadPlan:
-    """The kernels' arguments for batches of one window; see kernels/plan.py and kernels/rows.py.
-
-    Attributes:
-        plan, columns, chosen: the arguments for batches of the size that `resize` chose last.
-    """
+    """The kernels' arguments for batches of one window and the last chosen size; see kernels/plan.py and rows.py."""
 
     def __init__(self, lanes: LaneView, window: Window, batch_size: int, reads_more: bool = False) -> None:
         """`reads_more` tells that the caller reads further rows for each slot, and sets the slots' lowest tickets."""
-        self._lanes, self._window, self._reads_more = lanes, window, reads_more
         self.event = Event(lanes.segment.body)  # by which writers wake processes that wait for rows
         self.windows = np.zeros((3, lanes.geometry.lanes), np.int64)  # the tickets [lo, hi) of each lane, and its seam
         self.generator = np.zeros(4, np.uint64)  # the generator's state, for every draw
         self.floor = np.zeros(lanes.geometry.lanes, np.int64)  # the lowest tickets that may be drawn
         self.has_floor = False
         self._read_held = lanes.native.windows(self.windows[rows.LO], self.windows[rows.HI])
-        self._sizes: dict[int, _Sized] = {}  # the sizes of the latest batches, the newest last
+        self._make = partial(_Sized, lanes, window, reads_more, self.windows, self.generator)
+        self._sizes: dict[int, _Sized] = {}  # of the latest batches, the newest last
         self.resize(batch_size)
 
     def resize(self, batch_size: int) -> None:
         """Makes the next batches of this size. Raises ValueError if such a batch exceeds the machine's memory."""
-        sized = self._sizes.pop(batch_size, None)
-        if sized is None:
-            arrays = {"generator": self.generator, **dict(zip(("lo", "hi", "seam"), self.windows, strict=True))}
-            sized = _Sized(self._lanes, self._window, batch_size, self._reads_more, arrays)
-            if len(self._sizes) == _SIZES:
-                del self._sizes[next(iter(self._sizes))]
+        sized = self._sizes.pop(batch_size, None) or self._make(batch_size)
         self._sizes[batch_size] = self._sized = sized
+        if len(self._sizes) > _SIZES:
+            del self._sizes[next(iter(self._sizes))]
         self.plan, self.columns, self.chosen = sized.plan, sized.columns, sized.chosen
 
     def read_windows(self) -> None:
@@ -144,28 +136,27 @@ class ReadPlan:
 
 
 class _Sized:
-    """The part of a ReadPlan that depends on the batch's size; `arrays` are the addresses of the other part."""
+    """The part of a ReadPlan that depends on the batch's size."""
 
     def __init__(
-        self, lanes: LaneView, window: Window, batch_size: int, reads_more: bool, arrays: dict[str, NDArray[Any]]
+        self, lanes: LaneView, window: Window, reads_more: bool, windows: Any, generator: Any, batch_size: int
     ) -> None:
         self.layout = BatchLayout(lanes, batch_size, window.stack, window.n_step, window.length, window.separate)
         self.pool: deque[BatchMemory] = deque(maxlen=_POOL)
         self.chosen = np.zeros((3, batch_size), np.int64)
         self._successors = np.zeros(batch_size * self.layout.length, np.int64)
-        self.columns = self.layout.columns
         self._body = lanes.segment.body
+        self.columns = self.layout.columns
         self.columns["base"] += address_of(self._body)
         self.plan = np.zeros(1, PLAN)
-        scratch = zip(("lane", "ticket", "lowest"), self.chosen, strict=True)
-        self._set(window, lanes.spec, lanes.geometry, {**arrays, "successors": self._successors, **dict(scratch)})
+        names = ("lo", "hi", "seam", "lane", "ticket", "lowest", "successors", "generator")
+        arrays = (*windows, *self.chosen, self._successors, generator)
+        self._set(window, lanes.spec, lanes.geometry, dict(zip(names, map(address_of, arrays), strict=True)))
         self.ok = np.zeros(batch_size, np.uint8)
         lowest = self.chosen[rows.TICKET if self.plan["plain"][0] and not reads_more else rows.LOWEST]
         self.validate = lanes.native.validator(self.chosen[rows.LANE], lowest, self.ok)
 
-    def _set(
-        self, window: Window, spec: TransitionSpec, geometry: LaneGeometry, arrays: dict[str, NDArray[Any]]
-    ) -> None:
+    def _set(self, window: Window, spec: TransitionSpec, geometry: LaneGeometry, addresses: dict[str, int]) -> None:
         layout, records = self.layout, address_of(self._body) + geometry.column_offset(0)
         settings: dict[str, Any] = {
             "records": records,
@@ -181,8 +172,7 @@ class _Sized:
         }
         settings |= {name: getattr(window, name) for name in ("stack", "n_step", "gamma", "burn_in", "period")}
         settings |= {name: getattr(layout, name) for name in ("length", "frames", "fields", "states")}
-        settings |= {name: layout.offset(name) for name in COMPUTED}
-        settings |= {name: address_of(array) for name, array in arrays.items()}
+        settings |= {name: layout.offset(name) for name in COMPUTED} | addresses
         for name, value in settings.items():
             self.plan[name] = value
 
