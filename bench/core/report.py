@@ -128,6 +128,8 @@ def by_library(figures: Mapping[str, Mapping[str, float]]) -> str:
 # By library: its colour, and its name in the picture where that is another one
 BARS = {
     "marlcore": ("#0b6e4f", ""),
+    "marlcore separate": ("#5d9c86", "marlcore, obs and next_obs apart"),
+    "marlcore shared": ("#8cc2ad", "marlcore, obs and next_obs in one block"),
     "locks": ("#c8963e", "lock + shared arrays or load_state_dict"),
     "memcpy": ("#b8b8b8", "memcpy of the same bytes"),
     "floor": ("#7f7f7f", "plain C, the same bytes from random places"),

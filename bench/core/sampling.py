@@ -66,13 +66,13 @@ def _buffer(scale: Scale, kind: Any) -> Any:
 
 
 @contextmanager
-def by_marlcore(scale: Scale, obs: NDArray[Any]) -> Iterator[Work]:
+def by_marlcore(scale: Scale, obs: NDArray[Any], layout: mc.replay.Layout | None = None) -> Iterator[Work]:
     with filled_replay(obs, rows_of(obs, scale)) as replay:
-        yield drawing(replay, obs)
+        yield drawing(replay, obs, layout)
 
 
-def drawing(replay: mc.ReplayBuffer, obs: NDArray[Any]) -> Work:
-    sampler = replay.sampler(BATCH, stack=STACK if obs is FRAME else 1, seed=0)
+def drawing(replay: mc.ReplayBuffer, obs: NDArray[Any], layout: mc.replay.Layout | None = None) -> Work:
+    sampler = replay.sampler(BATCH, stack=STACK if obs is FRAME else 1, seed=0, layout=layout)
     return Work(lambda: fields_of(sampler.sample()), check_sample(obs))
 
 
@@ -185,13 +185,16 @@ CPPRB = {
     "cpprb": partial(_of_interface, kind="MPPrioritizedReplayBuffer"),
     "cpprb single": partial(_of_interface, kind="PrioritizedReplayBuffer"),
 }
-UNIFORM = installed({**PLAIN, "cpprb": _cpprb, "torchrl": _torchrl})
+# obs and next_obs in blocks of their own, as marlcore has them without a stack, or in one block, as with a stack
+SEPARATE, SHARED = "marlcore separate", "marlcore shared"
+FRAMES = {**PLAIN, SEPARATE: partial(by_marlcore, layout="separate")}
+UNIFORM = installed({**PLAIN, SHARED: partial(by_marlcore, layout="shared"), "cpprb": _cpprb, "torchrl": _torchrl})
 PRIORITIZED = installed({**PLAIN, "marlcore": _marlcore_prioritized, "locks": _locks_prioritized, **CPPRB})
 ALIKE = installed({"marlcore": partial(_of_interface, kind=MPPrioritizedReplayBuffer), **CPPRB})
 OF_PRIORITIZED = {"floor": 8, "cpprb": 1 / 60, "cpprb single": 1 / 7}
 ROWS = (
-    Row("sample 256 of 10^6, 4 x float32", UNIFORM, {"floor": 2.5, "cpprb": 1 / 4}, (VECTOR,)),
-    Row("sample 256, 4 frames of 84 x 84", PLAIN, {"floor": 1.1}, (FRAME,)),
+    Row("sample 256 of 10^6, 4 x float32", UNIFORM, {"floor": 2.5, "cpprb": 1 / 4, SHARED: 1.05}, (VECTOR,)),
+    Row("sample 256, 4 frames of 84 x 84", FRAMES, {"floor": 1.1}, (FRAME,)),
     Row("prioritized sample + update, 256 of 10^6", PRIORITIZED, OF_PRIORITIZED, (VECTOR,)),
     Row("the same through cpprb's interface", ALIKE, {"cpprb": 1 / 30, "cpprb single": 1}, (VECTOR,)),
 )

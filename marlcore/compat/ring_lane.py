@@ -110,7 +110,8 @@ class _Copy:
         for i, name in enumerate(names):
             place, field = lane.places[name], lane.places[name].field
             stride = lane._mapped.geometry.stride(place.column)
-            self._columns[i] = (address_of(lane.column(place)), stride, field.nbytes, self._nbytes, 0)
+            places = self._columns[["base", "stride", "size", "out"]]  # a view
+            places[i] = address_of(lane.column(place)), stride, field.nbytes, self._nbytes
             self._parts.append((name, field.shape, field.numpy, self._nbytes))
             self._nbytes += -(-room * field.nbytes // LINE) * LINE
         self._tickets, self._ok = np.zeros(room, np.int64), np.zeros(room, np.uint8)

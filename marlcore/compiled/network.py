@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..checks import brief, check_type
 from ..errors import LayoutMismatch
+from ..fixed import fixed
 from .chain import Floats, Layer, NamedChain, Weights
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 Activation = Literal["relu", "tanh"]
 
 
+@fixed()
 class Compiled:
     """A network of fully connected layers that acts by marlcore's own kernels: a few microseconds a call, no torch.
 

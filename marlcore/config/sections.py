@@ -111,7 +111,7 @@ def sink_names(label: str, names: Any) -> tuple[str, ...]:
     return sinks
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ActorConfig(Declared):
     """The processes that step environments."""
 
@@ -142,7 +142,7 @@ class ActorConfig(Declared):
         return self.devices[process % len(self.devices)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LearnerConfig(Declared):
     """The processes that train the policies."""
 
@@ -271,7 +271,7 @@ class ExplorationConfig(Declared):
         return [1.0 + self.ladder * i / max(copies - 1, 1) for i in range(copies)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StopConfig(Declared):
     """Conditions that end a run, with checkpoints, before it has taken total_steps; one of them suffices."""
 
@@ -329,7 +329,7 @@ class MetricsConfig(Declared):
     environment, else online."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EvaluationConfig(Declared):
     """The process that plays greedy episodes with the published weights during the run."""
 

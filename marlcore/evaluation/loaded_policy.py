@@ -18,6 +18,7 @@ from ..checks import brief, check_finite
 from ..config import AssignedPolicy, Config, compiled_of, hides_joint, numbers_at, schedules_of
 from ..envs.agent_view import AgentView, fault_of
 from ..errors import TimedOut
+from ..fixed import fixed
 from ..interfaces import Action, Algorithm, CompiledPolicy
 from ..loops import ActingPolicy, Network, PolicyModel, TorchNetwork, build_model, exploration_of
 from ..memory import SegmentHandle
@@ -45,6 +46,7 @@ PICKLED = "checkpoints/run.pickle"
 _ALWAYS, _CRITICS = 2**26, 100  # allowed bytes: always, and per checkpoint byte, since a checkpoint may lack critics
 
 
+@fixed()
 @dataclass(eq=False, repr=False)
 class LoadedPolicy:
     """A trained policy that acts greedily in one environment or in several.

@@ -1,7 +1,7 @@
 """Copies chosen transitions or sequences from the lanes into a batch, and computes their n-step returns."""
 
 from .jit import copy_bytes, float32_at, inlined, int64_at, prefetch, uint8_at, uint32_at, zero_bytes
-from .plan import ONE_MORE, OWN_STACKS
+from .plan import NO_NEXT, ONE_MORE, OWN_STACKS, SEPARATE
 from .rows import (
     BOUNDARY,
     CACHE_LINE,
@@ -71,13 +71,27 @@ def _copy_stack(p, column, to, lane, newest, age, count):
 
 
 @inlined
+def _gather_stacks(p, column, to, lane, ticket, rows, age, first, following):
+    """Copies a stack for each row: that of the row itself or, if `following`, of its successor."""
+    size = p.stack * column.size
+    for i in range(rows):
+        newest = int64_at(p.successors)[first + i] if following else ticket + i
+        _copy_stack(p, column, to + i * size, lane, newest, min(age + newest - ticket, p.stack - 1), 1)
+    zero_bytes(to + rows * size, (p.length - rows) * size)
+
+
+@inlined
 def _gather_frames(p, column, out, lane, ticket, rows, age, slot):
-    """Copies a slot's frames: those before the ticket, one for each row, then frames that only next_obs needs."""
+    """Copies one slot's frames: in blocks of their own, or stack - 1 before the ticket and then one for each row."""
     size, successors, first = column.size, int64_at(p.successors), slot * p.length
+    to, then = out + column.out + slot * column.step, out + column.next_out + slot * column.next_step
+    if column.next >= OWN_STACKS:
+        _gather_stacks(p, column, then, lane, ticket, rows, age, first, True)
+    if column.next == SEPARATE:
+        _gather_stacks(p, column, to, lane, ticket, rows, age, first, False)
+        return
     shared = column.next == ONE_MORE
     near = p.stack - 1 + p.length + shared
-    own = p.length * p.stack * (column.next == OWN_STACKS)
-    to = out + column.out + slot * (near + own) * size
     follows = shared and successors[first + rows - 1] == ticket + rows
     _copy_stack(p, column, to, lane, ticket, age, rows + follows)
     done = p.stack - 1 + rows + follows
@@ -86,14 +100,6 @@ def _gather_frames(p, column, out, lane, ticket, rows, age, slot):
         done += 1
     if done < near:
         zero_bytes(to + done * size, (near - done) * size)
-    if own == 0:
-        return
-    to += near * size
-    for i in range(rows):
-        successor = successors[first + i]
-        _copy_stack(p, column, to, lane, successor, min(age + successor - ticket, p.stack - 1), 1)
-        to += p.stack * size
-    zero_bytes(to, (p.length - rows) * p.stack * size)
 
 
 @inlined
@@ -233,11 +239,10 @@ def _take_plain(p, columns, out, rows, first, count):
         after, row = row_of(p, lane, successor), rows[filled]
         for f in range(frames):
             column = columns[f]
-            size, shared = column.size, column.next == ONE_MORE
-            to = out + column.out + row * (1 + shared) * size
-            _copy(to, column.base + at * column.stride, size)
-            if shared:
-                _copy(to + size, column.base + after * column.stride, size)
+            size = column.size
+            _copy(out + column.out + row * column.step, column.base + at * column.stride, size)
+            if column.next != NO_NEXT:
+                _copy(out + column.next_out + row * column.next_step, column.base + after * column.stride, size)
         for f in range(frames, fields):
             column = columns[f]
             _copy(out + column.out + row * column.size, column.base + at * column.stride, column.size)

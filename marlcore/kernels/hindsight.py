@@ -74,8 +74,7 @@ def relabel(plan, columns, out, rows, filled, hindsight):
     p, h = plan[0], hindsight[0]
     lanes, tickets, lowest = int64_at(p.lane), int64_at(p.ticket), int64_at(p.lowest)
     relabelled, goals, ends, steps = uint8_at(h.relabelled), int64_at(h.last), int64_at(h.end), int64_at(h.step)
-    achieved, to, size = columns[h.achieved], out + columns[h.desired].out, columns[h.desired].size
-    frames = p.stack + 1
+    achieved, desired = columns[h.achieved], columns[h.desired]
     for slot in range(filled):
         ticket, changes = tickets[slot], below(uint64_at(p.generator), h.k + 1) > 0
         goals[slot], steps[slot] = ticket, ticket + 1 < int64_at(p.hi)[lanes[slot]]
@@ -96,5 +95,8 @@ def relabel(plan, columns, out, rows, filled, hindsight):
             lane, age = lanes[slot], age_of(place_of(p, lanes[slot], tickets[slot]))
             source = achieved.base + row_of(p, lane, goals[slot]) * achieved.stride
             pads = 0 if p.repeat else p.stack - 1 - min(age, p.stack - 1)
-            for frame in range(row * frames + pads, (row + 1) * frames):
-                copy_bytes(to + frame * size, source, size)
+            to, then = out + desired.out + row * desired.step, out + desired.next_out + row * desired.next_step
+            for frame in range(pads, p.stack):
+                copy_bytes(to + frame * desired.size, source, desired.size)
+            for frame in range(max(0, pads - 1), p.stack):
+                copy_bytes(then + frame * desired.size, source, desired.size)

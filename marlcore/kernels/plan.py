@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-# Frames of next_obs behind the frames of obs: none, the one frame that follows the last row, or a stack for each row
-NO_NEXT, ONE_MORE, OWN_STACKS = range(3)
+# Frames of next_obs: none; the one frame that follows those of obs in their block; a stack for each row, behind obs; or
+# SEPARATE, where both obs and next_obs have a block of their own, with a stack for each row
+NO_NEXT, ONE_MORE, OWN_STACKS, SEPARATE = range(4)
 
 
 def record(table: str, floats: str = "") -> np.dtype[Any]:
@@ -26,7 +27,9 @@ COLUMN = record("""
     stride  bytes from row to row
     size    bytes of the field
     out     offset in the batch
-    next    of frames: NO_NEXT, ONE_MORE or OWN_STACKS
+    next    of frames: NO_NEXT, ONE_MORE, OWN_STACKS or SEPARATE
+    step    of frames: bytes in the batch from slot to slot
+    next_out next_step  of frames: the same for next_obs
 """)
 
 PLAN = record(

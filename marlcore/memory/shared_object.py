@@ -1,6 +1,8 @@
 """The base of objects in a segment: other processes attach by a handle, and closing releases the memory."""
 
 import os
+import re
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -10,6 +12,9 @@ from ..errors import SegmentCorrupt
 from .segment import Segment, SegmentHandle
 
 S = TypeVar("S", bound="Shared")
+
+# The modules that pickle for other processes, in multiprocessing, torch, loky, cloudpickle and Ray
+_SENDERS = re.compile(r"(.+\.)?(multiprocess(ing)?\.(reduction|queue)|loky\.backend\.reduction|cloudpickle)")
 
 
 def described_workers(segment: Segment) -> list[str]:
@@ -27,6 +32,7 @@ class Shared(Closing):
     """
 
     kind: str
+    _keep = ""  # how to keep the content; if given, only pickles for other processes are made, since they lack it
 
     def __init__(self, segment: Segment) -> None:
         """Wraps a segment. Raises SegmentCorrupt if it holds another kind of object or its description is malformed."""
@@ -78,4 +84,8 @@ class Shared(Closing):
         self._segment.unlink()
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[SegmentHandle]]:
+        # Picklers are in C, so the innermost function in Python says which module is at work.
+        if self._keep and not _SENDERS.fullmatch(sys._getframe(1).f_globals.get("__name__", "")):
+            lacking = "expected a pickle for another process, got a copy or one to keep, which has no content"
+            raise TypeError(f"{type(self).__name__}: {lacking}: {self._keep}; its `handle` can be pickled")
         return type(self).attach, (self.handle,)

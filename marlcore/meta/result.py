@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 
 from ..checks import brief
 from ..evaluation import LoadedPolicy
+from ..fixed import fixed
 from ..record import believed, canvas, read_json, write_json
 
 TABLE, PICTURE, TABLES = "psro.json", "psro.png", ("payoffs", "half_widths")
 _MOST_NUMBERED = 16  # with more policies, the picture shows payoffs only as colours
 
 
+@fixed()
 class MixedPlayer:
     """Draws a policy from the mixture when an episode begins, and acts greedily by it until the episode ends.
 
@@ -64,6 +66,7 @@ class Population:
         return MixedPlayer(self.policies, self.mixture, None if seed is None else [self.place, seed])
 
 
+@fixed("policies", "mixture", "gains", "payoffs", "half_widths")
 @dataclass(kw_only=True)
 class PSROResult(Population):
     """The outcome of `psro`.

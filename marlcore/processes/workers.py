@@ -16,6 +16,7 @@ from typing import Concatenate, ParamSpec
 from ..checks import brief, deadline_of
 from ..closing import ClosedAfterError
 from ..errors import ClosedError, StaleHandle, WorkerFailed
+from ..fixed import fixed
 from ..memory import interrupt_waits_with
 from .children import PRELOAD, Child, Children, check_picklable
 from .control import Control
@@ -27,6 +28,7 @@ P = ParamSpec("P")
 log = logging.getLogger(__name__)
 
 
+@fixed()
 class WorkerContext:
     """The first argument of a worker's function; `name` is the worker's name."""
 
@@ -77,6 +79,7 @@ class Worker:
         return f"<Worker {self.name}, process {self.pid}>"
 
 
+@fixed()
 class Workers:
     """Functions that run in their own processes for the duration of a block.
 
@@ -101,7 +104,7 @@ class Workers:
     a worker, unless the worker's function sets another number of threads.
     """
 
-    def __init__(self, grace: float = 10.0, preload: Sequence[str] = PRELOAD) -> None:
+    def __init__(self, *, grace: float = 10.0, preload: Sequence[str] = PRELOAD) -> None:
         """Makes a group.
 
         Args:

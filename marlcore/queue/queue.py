@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import check_whole
+from ..fixed import fixed
 from ..kernels.inorder import DROPPED, PASSED, SKIPPED
 from ..memory import Segment
 from ..observations import Pad
@@ -20,6 +21,7 @@ WHEN_FULL = ("wait", "drop_oldest", "drop_newest")
 LEAST_ROWS = 3  # a transition with its final_obs, plus the newest row
 
 
+@fixed()
 class TrajectoryQueue(TransitionLanes):
     """Transitions in shared memory; each is read once, lane by lane in the order of writing.
 
@@ -51,6 +53,7 @@ class TrajectoryQueue(TransitionLanes):
     """
 
     kind = "queue"
+    _keep = "its rows are read once, and none are kept"
 
     def _understand(self, segment: Segment) -> None:
         self.when_full: str = segment.description["when_full"]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ..checks import check_whole, deadline_of
 from ..closing import ClosedAfterError, Closing
 from ..errors import ClosedError, MarlcoreError, NotEnoughData, SegmentCorrupt, TimedOut
+from ..fixed import fixed
 from ..kernels import inorder, rows
 from ..memory import BOUNDARY, claim_reader, close_when_alone, one_thread, sleep_until
 from ..spec import Sequence
@@ -18,7 +19,7 @@ from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, LaneView, ReadPlan, R
 from .cursor import CURSOR_ROWS, Ints, ReadCursor
 
 
-@dataclass
+@dataclass(slots=True)
 class ReaderStats:
     """A reader's counters.
 
@@ -80,6 +81,7 @@ def _longest_add(lanes: LaneView, window: Window) -> int:
     return lanes.geometry.capacity + 1 - still_needed - (window.length or 1) - window.n_step
 
 
+@fixed()
 class TrajectoryReader(Closing):
     """Reads a queue in order; made by `TrajectoryQueue.reader`. For one thread at a time.
 
@@ -89,6 +91,7 @@ class TrajectoryReader(Closing):
                 batch = reader.read(timeout=60.0)
 
     Attributes:
+        batch_size: transitions or unrolls of a batch, unless `read` says how many.
         stats: transitions read, dropped and skipped, and the time waited.
     """
 
@@ -98,7 +101,7 @@ class TrajectoryReader(Closing):
         self._inside: dict[int, None] = {}  # see guard.py
         self._view = lanes
         self._window = window
-        self._batch_size = batch_size
+        self.batch_size = self._size = batch_size  # the latter: of the next batch
         self._read_plan = ReadPlan(lanes, window, batch_size)
         count = lanes.geometry.lanes
         self._cursors = np.zeros((3, CURSOR_ROWS, count), np.int64)
@@ -121,7 +124,7 @@ class TrajectoryReader(Closing):
             self._copy(self._read_plan.memory())
 
     @one_thread
-    def read(self, timeout: float | None = None) -> Batch:
+    def read(self, n: int | None = None, *, timeout: float | None = None) -> Batch:
         """Consumes the next batch and returns it.
 
         One store, after everything else, consumes the batch: the next reader gets the batch of a reader that dies
@@ -129,6 +132,7 @@ class TrajectoryReader(Closing):
         taken early, from a full lane whose writer waits, are consumed at once.
 
         Args:
+            n: transitions or unrolls of this batch; None: batch_size.
             timeout: seconds to wait for data; None does not wait.
 
         Raises:
@@ -136,14 +140,15 @@ class TrajectoryReader(Closing):
             TimeoutError: less than a batch became ready within the timeout.
             MarlcoreError: writers overwrote every copied batch for 10 seconds.
             UsedByTwoThreads: another thread is reading.
-            ClosedError: the reader or its queue was closed. ValueError: the timeout is not a number, or negative.
+            ClosedError: the reader or its queue was closed. ValueError: n or the timeout is out of range; or rows that
+                were taken early, for a batch of another size, await the next batch.
         """
-        deadline = deadline_of(timeout)
+        deadline, size = deadline_of(timeout), self._resize(n)
         memory = self._memory or self._read_plan.memory()
         while True:
             self.check_open()
             filled, ready, pending = self._copy_whole(memory)
-            if filled == self._batch_size:
+            if filled == size:
                 self._cursor.want(0)
                 self._enough = 0
                 batch = memory.batch()
@@ -180,6 +185,16 @@ class TrajectoryReader(Closing):
 
     def __reduce__(self) -> Any:
         raise TypeError("a TrajectoryReader belongs to one process: pass the queue and call its `reader` there")
+
+    def _resize(self, n: int | None) -> int:
+        """Makes the next batch one of n rows, by default of batch_size."""
+        check_whole("n", size := self.batch_size if n is None else n)
+        if size != self._size:
+            if self._memory is not None:
+                raise ValueError(f"n: expected {self._size}, for which {self._filled} were taken already, got {size}")
+            self._read_plan.resize(size)
+            self._size = int(size)
+        return self._size
 
     def _copy(self, memory: BatchMemory) -> tuple[int, int, int]:
         d = self._read_plan
@@ -235,8 +250,8 @@ class TrajectoryReader(Closing):
         began, committed = time.monotonic(), int(self._read_plan.windows[rows.HI].sum())
         unread = committed - int(self._cursor.now[inorder.POSITION].sum())
         # Enough also for a thread that is both reader and writers, which adds to each lane before it asks again.
-        self._cursor.want(unread + 2 * (self._batch_size * (self._window.length or 1) + self._view.geometry.lanes))
-        self._enough = committed + max(1, self._batch_size - ready - pending)
+        self._cursor.want(unread + 2 * (self._size * (self._window.length or 1) + self._view.geometry.lanes))
+        self._enough = committed + max(1, self._size - ready - pending)
         still = self._cursor.crowded(self._read_plan.windows[rows.HI])
         self._stuck = bool(self._tallies[inorder.CROWDED, still].any())
         self._cursor.count_look()
@@ -257,7 +272,7 @@ class TrajectoryReader(Closing):
 
     def _shortage(self, ready: int) -> str:
         of = "transitions" if self._window.length is None else f"unrolls of {self._window.length}"
-        return f"{self._view.segment.path}: expected {self._batch_size} {of} that are whole, got {ready}"
+        return f"{self._view.segment.path}: expected {self._size} {of} that are whole, got {ready}"
 
 
 class QueueRowsReader(RowsReader):

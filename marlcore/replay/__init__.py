@@ -6,6 +6,7 @@ limiter.
 """
 
 from ..spec import Sequence
+from ..transitions import Layout
 from .buffer import ReplayBuffer
 from .hindsight import Hindsight
 from .mixture import Mixture

@@ -8,10 +8,11 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ..checks import as_path, brief, check_type
+from ..fixed import fixed
 from ..memory import Segment
 from ..observations import Pad
 from ..spec import Sequence, TransitionSpec
-from ..transitions import LaneView, TransitionLanes, Window, Writer
+from ..transitions import LaneView, Layout, TransitionLanes, Window, Writer
 from .episodes import RecordedEpisodes, rows_taken
 from .hindsight import Hindsight
 from .prioritized import Prioritized
@@ -21,6 +22,7 @@ from .sampler import Sampler
 from .saving import UNLIMITED, Stateful, copy_segment, read_state, save_segment
 
 
+@fixed()
 class ReplayBuffer(TransitionLanes):
     """Transitions in shared memory: one writer per lane, any number of samplers, no locks between them.
 
@@ -36,6 +38,7 @@ class ReplayBuffer(TransitionLanes):
     """
 
     kind = "replay"
+    _keep = "keep its rows by replay.save(path)"
 
     def _understand(self, segment: Segment) -> None:
         self.limiter = RateLimiter.of(segment)
@@ -243,6 +246,7 @@ class ReplayBuffer(TransitionLanes):
         sequence: Sequence | None = None,
         lanes: range | None = None,
         hindsight: Hindsight | None = None,
+        layout: Layout | None = None,
     ) -> Sampler:
         """Returns a sampler of batches. Any number may live at once, in any process, each with its own priorities.
 
@@ -260,11 +264,14 @@ class ReplayBuffer(TransitionLanes):
             lanes: consecutive lanes, the only ones to draw from; None draws from all. A limiter counts all lanes.
             hindsight: gives most rows goals that their episodes achieved. It needs n_step=1 and no sequences, since the
                 actions of later steps were chosen for the original goal.
+            layout: "separate": obs and next_obs are contiguous arrays, aligned to 64 bytes. "shared": they are views
+                of one block that has each frame once, which is less to copy for stacks and sequences. None: separate
+                without stack and sequence, where that costs nothing; otherwise shared.
 
         Raises: ValueError, TypeError: an option is out of range, one draw would read more rows than a lane has, or a
             batch would take more bytes than the machine has memory.
         """
-        view, window = self.view(lanes), Window(stack, n_step, gamma, pad, sequence)
+        view, window = self.view(lanes), Window(stack, n_step, gamma, pad, sequence, layout)
         rows = RowSampler(view, window, batch_size, min_size, prioritized, seed, hindsight)
         return Sampler(rows, SampleGate.of(view, rows.batch_size))
 

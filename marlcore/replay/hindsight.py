@@ -86,7 +86,11 @@ class Relabelling:
         self._record = np.zeros(1, kernels.HINDSIGHT)
         self._record["strategy"], self._record["k"] = STRATEGIES[options.strategy], options.k
         self._record["achieved"], self._record["desired"] = names.index(ACHIEVED), names.index(DESIRED)
-        self._search = np.zeros((3, read_plan.chosen.shape[1]), np.int64)
+        self.resize(read_plan.chosen.shape[1])
+
+    def resize(self, count: int) -> None:
+        """Makes room for draws of `count` rows."""
+        self._search = np.zeros((3, count), np.int64)
         for name, array in zip(("last", "end", "step"), self._search, strict=True):
             self._record[name] = address_of(array)
 

@@ -11,10 +11,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..checks import check_type, check_whole, deadline_of, state_array
 from ..errors import LayoutMismatch, NotEnoughData, TimedOut
+from ..fixed import fixed
 from ..memory import check_interruption, one_thread
 from ..observations import Pad
 from ..spec import Sequence
-from ..transitions import Batch, BatchMemory, Window, spec_difference
+from ..transitions import Batch, BatchMemory, Layout, Window, spec_difference
 from .buffer import ReplayBuffer
 from .hindsight import Hindsight
 from .prioritized import Prioritized, checked_priorities
@@ -25,6 +26,7 @@ from .sampler import Sampler
 POLL_S = 0.02  # no single event signals writes to several replays
 
 
+@fixed()
 class Mixture:
     """Draws each batch from several replays in fixed fractions; used like a sampler, by one thread at a time.
 
@@ -39,12 +41,13 @@ class Mixture:
         prioritized: options for all replays, or a list of one entry for each; None draws uniformly. Weights are divided
             by the largest weight of rows of the same replay; each batch of the mixture counts as one of beta_steps.
         min_size: transitions that each replay must hold before the mixture draws from it.
-        stack, n_step, gamma, seed, pad, sequence, hindsight: as for `ReplayBuffer.sampler`. Hindsight takes a row's
-            goal from the row's own lane, and calls its functions once for the whole batch.
+        stack, n_step, gamma, seed, pad, sequence, hindsight, layout: as for `ReplayBuffer.sampler`. Hindsight takes a
+            row's goal from the row's own lane, and calls its functions once for the whole batch.
         lanes: for each replay the consecutive lanes to draw from; None: all. `replays` may list one replay several
             times, with different lanes: its limiter then counts the rows of all lanes and of all parts together.
 
     Attributes:
+        batch_size: rows of a batch, unless `sample` says how many.
         samplers: one for each replay. To keep a sampler's state with its replay, pass the sampler to the replay's
             `save`, and later the replay's `sampler_state` to the sampler's `load_state_dict`. The mixture's
             `state_dict` holds the states of all samplers and the fractions carried over.
@@ -68,6 +71,7 @@ class Mixture:
         sequence: Sequence | None = None,
         lanes: Several[range | None] | None = None,
         hindsight: Hindsight | None = None,
+        layout: Layout | None = None,
     ) -> None:
         _check_replays(replays)
         count = len(replays)
@@ -75,7 +79,7 @@ class Mixture:
         self._fractions = _checked_fractions(fractions, count)
         preferred = _for_each("prioritized", "one", prioritized, count)
         parts = _for_each("lanes", "a range", lanes, count)
-        window, seeds = Window(stack, n_step, gamma, pad, sequence), _seeds(seed, count)
+        window, seeds = Window(stack, n_step, gamma, pad, sequence, layout), _seeds(seed, count)
         self._parts: list[RowSampler] = []
         self.samplers: list[Sampler] = []
         self._inside: dict[int, None] = {}  # see guard.py
@@ -92,12 +96,14 @@ class Mixture:
             self._parts.append(part)
             self.samplers.append(Sampler(part, gate, self._inside))
         self._gates = [(gate, numbers) for gate, numbers in self._replays.values() if gate is not None and numbers]
-        self._batch_size, self._owed = self._parts[0].batch_size, np.zeros(count)
+        self.batch_size, self._owed = self._parts[0].batch_size, np.zeros(count)
 
     @one_thread
     def can_sample(self) -> bool:
-        """Whether `sample` would return a batch now."""
-        if not all(gate.may_sample() for gate, _ in self._gates):
+        """Whether `sample()` would return a batch now."""
+        for part in self._parts:
+            part.resize()
+        if not all(gate.may_sample(self.batch_size) for gate, _ in self._gates):
             return False
         for gate, numbers in self._replays.values():
             if any(not self._parts[i].lacking() for i in numbers):
@@ -107,12 +113,13 @@ class Mixture:
         return False
 
     @one_thread
-    def sample(self, timeout: float | None = None) -> Batch:
+    def sample(self, n: int | None = None, *, timeout: float | None = None) -> Batch:
         """Draws a batch; `batch.source`, int64 [B], is the position in `replays` of each row's replay.
 
         `batch.index` is (the row's index in its replay) * (number of replays) + source, so replays share no index.
 
         Args:
+            n: rows of this batch; None: batch_size.
             timeout: seconds to wait for data and for limiters; None does not wait.
 
         Raises:
@@ -121,9 +128,10 @@ class Mixture:
             Other errors: see `Sampler.sample`.
         """
         deadline = deadline_of(timeout)
+        size = max(len(part.resize(n)) for part in self._parts)
         memory = self._parts[0].memory()
-        owed = self._owed + self._fractions * self._batch_size
-        counts = _apportion(owed, self._batch_size)
+        owed = self._owed + self._fractions * size
+        counts = _apportion(owed, size)
         source = self._draw(memory, counts, deadline)
         self._owed = owed - counts
         rows = [np.flatnonzero(source == i) for i in range(len(self._parts))]
@@ -199,9 +207,9 @@ class Mixture:
         """Fills a batch's memory with `counts` rows from each replay; returns each row's replay."""
         while True:
             # Checked again after each pause: another sampler may have drawn the rows that a limiter allowed this one.
-            while not all(gate.may_sample() for gate, _ in self._gates):
+            while not all(gate.may_sample(int(counts.sum())) for gate, _ in self._gates):
                 for gate, numbers in self._gates:
-                    self._parts[numbers[0]].stats.waited += gate.wait(deadline)
+                    self._parts[numbers[0]].stats.waited += gate.wait(int(counts.sum()), deadline)
             try:
                 return self._fill(memory, counts)
             except NotEnoughData as error:
@@ -215,7 +223,8 @@ class Mixture:
 
     def _fill(self, memory: BatchMemory, counts: Ints) -> Ints:
         """Does `_draw` without waiting. Raises NotEnoughData if no replay has anything to draw."""
-        left, source = np.arange(self._batch_size), np.empty(self._batch_size, np.int64)
+        left = np.arange(counts.sum())
+        source = np.empty_like(left)
         shares, short = self._fractions.copy(), list[int]()
         while True:
             unfilled = []

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ..checks import brief, check_type, check_whole
 from ..closing import Closing
+from ..fixed import fixed
 from ..memory import invalidate_after_fork
 from ..transitions import Batch
 from .prefetch_work import Mover, Work
@@ -28,9 +29,10 @@ class _Sampler(Protocol[Drawn]):
     @property
     def stats(self) -> Any: ...
     def can_sample(self) -> bool: ...
-    def sample(self, timeout: float | None = None) -> Drawn: ...
+    def sample(self) -> Drawn: ...
 
 
+@fixed()
 class Prefetch(Generic[B], Closing):
     """Draws a sampler's batches ahead of time, for one consumer thread, which must not use the sampler itself.
 
@@ -46,18 +48,19 @@ class Prefetch(Generic[B], Closing):
 
     @overload
     def __init__(
-        self, sampler: _Sampler[B], depth: int = 2, device: Literal["cpu"] = "cpu", pin_memory: Literal[False] = False
+        self, sampler: _Sampler[B], *, depth: int = 2, device: Literal["cpu"] = ..., pin_memory: Literal[False] = ...
     ) -> None: ...
     @overload
     def __init__(
         self: "Prefetch[Any]",
         sampler: _Sampler[Batch],
+        *,
         depth: int = 2,
         device: "torch.device | str" = "cpu",
         pin_memory: bool = False,
     ) -> None: ...
     def __init__(
-        self, sampler: _Sampler[Any], depth: int = 2, device: "torch.device | str" = "cpu", pin_memory: bool = False
+        self, sampler: _Sampler[Any], *, depth: int = 2, device: "torch.device | str" = "cpu", pin_memory: bool = False
     ) -> None:
         """Starts drawing.
 
@@ -87,10 +90,12 @@ class Prefetch(Generic[B], Closing):
         invalidate_after_fork(self)
         self._work.start(thread)
 
-    def sample(self, timeout: float | None = None) -> B:
+    def sample(self, n: int | None = None, *, timeout: float | None = None) -> B:
         """Returns the next batch: a ready one, otherwise the next draw.
 
         Args:
+            n: rows of the batch; None: as many as the sampler draws by itself. If that differs from the last call, the
+                ready batches are dropped, and the thread draws batches of the new size.
             timeout: seconds to wait for data; None does not wait for data. A draw that has begun is always awaited.
 
         Raises:
@@ -99,7 +104,9 @@ class Prefetch(Generic[B], Closing):
             ClosedError: `close` was called, or an error has ended the thread and was raised before.
             Exception: an error has ended the thread; it is raised once, after the last batch was returned.
         """
-        batch: Any = self._work.take(timeout)
+        if n is not None:
+            check_whole("n", n)
+        batch: Any = self._work.take(timeout, n)
         if self._work.mover is not None:
             self._work.mover.arrive(batch)
         return batch  # type: ignore[no-any-return]

@@ -55,7 +55,8 @@ class Work:
         self.sampler = sampler
         self.mover = mover
         self._depth = depth
-        self._ready: deque[tuple[int, Any]] = deque()  # each with the value of `_dropped` at its draw
+        self._size: tuple[int, ...] = ()  # the arguments of each draw: a number of rows, or none for the sampler's own
+        self._ready: deque[tuple[Any, Any]] = deque()  # each with the values of `_dropped` and `_size` at its draw
         self._drawing = self._wanted = False
         self._attempts = 0  # draws begun so far
         self._dropped = 0  # times that the ready batches were dropped
@@ -101,8 +102,8 @@ class Work:
             if self._wanted:
                 return True
             self._attempts += 1
-            dropped = self._dropped
-            batch = self.sampler.sample()
+            drawn_for = self._dropped, self._size
+            batch = self.sampler.sample(*drawn_for[1])
         except NotEnoughData as error:
             self._shortage, self._starved = str(error), self._attempts
             return False
@@ -111,24 +112,25 @@ class Work:
             self._to_consumer.ring()
         if self.mover is not None:
             batch = self.mover.move(batch)
-        self._ready.append((dropped, batch))
+        self._ready.append((drawn_for, batch))
         self._to_consumer.ring()
         return True
 
-    def take(self, timeout: float | None) -> Any:
+    def take(self, timeout: float | None, n: int | None = None) -> Any:
         deadline = deadline_of(timeout)
-        asked = self._attempts
         self.check_open()
+        self._size = () if n is None else (n,)
+        asked = self._attempts
         self._wanted = False  # an interrupted call may have left it set
         self._to_thread.ring()  # it may be sleeping for lack of data
         while True:
             try:
-                dropped, batch = self._ready.popleft()
+                drawn_for, batch = self._ready.popleft()
             except IndexError:
                 self._raise_if_over()
             else:
                 self._to_thread.ring()
-                if dropped == self._dropped:
+                if drawn_for == (self._dropped, self._size):
                     return batch
                 continue
             # Like a sampler, it tries once more after the deadline.
@@ -139,7 +141,8 @@ class Work:
 
     def can_take(self) -> bool:
         self._raise_if_over()
-        current = bool(self._ready) and self._ready[-1][0] == self._dropped  # only this thread takes any out
+        wanted = self._dropped, self._size
+        current = bool(self._ready) and self._ready[-1][0] == wanted  # only this thread takes any out
         return current or bool(self.call("can_sample"))
 
     def call(self, name: str, *args: Any, drop: bool = False) -> Any:

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from ..kernels.sumtree import empty_tree, level_offsets, repair_range
 from ..spec import Field, TransitionSpec
 from ..transitions import BatchMemory, LaneView, ReadPlan, RecordLayout, address_of
 
+BETA = Number(0, 1)
 FIRST = 1.0  # the priority of the first transitions
 
 
@@ -29,18 +30,20 @@ class Prioritized(Declared):
 
     Attributes:
         alpha: at least 0; 0 draws uniformly.
-        beta: from 0 to 1.
+        beta: from 0 to 1, at the first batch; assigning to a sampler's `beta`, or `sample(beta=...)`, replaces it.
         epsilon: at least 0; added to each priority.
         beta_steps: batches over which beta rises linearly to 1; None keeps it constant.
+        beta_inserts: instead of beta_steps, environment steps: transitions ever written to the sampler's lanes.
         initial: name of an extra, a float32 scalar, in which actors store each transition's first priority;
             NaN means the highest priority so far.
     """
 
     alpha: Annotated[float, Number(0)] = 0.6
-    beta: Annotated[float, Number(0, 1)] = 0.4
-    epsilon: Annotated[float, Number(0)] = 1e-6
-    beta_steps: Annotated[int | None, Whole(1)] = None
-    initial: str | None = None
+    beta: Annotated[float, BETA] = 0.4
+    epsilon: Annotated[float, Number(0)] = field(default=1e-6, kw_only=True)
+    beta_steps: Annotated[int | None, Whole(1)] = field(default=None, kw_only=True)
+    beta_inserts: Annotated[int | None, Whole(1)] = field(default=None, kw_only=True)
+    initial: str | None = field(default=None, kw_only=True)
 
     def limit(self, leaves: int) -> float:
         """Returns the highest priority for which the sum of `leaves` masses is finite."""
@@ -48,6 +51,8 @@ class Prioritized(Declared):
         return float(mass ** (1 / max(1.0, float(self.alpha))) - self.epsilon)
 
     def check(self, spec: TransitionSpec) -> None:
+        if self.beta_steps is not None and self.beta_inserts is not None:
+            raise ValueError(f"prioritized.beta_inserts: expected None beside beta_steps, got {self.beta_inserts}")
         """Raises ValueError if `initial` is not a float32 scalar extra of the spec."""
         if self.initial is not None and spec.extras.get(self.initial) != Field():
             extra = spec.extras[self.initial].describe() if self.initial in spec.extras else "none of them"
@@ -62,10 +67,12 @@ class PriorityTree:
     """Draws rows by priority from a sum tree in private memory, and computes their weights; see also _Uniform."""
 
     def __init__(self, options: Prioritized, lanes: LaneView, read_plan: ReadPlan) -> None:
-        geometry, batch_size = lanes.geometry, read_plan.chosen.shape[1]
+        geometry = lanes.geometry
         leaves = geometry.lanes * geometry.capacity
         self.batches = 0  # drawn so far; beta depends on them
+        self.fixed_beta: float | None = None  # replaces the beta of the options
         self._options = options
+        self._inserted = lanes.native.inserted
         self._read_plan = read_plan
         self._path = lanes.segment.path
         self._lane_count = geometry.lanes
@@ -77,12 +84,19 @@ class PriorityTree:
         self._tree = empty_tree(self._offsets)
         self._marks = np.zeros(leaves, np.uint8)
         self._reach = np.zeros((2, geometry.lanes), np.int64)
-        self._points, self._masses = np.ones((2, batch_size))
-        self._scratch = np.zeros(batch_size, np.int64)
         window = [read_plan.plan[name][0] for name in ("stack", "n_step", "length", "burn_in", "period")]
         self._kind = {"exponents": np.array([options.alpha, options.epsilon]), "window": np.array(window)}
         self._record = np.zeros(1, kernels.PRIORITIES)
         self._set(lanes.layout)
+        self._room = 0  # rows or updates for which there is scratch
+        self.resize(read_plan.chosen.shape[1])
+
+    def resize(self, count: int) -> None:
+        """Makes room for draws and updates of `count` rows."""
+        if count > self._room:
+            self._room, self._scratch = count, np.ones((3, count))  # also for the leaves, as int64
+            for name, array in zip(("points", "masses", "leaves"), self._scratch, strict=True):
+                self._record[name] = address_of(array)
 
     def _set(self, layout: RecordLayout) -> None:
         record, options = self._record, self._options
@@ -90,9 +104,8 @@ class PriorityTree:
         record["highest"] = FIRST + options.epsilon
         record["nodes"], record["levels"] = len(self._tree), len(self._offsets) - 1
         record["bad_lane"] = record["bad_ticket"] = -1
-        names = ("tree", "offsets", "marks", "floor", "caught", "points", "masses", "leaves")
-        arrays = [self._tree, self._offsets, self._marks, *self._reach, self._points, self._masses, self._scratch]
-        for name, array in zip(names, arrays, strict=True):
+        arrays = [self._tree, self._offsets, self._marks, *self._reach]
+        for name, array in zip(("tree", "offsets", "marks", "floor", "caught"), arrays, strict=True):
             record[name] = address_of(array)
         for place in layout.of_role("extra"):
             if place.name == options.initial:
@@ -103,9 +116,11 @@ class PriorityTree:
     def beta(self) -> float:
         """The exponent of the next batch's weights."""
         options = self._options
-        if options.beta_steps is None:
-            return options.beta
-        return options.beta + (1.0 - options.beta) * min(1.0, self.batches / options.beta_steps)
+        if self.fixed_beta is not None:
+            return self.fixed_beta
+        over = options.beta_inserts or options.beta_steps
+        done = self._inserted() if options.beta_inserts else self.batches
+        return options.beta + (1.0 - options.beta) * (min(1.0, done / over) if over else 0.0)
 
     @property
     def total(self) -> float:
@@ -134,16 +149,15 @@ class PriorityTree:
         d = self._read_plan
         return kernels.draw(d.plan, d.columns, memory.address, rows, self._record), 0
 
-    def weigh(self, memory: BatchMemory, rows: NDArray[np.int64]) -> None:
-        """Computes the importance weights of a batch's rows, and advances beta."""
-        kernels.weigh(self._read_plan.plan, memory.address, rows, self._record, self.beta)
+    def weigh(self, memory: BatchMemory, rows: NDArray[np.int64], beta: float | None = None) -> None:
+        """Computes the importance weights of a batch's rows, and advances beta, which an argument replaces."""
+        beta = self.beta if beta is None else beta
+        kernels.weigh(self._read_plan.plan, memory.address, rows, self._record, beta)
         self.batches += 1
 
     def update(self, index: ArrayLike, priority: ArrayLike) -> int:
         indices, values = checked_priorities(index, priority, self.limit)
-        if len(indices) > len(self._scratch):
-            self._scratch, self._points = np.zeros(len(indices), np.int64), np.zeros(len(indices))
-            self._record["leaves"], self._record["points"] = address_of(self._scratch), address_of(self._points)
+        self.resize(len(indices))
         d = self._read_plan
         d.read_windows()
         return int(kernels.update(d.plan, self._record, indices, values))
@@ -162,7 +176,8 @@ class PriorityTree:
             raise ValueError(f"{label}: expected priorities from 0 to {self.limit:.3g}, got {got}")
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        return {
+        beta = {} if self.fixed_beta is None else {"beta": np.array(self.fixed_beta)}
+        return beta | {
             **self._kind,
             "masses": self._tree[: self._leaves].copy(),
             "marks": self._marks.copy(),
@@ -173,7 +188,8 @@ class PriorityTree:
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         for name, array in self.state_dict().items():
-            state_array(state, name, array.shape, array.dtype)
+            if name != "beta":
+                state_array(state, name, array.shape, array.dtype)
         for name, same in self._kind.items():
             if (state[name] != same).any():
                 expected = f"that of a sampler with the {name} {same.tolist()}"
@@ -184,6 +200,7 @@ class PriorityTree:
         if not (0 <= state["highest"] < np.inf and state["batches"] >= 0):
             got = f"{state['highest']} and {state['batches']}"
             raise ValueError(f"state: expected highest and batches of at least 0, got {got}")
+        beta = BETA("state: beta", float(state_array(state, "beta", (), np.float64))) if "beta" in state else None
         floor, caught = state["reach"][:, :, None]
         self._read_plan.read_windows()
         per_lane = self._leaves // self._lane_count
@@ -199,7 +216,7 @@ class PriorityTree:
         self._marks[:] = state["marks"]
         self._reach[:] = state["reach"]
         self._record["highest"] = state["highest"]
-        self.batches = int(state["batches"])
+        self.batches, self.fixed_beta = int(state["batches"]), beta
 
 
 def checked_priorities(

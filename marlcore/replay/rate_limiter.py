@@ -174,7 +174,7 @@ class WriteGate(_Side):
 class SampleGate(_Side):
     """The gate that a sampler or a mixture passes before each batch; its slot counts the rows drawn.
 
-    If a batch cost more rows than `most`, samplers and writers might wait for each other.
+    If a batch cost more rows than `most`, samplers and writers might wait for each other. `rows` are a batch's rows.
     """
 
     @classmethod
@@ -184,24 +184,29 @@ class SampleGate(_Side):
         return None if limiter is None else cls(view.of(view.geometry.whole), limiter, batch)  # which counts all lanes
 
     def __init__(self, view: LaneView, limiter: RateLimiter, batch: int) -> None:
-        if batch > limiter.tolerance:
-            least = f"at least the batch_size {batch}"
-            raise ValueError(f"tolerance: expected a limiter with {least}, got {limiter.tolerance:g}")
-        lead = limiter.tolerance if limiter.lead is None else limiter.lead
-        self._batch, self.most = batch, limiter.tolerance + lead - limiter.samples_per_insert
-        if batch > self.most:
-            least = f"at least batch_size + samples_per_insert - lead = {batch + limiter.samples_per_insert - lead:g}"
-            expected = f"a limiter with {least}, or samplers and writers would both wait"
-            raise ValueError(f"tolerance: expected {expected}, got {limiter.tolerance:g}")
+        self._lead = limiter.tolerance if limiter.lead is None else limiter.lead
+        self._batch, self.most = batch, limiter.tolerance + self._lead - limiter.samples_per_insert
         super().__init__(view, limiter)
-        self._weight, self._cost = 1.0, float(batch)  # as how many rows a drawn row and a whole batch count
+        self._check(batch)
+        self._weight = 1.0  # as how many rows a drawn row counts
         self._rest = 0.0  # the part of a row that is not yet counted
         self._share: Callable[[float], float] | None = None  # the share, if it is a function
-        self._priced_at = -1  # the rows drawn when `_share` last set `_cost`
+        self._priced = (-1, 0)  # the rows drawn before, and those of the batch, for which `_share` last set `_weight`
         self._rows = Event(view.segment.body)
         self._claim, slot = self._take_slot()
         self._at = slot * _LINE_WORDS
         self._slots.store(self._at + _STARVING, 0)
+
+    def _check(self, rows: int) -> None:
+        """Raises ValueError if the limiter never allows a batch of `rows` rows."""
+        tolerance, ratio = self._limiter.tolerance, self._limiter.samples_per_insert
+        if rows > tolerance:
+            least = f"at least the batch_size {rows}"
+            raise ValueError(f"tolerance: expected a limiter with {least}, got {tolerance:g}")
+        if rows > self.most:
+            least = f"at least batch_size + samples_per_insert - lead = {rows + ratio - self._lead:g}"
+            expected = f"a limiter with {least}, or samplers and writers would both wait"
+            raise ValueError(f"tolerance: expected {expected}, got {tolerance:g}")
 
     def _take_slot(self) -> tuple[File, int]:
         for slot in range(SLOTS):
@@ -212,43 +217,47 @@ class SampleGate(_Side):
 
     def limit_to(self, share: Share) -> None:
         if callable(share):
-            self._share, self._priced_at = share, -1
+            self._share, self._priced = share, (-1, 0)
         else:
-            self._weigh(1.0 / SHARE("limit_to", share))
+            self._weigh(1.0 / SHARE("limit_to", share), self._batch)
             self._share = None
 
-    def _weigh(self, weight: float) -> None:
-        if self._batch * weight > self.most:
+    def _weigh(self, weight: float, rows: int) -> float:
+        if rows * weight > self.most:
             least = "at least batch_size / (tolerance + lead - samples_per_insert)"
             expected = f"{least}, or samplers and writers would both wait"
             raise ValueError(f"limit_to: expected {expected}, got {1.0 / weight:g}")
-        self._weight, self._cost = weight, self._batch * weight
+        self._weight = weight
+        return rows * weight
 
-    def _price(self) -> None:
-        """If the share is a function, calls it for each insert that makes the next batch due; sets the batch's cost."""
-        if self._share is None or (sampled := self._sampled()) == self._priced_at:
-            return
+    def _price(self, rows: int) -> float:
+        """Returns as how many rows a batch counts: by the shares of the inserts that make it due, if these differ."""
+        if rows > self._batch:
+            self._check(rows)
+        if self._share is None or (priced := (self._sampled(), rows)) == self._priced:
+            return self._weigh(self._weight, rows)
         ratio = self._limiter.samples_per_insert
-        paid = self._limiter.min_size + (sampled + self._rest) / ratio
+        paid = self._limiter.min_size + (priced[0] + self._rest) / ratio
         ahead = paid - self._lanes.inserted()
-        left, whole = self._batch / ratio, 0
+        left, whole = rows / ratio, 0
         while (share := SHARE("limit_to", self._share(ahead + whole))) < left and whole * ratio <= self.most:
             left -= share
             whole += 1
-        self._weigh((whole + left / share) * ratio / self._batch)
-        self._priced_at = sampled
+        cost = self._weigh((whole + left / share) * ratio / rows, rows)
+        self._priced = priced
+        return cost
 
-    def wait(self, deadline: float | None) -> float:
+    def wait(self, rows: int, deadline: float | None) -> float:
         """Waits until a batch may be drawn, and returns the seconds slept. Raises as `Sampler.sample` does."""
         self._segment.check_open()
-        if self.may_sample():
+        if self.may_sample(rows):
             return 0.0
         if deadline is None:
-            raise NotEnoughData(self._shortage())
+            raise NotEnoughData(self._shortage(rows))
         began = time.monotonic()
         bulk = self._limiter.tolerance / 2
-        if not self._sleep(self._cost, bulk, self._rows, deadline, self._segment.check_open):
-            raise TimedOut(self._shortage())
+        if not self._sleep(self._price(rows), bulk, self._rows, deadline, self._segment.check_open):
+            raise TimedOut(self._shortage(rows))
         return time.monotonic() - began
 
     def starve(self) -> None:
@@ -266,25 +275,24 @@ class SampleGate(_Side):
         self._slots.store(self._at + _STARVING, 0)
         self._room.notify(rows)
 
-    def may_sample(self) -> bool:
+    def may_sample(self, rows: int) -> bool:
         """Whether `wait` would return at once."""
-        self._price()
-        return self._missing(self._cost) == 0
+        return self._missing(self._price(rows)) == 0
 
     @property
     def due(self) -> bool:
         """Whether a batch is due by samples_per_insert alone, without the tolerance."""
-        self._price()
+        cost = self._price(self._batch)
         inserted = self._lanes.inserted()
-        return inserted >= self._limiter.min_size and self._limiter.balance(inserted, self._sampled()) >= self._cost
+        return inserted >= self._limiter.min_size and self._limiter.balance(inserted, self._sampled()) >= cost
 
     def _missing(self, rows: float) -> int:
         inserted = self._lanes.inserted()  # read first: changes between the two loads can only delay this sampler
         return self._limiter.inserts_missing(inserted, self._sampled(), rows)
 
-    def _shortage(self) -> str:
+    def _shortage(self, rows: int) -> str:
         inserted = self._lanes.inserted()
-        needed = inserted + self._limiter.inserts_missing(inserted, self._sampled(), self._cost)
+        needed = inserted + self._limiter.inserts_missing(inserted, self._sampled(), self._price(rows))
         return f"{self._segment.path}: the limiter expects at least {needed} transitions inserted, got {inserted}"
 
 

@@ -24,7 +24,7 @@ Ints = NDArray[np.int64]
 _NO_ROWS = np.empty(0, np.int64)
 
 
-@dataclass
+@dataclass(slots=True)
 class SamplerStats:
     """A sampler's counters.
 
@@ -65,8 +65,8 @@ class RowSampler:
         hindsight: Hindsight | None,
     ) -> None:
         check_whole("batch_size", batch_size)
-        min_size = batch_size if min_size is None else min_size
-        check_whole("min_size", min_size)
+        if min_size is not None:
+            check_whole("min_size", min_size)
         if seed is not None:
             check_whole("seed", seed, 0)
         window.check(view.spec, view.geometry.capacity)
@@ -77,10 +77,12 @@ class RowSampler:
         check_type("hindsight", hindsight, Hindsight, or_none=True)
         self.stats = SamplerStats()
         self.prioritized = prioritized
-        self.batch_size, self._least = int(batch_size), int(min_size)
+        self.batch_size, self._min_size = int(batch_size), min_size
+        self._least = min_size or self.batch_size
         self._view, self._window, self.path = view, window, view.segment.path
         self._enough = False  # whether there were min_size transitions at the last look
         self._plan = plan = ReadPlan(view, window, self.batch_size, hindsight is not None)
+        self._whole = np.arange(self.batch_size)  # the rows of the next batch
         self.memory, self.event, self.check_open = plan.memory, plan.event, view.segment.check_open
         plan.generator[:] = np.random.SeedSequence(seed).generate_state(4, np.uint64)
         if prioritized is None and window.period > 1:
@@ -93,7 +95,19 @@ class RowSampler:
         if hindsight is not None:
             self._relabelling = Relabelling(hindsight, view, window, plan)
             self.batch = self._relabelling.batch
-            self._relabelling.draw(plan.memory(), np.arange(self.batch_size), 0)
+            self._relabelling.draw(plan.memory(), self._whole, 0)
+
+    def resize(self, n: int | None = None) -> Ints:
+        """Makes the next batch one of n rows, by default of batch_size; returns the numbers of its rows."""
+        if n is not None:
+            check_whole("n", n)
+        if (n := self.batch_size if n is None else int(n)) != len(self._whole):
+            self._plan.resize(n)
+            for scratch in (self._tree, self._relabelling):
+                if scratch is not None:
+                    scratch.resize(n)
+            self._whole, self._least, self._enough = np.arange(n), self._min_size or n, False
+        return self._whole
 
     def lacking(self) -> int:
         """Returns how many transitions at least must be added before a row can be drawn; 0 if one can be drawn now."""
@@ -123,18 +137,21 @@ class RowSampler:
             if time.monotonic() - lapped_since > LAP_LIMIT_S:
                 raise MarlcoreError(f"{self.path}: writers overwrote every draw; use a larger capacity")
 
-    def finish(self, memory: BatchMemory, rows: Ints) -> None:
+    def finish(self, memory: BatchMemory, rows: Ints, beta: float | None = None) -> None:
         """Counts the rows that this sampler gave to a complete batch, computes their weights, and advances beta."""
         self.stats.drawn += len(rows)
         if self._tree is not None:
-            self._tree.weigh(memory, rows)
+            self._tree.weigh(memory, rows, beta)
 
     def update_priorities(self, index: ArrayLike, priority: ArrayLike) -> None:
-        if self.prioritized is None or self._tree is None:
-            expected = "a sampler with prioritized=Prioritized(...)"
-            raise TypeError(f"update_priorities: expected {expected}, got a uniform one")
+        tree = self.by_priority("update_priorities")
         self.check_open()
-        self.stats.ignored += self._tree.update(index, priority)
+        self.stats.ignored += tree.update(index, priority)
+
+    def by_priority(self, label: str) -> PriorityTree:
+        if self.prioritized is None or self._tree is None:
+            raise TypeError(f"{label}: expected a sampler with prioritized=Prioritized(...), got a uniform one")
+        return self._tree
 
     @property
     def limit(self) -> float:

@@ -4,17 +4,19 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..checks import deadline_of
 from ..errors import NotEnoughData, TimedOut
+from ..fixed import fixed
 from ..memory import one_thread, sleep_until
 from ..transitions import Batch
+from .prioritized import BETA
 from .rate_limiter import SampleGate, Share, limit_all
 from .row_sampler import RowSampler
 
 
+@fixed()
 class Sampler:
     """Draws batches from one replay, for one thread at a time; `ReplayBuffer.sampler` makes it.
 
@@ -22,6 +24,9 @@ class Sampler:
     end. A sequence can be drawn if all its transitions can. Draws are uniform with replacement, or follow priorities.
 
     Attributes:
+        batch_size: rows of a batch, unless `sample` says how many.
+        beta: the exponent of the next batch's weights; None for uniform drawing. A value from 0 to 1 that you assign
+            stays, and is saved with the sampler's state.
         stats: rows drawn, lapped and drawn again, and the time waited.
         prioritized: the options of prioritized drawing; None for uniform drawing.
     """
@@ -31,43 +36,62 @@ class Sampler:
         self.stats, self.prioritized = rows.stats, rows.prioritized
         self._rows, self._gate = rows, gate
         self._inside = {} if inside is None else inside
-        self._whole_batch = np.arange(rows.batch_size)
+
+    @property
+    def batch_size(self) -> int:
+        return self._rows.batch_size
+
+    @property
+    def beta(self) -> float | None:
+        return None if self.prioritized is None else self._rows.by_priority("beta").beta
+
+    @beta.setter
+    def beta(self, beta: float) -> None:
+        self._rows.by_priority("beta").fixed_beta = BETA("beta", beta)
 
     @one_thread
     def can_sample(self) -> bool:
-        """Whether `sample` would return a batch now: the replay holds enough transitions, and one can be drawn."""
+        """Whether `sample()` would return a batch now: the replay holds enough transitions, and one can be drawn."""
+        self._rows.resize()
         lacking = self._rows.lacking()
         if self._gate is None:
             return not lacking
-        if not self._gate.may_sample():
+        if not self._gate.may_sample(self._rows.batch_size):
             return False
         if lacking:
             self._gate.starve()
         return not lacking
 
     @one_thread
-    def sample(self, timeout: float | None = None) -> Batch:
+    def sample(self, n: int | None = None, *, timeout: float | None = None, beta: float | None = None) -> Batch:
         """Draws a batch.
 
         Args:
+            n: rows of this batch, and then also the default of `min_size`; None: batch_size.
             timeout: seconds to wait for data; None does not wait.
+            beta: the exponent of this batch's weights, instead of the attribute.
 
         Raises:
             NotEnoughData: no timeout was given, and the replay holds fewer than min_size transitions or none that can
                 be drawn, or its limiter forbids the draw. TimeoutError: this was still so after the timeout.
-            ValueError: an actor stored a priority that is negative or infinite, or the timeout is out of range.
+            ValueError: an actor stored a priority that is negative or infinite, n, timeout or beta is out of range,
+                or the limiter never allows n rows at once. TypeError: beta was given, and the sampler draws uniformly.
             MarlcoreError: writers overwrote every draw for 10 seconds.
             ClosedError: the replay was closed. UsedByTwoThreads: another thread is inside a method of this sampler.
         """
-        deadline, rows, left = deadline_of(timeout), self._rows, self._whole_batch
+        deadline, rows = deadline_of(timeout), self._rows
+        if beta is not None:
+            rows.by_priority("beta")
+            BETA("beta", beta)
+        whole = left = rows.resize(n)
         memory = rows.memory()
         if self._gate is not None:
-            self.stats.waited += self._gate.wait(deadline)
+            self.stats.waited += self._gate.wait(len(whole), deadline)
         while len(left := rows.fill(memory, left)):
             self._wait(deadline)
         if self._gate is not None:
-            self._gate.count(rows.batch_size)
-        rows.finish(memory, self._whole_batch)
+            self._gate.count(len(whole))
+        rows.finish(memory, whole, beta)
         return rows.batch(memory)
 
     @property

@@ -18,6 +18,7 @@ from ..checks import check_timeout, printable
 from ..config import BOTH
 from ..errors import SegmentNotFound, TimedOut
 from ..evaluation import LoadedPolicy, SavedRun, named, published_policy
+from ..fixed import fixed
 from ..processes import Children
 from ..record import SKIPPED, RemoteCopy, Status, Table, each_metric, final_returns, plot_run
 from ..self_play import plot_payoff
@@ -87,6 +88,7 @@ def _copied(launch: Launch) -> Iterator[Callable[[Path], None]]:
         yield follow
 
 
+@fixed()
 class Run:
     """A run in the background, as `start` returns it; as a context manager, it stops the run at the end of the block.
 

@@ -10,6 +10,6 @@ from .layout import HEAD_BYTES, LaneView, Place, RecordLayout
 from .raw_rows import RowsReader, RowsWriter, share_of
 from .setters import MEMORYVIEW_ITEMS, setter
 from .vector_writer import HeldRows, VectorWriter
-from .window import LAP_LIMIT_S, ReadPlan, Window, address_of
+from .window import LAP_LIMIT_S, Layout, ReadPlan, Window, address_of
 from .writer import Writer
 from .writer_base import Gate

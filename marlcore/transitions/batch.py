@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernels.plan import COLUMN, NO_NEXT, ONE_MORE, OWN_STACKS
+from ..fixed import refusal
+from ..kernels.plan import COLUMN, NO_NEXT, ONE_MORE, OWN_STACKS, SEPARATE
 from ..lazy import missing
 from ..observations import each, in_form
 from ..spec import Field
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 
+ALIGNMENT = 64  # bytes at which each array begins: a cache line, and what JAX takes without a copy
 # The fields that kernels compute; the kernels' plan has the offset of each
 COMPUTED = dict.fromkeys(("reward", "discount", "weight"), "float32")
 COMPUTED |= dict.fromkeys(("terminated", "truncated", "valid", "mask"), "bool")
@@ -95,6 +97,13 @@ class Batch:
         for name in dicts:
             attributes[name] = dict(fields[name])
 
+    if not TYPE_CHECKING:  # a type checker that saw it would allow every name
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if type(self) is Batch and name not in _NAMES:
+                raise refusal(self, name, _NAMES)
+            object.__setattr__(self, name, value)
+
     def __len__(self) -> int:
         return len(self.reward)
 
@@ -104,6 +113,9 @@ class Batch:
     def torch(self, device: torch.device | str = "cpu") -> TorchBatch:
         """Returns the same fields as tensors: views of this memory on the CPU, copies elsewhere."""
         return TorchBatch(self, device)
+
+
+_NAMES = {*Batch.__annotations__, "numbers", "raw_reward"}  # the last two are added by a run's learner
 
 
 class TorchBatch:
@@ -155,7 +167,8 @@ class BatchLayout:
     The bases of the columns (see kernels/plan.py) are offsets in the segment's body.
     """
 
-    def __init__(self, lanes: LaneView, batch: int, stack: int, n_step: int, length: int | None) -> None:
+    def __init__(self, lanes: LaneView, batch: int, stack: int, n_step: int, length: int | None, apart: bool) -> None:
+        """`apart`: obs and next_obs share no frames, so that each is contiguous."""
         spec, layout = lanes.spec, lanes.layout
         self.batch_size = batch
         self.length = length or 1
@@ -167,7 +180,7 @@ class BatchLayout:
         self._form, self._obs_names = spec.obs, list(spec.obs_fields)
         self._extra_names = [name for name, field in spec.extras.items() if field.every == 1 or length is not None]
         consecutive = ONE_MORE if n_step == 1 or self.length * stack == 1 else OWN_STACKS
-        self._next = NO_NEXT if spec.next_obs else consecutive
+        self._next = NO_NEXT if spec.next_obs else SEPARATE if apart else consecutive
         extras = [place for place in layout.of_role("extra") if place.name in self._extra_names]
         fields = [place for role in ("next_obs", "action") for place in layout.of_role(role)]
         fields += [place for place in extras if place.field.every == 1]
@@ -203,7 +216,7 @@ class BatchLayout:
 
     def _add(self, name: str, shape: tuple[int, ...], dtype: Any) -> _Array:
         array = self._arrays[name] = _Array(self.nbytes, shape, np.dtype(dtype))
-        self.nbytes = -(-(self.nbytes + array.nbytes) // 64) * 64
+        self.nbytes = -(-(self.nbytes + array.nbytes) // ALIGNMENT) * ALIGNMENT
         return array
 
     def _source(self, place: Place) -> tuple[int, int]:
@@ -212,15 +225,19 @@ class BatchLayout:
     def _frames(self, place: Place) -> tuple[int, ...]:
         """Adds a block of frames for each slot, which obs views, and next_obs too if the spec does not store it."""
         stack, field, frame = self._stack, place.field, place.field.nbytes
-        near = stack - 1 + self.length + (self._next == ONE_MORE)
-        far = self.length * stack if self._next == OWN_STACKS else 0  # stacks of next_obs alone
+        alone = self.length * stack  # frames of one field's stacks
+        near = alone if self._next == SEPARATE else stack - 1 + self.length + (self._next == ONE_MORE)
+        far = alone if self._next == OWN_STACKS else 0
         block = self._add(f"block.{place.name}", (self.batch_size, near + far, *field.shape), field.dtype)
-        self._view(f"obs.{place.name}", block, 0, field, frame)
-        if self._next == ONE_MORE:
-            self._view(f"next_obs.{place.name}", block, 1, field, frame)
-        elif self._next == OWN_STACKS:
-            self._view(f"next_obs.{place.name}", block, near, field, stack * frame)
-        return (*self._source(place), frame, block.offset, self._next)
+        self._view(f"obs.{place.name}", block, 0, field, stack * frame if self._next == SEPARATE else frame)
+        then, first = block, {ONE_MORE: 1, OWN_STACKS: near}.get(self._next, 0)
+        if self._next == SEPARATE:
+            then = self._add(f"next.{place.name}", (self.batch_size, alone, *field.shape), field.dtype)
+        if self._next != NO_NEXT:
+            step = frame if self._next == ONE_MORE else stack * frame
+            self._view(f"next_obs.{place.name}", then, first, field, step)
+        steps = [array.shape[1] * frame for array in (block, then)]
+        return (*self._source(place), frame, block.offset, self._next, steps[0], then.offset + first * frame, steps[1])
 
     def _view(self, name: str, block: _Array, first: int, field: Field, step: int) -> None:
         """Adds a view of a block of frames: each slot's stacks begin at frame `first`, `step` bytes apart."""
@@ -234,7 +251,7 @@ class BatchLayout:
 
     def _field(self, place: Place, lead: tuple[int, ...]) -> tuple[int, ...]:
         array = self._add(f"{place.role}.{place.name}", (*lead, *place.field.shape), place.field.dtype)
-        return (*self._source(place), place.field.nbytes, array.offset, NO_NEXT)
+        return (*self._source(place), place.field.nbytes, array.offset, NO_NEXT, 0, 0, 0)
 
 
 class BatchMemory:
@@ -242,12 +259,14 @@ class BatchMemory:
 
     def __init__(self, layout: BatchLayout) -> None:
         # Written once now: page faults during a batch's copies would cost more than the copies.
-        self.root = np.full(layout.nbytes, 0, np.uint8)
+        self._owner = np.full(layout.nbytes + ALIGNMENT, 0, np.uint8)
+        begin = -self._owner.ctypes.data % ALIGNMENT
+        self.root = self._owner[begin : begin + layout.nbytes]
         self.address: int = self.root.ctypes.data  # of the block
         self.fields = layout.carve(self.root)
         self.relabelled = np.zeros(layout.batch_size, np.bool_)  # rows relabelled by hindsight, of any sampler
         self._dicts = tuple(name for name, value in self.fields.items() if isinstance(value, dict))
-        self._arrays = [self.root, *_every_array(self.fields)]
+        self._arrays = [self._owner, self.root, *_every_array(self.fields)]
         self._unused = self._references()
 
     def batch(self) -> Batch:
@@ -257,7 +276,7 @@ class BatchMemory:
         return self._references() == self._unused
 
     def _references(self) -> int:
-        # An array made from one of these refers to the root, so that every reference to the memory counts.
+        # An array made from one of these refers to the owner, so that every reference to the memory counts.
         return sum(map(sys.getrefcount, self._arrays))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..checks import brief
+from ..fixed import fixed
 from ..memory import File, NativeVector, invalidate_after_fork, one_thread
 from ..observations import in_form
 from ..spec import Field, as_field
@@ -19,6 +20,7 @@ from .writer_base import VectorGate, WriterBase
 Ints = NDArray[np.int64]
 
 
+@fixed()
 class VectorWriter(WriterBase):
     """Appends transitions to several lanes, one a lane in each call; made by `vector_writer` of a replay or queue.
 

@@ -2,7 +2,8 @@
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Annotated, Any, get_args
+from functools import partial
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from ..spec import Sequence, TransitionSpec
 from .batch import COMPUTED, BatchLayout, BatchMemory
 from .layout import LaneView
 
+Layout: TypeAlias = Literal["separate", "shared"]
 LAP_LIMIT_S = 10.0  # the longest time for which writers may overwrite every copy before a reader raises
 
 
@@ -29,6 +31,12 @@ class Window(Declared):
     gamma: Annotated[float, Number(0, 1)] = 0.99
     pad: str = "repeat"
     sequence: Sequence | None = None
+    layout: str | None = None
+
+    @property
+    def separate(self) -> bool:
+        """Whether obs and next_obs are arrays of their own: by default where no frame must be copied twice for it."""
+        return self.layout == "separate" or (self.layout is None and self.stack == 1 and self.sequence is None)
 
     @property
     def length(self) -> int | None:
@@ -47,6 +55,8 @@ class Window(Declared):
         check_type("sequence", self.sequence, Sequence, or_none=True)
         if self.pad not in get_args(Pad):
             raise ValueError(f"pad: expected 'repeat' or 'zero', got {self.pad!r}")
+        if self.layout not in (None, *get_args(Layout)):
+            raise ValueError(f"layout: expected 'separate', 'shared' or None, got {self.layout!r}")
         if spec.next_obs and (self.stack > 1 or self.n_step > 1):
             why = "since rows of a spec with next_obs do not follow one another"
             raise ValueError(f"stack, n_step: expected 1 and 1, {why}, got {self.stack} and {self.n_step}")
@@ -77,52 +87,27 @@ class Window(Declared):
 
 
 class ReadPlan:
-    """The kernels' arguments for batches of one size and window; see kernels/plan.py and kernels/rows.py."""
+    """The kernels' arguments for batches of one window and the last chosen size; see kernels/plan.py and rows.py."""
 
     def __init__(self, lanes: LaneView, window: Window, batch_size: int, reads_more: bool = False) -> None:
         """With `reads_more`, the caller reads further rows for each slot, and sets the slots' lowest tickets."""
-        geometry = lanes.geometry
-        self._layout = BatchLayout(lanes, batch_size, window.stack, window.n_step, window.length)
-        self._pool: deque[BatchMemory] = deque(maxlen=_POOL)
-        self._body = lanes.segment.body
-        self.event = Event(self._body)  # by which writers wake processes that wait for rows
-        self.windows = np.zeros((3, geometry.lanes), np.int64)  # the tickets [lo, hi) of each lane, and its seam
-        self.chosen = np.zeros((3, batch_size), np.int64)
+        self.event = Event(lanes.segment.body)  # by which writers wake processes that wait for rows
+        self.windows = np.zeros((3, lanes.geometry.lanes), np.int64)  # the tickets [lo, hi) of each lane, and its seam
         self.generator = np.zeros(4, np.uint64)  # the generator's state, for every draw
-        self._successors = np.zeros(batch_size * self._layout.length, np.int64)
-        self.columns = self._layout.columns
-        self.columns["base"] += address_of(self._body)
-        self.plan = np.zeros(1, PLAN)
-        self._set(window, lanes.spec, geometry)
-        self.floor = np.zeros(geometry.lanes, np.int64)  # the lowest tickets that may be drawn
+        self.floor = np.zeros(lanes.geometry.lanes, np.int64)  # the lowest tickets that may be drawn
         self.has_floor = False
         self._read_held = lanes.native.windows(self.windows[rows.LO], self.windows[rows.HI])
-        self._ok = np.zeros(batch_size, np.uint8)
-        lowest = self.chosen[rows.TICKET if self.plan["plain"][0] and not reads_more else rows.LOWEST]
-        self._validate = lanes.native.validator(self.chosen[rows.LANE], lowest, self._ok)
+        self._make = partial(_Sized, lanes, window, reads_more, self.windows, self.generator)
+        self._sizes: dict[int, _Sized] = {}  # of the latest batches, the newest last
+        self.resize(batch_size)
 
-    def _set(self, window: Window, spec: TransitionSpec, geometry: LaneGeometry) -> None:
-        layout, records = self._layout, address_of(self._body) + geometry.column_offset(0)
-        settings: dict[str, Any] = {
-            "records": records,
-            "record_stride": geometry.stride(0),
-            "capacity": geometry.capacity,
-            "lanes": geometry.lanes,
-            "repeat": window.pad == "repeat",
-            "stored_next": spec.next_obs,
-            "state_every": spec.state_every if window.length is not None else 1,
-            "plain": window.stack == window.n_step == 1 and window.length is None,
-            "far": len(geometry.columns) > 1,
-            "batch": layout.batch_size,
-        }
-        settings |= {name: getattr(window, name) for name in ("stack", "n_step", "gamma", "burn_in", "period")}
-        settings |= {name: getattr(layout, name) for name in ("length", "frames", "fields", "states")}
-        settings |= {name: layout.offset(name) for name in COMPUTED}
-        names = ("lo", "hi", "seam", "lane", "ticket", "lowest", "successors", "generator")
-        arrays = (*self.windows, *self.chosen, self._successors, self.generator)
-        settings |= {name: address_of(array) for name, array in zip(names, arrays, strict=True)}
-        for name, value in settings.items():
-            self.plan[name] = value
+    def resize(self, batch_size: int) -> None:
+        """Makes the next batches of this size. Raises ValueError if such a batch exceeds the machine's memory."""
+        sized = self._sizes.pop(batch_size, None) or self._make(batch_size)
+        self._sizes[batch_size] = self._sized = sized
+        if len(self._sizes) > _SIZES:
+            del self._sizes[next(iter(self._sizes))]
+        self.plan, self.columns, self.chosen = sized.plan, sized.columns, sized.chosen
 
     def read_windows(self) -> None:
         """Fills `windows` with the tickets that may be drawn now."""
@@ -137,16 +122,59 @@ class ReadPlan:
 
     def memory(self) -> BatchMemory:
         """Returns memory for a batch: that of a recent batch if its user has released it, otherwise new memory."""
-        for memory in self._pool:
+        for memory in self._sized.pool:
             if memory.is_free():
                 return memory
-        memory = BatchMemory(self._layout)
-        self._pool.append(memory)
+        memory = BatchMemory(self._sized.layout)
+        self._sized.pool.append(memory)
         return memory
 
     def lapped(self, filled: int) -> NDArray[np.int64]:
         """Returns the slots, among the first `filled`, whose rows writers overwrote before the copy was complete."""
-        return np.flatnonzero(self._ok[:filled] == 0) if self._validate(filled) else _NONE
+        sized = self._sized
+        return np.flatnonzero(sized.ok[:filled] == 0) if sized.validate(filled) else _NONE
+
+
+class _Sized:
+    """The part of a ReadPlan that depends on the batch's size."""
+
+    def __init__(
+        self, lanes: LaneView, window: Window, reads_more: bool, windows: Any, generator: Any, batch_size: int
+    ) -> None:
+        self.layout = BatchLayout(lanes, batch_size, window.stack, window.n_step, window.length, window.separate)
+        self.pool: deque[BatchMemory] = deque(maxlen=_POOL)
+        self.chosen = np.zeros((3, batch_size), np.int64)
+        self._successors = np.zeros(batch_size * self.layout.length, np.int64)
+        self._body = lanes.segment.body
+        self.columns = self.layout.columns
+        self.columns["base"] += address_of(self._body)
+        self.plan = np.zeros(1, PLAN)
+        names = ("lo", "hi", "seam", "lane", "ticket", "lowest", "successors", "generator")
+        arrays = (*windows, *self.chosen, self._successors, generator)
+        self._set(window, lanes.spec, lanes.geometry, dict(zip(names, map(address_of, arrays), strict=True)))
+        self.ok = np.zeros(batch_size, np.uint8)
+        lowest = self.chosen[rows.TICKET if self.plan["plain"][0] and not reads_more else rows.LOWEST]
+        self.validate = lanes.native.validator(self.chosen[rows.LANE], lowest, self.ok)
+
+    def _set(self, window: Window, spec: TransitionSpec, geometry: LaneGeometry, addresses: dict[str, int]) -> None:
+        layout, records = self.layout, address_of(self._body) + geometry.column_offset(0)
+        settings: dict[str, Any] = {
+            "records": records,
+            "record_stride": geometry.stride(0),
+            "capacity": geometry.capacity,
+            "lanes": geometry.lanes,
+            "repeat": window.pad == "repeat",
+            "stored_next": spec.next_obs,
+            "state_every": spec.state_every if window.length is not None else 1,
+            "plain": window.stack == window.n_step == 1 and window.length is None,
+            "far": len(geometry.columns) > 1,
+            "batch": layout.batch_size,
+        }
+        settings |= {name: getattr(window, name) for name in ("stack", "n_step", "gamma", "burn_in", "period")}
+        settings |= {name: getattr(layout, name) for name in ("length", "frames", "fields", "states")}
+        settings |= {name: layout.offset(name) for name in COMPUTED} | addresses
+        for name, value in settings.items():
+            self.plan[name] = value
 
 
 def address_of(array: NDArray[Any]) -> int:
@@ -155,4 +183,5 @@ def address_of(array: NDArray[Any]) -> int:
 
 
 _NONE = np.empty(0, np.int64)
+_SIZES = 4  # sizes whose memory is kept
 _POOL = 8  # memories kept: more than a learner with a prefetching thread holds at once

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from ..checks import brief
 from ..errors import TimedOut
+from ..fixed import fixed
 from ..memory import (
     BOUNDARY,
     TERMINATED,
@@ -36,6 +37,7 @@ _FLAG = Field((), "bool")
 _REWARD = Field((), "float32")
 
 
+@fixed()
 class Writer(WriterBase):
     """Appends transitions to one lane; made by `ReplayBuffer.writer` or `TrajectoryQueue.writer`.
 

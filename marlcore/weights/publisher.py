@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from ..checks import brief, check_whole
 from ..closing import Closing
 from ..errors import ClosedError
+from ..fixed import fixed
 from ..memory import File, NativeLanes, close_when_alone, one_thread
 from .layout import MOST_VERSIONS, OWN, fitted_extra
 from .rows import VersionedRows
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 Weights: TypeAlias = "TreeWeights | ModuleWeights"  # a caller's weights at one end of a store
 
 
+@fixed("version")
 class Publisher(Closing):
     """The store's only writer; a context manager, for one thread at a time. Use `ParameterStore.publisher`.
 

@@ -16,6 +16,7 @@ import numpy as np
 from ..checks import brief, check_whole
 from ..closing import ClosedAfterError
 from ..errors import LaneBusy, MarlcoreError
+from ..fixed import fixed
 from ..memory import File, LaneGeometry, Put, Segment, claim
 from ..spec import Field
 from .layout import MOST_VERSIONS, RowLayout, extra_field
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 Model: TypeAlias = "torch.nn.Module | Mapping[Any, Any] | Sequence[Any]"  # arrays in mappings, lists and tuples
 
 
+@fixed()
 class ParameterStore(VersionedRows):
     """Versions of one model's weights in shared memory: one publisher, any number of subscribers, no locks.
 
@@ -47,6 +49,8 @@ class ParameterStore(VersionedRows):
         begins_after: the version before this store's first version; 0 unless it continues another store's versions.
         is_mirror: whether its rows and versions come from another store; see `create_mirror`.
     """
+
+    _keep = "keep the weights by the model's state_dict or arrays"
 
     @classmethod
     def create(

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ..checks import check_timeout, check_whole
 from ..errors import NotEnoughData, SegmentCorrupt
+from ..fixed import fixed
 from ..memory import NativeLanes, one_thread
 from .publisher import Weights
 from .rows import VersionedRows
@@ -37,6 +38,7 @@ class InPlaceView:
         return self._whole()
 
 
+@fixed("version", "extras")
 class Subscriber:
     """Keeps a local model up to date, for one thread at a time. Use `ParameterStore.subscriber`.
 
@@ -67,7 +69,7 @@ class Subscriber:
         return self._store.version
 
     @one_thread
-    def pull(self, timeout: float = 1.0) -> bool:
+    def pull(self, *, timeout: float = 1.0) -> bool:
         """Copies the newest weights into the local model, whole or not at all; returns False if none are newer.
 
         Do not pull between a forward pass and its backward pass: autograd does not notice that weights changed. Do not

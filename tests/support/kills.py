@@ -92,7 +92,7 @@ def come_and_go(line: np.ndarray, replay: Any, lanes: tuple[int, ...], birth: in
 def sample(line: np.ndarray, replay: Any, lanes: tuple[int, ...], birth: int) -> None:
     sampler = replay.sampler(BATCH)
     for _ in working(line):
-        line[TORN] += torn_rows(SPEC, sampler.sample(PATIENCE_S), LANES)
+        line[TORN] += torn_rows(SPEC, sampler.sample(timeout=PATIENCE_S), LANES)
         line[READ] += BATCH
 
 
@@ -107,7 +107,7 @@ def subscribe(line: np.ndarray, store: Any, lanes: tuple[int, ...], birth: int) 
     weights = tree()
     subscriber = store.subscriber(weights)
     for _ in working(line):
-        if subscriber.wait(newer_than=subscriber.version, timeout=0.1) and subscriber.pull(PATIENCE_S):
+        if subscriber.wait(newer_than=subscriber.version, timeout=0.1) and subscriber.pull(timeout=PATIENCE_S):
             line[TORN] += torn_weights(weights, subscriber)
             line[READ] += 1
 
@@ -210,9 +210,9 @@ class Kills:
                 self.counts["swept"] += sum(map(is_ours, sweep()))
 
     def survive(self) -> None:
-        self.counts["torn"] += torn_rows(SPEC, self.sampler.sample(PATIENCE_S), LANES)
+        self.counts["torn"] += torn_rows(SPEC, self.sampler.sample(timeout=PATIENCE_S), LANES)
         self.counts["rows"] += BATCH
-        if self.subscriber.pull(PATIENCE_S):
+        if self.subscriber.pull(timeout=PATIENCE_S):
             self.counts["torn"] += torn_weights(self.weights, self.subscriber)
             self.counts["weights"] += 1
 

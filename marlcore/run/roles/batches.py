@@ -62,7 +62,7 @@ class ReplayBatches:
             self._restore(state, updates != state.get("updates"))  # before a thread draws ahead
         ahead = learner.prefetch if config.mode == "async" else 0
         self._limited_ahead = bool(ahead) and config.updates_per_step is not None and not config.offline
-        self._source = role.hold(Prefetch(self._sampler, ahead, device)) if ahead else self._sampler
+        self._source = role.hold(Prefetch(self._sampler, depth=ahead, device=device)) if ahead else self._sampler
         self.sample, self.clear = self._source.sample, self._source.clear
         self.update_priorities = self._source.update_priorities
 

@@ -184,7 +184,7 @@ def test_killed_mirrors_tear_nothing_and_go_on(home: ParameterStore, program: Ca
             start, pulled = target.version, 0
             while pulled < 20 + rng.integers(20):
                 publisher.publish(fill(model, home.version + 1))
-                if subscriber.pull(60.0):
+                if subscriber.pull(timeout=60.0):
                     assert value_of(words(local)) == subscriber.version % CYCLE
                     assert subscriber.version > last
                     last, pulled = subscriber.version, pulled + 1

@@ -34,7 +34,7 @@ class Node:
         '''Pulls until a version is newer; the version, and how often the porter was lost.'''
         while not self.last > newer_than:
             self.mirror.check()
-            if self.mirror.store.wait(self.last, 1.0) and self.subscriber.pull(60.0):
+            if self.mirror.store.wait(self.last, 1.0) and self.subscriber.pull(timeout=60.0):
                 version = self.subscriber.version
                 assert value_of(words(self.model)) == version % CYCLE and version > self.last, "torn, or older"
                 self.last = version

@@ -6,6 +6,7 @@ import warnings
 from functools import partial
 from types import MappingProxyType
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -266,6 +267,6 @@ def test_nobody_empties_what_another_process_has():
 
 def test_more_writers_than_lanes_are_refused():
     ours = holding(5)
-    other = pickle.loads(pickle.dumps(ours))
+    other = cloudpickle.loads(cloudpickle.dumps(ours))
     assert len(other) == 5
     check_refused(lambda: other.extend(rows(5)), LaneBusy, "one for each process that adds rows, got 1")

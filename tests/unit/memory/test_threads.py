@@ -79,7 +79,7 @@ def calls_of(replay: ReplayBuffer, queue: TrajectoryQueue, store: ParameterStore
         (mixture, mixture.sample),
         (publisher, publisher.publish),
         (subscriber, subscriber.pull),
-        (reader, lambda: reader.read(0.0)),
+        (reader, lambda: reader.read(timeout=0.0)),
     ]
 
 

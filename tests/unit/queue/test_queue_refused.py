@@ -33,7 +33,7 @@ def writer(**options) -> None:
 
 
 def read(timeout) -> None:
-    on(lambda queue: queue.reader(2).read(timeout))
+    on(lambda queue: queue.reader(2).read(timeout=timeout))
 
 
 def attach_to_replay() -> None:

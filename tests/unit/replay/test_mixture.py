@@ -104,7 +104,7 @@ def test_a_source_is_left_out_until_it_has_rows(sources):
     each = "; ".join([r".*marlcore-replay-.*: expected at least 1 transitions, got 0"] * 3)
     for error, timeout in ((mc.NotEnoughData, None), (TimedOut, 0.05)):
         with pytest.raises(error, match=f"^no replay has anything to draw from: {each}$"):
-            mixture.sample(timeout)
+            mixture.sample(timeout=timeout)
     sources.fill(1)
     assert mixture.can_sample() and counts(mixture.sample(timeout=0.0), 3) == [0, 64, 0]
     sources.fill(2)
@@ -169,12 +169,12 @@ def test_a_limited_replays_share_goes_to_no_other(replays, fractions):
         for error, timeout in ((mc.NotEnoughData, None), (TimedOut, 0.05)) * 2:
             assert not mixture.can_sample()
             with pytest.raises(error, match=r"the limiter expects at least 8 transitions inserted, got 7$"):
-                mixture.sample(timeout)
+                mixture.sample(timeout=timeout)
         assert [stats.drawn for stats in mixture.stats] == [0, 0]
         drawn = np.zeros(2)
         with soon(write, replay, 0, 1):
             for batches, timeout in enumerate([60, None], 1):
-                drawn += counts(mixture.sample(timeout))
+                drawn += counts(mixture.sample(timeout=timeout))
                 assert (abs(drawn - 8 * batches * np.array(fractions)) < 1).all()
 
 

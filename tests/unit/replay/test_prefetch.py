@@ -85,16 +85,16 @@ def test_it_waits_for_data_as_its_sampler_does(replay):
             assert not sampler.can_sample()
             for error, timeout in ((mc.NotEnoughData, None), (TimedOut, 0.02), (TimedOut, 0)) * 2:
                 with pytest.raises(error, match="expected at least 8 transitions, got 0"):
-                    sampler.sample(timeout)
+                    sampler.sample(timeout=timeout)
         fill(replay)
         assert batches.can_sample()
-        assert len(batches.sample()) == len(batches.sample(0)) == 8
+        assert len(batches.sample()) == len(batches.sample(timeout=0)) == 8
 
 
 @pytest.mark.parametrize("timeout", [60, *(pytest.param(s, marks=pytest.mark.long) for s in (1e10, float("inf")))])
 def test_a_timeout_of_any_length_waits_for_a_writer(replay, timeout):
     with mc.Prefetch(replay.sampler(8)) as batches, soon(fill, replay):
-        assert len(batches.sample(timeout)) == 8
+        assert len(batches.sample(timeout=timeout)) == 8
 
 
 def test_the_threads_error_comes_once_behind_its_batches():

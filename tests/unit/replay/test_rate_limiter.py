@@ -143,7 +143,7 @@ def test_one_writer_and_one_sampler(story):
                 says = f"expects at least {number} transitions inserted, got {numbers[-1]}" if verb == "lack" else None
                 for error, timeout in ((NotEnoughData, None), (TimeoutError, 0.0)):
                     with pytest.raises(error, match=says):
-                        sampler.sample(timeout)
+                        sampler.sample(timeout=timeout)
 
 
 @pytest.mark.parametrize("needs", [{"n_step": 19}, {"n_step": 16, "stack": 4}])

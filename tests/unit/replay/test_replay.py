@@ -117,7 +117,7 @@ def test_without_enough_rows_there_is_no_batch(timeout):
                 assert sampler.can_sample() == (held >= least)
                 if held < least:
                     with pytest.raises(error, match=says):
-                        sampler.sample(timeout)
+                        sampler.sample(timeout=timeout)
             writer.add(0.0, 0, 0.0)
 
 

@@ -185,7 +185,9 @@ SAMPLERS: list[Refused] = [
 OPTIONS: list[Refused] = [
     *each_bad(mc.Prioritized, NUMBER, alpha=[-0.1, math.nan, math.inf], epsilon=[-1e-9, True]),
     *each_bad(mc.Prioritized, SHARE, beta=[-0.1, 1.5, "1"]),
-    *each_bad(mc.Prioritized, INTEGER, beta_steps=[0, 1.5]),
+    *each_bad(mc.Prioritized, INTEGER, beta_steps=[0, 1.5], beta_inserts=[0]),
+    *each_bad(sampler, "'separate', 'shared' or None", layout=["apart"]),
+    (lambda: sampler(prioritized=mc.Prioritized(beta_steps=3, beta_inserts=4)), "beta_inserts: expected None beside"),
     *each_bad(mc.Hindsight, "an integer from 1 to 2147483647", k=[0]),
     *each_bad(mc.Hindsight, "future, final or episode", strategy=["last"]),
     (lambda: mc.Hindsight(compute_reward=4), TypeError, f"compute_reward: {FUNCTION}"),

@@ -1,0 +1,41 @@
+"""Classes whose objects refuse assignments that would do nothing."""
+
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any, TypeVar
+
+from .checks import did_you_mean
+
+K = TypeVar("K", bound=type[Any])
+_MADE = "_made"
+
+
+def fixed(*changing: str) -> Callable[[K], K]:
+    """Makes objects of a class, though not of its subclasses, refuse assignments once `__init__` has returned.
+
+    Still assignable are properties with a setter, private names, and the names `changing`.
+    """
+
+    def decorate(kind: Any) -> Any:
+        make = kind.__init__
+
+        @wraps(make)
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            make(self, *args, **kwargs)
+            self.__dict__[_MADE] = True
+
+        def assign(self: Any, name: str, value: Any) -> None:
+            closed = name[0] != "_" and _MADE in self.__dict__ and type(self) is kind
+            if closed and name not in changing and not hasattr(kind, name):
+                raise refusal(self, name, dir(self))
+            object.__setattr__(self, name, value)
+
+        kind.__init__, kind.__setattr__ = init, assign
+        return kind
+
+    return decorate
+
+
+def refusal(thing: Any, name: str, known: Iterable[str]) -> AttributeError:
+    got = "a constant" if name in thing.__dict__ else f"another name{did_you_mean(name, known)}"
+    return AttributeError(f"{type(thing).__name__}.{name}: expected an attribute that can be assigned, got {got}")
