@@ -50,11 +50,10 @@ class CompiledTrainer:
 
     def update(self, batch: Any) -> Update:
         """Makes an update on a batch of arrays or of tensors; see `Trainer.update`."""
-        if not self.reason and not self._watched.holds():
-            self.reason = "parts that were changed"
-        if self.reason:
+        if self.reason or not self._watched.holds():
+            self.reason = self.reason or "parts that were changed"
             return self.trainer.update(as_tensors(batch))  # type: ignore[no-any-return]
-        return self.compiled(as_arrays(batch))
+        return self.compiled(batch if type(batch) is Batch else as_arrays(batch))
 
     def state_dict(self) -> dict[str, Any]:
         return self.trainer.state_dict()  # type: ignore[no-any-return]
@@ -111,9 +110,7 @@ def as_tensors(batch: Any) -> Any:
 
 
 def as_arrays(batch: Any) -> Any:
-    """Returns a batch of arrays unchanged, and a batch of tensors as arrays that view the same memory."""
-    if isinstance(batch, Batch):
-        return batch
+    """Returns a batch of tensors as one of arrays that view the same memory."""
     fields = {name: each(_array, value) for name, value in vars(batch).items() if name != "numbers"}
     arrays = Batch(fields, ())
     arrays.numbers = batch.numbers  # type: ignore[attr-defined]
