@@ -186,9 +186,12 @@ int mc_q_update(struct mc_q_learning *q) {
             return -EINVAL;
     pack(&q->online);
     pack(&q->target);
-    choose(q);
+    if (!q->twice) /* otherwise afterwards, so that both passes by `online` find its weights in the cache */
+        choose(q);
     if (q->twice || q->target.embedding.count)
         outputs_of(q, &q->target, q->after, q->sampled, q->of_samples, 0);
+    if (q->twice)
+        choose(q);
     outputs_of(q, &q->online, q->x, q->predicted, q->fractions, 0);
     if (q->predicted == 1 && q->sampled == 1)
         judge(q, 1, 1);

@@ -67,10 +67,11 @@ class Descent:
 
     Attributes:
         raw: the core's `mc_descent`.
+        group: the optimizer's options; each step takes the present learning rate.
     """
 
     def __init__(self, optimizer: Any, most: float, targets: Sequence[torch.Tensor] = ()) -> None:
-        tensors, self._group = optimizer.tensors, optimizer.param_groups[0]
+        tensors, self.group = optimizer.tensors, optimizer.param_groups[0]
         states = [optimizer.state[tensor] for tensor in tensors]
         columns: dict[str, Sequence[torch.Tensor]] = {
             "weight": tensors,
@@ -87,17 +88,13 @@ class Descent:
             for row, array in zip(rows, arrays, strict=bool(arrays)):
                 setattr(row, name, pointer(array))
             self._kept += arrays
-        numbers = {"count": len(rows), "epsilon": self._group["eps"], "most": most}
-        numbers |= dict(zip(("beta1", "beta2"), self._group["betas"], strict=True))
+        numbers = {"count": len(rows), "epsilon": self.group["eps"], "most": most}
+        numbers |= dict(zip(("beta1", "beta2"), self.group["betas"], strict=True))
         self.raw = ffi.new("struct mc_descent *", {"tensors": rows, "number": pointer(number), **numbers})
-
-    def prepare(self, share: float) -> None:
-        """Sets, for the next step, the learning rate and the share of the way by which targets move."""
-        self.raw.rate, self.raw.share = self._group["lr"], share
 
     def step(self, share: float = 0.0) -> float:
         """Makes one step, and moves targets by this share of the way; returns the gradient's norm before clipping."""
-        self.prepare(share)
+        self.raw.rate, self.raw.share = self.group["lr"], share
         return float(lib.mc_descend(self.raw))
 
 
