@@ -193,7 +193,7 @@ KERNEL static void LEVEL(descend)(const struct mc_tensor *tensor, const struct m
     const float first = (float)descent->beta1, second = (float)descent->beta2,
                 epsilon = (float)descent->epsilon, share = (float)descent->share;
     for (int64_t from = 0, end; from < tensor->size; from = end) { /* targets while their weights are near */
-        end = from + 512 < tensor->size ? from + 512 : tensor->size;
+        end = from + 1024 < tensor->size ? from + 1024 : tensor->size;
         for (int64_t i = from; i < end; i++) {
             float g = gradient[i] * scale;
             mean[i] = first * mean[i] + (1.0f - first) * g;
