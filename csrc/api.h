@@ -282,17 +282,6 @@ struct mc_descent {
  * moves the targets. The norm before that. */
 double mc_descend(const struct mc_descent *descent);
 
-/* ---- values of actions in a network's outputs [rows, row]: those of `actions` actions or, with dueling,
- * their advantages and then the state's value; see q_learning.c ---- */
-
-/* The number of each row's best action among those allowed [rows, actions] (NULL: all), the first of equal
- * ones. */
-void mc_values_best(int64_t rows, int64_t actions, const float *outputs, int64_t row, const uint8_t *allowed,
-                    int64_t *best);
-/* The value of each row's action. */
-void mc_values_taken(int64_t rows, int64_t actions, int dueling, const float *outputs, int64_t row,
-                     const int64_t *action, float *value);
-
 /* ---- updates of Q-learning: losses, gradients, and descent; see q_learning.c ---- */
 
 struct mc_chain {
@@ -335,39 +324,45 @@ struct mc_q_learning { /* DQN, CQL or IQN; all arrays, those of layers too, have
 /* Makes an update. 0; -EINVAL, and nothing changed: an action's number is none of the actions'. */
 int mc_q_update(struct mc_q_learning *q);
 
-/* ---- random choices of actions, by numbers in [0, 1) that the caller draws; see draws.c ---- */
+/* ---- choices of actions, by the outputs of a network and by numbers in [0, 1), multiples of 2^-53; see
+ * draws.c. A mask `allowed` [rows, actions] is NULL if every action is allowed ---- */
 
-/* Replaces the action of each row that explores by a random one among those allowed [rows, actions] (NULL:
- * all), and returns how many do. draws [2, rows]: a row explores if the first is less than its epsilon; the
- * second picks the action. */
-int64_t mc_explore(int64_t rows, int64_t actions, const double *draws, const double *epsilon,
-                   const uint8_t *allowed, int64_t *action);
-/* ---- acting, in one call: the rest of a network, then a choice by its outputs and by numbers that the
- * caller's generator draws. Without layers, x has the outputs [rows, x_row] ---- */
+struct mc_begun {         /* a network whose layers `rest` are left to compute, by x [rows, x_row] */
+    struct mc_chain rest; /* without layers, x has the outputs */
+    int64_t rows;
+    const float *x;
+    int64_t x_row;
+};
 
-struct mc_uniform { /* a generator of numbers in [0, 1), multiples of 2^-53 */
+struct mc_uniform { /* a generator of such numbers */
     double (*next)(void *state);
     void *state;
 };
 
-struct mc_choices { /* arrays for calls to use, and the result */
+struct mc_choices { /* arrays for calls to use, and the results */
     int64_t actions;
-    double *draws;   /* [2, rows] */
-    double *epsilon; /* [rows]: those of the rows, unless one is given for all */
-    int64_t *action; /* result [rows] */
+    int dueling;         /* of the outputs, see mc_q_learning */
+    double *draws;       /* [2, rows] */
+    double *epsilon;     /* [rows] */
+    int64_t *action;     /* result [rows] */
+    float *taken, *best; /* results [rows]: the values of the chosen actions and of the best ones; or NULL */
 };
 
-/* The best actions or, with uniform, those of mc_explore by an epsilon for all rows; NaN: by each its own. */
-void mc_act_by_values(const struct mc_choices *choices, const struct mc_chain *rest, int64_t rows,
-                      const float *x, int64_t x_row, const uint8_t *allowed, const struct mc_uniform *uniform,
-                      double epsilon);
+/* Replaces the action of each row that explores by a random one among those allowed, and returns how many do.
+ * draws [2, rows]: a row explores if the first is less than its epsilon; the second picks the action. */
+int64_t mc_explore(int64_t rows, int64_t actions, const double *draws, const double *epsilon,
+                   const uint8_t *allowed, int64_t *action);
+/* Chooses the best actions or, with uniform, those of mc_explore by one epsilon or the rows' own in
+ * `choices`. */
+void mc_act_by_values(const struct mc_choices *choices, const struct mc_begun *network,
+                      const uint8_t *allowed, const struct mc_uniform *uniform, double epsilon, int own);
 /* Draws one value of each part in each row, part by part, with the logarithm of their probability. outputs
  * have logarithms of probabilities, up to a constant for each part, of the parts' values one after another.
  * allowed [rows, values], or NULL; a row without an allowed value draws from all alike. drawn [rows, parts],
  * log_prob [rows]. */
-void mc_act_by_categories(const struct mc_chain *rest, int64_t rows, const float *x, int64_t x_row,
-                          int64_t parts, const int64_t *sizes, const uint8_t *allowed,
-                          const struct mc_uniform *uniform, int64_t *drawn, float *log_prob);
+void mc_act_by_categories(const struct mc_begun *network, int64_t parts, const int64_t *sizes,
+                          const uint8_t *allowed, const struct mc_uniform *uniform, int64_t *drawn,
+                          float *log_prob);
 
 /* ---- PPO's objective; see clipped.c ---- */
 

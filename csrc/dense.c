@@ -5,7 +5,6 @@
  * depends neither on the rows beside it nor on alignment. NaN and infinities pass through. Nothing is
  * allocated, nothing is kept.
  */
-#include <errno.h>
 #include <math.h>
 #include <string.h>
 

@@ -2,6 +2,9 @@
 #ifndef MC_DENSE_H
 #define MC_DENSE_H
 
+#include <math.h>
+#include <stddef.h>
+
 #include "api.h"
 
 /* y[r, c] = after(bias[c] + the sum over i of a[r, i] b[i, c]), in an order that the sizes of b decide. */
@@ -36,6 +39,35 @@ struct mc_dense { /* the kernels for one level of processors */
 };
 
 const struct mc_dense *mc_dense(void);
+
+/* Of a row's mask, and of its outputs: the values of its actions or, with dueling, the actions' advantages
+ * and after them the state's value, to which an advantage adds less the mean advantage. */
+static inline const uint8_t *mc_mask_of(const uint8_t *allowed, int64_t r, int64_t actions) {
+    return allowed ? allowed + r * actions : NULL;
+}
+
+/* The number of the best action among those allowed, the first of equal ones. */
+static inline int64_t mc_best_value(int64_t actions, const float *outputs, const uint8_t *allowed) {
+    int64_t best = 0;
+    float most = -INFINITY;
+    for (int64_t a = 0; a < actions; a++) {
+        float value = allowed && !allowed[a] ? -INFINITY : outputs[a];
+        if (isnan(value)) /* as torch: the greatest */
+            return a;
+        best = value > most ? a : best;
+        most = value > most ? value : most;
+    }
+    return best;
+}
+
+static inline float mc_value_of(int64_t actions, int dueling, const float *outputs, int64_t action) {
+    if (!dueling)
+        return outputs[action];
+    float sum = 0.0f;
+    for (int64_t a = 0; a < actions; a++)
+        sum += outputs[a];
+    return outputs[action] + (outputs[actions] - sum / (float)actions);
+}
 
 static inline int64_t mc_padded(int64_t n) { return (n + MC_PAD - 1) / MC_PAD * MC_PAD; }
 

@@ -192,15 +192,18 @@ KERNEL static void LEVEL(descend)(const struct mc_tensor *tensor, const struct m
     float *restrict target = tensor->target;
     const float first = (float)descent->beta1, second = (float)descent->beta2,
                 epsilon = (float)descent->epsilon, share = (float)descent->share;
-    for (int64_t i = 0; i < tensor->size; i++) {
-        float g = gradient[i] * scale;
-        mean[i] = first * mean[i] + (1.0f - first) * g;
-        square[i] = second * square[i] + (1.0f - second) * g * g;
-        weight[i] -= rate * mean[i] / (sqrtf(square[i]) * root + epsilon);
+    for (int64_t from = 0, end; from < tensor->size; from = end) { /* targets while their weights are near */
+        end = from + 1024 < tensor->size ? from + 1024 : tensor->size;
+        for (int64_t i = from; i < end; i++) {
+            float g = gradient[i] * scale;
+            mean[i] = first * mean[i] + (1.0f - first) * g;
+            square[i] = second * square[i] + (1.0f - second) * g * g;
+            weight[i] -= rate * mean[i] / (sqrtf(square[i]) * root + epsilon);
+        }
+        for (int64_t i = from; share > 0.0f && i < end; i++)
+            target[i] = share < 0.5f ? target[i] + share * (weight[i] - target[i])
+                                     : weight[i] - (weight[i] - target[i]) * (1.0f - share);
     }
-    for (int64_t i = 0; share > 0.0f && i < tensor->size; i++)
-        target[i] = share < 0.5f ? target[i] + share * (weight[i] - target[i])
-                                 : weight[i] - (weight[i] - target[i]) * (1.0f - share);
 }
 
 /* The sum of squares: of 64 sums in turns, whatever LANES is, and of each 4,096 numbers apart. */

@@ -1,5 +1,4 @@
-/* Choices of actions, at random or by the outputs of a network. Numbers in [0, 1), multiples of 2^-53, come
- * from the caller or its generator. */
+/* Choices of actions, at random or by the outputs of a network. */
 #include <math.h>
 #include <string.h>
 
@@ -54,34 +53,45 @@ static int64_t draw(int64_t n, const float *output, const uint8_t *allowed, doub
 }
 
 /* Computes the rest of a network; returns the outputs, and sets the floats from row to row. */
-static const float *outputs_of(const struct mc_chain *rest, int64_t rows, const float *x, int64_t *row) {
+static const float *outputs_of(const struct mc_begun *network, int64_t *row) {
+    const struct mc_chain *rest = &network->rest;
+    *row = network->x_row;
     if (!rest->count)
-        return x;
-    const struct mc_layer *last = &rest->layers[rest->count - 1];
-    mc_layers_forward(rest->layers, rest->count, rows, x, *row);
-    *row = mc_padded(last->outputs);
-    return last->output;
+        return network->x;
+    mc_layers_forward(rest->layers, rest->count, network->rows, network->x, network->x_row);
+    *row = mc_padded(rest->layers[rest->count - 1].outputs);
+    return rest->layers[rest->count - 1].output;
 }
 
-void mc_act_by_values(const struct mc_choices *choices, const struct mc_chain *rest, int64_t rows,
-                      const float *x, int64_t x_row, const uint8_t *allowed, const struct mc_uniform *uniform,
-                      double epsilon) {
-    int64_t actions = choices->actions;
-    const float *outputs = outputs_of(rest, rows, x, &x_row);
-    mc_values_best(rows, actions, outputs, x_row, allowed, choices->action);
-    if (!uniform)
-        return;
-    for (int64_t r = 0; !isnan(epsilon) && r < rows; r++)
-        choices->epsilon[r] = epsilon;
-    for (int64_t i = 0; i < 2 * rows; i++)
-        choices->draws[i] = uniform->next(uniform->state);
-    mc_explore(rows, actions, choices->draws, choices->epsilon, allowed, choices->action);
+/* Each row's value of its action. */
+static void value(const struct mc_choices *choices, int64_t rows, const float *outputs, int64_t row,
+                  float *values) {
+    for (int64_t r = 0; values && r < rows; r++)
+        values[r] = mc_value_of(choices->actions, choices->dueling, outputs + r * row, choices->action[r]);
 }
 
-void mc_act_by_categories(const struct mc_chain *rest, int64_t rows, const float *x, int64_t x_row,
-                          int64_t parts, const int64_t *sizes, const uint8_t *allowed,
-                          const struct mc_uniform *uniform, int64_t *drawn, float *log_prob) {
-    const float *outputs = outputs_of(rest, rows, x, &x_row);
+void mc_act_by_values(const struct mc_choices *choices, const struct mc_begun *network,
+                      const uint8_t *allowed, const struct mc_uniform *uniform, double epsilon, int own) {
+    int64_t actions = choices->actions, rows = network->rows, row;
+    const float *outputs = outputs_of(network, &row);
+    for (int64_t r = 0; r < rows; r++)
+        choices->action[r] = mc_best_value(actions, outputs + r * row, mc_mask_of(allowed, r, actions));
+    value(choices, rows, outputs, row, choices->best);
+    if (uniform) {
+        for (int64_t r = 0; !own && r < rows; r++)
+            choices->epsilon[r] = epsilon;
+        for (int64_t i = 0; i < 2 * rows; i++)
+            choices->draws[i] = uniform->next(uniform->state);
+        mc_explore(rows, actions, choices->draws, choices->epsilon, allowed, choices->action);
+    }
+    value(choices, rows, outputs, row, choices->taken);
+}
+
+void mc_act_by_categories(const struct mc_begun *network, int64_t parts, const int64_t *sizes,
+                          const uint8_t *allowed, const struct mc_uniform *uniform, int64_t *drawn,
+                          float *log_prob) {
+    int64_t rows = network->rows, row;
+    const float *outputs = outputs_of(network, &row);
     int64_t values = 0, first = 0;
     for (int64_t part = 0; part < parts; part++)
         values += sizes[part];
@@ -92,7 +102,7 @@ void mc_act_by_categories(const struct mc_chain *rest, int64_t rows, const float
             int64_t choices = 0;
             for (int64_t i = 0; of_row && i < values; i++)
                 choices += of_row[i];
-            const float *output = of_row && !choices ? NULL : outputs + r * x_row + first;
+            const float *output = of_row && !choices ? NULL : outputs + r * row + first;
             drawn[r * parts + part] = draw(sizes[part], output, of_row ? of_row + first : NULL,
                                            uniform->next(uniform->state), &log_prob[r]);
         }

@@ -1,55 +1,19 @@
-/* Values of actions, and the updates of DQN, CQL and IQN; algos/bases/q_learning.py, algos/cql.py and
- * algos/iqn.py are their text. A row's outputs are the values of its actions or, with dueling, the actions'
- * advantages and after them the state's value, to which an advantage adds less the mean advantage. */
+/* The updates of DQN, CQL and IQN; algos/bases/q_learning.py, algos/cql.py and algos/iqn.py are their text.
+ */
 #include <errno.h>
 #include <math.h>
 #include <stddef.h>
 
 #include "dense.h"
 
-static const uint8_t *of_row(const uint8_t *allowed, int64_t r, int64_t actions) {
-    return allowed ? allowed + r * actions : NULL;
-}
-
-static int64_t best_of(int64_t actions, const float *outputs, const uint8_t *allowed) {
-    int64_t best = 0;
-    float most = -INFINITY;
-    for (int64_t a = 0; a < actions; a++) {
-        float value = allowed && !allowed[a] ? -INFINITY : outputs[a];
-        if (isnan(value)) /* as torch: the greatest */
-            return a;
-        best = value > most ? a : best;
-        most = value > most ? value : most;
-    }
-    return best;
-}
-
-static float value_of(int64_t actions, int dueling, const float *outputs, int64_t action) {
-    float sum = 0.0f;
-    for (int64_t a = 0; dueling && a < actions; a++)
-        sum += outputs[a];
-    return outputs[action] + (dueling ? outputs[actions] - sum / (float)actions : 0.0f);
-}
-
 /* Sets the gradient of the outputs by that of the action's value. */
 static void set_gradient(int64_t actions, int dueling, int64_t action, float slope, float *gradient) {
     float of_mean = dueling ? slope / (float)actions : 0.0f;
     for (int64_t a = 0; a < actions; a++)
-        gradient[a] = (a == action ? slope : 0.0f) - of_mean;
+        gradient[a] = 0.0f - of_mean;
+    gradient[action] = slope - of_mean;
     if (dueling)
         gradient[actions] = slope;
-}
-
-void mc_values_best(int64_t rows, int64_t actions, const float *outputs, int64_t row, const uint8_t *allowed,
-                    int64_t *best) {
-    for (int64_t r = 0; r < rows; r++)
-        best[r] = best_of(actions, outputs + r * row, of_row(allowed, r, actions));
-}
-
-void mc_values_taken(int64_t rows, int64_t actions, int dueling, const float *outputs, int64_t row,
-                     const int64_t *action, float *value) {
-    for (int64_t r = 0; r < rows; r++)
-        value[r] = value_of(actions, dueling, outputs + r * row, action[r]);
 }
 
 static const struct mc_layer *last_of(const struct mc_chain *chain) {
@@ -105,7 +69,7 @@ static void choose(const struct mc_q_learning *q) {
         for (int64_t i = 1; i < q->midpoints; i++)
             for (int64_t a = 0; a < q->actions; a++)
                 mean[a] += mean[i * row + a];
-        q->best[r] = best_of(q->actions, mean, of_row(q->allowed_after, r, q->actions));
+        q->best[r] = mc_best_value(q->actions, mean, mc_mask_of(q->allowed_after, r, q->actions));
     }
 }
 
@@ -127,14 +91,14 @@ static void add_losses(int64_t count, const float *predicted, const float *fract
  * allowed, the values count as zeros. */
 static float penalty_of(const struct mc_q_learning *q, int64_t r, const float *outputs, float share,
                         float slope, float *gradient) {
-    const uint8_t *allowed = of_row(q->allowed, r, q->actions);
+    const uint8_t *allowed = mc_mask_of(q->allowed, r, q->actions);
     int64_t action = q->action[r];
-    float most = outputs[best_of(q->actions, outputs, allowed)], sum = 0.0f;
+    float most = outputs[mc_best_value(q->actions, outputs, allowed)], sum = 0.0f;
     for (int64_t a = 0; a < q->actions; a++)
         sum += allowed && !allowed[a] ? 0.0f : expf(outputs[a] - most);
     if (sum == 0.0f) {
         set_gradient(q->actions, q->dueling, action, slope - share, gradient);
-        return share * (logf((float)q->actions) - value_of(q->actions, q->dueling, outputs, action));
+        return share * (logf((float)q->actions) - mc_value_of(q->actions, q->dueling, outputs, action));
     }
     gradient[action] -= share; /* the state's value and the mean advantage cancel out */
     for (int64_t a = 0; a < q->actions; a++)
@@ -143,33 +107,35 @@ static float penalty_of(const struct mc_q_learning *q, int64_t r, const float *o
 }
 
 /* Of row r: sets its predicted values, their losses and the slopes; returns the last sample of its target. */
-static float compare(const struct mc_q_learning *q, int64_t r, const float *outputs, const float *future,
-                     int64_t row) {
-    int64_t count = q->predicted;
+static inline float compare(const struct mc_q_learning *q, int64_t r, const float *outputs,
+                            const float *future, int64_t row, int64_t count, int64_t sampled) {
     float *predicted = q->line, *losses = predicted + count, *slopes = losses + count, sample = 0.0f;
     const float *fractions = q->fractions ? q->fractions + r * count : NULL;
     for (int64_t i = 0; i < count; i++) {
-        predicted[i] = value_of(q->actions, q->dueling, outputs + i * row, q->action[r]);
+        predicted[i] = mc_value_of(q->actions, q->dueling, outputs + i * row, q->action[r]);
         losses[i] = slopes[i] = 0.0f;
     }
-    for (int64_t j = 0; j < q->sampled; j++) {
-        float value = value_of(q->actions, q->dueling, future + j * row, q->best[r]);
+    for (int64_t j = 0; j < sampled; j++) {
+        float value = mc_value_of(q->actions, q->dueling, future + j * row, q->best[r]);
         sample = q->discount[r] * value + (float)q->reward_scale * q->reward[r];
         add_losses(count, predicted, fractions, sample, (float)q->kappa, losses, slopes);
     }
     return sample;
 }
 
-/* Sets the losses, the priorities, and the gradient of the outputs. */
-static void judge(struct mc_q_learning *q) {
+/* Sets the losses, the priorities, and the gradient of the outputs. Loops over one value vanish if the
+ * numbers of values are constants of the call, and no store changes the copy of q. */
+static inline __attribute__((always_inline)) void judge(struct mc_q_learning *to, int64_t count,
+                                                        int64_t sampled) {
+    const struct mc_q_learning copy = *to, *q = &copy;
     const struct mc_layer *last = last_of(&q->online.head);
-    int64_t row = mc_padded(last->outputs), count = q->predicted, actions = q->actions;
+    int64_t row = mc_padded(last->outputs), actions = q->actions;
     const float *outputs = last->output, *future = last_of(&q->target.head)->output;
     const float *predicted = q->line, *losses = predicted + count, *slopes = losses + count;
-    float *gradient = last->gradient, scale = 1.0f / ((float)q->kappa * (float)q->sampled);
+    float *gradient = last->gradient, scale = 1.0f / ((float)q->kappa * (float)sampled);
     double loss = 0.0, penalty = 0.0, sum = 0.0;
-    for (int64_t r = 0; r < q->rows; r++, future += q->sampled * row) {
-        float sample = compare(q, r, outputs, future, row), error = 0.0f,
+    for (int64_t r = 0; r < q->rows; r++, future += sampled * row) {
+        float sample = compare(q, r, outputs, future, row, count, sampled), error = 0.0f,
               share = q->weight[r] / (float)q->rows;
         for (int64_t i = 0; i < count; i++, outputs += row, gradient += row) {
             sum += (double)predicted[i];
@@ -182,9 +148,9 @@ static void judge(struct mc_q_learning *q) {
         loss += (double)(share * error);
         q->error[r] = q->fractions ? error : fabsf(predicted[0] - sample);
     }
-    q->penalty = penalty;
-    q->loss = loss + penalty;
-    q->q_mean = sum / ((double)(q->rows * count) * q->reward_scale);
+    to->penalty = penalty;
+    to->loss = loss + penalty;
+    to->q_mean = sum / ((double)(q->rows * count) * q->reward_scale);
 }
 
 /* The gradients of all layers, after the outputs for x and `judge`. */
@@ -220,11 +186,17 @@ int mc_q_update(struct mc_q_learning *q) {
             return -EINVAL;
     pack(&q->online);
     pack(&q->target);
-    choose(q);
+    if (!q->twice) /* otherwise afterwards, so that both passes by `online` find its weights in the cache */
+        choose(q);
     if (q->twice || q->target.embedding.count)
         outputs_of(q, &q->target, q->after, q->sampled, q->of_samples, 0);
+    if (q->twice)
+        choose(q);
     outputs_of(q, &q->online, q->x, q->predicted, q->fractions, 0);
-    judge(q);
+    if (q->predicted == 1 && q->sampled == 1)
+        judge(q, 1, 1);
+    else
+        judge(q, q->predicted, q->sampled);
     backward(q);
     q->norm = mc_descend(q->descent);
     return 0;

@@ -311,27 +311,34 @@ TEST(a_choice_computes_the_layers_and_then_explores) {
         int64_t drawn = 0, *action = calloc((size_t)rows, sizeof *action);
         double *draws = calloc(2 * (size_t)rows, sizeof *draws);
         double *epsilon = calloc((size_t)rows, sizeof *epsilon);
-        struct mc_chain chain = {&one.layer, 1}, none = {NULL, 0};
+        struct mc_begun network = {{&one.layer, 1}, rows, one.x, one.x_row},
+                        outputs = {{NULL, 0}, rows, one.layer.output, MC_PAD};
         struct mc_uniform uniform = {place, &drawn};
-        struct mc_choices choices = {3, draws, epsilon, action};
+        float *taken = calloc((size_t)rows, sizeof *taken), *best = calloc((size_t)rows, sizeof *best);
+        struct mc_choices choices = {3, 0, draws, epsilon, action, taken, best};
         mc_layers_pack(&one.layer, 1);
-        mc_act_by_values(&choices, &chain, rows, one.x, one.x_row, NULL, NULL, 0.0);
+        mc_act_by_values(&choices, &network, NULL, NULL, 0.0, 0);
         for (int64_t r = 0; r < rows; r++)
             for (int64_t a = 0; a < 3; a++)
                 CHECK(one.layer.output[r * MC_PAD + action[r]] >= one.layer.output[r * MC_PAD + a]);
-        mc_act_by_values(&choices, &none, rows, one.layer.output, MC_PAD, NULL, &uniform, 0.5);
+        mc_act_by_values(&choices, &outputs, NULL, &uniform, 0.5, 0);
         CHECK(drawn == 2 * rows);
-        for (int64_t r = 0; r < rows; r++)
+        for (int64_t r = 0; r < rows; r++) {
+            CHECK(taken[r] == one.layer.output[r * MC_PAD + action[r]] && taken[r] <= best[r]);
             if (r % 8 < 4)
                 CHECK(action[r] == (int64_t)(3.0 * (double)((rows + r) % 8) / 8.0));
+        }
         one.layer.output[2] = INFINITY;
         drawn = 0;
         epsilon[0] = 0.0;
-        mc_act_by_values(&choices, &none, 1, one.layer.output, MC_PAD, NULL, &uniform, NAN);
+        outputs.rows = 1;
+        mc_act_by_values(&choices, &outputs, NULL, &uniform, 1.0, 1);
         CHECK(action[0] == 2 && drawn == 2);
         free(action);
         free(draws);
         free(epsilon);
+        free(taken);
+        free(best);
         drop(&one);
     }
 }
@@ -340,15 +347,17 @@ TEST(categories_are_drawn_part_by_part) {
     const int64_t sizes[2] = {2, 3};
     const float outputs[2][5] = {{0, 0, 0, -INFINITY, 0}, {1, -INFINITY, 3, 3, 3}};
     const uint8_t allowed[2][5] = {{1, 1, 1, 1, 1}, {0, 0, 0, 0, 0}};
-    struct mc_chain none = {NULL, 0};
+    struct mc_begun network = {{NULL, 0}, 2, outputs[0], 5};
     int64_t drawn = 0, action[2][2];
     float log_prob[2];
     struct mc_uniform uniform = {place, &drawn};
-    mc_act_by_categories(&none, 2, outputs[0], 5, 2, sizes, allowed[0], &uniform, action[0], log_prob);
+    mc_act_by_categories(&network, 2, sizes, allowed[0], &uniform, action[0], log_prob);
     /* at 0 and 2/8 in the first row, at 1/8 and 3/8 in the second, from which all values draw alike */
     CHECK(drawn == 4 && action[0][0] == 0 && action[0][1] == 0 && action[1][0] == 0 && action[1][1] == 1);
     CHECK(fabsf(log_prob[0] + logf(4.0f)) < 1e-6f && fabsf(log_prob[1] + logf(6.0f)) < 1e-6f);
-    mc_act_by_categories(&none, 1, outputs[1], 5, 2, sizes, NULL, &uniform, action[1], log_prob);
+    network.rows = 1;
+    network.x = outputs[1];
+    mc_act_by_categories(&network, 2, sizes, NULL, &uniform, action[1], log_prob);
     CHECK(action[1][0] == 0 && action[1][1] == 1 && fabsf(log_prob[0] + logf(3.0f)) < 1e-6f);
 }
 

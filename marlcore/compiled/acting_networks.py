@@ -1,8 +1,8 @@
 """Networks by which actors act without torch; each network loads the published weights of a torch network.
 
 `load` takes the weights by name. `outputs` maps observations [k, ...], an array or arrays by name, to a float32 array
-[k, ..., at least the network's outputs], which the next call overwrites. `begun` returns the layers not yet computed,
-and the inputs [k, ...] of the first of them; the core computes these layers in the call that chooses the actions.
+[k, ..., at least the network's outputs], which the next call overwrites. `begin` leaves what it can of this to the call
+of the core that chooses the actions: it sets `begun`, the core's `struct mc_begun`, and returns how many rows that has.
 """
 
 from abc import ABC, abstractmethod
@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from ..memory import ffi
 from ..observations import ALONE
-from .chain import NO_LAYERS, Floats, NamedChain, Weights
+from .chain import Floats, NamedChain, Weights, put_rows
 from .inputs import Inputs
 from .moments import normalized, of_observations
 
@@ -20,7 +21,14 @@ MEMBER = "member"  # the part of a member's observation that tells which one of 
 
 
 class ActingNetwork(ABC):
-    """The base class of the networks by which actors act."""
+    """The base class of the networks by which actors act; pickles and copies have no weights."""
+
+    def __init__(self, *made_of: Any) -> None:
+        self._made_of = made_of
+        self.begun = ffi.new("struct mc_begun *")
+
+    def __reduce__(self) -> Any:
+        return type(self), self._made_of
 
     @abstractmethod
     def load(self, weights: Weights) -> None: ...
@@ -28,25 +36,30 @@ class ActingNetwork(ABC):
     @abstractmethod
     def outputs(self, obs: Any) -> Floats: ...
 
-    def begun(self, obs: Any) -> tuple[Any, Floats]:
-        return NO_LAYERS, self.outputs(obs)
+    def begin(self, obs: Any) -> int:
+        self._x = outputs = self.outputs(obs)
+        return put_rows(outputs.reshape(-1, outputs.shape[-1]), self.begun)
 
 
 class DenseNetwork(ActingNetwork):
     """Computes one chain, whose inputs are the observations."""
 
     def __init__(self, inputs: Inputs, chain: NamedChain) -> None:
+        super().__init__(inputs, chain)
         self.inputs, self.chain = inputs, chain
+        self._x: Any = None
 
     def load(self, weights: Weights) -> None:
-        self.inputs.moments = of_observations(weights)
+        self.inputs.normalize(of_observations(weights))
         self.chain.load(weights)
 
-    def begun(self, obs: Any) -> tuple[Any, Floats]:
-        chain, x = self.chain, self.inputs.matrix(obs)
-        if len(x) > chain.rows:
-            chain.grow(len(x))
-        return chain.cdata, x
+    def begin(self, obs: Any) -> int:
+        x = self.inputs.matrix(obs)
+        if x is not self._x:
+            self._x, self.begun.rest = x, self.chain.raw
+            self._rows = put_rows(x, self.begun)
+            self.chain.grow(self._rows)
+        return self._rows
 
     def outputs(self, obs: Any) -> Floats:
         return self.chain.forward(self.inputs.matrix(obs))
@@ -64,10 +77,11 @@ class QuantileNetwork(ActingNetwork):
     def __init__(
         self, inputs: Inputs, torso: NamedChain | None, embedding: NamedChain, head: NamedChain, cosines: Floats
     ) -> None:
+        super().__init__(inputs, torso, embedding, head, cosines)
         self.inputs, self.torso, self.embedding, self.head, self.cosines = inputs, torso, embedding, head, cosines
 
     def load(self, weights: Weights) -> None:
-        self.inputs.moments = of_observations(weights)
+        self.inputs.normalize(of_observations(weights))
         for chain in (self.torso, self.embedding, self.head):
             if chain is not None:
                 chain.load(weights)
@@ -94,6 +108,7 @@ class MemberNetworks(ActingNetwork):
     """
 
     def __init__(self, groups: Sequence[tuple[str, slice, DenseNetwork]], stack: int) -> None:
+        super().__init__(groups, stack)
         self._groups, self._axis = groups, 2 if stack > 1 else 1
         self._numbers: list[Any] = [()] * len(groups)  # each group's one-hot numbers, for the last call's rows
 

@@ -19,6 +19,10 @@ class EnumeratedActions:
 
     The components are the digits of a joint action's number; the last component changes fastest.
 
+    Attributes:
+        count: how many actions there are.
+        are_numbers: whether `decode` returns its argument.
+
     Raises ValueError if the space is of another kind or has over 4,096 joint actions; the message begins with `owner`.
     """
 
@@ -31,6 +35,7 @@ class EnumeratedActions:
         sizes = np.full(space.shape, 2) if isinstance(space, gym.MultiBinary) else getattr(space, "nvec", None)
         self._sizes = [int(space.n)] if sizes is None else [int(size) for size in sizes.ravel()]
         self.count = math.prod(self._sizes)
+        self.are_numbers = not self._shape and self._dtype == np.int64
         if self._shape and self.count > MOST:
             raise ValueError(f"{owner}: expected at most {MOST} joint actions, got {self.count} of {brief(space)}")
 

@@ -13,7 +13,7 @@ Floats = NDArray[np.float32]
 Weights = Mapping[str, NDArray[Any]]
 
 FLOATS = ffi.typeof("float[]")  # looked up once, which saves a third of a call's time
-NO_LAYERS = ffi.new("struct mc_chain *")
+NULL = ffi.NULL
 PAD: int = lib.MC_PAD
 ACTIVATIONS: dict[str | None, int] = {None: lib.MC_LINEAR, "relu": lib.MC_RELU, "tanh": lib.MC_TANH}
 CPU = "MARLCORE_CPU"  # the environment variable that names the highest level to use
@@ -156,8 +156,14 @@ def padded_zeros(rows: int, columns: int) -> Floats:
     return memory[first : first + rows * pitch].reshape(rows, pitch)
 
 
+def put_rows(x: Floats, begun: Any) -> int:
+    """Makes a `struct mc_begun` point to these rows, and returns how many there are."""
+    (begun.rows, begun.x_row), begun.x = x.shape, ffi.from_buffer(FLOATS, x)
+    return len(x)
+
+
 def pointer(array: Floats | None) -> Any:
-    return ffi.NULL if array is None else ffi.from_buffer(FLOATS, array)
+    return NULL if array is None else ffi.from_buffer(FLOATS, array)
 
 
 def use_level(name: str) -> str:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..memory import ffi, lib
 from ..spec import Field
 from .actions import ScaledActions
-from .chain import FLOATS, NO_LAYERS, Floats
+from .chain import NULL, Floats, pointer, put_rows
 
 DRAWN = "drawn"  # the extra in which rows store what a Gaussian drew
 LOG_PROB = "log_prob"  # the extra in which rows store the logarithm of their action's probability
@@ -28,6 +28,7 @@ LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 # Actions [k, ...] in the space's dtype, their log-probabilities float32 [k], and further extras of rows
 Sampled = tuple[NDArray[Any], Floats, dict[str, NDArray[Any]]]
 
+act_by_values = lib.mc_act_by_values  # looked up once
 _INTS, _DOUBLES, _FLAGS = (ffi.typeof(kind) for kind in ("int64_t[]", "double[]", "uint8_t[]"))
 
 
@@ -40,41 +41,61 @@ def uniform_of(generator: np.random.Generator) -> Any:
 
 
 class Choices:
-    """Chooses one of `actions` actions in each row by the actions' values, for any number of rows."""
+    """Chooses one of `actions` actions in each row by the actions' values, for any number of rows.
 
-    def __init__(self, actions: int) -> None:
-        self.actions, self._rows = actions, -1
+    Args:
+        dueling: whether a network outputs the actions' advantages, followed by the state's value.
+        valued: whether `values` is called.
+    """
+
+    def __init__(self, actions: int, dueling: bool = False, valued: bool = False) -> None:
+        self._made_of = actions, dueling, valued
+        self._actions, self._rows = actions, -1
+        self._generator: np.random.Generator | None = None  # from which `_uniform` draws
 
     def choose(
-        self, rest: Any, x: Floats, allowed: NDArray[np.bool_] | None, epsilon: Any = None,
+        self, begun: Any, rows: int, allowed: NDArray[np.bool_] | None, epsilon: Any = None,
         generator: np.random.Generator | None = None,
     ) -> NDArray[np.int64]:  # fmt: skip
         """Returns each row's allowed action of the highest value (the first of equals), or explores as `explore` does.
 
-        `rest` and `x` are the results of a network's `begun`. If epsilon is None, no row explores and the generator
-        draws nothing.
+        The rows are those of a network's `begun`. If epsilon is None, no row explores and the generator draws nothing.
         """
-        rows, row = x.shape
+        uniform, own = NULL, False
         if rows > self._rows:
             self._grow(rows)
-        uniform, one = ffi.NULL, 0.0
-        if epsilon is not None:
-            uniform, one = uniform_of(generator), epsilon
-            if isinstance(epsilon, np.ndarray) or math.isnan(epsilon):  # NaN asks the core for those of the rows
+        if epsilon is None:
+            epsilon = 0.0
+        else:
+            if generator is not self._generator:
+                self._generator, self._uniform = generator, uniform_of(generator)
+            uniform, own = self._uniform, type(epsilon) is not float and isinstance(epsilon, np.ndarray)
+            if own:
                 put_epsilon(self._epsilon[:rows], epsilon)
-                one = math.nan
-        flags = ffi.NULL if allowed is None else flags_of(allowed, (rows, self.actions))
-        lib.mc_act_by_values(self._raw, rest, rows, ffi.from_buffer(FLOATS, x), row, flags, uniform, one)
-        return self._action.copy() if rows == self._rows else self._action[:rows].copy()
+                epsilon = 0.0
+        flags = NULL if allowed is None else flags_of(allowed, (rows, self._actions))
+        act_by_values(self._raw, begun, flags, uniform, epsilon, own)
+        return (self._action if rows == self._rows else self._action[:rows]).copy()
+
+    def values(self, rows: int) -> dict[str, Floats]:
+        """Returns the values of the last choice's actions `taken`, and of the `best` ones; there were `rows` rows."""
+        return {"taken": self._taken[:rows].copy(), "best": self._best[:rows].copy()}
 
     def _grow(self, rows: int) -> None:
+        actions, dueling, valued = self._made_of
         self._rows, self._action, self._epsilon = rows, np.empty(rows, np.int64), np.empty(rows)
-        self._kept = draws = np.empty(2 * rows)
-        arrays = {"draws": doubles_of(draws), "epsilon": doubles_of(self._epsilon), "action": ints_of(self._action)}
-        self._raw = ffi.new("struct mc_choices *", {"actions": self.actions, **arrays})
+        self._draws, (self._taken, self._best) = np.empty(2 * rows), np.empty((2, rows), np.float32)
+        arrays = {
+            "draws": doubles_of(self._draws),
+            "epsilon": doubles_of(self._epsilon),
+            "action": ints_of(self._action),
+        }
+        if valued:
+            arrays |= {"taken": pointer(self._taken), "best": pointer(self._best)}
+        self._raw = ffi.new("struct mc_choices *", {"actions": actions, "dueling": dueling, **arrays})
 
     def __reduce__(self) -> Any:
-        return type(self), (self.actions,)
+        return type(self), self._made_of
 
 
 def explore(
@@ -136,16 +157,16 @@ class Categories:
         self.extras: dict[str, Field] = {}
 
     def draw(self, outputs: Any, mask: Any, generator: np.random.Generator, log_std: Any = None) -> Sampled:
-        return self.act(NO_LAYERS, outputs, mask, generator)
+        begun = ffi.new("struct mc_begun *")
+        return self.act(begun, put_rows(outputs, begun), mask, generator)
 
-    def act(self, rest: Any, x: Floats, mask: Any, generator: np.random.Generator) -> Sampled:
-        """Draws k actions; `rest` and `x` are the results of a network's `begun`."""
-        (rows, row), parts = x.shape, len(self.sizes)
+    def act(self, begun: Any, rows: int, mask: Any, generator: np.random.Generator) -> Sampled:
+        """Draws actions, one for each of the rows of a network's `begun`."""
+        parts = len(self.sizes)
         drawn, log_prob = np.empty((rows, parts), np.int64), np.empty(rows, np.float32)
         lib.mc_act_by_categories(
-            rest, rows, ffi.from_buffer(FLOATS, x), row, parts, ffi.from_buffer(_INTS, self._sizes),
-            flags_of(mask, (rows, self.outputs)), uniform_of(generator), ffi.from_buffer(_INTS, drawn),
-            ffi.from_buffer(FLOATS, log_prob),
+            begun, parts, ints_of(self._sizes), flags_of(mask, (rows, self.outputs)), uniform_of(generator),
+            ints_of(drawn), pointer(log_prob),
         )  # fmt: skip
         action = drawn.reshape(rows) if self._alone else drawn
         return action.astype(self._dtype, copy=False), log_prob, {}
@@ -217,7 +238,7 @@ class Normals:
 def flags_of(mask: NDArray[np.bool_] | None, shape: tuple[int, int]) -> Any:
     """Returns a C pointer to a mask, NULL for None. Raises ValueError if the mask has another shape."""
     if mask is None:
-        return ffi.NULL
+        return NULL
     if mask.shape != shape:
         raise ValueError(f"mask: expected shape {shape}, got {mask.shape}")
     return ffi.from_buffer(_FLAGS, np.ascontiguousarray(mask, np.bool_))

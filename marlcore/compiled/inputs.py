@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,8 +9,10 @@ from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
 from ..spaces import SpacePart, Spaces
-from .chain import Floats, padded_zeros
+from .chain import Floats
 from .moments import Moments, normalized
+
+COPIED = 1024  # numbers, whose copy takes less time than finding where others lie
 
 Encoder = Callable[[NDArray[Any], Floats], Any]  # from values [k, ...] into the columns [k, size]
 
@@ -21,6 +22,7 @@ class Inputs:
 
     Attributes:
         size: how many columns an observation fills or, with stacks, a whole stack.
+        is_flat: whether observations [k, size] are the matrix already, but for their dtype.
         moments: mean and standard deviation by the name of the part that they normalize; empty at first.
     """
 
@@ -36,7 +38,13 @@ class Inputs:
             self._columns.append((part.name, slice(first, first + size), encoder))
             first += size
         self.size = first
-        self._is_matrix = not self._is_named and parts[0].field.numpy == np.float32
+        self.is_flat = not self._is_named and not isinstance(parts[0].space, (gym.Discrete, gym.MultiDiscrete))
+        self._is_matrix = self.is_flat and parts[0].field.numpy == np.float32
+        self._memory = self._x = self._seen = np.zeros((0, first), np.float32)
+        self._shape: Any = None  # of the observations that `_seen` takes into `_x`
+
+    def normalize(self, moments: Moments) -> None:
+        self.moments, self._shape = moments, None
 
     def fill(self, obs: Any, matrix: Floats) -> None:
         """Writes observations [k, ...], an array or arrays by name, into matrix [k, at least size]."""
@@ -46,25 +54,29 @@ class Inputs:
                 values = normalized(values, *self.moments[name])
             encode(values, matrix[:, columns])
 
-    def into(self, matrix: Floats) -> Callable[[Any], None]:
-        """Returns a function of observations that fills this matrix faster than `fill`; `moments` must be empty."""
-        if self._is_named:
-            return partial(self.fill, matrix=matrix)
-        ((_, columns, encode),) = self._columns
-        part = matrix[:, columns]
-        return lambda obs: encode(obs, part)
-
     def matrix(self, obs: Any) -> Floats:
-        """Returns observations [k, ...] as a float32 matrix: unchanged if they already are one, else as a new one."""
-        if self._is_matrix and not self.moments:
-            if obs.shape == (len(obs), self.size) and obs.dtype == np.float32 and obs.flags.c_contiguous:
-                rows: Floats = obs
+        """Returns observations [k, ...] as a float32 matrix [k, size], which is valid until the next call."""
+        if not self._is_named and obs.shape == self._shape:
+            self._seen[...] = obs
+        elif not self._is_matrix or self.moments:
+            self._fit(len(next(iter(obs.values())) if self._is_named else obs))
+            self.fill(obs, self._x)
+        else:
+            rows = np.ascontiguousarray(obs.reshape(len(obs), self.size), np.float32)
+            if rows.size > COPIED:
                 return rows
-            return np.ascontiguousarray(obs.reshape(len(obs), self.size), np.float32)
-        values = next(iter(obs.values())) if isinstance(obs, dict) else obs
-        matrix = padded_zeros(len(values), self.size)
-        self.fill(obs, matrix)
-        return matrix
+            self._fit(len(rows))
+            self._x[...] = rows
+            self._shape, self._seen = obs.shape, self._x.reshape(obs.shape)
+        return self._x
+
+    def _fit(self, rows: int) -> None:
+        """Makes the matrix one of this number of rows."""
+        self._shape = None
+        if rows > len(self._memory):
+            self._memory = np.zeros((rows, self.size), np.float32)
+        if rows != len(self._x):
+            self._x = self._memory[:rows]
 
     def __reduce__(self) -> Any:
         return type(self), self._made_of  # functions inside are not picklable

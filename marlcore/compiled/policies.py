@@ -6,10 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..interfaces import PRIORITY, RETURN, Action, CompiledPolicy
-from ..memory import lib
 from .acting_networks import ActingNetwork, MemberNetworks
 from .actions import EnumeratedActions, ScaledActions, TeamChoices
-from .chain import NO_LAYERS, Floats, Weights, pointer
+from .chain import Weights
 from .draws import (
     LOG_PROB,
     LOG_STD,
@@ -17,14 +16,13 @@ from .draws import (
     Categories,
     Choices,
     Normals,
-    explore,
-    ints_of,
     noisy_actions,
     of_members,
 )
 from .moments import moments_of, normalized
 from .priorities import quantile_loss, step_error
 
+NOTHING: dict[str, Any] = {}
 REWARDS = "rewards"  # the module of a model that has the moments of discounted returns
 
 
@@ -60,8 +58,9 @@ class ValuePolicy(NetworkPolicy):
         quantiles: tuple[int, float] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(network)
-        self._choices = Choices(actions.count)
-        self._actions, self._dueling, self._scale, self._quantiles = actions, dueling, scale, quantiles
+        self._choices = Choices(actions.count, dueling, valued=scale is not None)
+        self._actions, self._scale, self._quantiles = actions, scale, quantiles
+        self._are_numbers = actions.are_numbers
 
     def load(self, weights: Weights) -> None:
         super().load(weights)
@@ -69,27 +68,15 @@ class ValuePolicy(NetworkPolicy):
 
     def act(self, obs: Any, *, explore: Any, mask: Any, generator: np.random.Generator) -> Action:
         allowed = None if mask is None else self._actions.allowed(mask)
-        if explore is not None and self._scale is not None:
-            return self._valued(obs, allowed, explore["epsilon"], generator)
         epsilon = None if explore is None else explore["epsilon"]
-        chosen = self._choices.choose(*self.network.begun(obs), allowed, epsilon, generator)
-        return Action(self._actions.decode(chosen))
-
-    def _valued(self, obs: Any, allowed: Any, epsilon: Any, generator: np.random.Generator) -> Action:
-        """Chooses actions, and adds the values from which first priorities are computed."""
-        outputs = self.network.outputs(obs)
-        best = self._choices.choose(NO_LAYERS, outputs, allowed)
-        chosen = best.copy()
-        explore(chosen, self._actions.count, allowed, epsilon, generator)
-        unknown = {PRIORITY: np.full(len(chosen), np.nan, np.float32)}
-        values = {"taken": self._values(outputs, chosen), "best": self._values(outputs, best)}
-        return Action(self._actions.decode(chosen), unknown, values=values)
-
-    def _values(self, outputs: Floats, action: NDArray[np.int64]) -> Floats:
-        (rows, row), value = outputs.shape, np.empty(len(action), np.float32)
-        choice = rows, self._actions.count, self._dueling
-        lib.mc_values_taken(*choice, pointer(outputs), row, ints_of(action), pointer(value))
-        return value
+        network = self.network
+        rows = network.begin(obs)
+        chosen = self._choices.choose(network.begun, rows, allowed, epsilon, generator)
+        action = chosen if self._are_numbers else self._actions.decode(chosen)
+        if epsilon is None or self._scale is None:
+            return tuple.__new__(Action, (action, NOTHING, None, NOTHING))  # Action(action), in two thirds of the time
+        unknown = {PRIORITY: np.full(rows, np.nan, np.float32)}
+        return Action(action, unknown, values=self._choices.values(rows))
 
     def first_priority(self, before: Any, reward: Any, discount: float, after: Any) -> NDArray[np.float32]:
         if self._scale is None:
@@ -109,11 +96,11 @@ class TeamValuePolicy(NetworkPolicy):
         self._team, self._choices = choices, Choices(choices.count)
 
     def act(self, obs: Any, *, explore: Any, mask: Any, generator: np.random.Generator) -> Action:
-        outputs = self.network.outputs(obs)
-        rows, members, row = outputs.shape
+        count, members = self.network.begin(obs), self._team.members
+        rows = count // members
         epsilon = None if explore is None else of_members(explore["epsilon"], rows, members)
         allowed = self._team.allowed(mask, rows)
-        chosen = self._choices.choose(NO_LAYERS, outputs.reshape(-1, row), allowed, epsilon, generator)
+        chosen = self._choices.choose(self.network.begun, count, allowed, epsilon, generator)
         return Action(chosen.reshape(rows, members))
 
 
@@ -137,7 +124,7 @@ class DrawingPolicy(NetworkPolicy):
         if explore is None:
             return Action(self._draws.mode(self.network.outputs(obs), mask))
         if isinstance(self._draws, Categories):
-            action, log_prob, extras = self._draws.act(*self.network.begun(obs), mask, generator)
+            action, log_prob, extras = self._draws.act(self.network.begun, self.network.begin(obs), mask, generator)
         else:
             action, log_prob, extras = self._draws.draw(self.network.outputs(obs), mask, generator, self._log_std)
         return Action(action, {LOG_PROB: log_prob, **extras} if self._stores else {})

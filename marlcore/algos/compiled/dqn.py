@@ -51,8 +51,7 @@ class CompiledDQN(CompiledTrainer):
         self._rows = raw.rows = rows
         size = self._inputs.size
         self._x = np.zeros(2 * rows * size + lib.MC_PAD, np.float32)  # the core reads whole vectors
-        now, after = self._x[: -lib.MC_PAD].reshape(2, rows, size)
-        self._fill_now, self._fill_after = self._inputs.into(now), self._inputs.into(after)
+        self._now, self._after = now, after = self._x[: -lib.MC_PAD].reshape(2, rows, size)
         self._reward, self._discount, self._weight, self._error = np.empty((4, rows), np.float32)
         self._line = np.empty(3 * raw.predicted, np.float32)
         self._action, self._best = np.empty((2, rows), np.int64)
@@ -75,8 +74,12 @@ class CompiledDQN(CompiledTrainer):
         trainer.follow_schedules(batch)
         if len(action) != self._rows:
             self.grow(len(action))
-        self._fill_now(batch.obs)
-        self._fill_after(batch.next_obs)
+        if self._inputs.is_flat and batch.obs.ndim == 2:
+            self._now[...] = batch.obs
+            self._after[...] = batch.next_obs
+        else:
+            self._inputs.fill(batch.obs, self._now)
+            self._inputs.fill(batch.next_obs, self._after)
         if action.ndim > 1:
             action = trainer.network.actions.encode(torch.from_numpy(action))
         self._action[...] = action
@@ -86,7 +89,8 @@ class CompiledDQN(CompiledTrainer):
         if self._is_masked:
             self._allowed[...] = self._mask(batch.obs)
             self._allowed_after[...] = self._mask(batch.next_obs)
-        self._descent.prepare(self._share())
+        descent = self._descent
+        descent.raw.rate, descent.raw.share = descent.group["lr"], self._share()
         if self.update_values():
             least, most = self._action.min(), self._action.max()
             raise ValueError(f"action: expected numbers from 0 to {raw.actions - 1}, got {least} to {most}")

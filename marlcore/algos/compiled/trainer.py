@@ -50,11 +50,10 @@ class CompiledTrainer:
 
     def update(self, batch: Any) -> Update:
         """Makes an update on a batch of arrays or of tensors; see `Trainer.update`."""
-        if not self.reason and not self._watched.holds():
-            self.reason = "parts that were changed"
-        if self.reason:
+        if self.reason or not self._watched.holds():
+            self.reason = self.reason or "parts that were changed"
             return self.trainer.update(as_tensors(batch))  # type: ignore[no-any-return]
-        return self.compiled(as_arrays(batch))
+        return self.compiled(batch if type(batch) is Batch else as_arrays(batch))
 
     def state_dict(self) -> dict[str, Any]:
         return self.trainer.state_dict()  # type: ignore[no-any-return]
@@ -68,10 +67,11 @@ class Descent:
 
     Attributes:
         raw: the core's `mc_descent`.
+        group: the optimizer's options; each step takes the present learning rate.
     """
 
     def __init__(self, optimizer: Any, most: float, targets: Sequence[torch.Tensor] = ()) -> None:
-        tensors, self._group = optimizer.tensors, optimizer.param_groups[0]
+        tensors, self.group = optimizer.tensors, optimizer.param_groups[0]
         states = [optimizer.state[tensor] for tensor in tensors]
         columns: dict[str, Sequence[torch.Tensor]] = {
             "weight": tensors,
@@ -88,17 +88,13 @@ class Descent:
             for row, array in zip(rows, arrays, strict=bool(arrays)):
                 setattr(row, name, pointer(array))
             self._kept += arrays
-        numbers = {"count": len(rows), "epsilon": self._group["eps"], "most": most}
-        numbers |= dict(zip(("beta1", "beta2"), self._group["betas"], strict=True))
+        numbers = {"count": len(rows), "epsilon": self.group["eps"], "most": most}
+        numbers |= dict(zip(("beta1", "beta2"), self.group["betas"], strict=True))
         self.raw = ffi.new("struct mc_descent *", {"tensors": rows, "number": pointer(number), **numbers})
-
-    def prepare(self, share: float) -> None:
-        """Sets, for the next step, the learning rate and the fraction by which targets move towards the weights."""
-        self.raw.rate, self.raw.share = self._group["lr"], share
 
     def step(self, share: float = 0.0) -> float:
         """Makes one step, and moves targets by the fraction `share`; returns the gradient's norm before clipping."""
-        self.prepare(share)
+        self.raw.rate, self.raw.share = self.group["lr"], share
         return float(lib.mc_descend(self.raw))
 
 
@@ -111,9 +107,7 @@ def as_tensors(batch: Any) -> Any:
 
 
 def as_arrays(batch: Any) -> Any:
-    """Returns a batch of arrays unchanged, and a batch of tensors as arrays that view the same memory."""
-    if isinstance(batch, Batch):
-        return batch
+    """Returns a batch of tensors as one of arrays that view the same memory."""
     fields = {name: each(_array, value) for name, value in vars(batch).items() if name != "numbers"}
     arrays = Batch(fields, ())
     arrays.numbers = batch.numbers  # type: ignore[attr-defined]

@@ -108,6 +108,7 @@ def test_a_choice_is_the_best_action_unless_its_row_explores(masked, epsilon):
         expected = np.where(mask | (not masked), outputs[:, :5], NEVER).argmax(1)
         if epsilon is not None:
             explore(expected, 5, allowed, of_rows, one)
-        chosen = choices.choose(draws.NO_LAYERS, outputs, allowed, of_rows, other)
+        begun = ffi.new("struct mc_begun *")
+        chosen = choices.choose(begun, draws.put_rows(outputs, begun), allowed, of_rows, other)
         np.testing.assert_array_equal(chosen, expected)
         assert one.bit_generator.state == other.bit_generator.state
