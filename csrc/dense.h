@@ -40,8 +40,9 @@ struct mc_dense { /* the kernels for one level of processors */
 
 const struct mc_dense *mc_dense(void);
 
-/* Of a row's mask, and of its outputs: the values of its actions or, with dueling, the actions' advantages
- * and after them the state's value, to which an advantage adds less the mean advantage. */
+/* ---- a row's outputs are the values of its actions or, with dueling, the actions' advantages and after them
+ * the state's value, to which an advantage adds less the mean advantage ---- */
+
 static inline const uint8_t *mc_mask_of(const uint8_t *allowed, int64_t r, int64_t actions) {
     return allowed ? allowed + r * actions : NULL;
 }

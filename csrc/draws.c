@@ -63,9 +63,9 @@ static const float *outputs_of(const struct mc_begun *network, int64_t *row) {
     return rest->layers[rest->count - 1].output;
 }
 
-/* Each row's value of its action. */
-static void value(const struct mc_choices *choices, int64_t rows, const float *outputs, int64_t row,
-                  float *values) {
+/* Sets the values of the rows' present actions. */
+static void put_values(const struct mc_choices *choices, int64_t rows, const float *outputs, int64_t row,
+                       float *values) {
     for (int64_t r = 0; values && r < rows; r++)
         values[r] = mc_value_of(choices->actions, choices->dueling, outputs + r * row, choices->action[r]);
 }
@@ -76,7 +76,7 @@ void mc_act_by_values(const struct mc_choices *choices, const struct mc_begun *n
     const float *outputs = outputs_of(network, &row);
     for (int64_t r = 0; r < rows; r++)
         choices->action[r] = mc_best_value(actions, outputs + r * row, mc_mask_of(allowed, r, actions));
-    value(choices, rows, outputs, row, choices->best);
+    put_values(choices, rows, outputs, row, choices->best);
     if (uniform) {
         for (int64_t r = 0; !own && r < rows; r++)
             choices->epsilon[r] = epsilon;
@@ -84,7 +84,7 @@ void mc_act_by_values(const struct mc_choices *choices, const struct mc_begun *n
             choices->draws[i] = uniform->next(uniform->state);
         mc_explore(rows, actions, choices->draws, choices->epsilon, allowed, choices->action);
     }
-    value(choices, rows, outputs, row, choices->taken);
+    put_values(choices, rows, outputs, row, choices->taken);
 }
 
 void mc_act_by_categories(const struct mc_begun *network, int64_t parts, const int64_t *sizes,

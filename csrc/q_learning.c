@@ -1,5 +1,4 @@
-/* The updates of DQN, CQL and IQN; algos/bases/q_learning.py, algos/cql.py and algos/iqn.py are their text.
- */
+/* Updates of DQN, CQL and IQN; algos/bases/q_learning.py, algos/cql.py and algos/iqn.py are their text. */
 #include <errno.h>
 #include <math.h>
 #include <stddef.h>

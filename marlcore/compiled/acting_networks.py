@@ -37,8 +37,9 @@ class ActingNetwork(ABC):
     def outputs(self, obs: Any) -> Floats: ...
 
     def begin(self, obs: Any) -> int:
-        self._x = outputs = self.outputs(obs)
-        return put_rows(outputs.reshape(-1, outputs.shape[-1]), self.begun)
+        outputs = self.outputs(obs)
+        self._x = outputs.reshape(-1, outputs.shape[-1])  # kept, since `begun` points to it
+        return put_rows(self._x, self.begun)
 
 
 class DenseNetwork(ActingNetwork):

@@ -45,7 +45,6 @@ class Chain:
 
     Attributes:
         raw: the fields of the core's `struct mc_chain` by name; their pointers are valid while this object exists.
-        cdata: a C struct with the same fields.
         rows: the number of rows for which the arrays are long enough; see `grow`.
         gradient: the gradient of the outputs, padded [rows, outputs], which the caller sets; only with `trains`.
     """
@@ -59,7 +58,6 @@ class Chain:
         self._count = len(self.layers)
         self._raw = ffi.new("struct mc_layer[]", self._count)
         self.raw = {"layers": self._raw, "count": self._count}
-        self.cdata = ffi.new("struct mc_chain *", self.raw)
         self._packs: list[tuple[Any, ...]] = []  # each layer's forward and backward copies and its bias
         for raw, layer in zip(self._raw, self.layers, strict=True):
             raw.inputs, raw.outputs, raw.inputs_first = layer.inputs, layer.outputs, layer.inputs_first

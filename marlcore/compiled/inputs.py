@@ -12,7 +12,7 @@ from ..spaces import SpacePart, Spaces
 from .chain import Floats
 from .moments import Moments, normalized
 
-COPIED = 1024  # numbers, whose copy takes less time than finding where others lie
+COPIED = 1024  # at most as many numbers are copied, which takes less time than telling the core where they lie
 
 Encoder = Callable[[NDArray[Any], Floats], Any]  # from values [k, ...] into the columns [k, size]
 

@@ -207,18 +207,22 @@ def test_what_no_chain_can_stand_for_is_named(hyper, spaces, part):
         acting_policy(hyper, PolicyModel(hyper.make_model(spaces)), spaces)
 
 
-def test_observations_of_another_dtype_or_layout_are_converted():
+@pytest.mark.parametrize("rows", [64, 500], ids=["copied", "read where they lie"])
+def test_observations_of_another_dtype_or_layout_are_converted(rows):
     """A caller's own vector environment may return any; what does not fit the space is refused."""
     hyper, spaces = mc.DQN(hidden=(8, 8)), box_spaces()
     model = PolicyModel(hyper.make_model(spaces))
     policy = acting_policy(hyper, model, spaces)
     policy.load(weights_of(model))
-    obs = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
+    obs = np.random.default_rng(0).normal(size=(rows, 3)).astype(np.float32)
     request = {"explore": None, "mask": None, "generator": np.random.default_rng(0)}
     expected = policy.act(obs, **request).action
-    assert 0 < expected.sum() < 64
+    assert 0 < expected.sum() < rows
     for other in (obs.astype(np.float64), np.asfortranarray(obs), obs[:, :, None], np.repeat(obs, 2, 0)[::2]):
         np.testing.assert_array_equal(policy.act(other, **request).action, expected)
+    np.testing.assert_array_equal(policy.act(obs[:5], **request).action, expected[:5])
+    obs[:] = obs[::-1].copy()
+    np.testing.assert_array_equal(policy.act(obs, **request).action, expected[::-1])
     with pytest.raises(ValueError, match="reshape"):
         policy.act(obs[:, :2], **request)
 
