@@ -16,8 +16,8 @@ _BRACKETS: dict[Any, Any] = {dict.__repr__: "{}", list.__repr__: "[]", tuple.__r
 
 
 def are_finite(values: NDArray[Any]) -> bool:
-    """Whether no value is NaN or infinite; of few values in half of the time of `np.isfinite(values).all()`."""
-    return bool(np.count_nonzero(np.isfinite(values)) == values.size)
+    """Whether no value is NaN or infinite; of few values in a third of the time of `np.isfinite(values).all()`."""
+    return 0 not in np.isfinite(values).tobytes()
 
 
 def check_finite(label: str, values: NDArray[Any]) -> None:

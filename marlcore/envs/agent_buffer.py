@@ -71,7 +71,9 @@ class AgentBuffer:
         for copy in copies:
             self._pending[copy] = True
             self._begins[copy] = False
-        return actions.tolist() if isinstance(self.view.spaces.action, gym.Discrete) else list(actions)
+        if isinstance(self.view.spaces.action, gym.Discrete):
+            return actions.tolist()
+        return list(actions.astype(self.view.spaces.action_field.numpy))  # a copy, which the environment may keep
 
     def acts_after(self, copy: int, result: Result) -> bool:
         """Stores a copy's result and, if an action follows, the observation; returns whether an action follows."""

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
-from ..checks import are_finite, brief, printable
+from ..checks import brief, printable
 from ..errors import EnvironmentFailed
 from ..interfaces import Outcome
 from ..observations import ALONE, Values, rows_at
@@ -106,8 +106,7 @@ class AgentView:
 
     def convert(self, action: NDArray[Any], rows: int) -> NDArray[Any]:
         """Converts actions [rows, ...] from the form in a replay to that of the space. Raises ValueError, TypeError."""
-        array = rows_of("action", self.spaces.action_field, action, rows)
-        return self.spaces.shifted(array).astype(array.dtype)
+        return self.spaces.shifted(rows_of("action", self.spaces.action_field, action, rows))
 
     def check(self, copies: NDArray[np.int64], values: Values, *, acting: bool) -> None:
         """Checks that values [k, ...] are finite or, if discrete, in range.
@@ -120,7 +119,7 @@ class AgentView:
 
     def check_rewards(self, copies: NDArray[np.int64], reward: NDArray[Any]) -> None:
         """Checks that rewards are numbers that are finite as float32."""
-        if reward.dtype == np.float32 and are_finite(reward):
+        if reward.dtype == np.float32 and 0 not in np.isfinite(reward).tobytes():  # as `are_finite`, without a call
             return
         if reward.dtype.kind not in "biuf":
             raise failed(copies[0], self.agent, f"reward: expected a number, got {brief(reward[0])}")
@@ -142,7 +141,7 @@ def fault_of(spaces: Spaces, values: Values, *, acting: bool) -> tuple[int, str]
     arrays = values if isinstance(values, dict) else {ALONE: values}
     for part in spaces.parts:
         array = arrays[part.name]
-        if array.dtype.kind in "fc" and are_finite(array):
+        if array.dtype.kind in "fc" and 0 not in np.isfinite(array).tobytes():  # as `are_finite`, without a call
             continue
         wrong = wrong_values(part.space, array)
         if wrong is not None and np.count_nonzero(wrong):

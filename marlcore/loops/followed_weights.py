@@ -26,7 +26,7 @@ class FollowedWeights:
     def __post_init__(self) -> None:
         self.explore: dict[str, Any] = {}  # changed in place: policies that act share it
         self.version = 0  # of the weights; 0 before the first pull
-        self._looked = -1  # the round of the last call of `pull_if_due`
+        self._due = 0  # the round from which the next pull is due
         if self.exponents is not None and (self.exponents == 1.0).all():
             self.exponents = None
 
@@ -39,10 +39,11 @@ class FollowedWeights:
 
         Also pulls if the weights are behind by more than `max_lag` versions.
         """
-        due = rounds // self.sync_interval > self._looked // self.sync_interval
-        if due or (self.max_lag is not None and self.subscriber.newest - self.subscriber.version > self.max_lag):
+        if rounds >= self._due:
+            self._due = (rounds // self.sync_interval + 1) * self.sync_interval
             self.pull()
-        self._looked = rounds
+        elif self.max_lag is not None and self.subscriber.newest - self.subscriber.version > self.max_lag:
+            self.pull()
 
     def pull(self) -> bool:
         """Pulls newer weights, if any, and returns whether it did; waits, at most 0.1 s, only before the first pull."""

@@ -19,6 +19,8 @@ from ..transitions import HeldRows
 if TYPE_CHECKING:
     import torch
 
+ALL = slice(None)  # indexes the rows of all copies, without a copy of the rows
+
 
 @dataclass
 class Recorder:
@@ -38,15 +40,12 @@ class Recorder:
         self._lanes = self.lanes[0].copy()  # of the present episodes
         self._of_algorithm = {name: field for name, field in spec.extras.items() if name not in OF_OUTCOMES}
         self._sums_returns, self._shares_rewards = RETURN in spec.extras, MEMBER_REWARDS in spec.extras
+        self.takes_outcomes = self._sums_returns or self._shares_rewards  # else `take` has nothing to do
         self._discounted = np.zeros(copies)
-        self._versions = np.zeros(copies, np.int64)  # of the weights that chose the actions
-        self._version: int | None = 0  # the version of all copies; None if they may differ
+        self._version: int | None = 0  # of the weights that chose the last actions; None if copies may differ
+        self._versions = np.zeros(copies, np.int64)  # of each copy, if they may differ
         self._written: int | None = None  # the version that the writer stores
         self._waiting = np.zeros(copies, np.bool_)  # for an outcome
-
-    def index_of(self, copies: NDArray[np.int64]) -> Any:
-        """Returns an index of these copies' rows: a slice for all copies, since indexing by slices copies nothing."""
-        return slice(None) if len(copies) == self.copies else copies
 
     def begin(self, copies: NDArray[np.int64]) -> int:
         """Begins an episode in these copies; returns how many actions are lost, because their outcomes never came."""
@@ -60,14 +59,17 @@ class Recorder:
 
     def remember(self, turn: Turn, chosen: Action, state_before: Mapping[str, torch.Tensor], version: int) -> None:
         """Keeps a turn's actions, and the recurrent state before them, until their outcomes come."""
-        index = self.index_of(turn.copies)
+        index = ALL if len(turn.copies) == self.copies else turn.copies
         if self._of_algorithm or chosen.extras:
             self._remember_extras(index, chosen, state_before, len(turn.copies))
         put_rows(self.rows.obs, index, turn.obs)
         self.rows.action[index] = chosen.action
-        self._versions[index] = version
-        self._version = version if isinstance(index, slice) else None
         self._waiting[index] = True
+        if version != self._version:
+            if index is not ALL and self._version is not None:
+                self._versions[:] = self._version
+            self._versions[index] = version
+            self._version = version if index is ALL else None
 
     def _remember_extras(self, index: Any, chosen: Action, state_before: Mapping[str, torch.Tensor], rows: int) -> None:
         """Keeps the extras of `rows` actions; extras that are parts of the recurrent state come from `state_before`."""
@@ -92,8 +94,7 @@ class Recorder:
 
     def take(self, outcome: Outcome) -> None:
         """Puts the outcomes' discounted returns and members' rewards into the rows that `write` will write."""
-        index = self.index_of(outcome.copies)
-        self._waiting[index] = False
+        index = ALL if len(outcome.copies) == self.copies else outcome.copies
         if self._sums_returns:
             self._discounted[index] = self._discounted[index] * self.gamma + outcome.reward
             self.rows.extras[RETURN][index] = self._discounted[index]
@@ -106,7 +107,8 @@ class Recorder:
 
     def write(self, outcome: Outcome) -> None:
         """Writes the rows of these outcomes, each with the version of the weights that chose its action."""
-        index, version = self.index_of(outcome.copies), self._version
+        index, version = ALL if len(outcome.copies) == self.copies else outcome.copies, self._version
+        self._waiting[index] = False
         if version is None:
             versions = self._versions[index]
             version = int(versions[0])
@@ -116,8 +118,8 @@ class Recorder:
                 return
         if version != self._written:
             self.rows.writer.policy_version = self._written = version
-        cut = np.count_nonzero(outcome.truncated)
-        ended = cut or np.count_nonzero(outcome.terminated)
+        cut = len(outcome.truncated.nonzero()[0])  # in half of the time of `np.count_nonzero`
+        ended = cut or len(outcome.terminated.nonzero()[0])
         try:
             self.rows.append(
                 index,
@@ -125,7 +127,7 @@ class Recorder:
                 outcome.terminated if ended else None,
                 outcome.truncated if ended else None,
                 outcome.final_obs if cut or (ended and self.stores_every_end) else None,
-                None if isinstance(index, slice) and len(self.lanes) == 1 else self._lanes[index],
+                None if index is ALL and len(self.lanes) == 1 else self._lanes[index],
             )
         except (ValueError, TypeError) as error:
             raise EnvironmentFailed(f"{self.agent}: {error}") from error

@@ -171,8 +171,8 @@ def trained(env_fn: Any, episodes: int, seed: int) -> tuple[list[list[Told]], Ro
             recorder = loops.Recorder(agent, held(agent, spec), spec, np.arange(COPIES))
             collectors[agent] = loops.Collector(loops.ScriptedAtFirst(policy, player, lambda: False), weights, recorder)
         env.reset(seed)
-        host: Any = SimpleNamespace(rounds=0, ended=env.ended.copy(), begin=lambda turn: None, report_ended=report)
-        host.count_steps, host.report = lambda steps: None, lambda *_: None
+        host: Any = SimpleNamespace(rounds=0, episodes=0, ended=env.ended.copy(), report_ended=report)
+        host.begin, host.count_steps, host.report = lambda turn: None, lambda steps: None, lambda *_: None
         while env.ended.min() < episodes:
             loops.act(env, collectors, loops.observe(env, collectors, host), host)
     by_copy = [
