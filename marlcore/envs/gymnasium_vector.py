@@ -48,7 +48,9 @@ class GymnasiumVector(Adapter):
         self.ended = np.zeros(self.copies, np.int64)
         self._first: Any = None  # what a reset returned, until it is observed
         self._all, self._never = np.arange(self.copies), np.zeros(self.copies, bool)
-        self._each = (self.copies,)
+        self._each, self._shape, self._dtype = (self.copies,), (), None  # None if an observation has several parts
+        if self._part is not None:
+            self._shape, self._dtype = (self.copies, *parts[0].field.shape), parts[0].field.numpy
         mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
         self._mode: str | None = getattr(mode, "value", mode)
         self._is_declared = self._mode is not None
@@ -88,7 +90,9 @@ class GymnasiumVector(Adapter):
             truncated = self._of_copies("truncated", truncated, bools=True)
         if reward.__class__ is not np.ndarray or reward.dtype.kind != "f" or reward.shape != self._each:
             reward = self._of_copies("reward", reward)
-        values, copies = self._values(obs, info), self._acting
+        values, copies = obs, self._acting
+        if obs.__class__ is not np.ndarray or obs.dtype is not self._dtype or obs.shape != self._shape or MASK in info:
+            values = self._values(obs, info)
         ends = 1 in terminated.tobytes() or 1 in truncated.tobytes()  # in a third of the time of `any`
         ended = terminated | truncated if ends else self._never
         if copies is not self._all:
@@ -114,10 +118,10 @@ class GymnasiumVector(Adapter):
         if all_ended or self._mode == "Disabled":  # the calls below may write to the arrays that the step returned
             columns = {name: getattr(outcome, name).copy() for name in ("reward", "terminated", "truncated")}
             outcome, values = outcome._replace(**columns), each(np.copy, values)
-        last: dict[int, dict[str, Any]] = dict.fromkeys(over.tolist(), {})
+        last: dict[int, dict[str, Any]] = {}
         if info:
-            last = {copy: self._call(self._last_info, info, copy) for copy in last}
-        infos = [(copy, named) for copy, of_copy in last.items() if of_copy and (named := numbers(of_copy))]
+            last = {copy: self._call(self._last_info, info, copy) for copy in over.tolist()}
+        infos = [(copy, named) for copy, of_copy in last.items() if (named := numbers(of_copy))]
         outcome = outcome._replace(final_obs=self._final_obs(values, info, last, over), infos=infos)
         if self._mode == "NextStep" and not all_ended:
             self._resume((~ended).nonzero()[0])
@@ -183,8 +187,8 @@ class GymnasiumVector(Adapter):
         final_obs = values
         if self._mode == "SameStep" or self._view.spaces.masked:
             arrays = {name: array.copy() for name, array in by_name(values).items()}
-            for copy, of_copy in last.items() if self._mode == "SameStep" else ():  # `values` begin the next episodes
-                for name, value in self._final_values(info, copy, of_copy).items():
+            for copy in over.tolist() if self._mode == "SameStep" else ():  # `values` begin the next episodes
+                for name, value in self._final_values(info, copy, last.get(copy, {})).items():
                     arrays[name][copy] = value
             if MASK in arrays:  # no action follows, and many environments allow none
                 arrays[MASK][~arrays[MASK].any(axis=1)] = True
@@ -222,14 +226,10 @@ class GymnasiumVector(Adapter):
         return values[copy]
 
     def _values(self, obs: Any, info: Mapping[str, Any]) -> Values:
-        part = self._part
-        if part is not None and MASK not in info and obs.__class__ is np.ndarray:
-            if obs.dtype is part.field.numpy and obs.shape == (self.copies, *part.field.shape):
-                return obs
         try:
             plain, mask = self._view.split(obs, info)
-            if part is not None:
-                return self._rows(part, plain)
+            if self._part is not None:
+                return self._rows(self._part, plain)
             arrays = {part.name: self._rows(part, part.of(plain)) for part in self._view.spaces.parts}
             if self._view.spaces.masked:
                 arrays[MASK] = self._masks(mask)

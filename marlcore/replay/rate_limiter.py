@@ -227,8 +227,9 @@ class SampleGate(_Side):
         self._weight, self._cost = weight, self._batch * weight
 
     def _price(self) -> None:
-        """Sets the next batch's cost by the shares of the inserts that make it due, if the share is a function."""
-        if self._share is None or (sampled := self._sampled()) == self._priced_at:
+        """Sets the next batch's cost by the shares of the inserts that make it due; the share must be a function."""
+        assert self._share is not None
+        if (sampled := self._sampled()) == self._priced_at:
             return
         ratio = self._limiter.samples_per_insert
         paid = self._limiter.min_size + (sampled + self._rest) / ratio
@@ -270,13 +271,15 @@ class SampleGate(_Side):
 
     def may_sample(self) -> bool:
         """Whether `wait` would return at once."""
-        self._price()
+        if self._share is not None:
+            self._price()
         return self._missing(self._cost) == 0
 
     @property
     def due(self) -> bool:
         """Whether a batch is due by samples_per_insert alone, without the tolerance."""
-        self._price()
+        if self._share is not None:
+            self._price()
         inserted = self._lanes.inserted()
         return inserted >= self._limiter.min_size and self._limiter.balance(inserted, self._sampled()) >= self._cost
 

@@ -155,9 +155,9 @@ class ActorRole(Role):
         return self._steps >= self._share()
 
     def acting(self) -> bool:
-        if not self.done:
+        if self.config.evaluation.wait and not self.done:
             self.await_evaluation()
-        return not self.done and not self.control.stopping
+        return self._steps < self._share() and not self.control.stopping
 
     def cut_episodes(self) -> None:
         """Steps the environment with the last actions of a done actor, and thus completes the last transitions."""

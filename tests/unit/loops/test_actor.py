@@ -176,7 +176,9 @@ def worker(telemetry: Telemetry) -> Iterator[roles.Role]:
             yield made
 
 
-@pytest.mark.parametrize("next_call", [roles.Role.beat, roles.Role.close, lambda worker: worker.hold(worker)])
+@pytest.mark.parametrize(
+    "next_call", [lambda worker: worker.beat(), roles.Role.close, lambda worker: worker.hold(worker)]
+)
 def test_a_workers_fork_leaves_at_its_next_call(worker: roles.Role, next_call: Callable[[roles.Role], Any]) -> None:
     """A fork that the worker's environment made does nothing in its name."""
     ended, end = os.pipe()
