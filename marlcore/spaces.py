@@ -114,7 +114,7 @@ class Spaces:
 
     def shifted(self, action: NDArray[Any]) -> NDArray[Any]:
         """Converts rows' actions [k, ...] to the environment's, which count from a (Multi)Discrete space's start."""
-        return action + self.action_start if self._is_shifted else action
+        return action + self.action_start if self.is_shifted else action
 
     def first_refused(self, action: NDArray[Any]) -> int | None:
         """Finds the first of rows' actions [k, ...] outside the space; returns its index, or None if all are inside."""
@@ -141,7 +141,8 @@ class Spaces:
         return int(np.min(self._action_bounds[1]))
 
     @cached_property
-    def _is_shifted(self) -> bool:
+    def is_shifted(self) -> bool:
+        """Whether `shifted` changes actions."""
         return bool(self.action_start.any())
 
     def mask_in(self, obs: Any) -> Any:

@@ -114,21 +114,23 @@ class AgentBuffer:
         if self._over:
             outcomes.append(self._outcome(self._over, acted=False))
         if self._asked:
-            copies, begins = self._numbers_of(self._asked), map(self._begins.__getitem__, self._asked)
+            copies, begins = self._numbers_of(self._asked), [*map(self._begins.__getitem__, self._asked)]
             obs = self._rows(self._seen, copies)
             self.view.check(copies, obs, acting=True)
-            turns.append(Turn(self.view.agent, copies, obs, np.array([*begins]), self._tags))
+            turns.append(Turn(self.view.agent, copies, obs, np.array(begins), self._tags))
         self._results, self._over, self._asked, self._tags = [], [], [], {}
 
     def _outcome(self, rows: list[Row], *, acted: bool) -> Outcome:
         where, *columns, infos, of_members = zip(*rows, strict=True)
         copies, (reward, terminated, truncated) = self._numbers_of(where), map(np.array, columns)
-        final_obs = self._rows(self._final, copies) if True in columns[1] or True in columns[2] else None
+        self.view.check_rewards(copies, reward)
+        final_obs = None
+        if True in columns[1] or True in columns[2]:
+            final_obs = self._rows(self._final, copies)
+            self.view.check_finals(copies, final_obs, terminated | truncated)
         of_ended = [of_copy for of_copy in zip(where, infos, strict=True) if of_copy[1]] if any(infos) else ()
         ends = terminated, truncated, final_obs, of_ended
-        outcome = Outcome(self.view.agent, copies, reward, *ends, of_members if self._is_team else (), acted)
-        self.view.check_outcome(outcome)
-        return outcome
+        return Outcome(self.view.agent, copies, reward, *ends, of_members if self._is_team else (), acted)
 
     def _number(self, copy: int, reward: Any) -> float:
         try:
@@ -154,7 +156,9 @@ class AgentBuffer:
         self, arrays: dict[str, NDArray[Any]], copy: int, observation: Any, info: Mapping[str, Any], final: bool = False
     ) -> None:
         try:
-            plain, mask = self.view.split(observation, info)
+            plain, mask = observation, None
+            if self.view.mask_in or info.get(MASK) is not None:
+                plain, mask = self.view.split(observation, info)
             for part, name, dtype, shape in self._parts:
                 value = part.of(plain) if part.keys else plain
                 array = value if value.__class__ is np.ndarray else np.asarray(value)

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
-from ..checks import brief, printable
+from ..checks import are_finite, brief, printable
 from ..errors import EnvironmentFailed
 from ..interfaces import Outcome
 from ..observations import ALONE, Values, rows_at
@@ -106,20 +106,23 @@ class AgentView:
 
     def convert(self, action: NDArray[Any], rows: int) -> NDArray[Any]:
         """Converts actions [rows, ...] from the form in a replay to that of the space. Raises ValueError, TypeError."""
-        return self.spaces.shifted(rows_of("action", self.spaces.action_field, action, rows))
+        array = rows_of("action", self.spaces.action_field, action, rows)
+        return self.spaces.shifted(array) if self.spaces.is_shifted else array
 
     def check(self, copies: NDArray[np.int64], values: Values, *, acting: bool) -> None:
         """Checks that values [k, ...] are finite or, if discrete, in range.
 
         If `acting`, also checks that each mask allows an action.
         """
+        if values.__class__ is np.ndarray and values.dtype.kind == "f" and 0 not in np.isfinite(values).tobytes():
+            return  # the quickest check, of the most common observation
         fault = fault_of(self.spaces, values, acting=acting)
         if fault is not None:
             raise failed(copies[fault[0]], self.agent, fault[1])
 
     def check_rewards(self, copies: NDArray[np.int64], reward: NDArray[Any]) -> None:
         """Checks that rewards are numbers that are finite as float32."""
-        if reward.dtype == np.float32 and 0 not in np.isfinite(reward).tobytes():  # as `are_finite`, without a call
+        if reward.dtype == np.float32 and 0 not in np.isfinite(reward).tobytes():
             return
         if reward.dtype.kind not in "biuf":
             raise failed(copies[0], self.agent, f"reward: expected a number, got {brief(reward[0])}")
@@ -132,8 +135,11 @@ class AgentView:
         """Checks rewards, and final observations where the episode ended."""
         self.check_rewards(outcome.copies, outcome.reward)
         if outcome.final_obs is not None:
-            ended = outcome.terminated | outcome.truncated
-            self.check(outcome.copies[ended], rows_at(outcome.final_obs, ended), acting=False)
+            self.check_finals(outcome.copies, outcome.final_obs, outcome.terminated | outcome.truncated)
+
+    def check_finals(self, copies: NDArray[np.int64], final_obs: Values, ended: NDArray[np.bool_]) -> None:
+        """Checks the final observations of the copies that `ended` marks."""
+        self.check(copies[ended], rows_at(final_obs, ended), acting=False)
 
 
 def fault_of(spaces: Spaces, values: Values, *, acting: bool) -> tuple[int, str] | None:
@@ -141,7 +147,7 @@ def fault_of(spaces: Spaces, values: Values, *, acting: bool) -> tuple[int, str]
     arrays = values if isinstance(values, dict) else {ALONE: values}
     for part in spaces.parts:
         array = arrays[part.name]
-        if array.dtype.kind in "fc" and 0 not in np.isfinite(array).tobytes():  # as `are_finite`, without a call
+        if array.dtype.kind in "fc" and are_finite(array):
             continue
         wrong = wrong_values(part.space, array)
         if wrong is not None and np.count_nonzero(wrong):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from ..interfaces import Environment, Outcome, Turn
 from ..spaces import MASK, Spaces
 from .agent_buffer import AgentBuffer
 from .agent_view import Absent, Adapter, AgentView, Result, may_mask, result_of
+from .gymnasium import GymnasiumEnvironment
 from .lockstep import child_seeds
 from .pettingzoo import ParallelRounds, is_parallel
 
@@ -28,9 +29,7 @@ class Copies:
     """
 
     def __init__(self, envs: Sequence[Any]) -> None:
-        self._envs = [
-            ParallelRounds(env, copy) if is_parallel(env) else _Turns(env, copy) for copy, env in enumerate(envs)
-        ]
+        self._envs = [_in_rounds(env, copy) for copy, env in enumerate(envs)]
         first = self._envs[0]
         try:
             masked = masked_agents(first)
@@ -71,7 +70,7 @@ class Copies:
             buffer.gather(outcomes, turns)
         return outcomes, turns
 
-    def _advance(self, copy: int, env: "_Turns | ParallelRounds") -> None:
+    def _advance(self, copy: int, env: "Rounds") -> None:
         """Plays until an agent acts or two episodes have ended; after that, the next `observe` begins an episode."""
         acting = False
         for ends in (True, False):
@@ -90,7 +89,7 @@ class Copies:
             if ends:
                 self._end(copy, env)
 
-    def _end(self, copy: int, env: "_Turns | ParallelRounds") -> None:
+    def _end(self, copy: int, env: "Rounds") -> None:
         self._empty[copy] += 1
         if self._empty[copy] > EMPTY_EPISODES:
             raise RuntimeError(f"expected an agent that acts, got {EMPTY_EPISODES} episodes without one")
@@ -103,7 +102,10 @@ class Copies:
     def act(self, turn: Turn, action: NDArray[Any]) -> None:
         copies = turn.copies.tolist()
         for copy, value in zip(copies, self._buffers[turn.agent].acted(copies, action), strict=True):
-            self._envs[copy].act(turn.agent, value)
+            try:
+                self._envs[copy].act(turn.agent, value)
+            except Exception as error:
+                raise_in_copy(error, copy, turn.agent)
 
     def close(self) -> None:
         with ExitStack() as stack:
@@ -145,6 +147,15 @@ class _Turns(Adapter):
             raise_in_copy(error, self._copy, agent)
 
 
+Rounds: TypeAlias = GymnasiumEnvironment | ParallelRounds | _Turns
+
+
+def _in_rounds(env: Any, copy: int) -> Rounds:
+    if is_parallel(env):
+        return ParallelRounds(env, copy)
+    return env if isinstance(env, GymnasiumEnvironment) else _Turns(env, copy)
+
+
 class _Buffers(dict[str, AgentBuffer]):
     def __missing__(self, agent: Any) -> AgentBuffer:
         raise ValueError(f"agent: expected one of {list(self)}, which the environment named at first, got {agent!r}")
@@ -158,7 +169,7 @@ def raise_in_copy(error: Exception, copy: int, agent: str = "") -> NoReturn:
     raise EnvironmentFailed(f"environment copy {where}: {type(error).__name__}: {error}") from error
 
 
-def masked_agents(env: Environment | ParallelRounds | _Turns) -> dict[str, bool]:
+def masked_agents(env: Environment | Rounds) -> dict[str, bool]:
     """Tells for each agent whether its infos hold masks; if any agent's infos may, resets the environment to find out.
 
     An agent without an info after the reset counts as masked if another agent is.

@@ -91,7 +91,12 @@ class GymnasiumVector(Adapter):
         if reward.__class__ is not np.ndarray or reward.dtype.kind != "f" or reward.shape != self._each:
             reward = self._of_copies("reward", reward)
         values, copies = obs, self._acting
-        if obs.__class__ is not np.ndarray or obs.dtype is not self._dtype or obs.shape != self._shape or MASK in info:
+        if (
+            obs.__class__ is not np.ndarray
+            or obs.dtype is not self._dtype
+            or obs.shape != self._shape
+            or info.get(MASK) is not None
+        ):
             values = self._values(obs, info)
         ends = 1 in terminated.tobytes() or 1 in truncated.tobytes()  # in a third of the time of `any`
         ended = terminated | truncated if ends else self._never

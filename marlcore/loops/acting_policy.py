@@ -58,11 +58,15 @@ class ActingPolicy:
 
     def choose(self, obs: Values, index: Any, begins: NDArray[np.bool_]) -> Action:
         """See `Player`. Raises ValueError or TypeError if an action or a state is malformed or not allowed."""
-        mask = obs[MASK] if self.spaces.masked else None
+        mask, explore = obs[MASK] if self.spaces.masked else None, self.explore
+        remembered: dict[str, Any] = {}
         if self._stacks is not None:
             obs = each(lambda stacks, new: self._pushed(stacks, new, index, begins), self._stacks, obs)
-        state = None if self._states is None else self._states.read(index, begins)
-        chosen = self.act(obs, index, state)
+        if self._states is not None:
+            remembered["state"] = self._states.read(index, begins)
+        if explore is not None and isinstance(explore.get("epsilon"), np.ndarray):  # of each copy
+            explore = {**explore, "epsilon": explore["epsilon"][index]}
+        chosen = self.network.act(obs, explore=explore, mask=mask, generator=self.generator, **remembered)
         action = rows_of("action of the algorithm", self._action, chosen.action, len(begins))
         if action.dtype.kind == "f":
             check_finite("action of the algorithm", action)
@@ -74,15 +78,6 @@ class ActingPolicy:
         if chosen.state is not None:
             self._keep(chosen.state, index, len(begins))
         return chosen if action is chosen.action else chosen._replace(action=action)
-
-    def act(self, obs: Values, index: Any, state: Mapping[str, torch.Tensor] | None) -> Action:
-        """Chooses actions in the copies `index` for k observations, which are stacked if the model takes stacks."""
-        explore = self.explore
-        if explore is not None and isinstance(explore.get("epsilon"), np.ndarray):  # of each copy
-            explore = {**explore, "epsilon": explore["epsilon"][index]}
-        remembered: dict[str, Any] = {} if state is None else {"state": state}
-        mask = self.spaces.mask_in(obs) if self.spaces.masked else None
-        return self.network.act(obs, explore=explore, mask=mask, generator=self.generator, **remembered)
 
     def _pushed(self, stacks: NDArray[Any], new: NDArray[Any], index: Any, begins: NDArray[np.bool_]) -> NDArray[Any]:
         """Pushes new observations [k, ...] into the kept stacks, and returns the new stacks [k, stack, ...]."""

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from ..checks import check_finite
 from ..errors import EnvironmentFailed
 from ..interfaces import MEMBER_REWARDS, OF_OUTCOMES, PRIORITY, RETURN, Action, Outcome, Turn
-from ..observations import put_rows
 from ..spec import TransitionSpec, rows_of
 from ..transitions import HeldRows
 
@@ -62,7 +61,11 @@ class Recorder:
         index = ALL if len(turn.copies) == self.copies else turn.copies
         if self._of_algorithm or chosen.extras:
             self._remember_extras(index, chosen, state_before, len(turn.copies))
-        put_rows(self.rows.obs, index, turn.obs)
+        if isinstance(turn.obs, dict):
+            for name, rows in self.rows.obs.items():
+                rows[index] = turn.obs[name]
+        else:
+            self.rows.obs[index] = turn.obs
         self.rows.action[index] = chosen.action
         self._waiting[index] = True
         if version != self._version:

@@ -150,7 +150,9 @@ class WriteGate(_Side):
 
     def wait_each(self, which: Any, boundaries: Any, timeout: float | None, check_open: Check) -> bool:
         limiter, rows = self._limiter, len(which)
-        if limiter.samples_per_insert * rows > limiter.tolerance or self._missing(rows):
+        sampled = self._sampled()  # before the inserts are read; see `_missing`
+        missing = limiter.samples_missing(self._lanes.inserted(), sampled, rows)
+        if missing or limiter.samples_per_insert * rows > limiter.tolerance:
             self.wait(rows, 0, timeout, check_open)
         return False
 
