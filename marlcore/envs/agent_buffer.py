@@ -1,6 +1,6 @@
 """A buffer that gathers an agent's results and observations from copies of an environment into arrays."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -114,7 +114,8 @@ class AgentBuffer:
         if self._over:
             outcomes.append(self._outcome(self._over, acted=False))
         if self._asked:
-            copies, begins = self._numbers_of(self._asked), [*map(self._begins.__getitem__, self._asked)]
+            begins = [*map(self._begins.__getitem__, self._asked)]
+            copies = self._everywhere if len(begins) == len(self._everywhere) else np.array(self._asked)
             obs = self._rows(self._seen, copies)
             self.view.check(copies, obs, acting=True)
             turns.append(Turn(self.view.agent, copies, obs, np.array(begins), self._tags))
@@ -122,7 +123,8 @@ class AgentBuffer:
 
     def _outcome(self, rows: list[Row], *, acted: bool) -> Outcome:
         where, *columns, infos, of_members = zip(*rows, strict=True)
-        copies, (reward, terminated, truncated) = self._numbers_of(where), map(np.array, columns)
+        copies = self._everywhere if len(where) == len(self._everywhere) else np.array(where)
+        reward, terminated, truncated = map(np.array, columns)
         self.view.check_rewards(copies, reward)
         final_obs = None
         if True in columns[1] or True in columns[2]:
@@ -143,9 +145,6 @@ class AgentBuffer:
         if array.size != 1 or array.dtype.kind not in "biu":  # "False" is true, and None is false
             raise failed(copy, self.view.agent, f"{name}: expected a bool, got {brief(value)}")
         return bool(array)
-
-    def _numbers_of(self, copies: Sequence[int]) -> NDArray[np.int64]:
-        return self._everywhere if len(copies) == len(self._everywhere) else np.array(copies)
 
     def _rows(self, arrays: dict[str, NDArray[Any]], copies: NDArray[np.int64]) -> Values:
         if copies is not self._everywhere:

@@ -127,7 +127,7 @@ class AgentView:
         if reward.dtype.kind not in "biuf":
             raise failed(copies[0], self.agent, f"reward: expected a number, got {brief(reward[0])}")
         fits = np.abs(reward) <= LARGEST_REWARD  # never of NaN
-        if np.count_nonzero(fits) < len(fits):  # in a fifth of the time of `all`
+        if 0 in fits.tobytes():
             row = int(fits.argmin())
             raise failed(copies[row], self.agent, f"reward: expected a finite number of float32, got {reward[row]}")
 

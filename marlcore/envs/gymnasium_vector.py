@@ -98,14 +98,17 @@ class GymnasiumVector(Adapter):
             or info.get(MASK) is not None
         ):
             values = self._values(obs, info)
-        ends = 1 in terminated.tobytes() or 1 in truncated.tobytes()  # in a third of the time of `any`
-        ended = terminated | truncated if ends else self._never
+        ended = None
+        if 1 in terminated.tobytes() or 1 in truncated.tobytes():  # in a third of the time of `any`
+            ended = terminated | truncated
         if copies is not self._all:
             reward, terminated, truncated = reward[copies], terminated[copies], truncated[copies]
         self._view.check_rewards(copies, reward)
         outcome = Outcome(AGENT, copies, reward, terminated, truncated, None)
-        if ends:
+        if ended is not None:
             outcome, values = self._end(outcome, values, info, ended)
+        elif copies is self._all:
+            self._begins = self._never
         else:
             self._resume(self._all)
         return [outcome], [self._turn(values)]

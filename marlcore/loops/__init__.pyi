@@ -1,4 +1,6 @@
 from .acting_policy import ActingPolicy as ActingPolicy
+from .acting_policy import FollowedWeights as FollowedWeights
+from .acting_policy import exploration_of as exploration_of
 from .actor import act as act
 from .actor import act_until_done as act_until_done
 from .actor import cut_episodes as cut_episodes
@@ -21,8 +23,6 @@ from .evaluator import GoesOn as GoesOn
 from .evaluator import play_in_common as play_in_common
 from .first_priorities import ByName as ByName
 from .first_priorities import FirstPriorities as FirstPriorities
-from .followed_weights import FollowedWeights as FollowedWeights
-from .followed_weights import exploration_of as exploration_of
 from .goals import with_functions_of as with_functions_of
 from .learner import Batches as Batches
 from .learner import Learner as Learner

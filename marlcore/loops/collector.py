@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from ..errors import EnvironmentFailed
 from ..interfaces import Outcome, Turn
-from .acting_policy import ActingPolicy
+from .acting_policy import ActingPolicy, FollowedWeights
 from .first_priorities import FirstPriorities
-from .followed_weights import FollowedWeights
 from .players import LATEST, Player, ScriptedAtFirst, joined
 from .recorder import ALL, Recorder
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import check_finite
+from ..checks import are_finite, check_finite
 from ..errors import EnvironmentFailed
 from ..interfaces import MEMBER_REWARDS, OF_OUTCOMES, PRIORITY, RETURN, Action, Outcome, Turn
 from ..spec import TransitionSpec, rows_of
@@ -38,6 +38,9 @@ class Recorder:
         self.parts = np.zeros(copies, np.int64)  # of the replay, for the episodes that begin next
         self._lanes = self.lanes[0].copy()  # of the present episodes
         self._of_algorithm = {name: field for name, field in spec.extras.items() if name not in OF_OUTCOMES}
+        self._finite = {  # a NaN priority means the highest so far
+            name for name, field in self._of_algorithm.items() if field.numpy.kind in "fc" and name != PRIORITY
+        }
         self._sums_returns, self._shares_rewards = RETURN in spec.extras, MEMBER_REWARDS in spec.extras
         self.takes_outcomes = self._sums_returns or self._shares_rewards  # else `take` has nothing to do
         self._discounted = np.zeros(copies)
@@ -89,9 +92,9 @@ class Recorder:
             label = f"{name} of the algorithm's state"
             self.rows.extras[name][index] = rows_of(label, self._of_algorithm[name], part, rows)
         for name, value in chosen.extras.items():
-            label, field = f"{name} of the algorithm", self._of_algorithm[name]
-            array = rows_of(label, field, value, rows)
-            if field.numpy.kind in "fc" and name != PRIORITY:  # a NaN priority: the highest
+            label = f"{name} of the algorithm"
+            array = rows_of(label, self._of_algorithm[name], value, rows)
+            if name in self._finite and not are_finite(array):
                 check_finite(label, array)
             self.rows.extras[name][index] = array
 

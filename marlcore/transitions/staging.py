@@ -1,6 +1,8 @@
 """Stages many transitions for one call of the C core: each field's array is checked, then copied or lent."""
 
 import errno
+from contextvars import Context
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,13 +11,52 @@ from numpy.typing import NDArray
 from ..memory import NativeVector, NativeWriter
 from ..spec import Field, rows_of
 from .layout import REWARD_OFFSET, LaneView, Place
-from .setters import FieldSetters, Setter, Slots, put_all, rows_setter
+from .setters import FieldSetters, Setter, put_all
 
 Bytes = NDArray[np.uint8]
 Flags = NDArray[np.bool_]
 
 _REWARD = Field((), "float32")
 _FLAG = Field((), "bool")
+_FLOATS = frozenset(map(np.dtype, ("float16", "float32", "float64")))
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The places of `count` rows among the staged rows."""
+
+    count: int
+    where: slice | NDArray[np.int64]
+
+
+def rows_setter(label: str, field: Field, view: NDArray[Any], slots: Slots) -> Setter:
+    """Returns a setter of a field's rows, [count, *shape], at these slots of `view`."""
+    rows, dtype, shape = slots.count, field.numpy, (slots.count, *field.shape)
+    where: Any = slots.where
+    if isinstance(where, slice):
+        view, where = view[where], ...
+    direct = {dtype}  # dtypes that an assignment converts as `rows_of` does
+    wider: frozenset[np.dtype[Any]] = frozenset()  # dtypes that it converts so unless a value exceeds the field's range
+    if dtype in _FLOATS:
+        direct = {narrow for narrow in _FLOATS if narrow.itemsize <= dtype.itemsize}
+        wider = _FLOATS - direct
+    raising = Context()  # entering np.errstate in each call takes longer than the assignment
+    raising.run(np.seterr, over="raise")
+
+    def put(value: Any) -> None:
+        fits = value.__class__ is np.ndarray and value.shape == shape
+        if fits and value.dtype in direct:
+            view[where] = value
+            return
+        if fits and value.dtype in wider:
+            try:
+                raising.run(view.__setitem__, where, value)
+                return
+            except FloatingPointError:
+                pass  # `rows_of` says which value
+        view[where] = rows_of(label, field, value, rows)
+
+    return put
 
 
 class _Staging:
