@@ -104,19 +104,22 @@ class GymnasiumVector(Adapter):
         if copies is not self._all:
             reward, terminated, truncated = reward[copies], terminated[copies], truncated[copies]
         self._view.check_rewards(copies, reward)
-        outcome = Outcome(AGENT, copies, reward, terminated, truncated, None)
         if ended is not None:
-            outcome, values = self._end(outcome, values, info, ended)
-        elif copies is self._all:
+            outcome, values = self._end(ended, values, info, reward, terminated, truncated)
+            return [outcome], [self._turn(values)]
+        if copies is self._all:
             self._begins = self._never
         else:
             self._resume(self._all)
-        return [outcome], [self._turn(values)]
+        return [Outcome(AGENT, copies, reward, terminated, truncated, None)], [self._turn(values)]
 
     def _end(
-        self, outcome: Outcome, values: Values, info: Mapping[str, Any], ended: NDArray[np.bool_]
+        self, ended: NDArray[np.bool_], values: Values, info: Mapping[str, Any], *of_copies: NDArray[Any]
     ) -> tuple[Outcome, Values]:
-        """Ends the marked copies' episodes; returns the outcome with their ends, and what all copies observe then."""
+        """Ends the marked copies' episodes; returns the outcome, and what all copies observe then.
+
+        `of_copies` are the rewards and flags of the copies that acted.
+        """
         over = ended.nonzero()[0]
         self.episodes += len(over)
         self.ended[over] += 1
@@ -124,13 +127,12 @@ class GymnasiumVector(Adapter):
             self._learn_mode(info)
         all_ended = self._mode == "NextStep" and len(over) == self.copies
         if all_ended or self._mode == "Disabled":  # the calls below may write to the arrays that the step returned
-            columns = {name: getattr(outcome, name).copy() for name in ("reward", "terminated", "truncated")}
-            outcome, values = outcome._replace(**columns), each(np.copy, values)
+            of_copies, values = tuple(map(np.copy, of_copies)), each(np.copy, values)
         last: dict[int, dict[str, Any]] = {}
         if info:
             last = {copy: self._call(self._last_info, info, copy) for copy in over.tolist()}
         infos = [(copy, named) for copy, of_copy in last.items() if (named := numbers(of_copy))]
-        outcome = outcome._replace(final_obs=self._final_obs(values, info, last, over), infos=infos)
+        outcome = Outcome(AGENT, self._acting, *of_copies, self._final_obs(values, info, last, over), infos)
         if self._mode == "NextStep" and not all_ended:
             self._resume((~ended).nonzero()[0])
             return outcome, values

@@ -73,9 +73,10 @@ class Collector:
         self.returns[copies], lengths = self._returns[copies], self._lengths[copies] + self._rounds
         self._returns[copies], self._lengths[copies] = 0.0, -self._rounds
         infos = [(copy, self._infos.pop(copy)) for copy in copies.tolist() if copy in self._infos]
-        learns = self.numbers[copies] == LATEST
-        agent, returns = self.recorder.agent, self.returns[copies[learns]]
-        return [Ended(agent, copies[learns], returns, lengths[learns], infos)] if learns.any() else []
+        if self.opponents is not None:
+            learns = self.numbers[copies] == LATEST
+            copies, lengths = copies[learns], lengths[learns]
+        return [Ended(self.recorder.agent, copies, self.returns[copies], lengths, infos)] if len(copies) else []
 
     def begin(self, copies: NDArray[np.int64]) -> int:
         """Begins an episode in these copies; returns how many actions are lost, because their outcomes never came."""

@@ -55,8 +55,10 @@ class Recorder:
         self.rows.writer.new_episode(self._lanes[copies])
         lost = copies[self._waiting[copies]]
         self._waiting[lost] = False
-        self._discounted[copies] = 0.0
-        self._lanes[copies] = self.lanes[self.parts[copies], copies]
+        if self._sums_returns:
+            self._discounted[copies] = 0.0
+        if len(self.lanes) > 1:
+            self._lanes[copies] = self.lanes[self.parts[copies], copies]
         return len(lost)
 
     def remember(self, turn: Turn, chosen: Action, state_before: Mapping[str, torch.Tensor], version: int) -> None:

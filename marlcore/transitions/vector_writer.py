@@ -119,10 +119,10 @@ class VectorWriter(WriterBase):
         if lanes is None:
             self._native.new_episode(range(len(self.lanes)))
             return
-        which = self._indices(_numbers(lanes))
-        if (which < 0).any():
+        which = self._indices(_numbers(lanes)).tolist()
+        if -1 in which:
             raise self._lanes_error(lanes)
-        self._native.new_episode(which.tolist())
+        self._native.new_episode(which)
 
     def __repr__(self) -> str:
         return f"<VectorWriter of {len(self.lanes)} lanes>"
