@@ -18,8 +18,6 @@ JOINT = "joint_observation"  # the part of an observation that is for critics al
 MEMBERS = "members"  # the part of a team's observation that holds those of its members; see envs/team.py
 ALIVE = "alive"  # the part that says which members act
 
-_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}  # by the size of a number
-
 
 @dataclass(frozen=True)
 class SpacePart:
@@ -118,27 +116,24 @@ class Spaces:
 
     def first_refused(self, action: NDArray[Any]) -> int | None:
         """Finds the first of rows' actions [k, ...] outside the space; returns its index, or None if all are inside."""
-        low, high = self._action_bounds
+        low, high, inside = self._action_bounds
         if low is not None:
             wrong = (action < low) | (action > high)
         else:
-            numbers = action.view(_UNSIGNED[action.itemsize])  # in which negative numbers are the largest
-            if not numbers.size or numbers.item(numbers.argmax()) <= self._inside:
+            numbers = action.view(f"u{action.itemsize}")  # in which negative numbers are the largest
+            if not numbers.size or numbers.item(numbers.argmax()) <= inside:
                 return None
             wrong = numbers > high
         return int(wrong.reshape(len(action), -1).any(axis=1).argmax()) if np.count_nonzero(wrong) else None
 
     @cached_property
-    def _action_bounds(self) -> tuple[Any, Any]:
+    def _action_bounds(self) -> tuple[Any, Any, Any]:
+        """Low and high, for a Box; otherwise None, high, and the largest number that every component may be."""
         space = self.action
         if isinstance(space, gym.Box):
-            return space.low, space.high
-        return None, (2 if isinstance(space, gym.MultiBinary) else getattr(space, "nvec", getattr(space, "n", 0))) - 1
-
-    @cached_property
-    def _inside(self) -> int:
-        """The largest number that every component of a discrete action may be."""
-        return int(np.min(self._action_bounds[1]))
+            return space.low, space.high, None
+        high = (2 if isinstance(space, gym.MultiBinary) else getattr(space, "nvec", getattr(space, "n", 0))) - 1
+        return None, high, int(np.min(high))
 
     @cached_property
     def is_shifted(self) -> bool:

@@ -135,11 +135,8 @@ class AgentView:
         """Checks rewards, and final observations where the episode ended."""
         self.check_rewards(outcome.copies, outcome.reward)
         if outcome.final_obs is not None:
-            self.check_finals(outcome.copies, outcome.final_obs, outcome.terminated | outcome.truncated)
-
-    def check_finals(self, copies: NDArray[np.int64], final_obs: Values, ended: NDArray[np.bool_]) -> None:
-        """Checks the final observations of the copies that `ended` marks."""
-        self.check(copies[ended], rows_at(final_obs, ended), acting=False)
+            ended = outcome.terminated | outcome.truncated
+            self.check(outcome.copies[ended], rows_at(outcome.final_obs, ended), acting=False)
 
 
 def fault_of(spaces: Spaces, values: Values, *, acting: bool) -> tuple[int, str] | None:

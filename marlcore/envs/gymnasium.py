@@ -50,9 +50,8 @@ class GymnasiumEnvironment(Adapter):
         return self._last
 
     def step(self, action: Any) -> None:
-        self.act(
-            check_action(self.agent, action, self.agent is not None and bool(self._last[2] or self._last[3])), action
-        )
+        ended = self.agent is not None and bool(self._last[2] or self._last[3])
+        self.act(check_action(self.agent, action, ended), action)
 
     def round(self) -> Mapping[str, Result]:
         """Returns what ParallelRounds' method does, for `Copies`."""

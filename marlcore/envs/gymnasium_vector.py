@@ -1,7 +1,7 @@
 """Gymnasium vector environments and EnvPool as VectorEnvironments: arrays all the way, without a loop over copies."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from gymnasium import spaces as gym
@@ -15,6 +15,8 @@ from ..spaces import MASK, SpacePart, Spaces
 from ..spec import as_field, rows_of
 from .agent_view import Adapter, AgentView, failed, label_of, may_mask, numbers, result_of
 from .gymnasium import AGENT
+
+Info: TypeAlias = Mapping[str, Any]
 
 MODES = ("NextStep", "SameStep", "Disabled")
 FINAL_OBS = ("final_obs", "final_observation")  # their names in an info of Gymnasium: since 1.1, and before
@@ -48,9 +50,9 @@ class GymnasiumVector(Adapter):
         self.ended = np.zeros(self.copies, np.int64)
         self._first: Any = None  # what a reset returned, until it is observed
         self._all, self._never = np.arange(self.copies), np.zeros(self.copies, bool)
-        self._each, self._shape, self._dtype = (self.copies,), (), None  # None if an observation has several parts
-        if self._part is not None:
-            self._shape, self._dtype = (self.copies, *parts[0].field.shape), parts[0].field.numpy
+        self._each = (self.copies,)
+        # Of observations; None if they have several parts
+        self._shape, self._dtype = (*self._each, *parts[0].field.shape), self._part and parts[0].field.numpy
         mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
         self._mode: str | None = getattr(mode, "value", mode)
         self._is_declared = self._mode is not None
@@ -80,46 +82,29 @@ class GymnasiumVector(Adapter):
         if self._first is not None:
             values, self._first = self._values(*self._first), None
             return [], [self._turn(values)]
-        try:
-            obs, reward, terminated, truncated, info = self._step()
-        except Exception as error:
-            raise _raised(error) from error
+        obs, reward, terminated, truncated, info = self._call(self._step)
+        if reward.__class__ is not np.ndarray or reward.dtype.kind != "f" or reward.shape != self._each:
+            reward = self._of_copies("reward", reward)
         if terminated.__class__ is not np.ndarray or terminated.dtype is not _BOOL or terminated.shape != self._each:
             terminated = self._of_copies("terminated", terminated, bools=True)
         if truncated.__class__ is not np.ndarray or truncated.dtype is not _BOOL or truncated.shape != self._each:
             truncated = self._of_copies("truncated", truncated, bools=True)
-        if reward.__class__ is not np.ndarray or reward.dtype.kind != "f" or reward.shape != self._each:
-            reward = self._of_copies("reward", reward)
-        values, copies = obs, self._acting
-        if (
-            obs.__class__ is not np.ndarray
-            or obs.dtype is not self._dtype
-            or obs.shape != self._shape
-            or info.get(MASK) is not None
-        ):
-            values = self._values(obs, info)
-        ended = None
-        if 1 in terminated.tobytes() or 1 in truncated.tobytes():  # in a third of the time of `any`
-            ended = terminated | truncated
+        fits = obs.__class__ is np.ndarray and obs.dtype is self._dtype and obs.shape == self._shape
+        values = obs if fits and info.get(MASK) is None else self._values(obs, info)
+        ends = 1 in terminated.tobytes() or 1 in truncated.tobytes()  # in a third of the time of `any`
+        ended, copies = terminated | truncated if ends else self._never, self._acting
         if copies is not self._all:
             reward, terminated, truncated = reward[copies], terminated[copies], truncated[copies]
         self._view.check_rewards(copies, reward)
-        if ended is not None:
-            outcome, values = self._end(ended, values, info, reward, terminated, truncated)
-            return [outcome], [self._turn(values)]
-        if copies is self._all:
-            self._begins = self._never
+        outcome = Outcome(AGENT, copies, reward, terminated, truncated, None)
+        if ends:
+            outcome, values = self._end(outcome, values, info, ended)
         else:
             self._resume(self._all)
-        return [Outcome(AGENT, copies, reward, terminated, truncated, None)], [self._turn(values)]
+        return [outcome], [self._turn(values)]
 
-    def _end(
-        self, ended: NDArray[np.bool_], values: Values, info: Mapping[str, Any], *of_copies: NDArray[Any]
-    ) -> tuple[Outcome, Values]:
-        """Ends the marked copies' episodes; returns the outcome, and what all copies observe then.
-
-        `of_copies` are the rewards and flags of the copies that acted.
-        """
+    def _end(self, outcome: Outcome, values: Values, info: Info, ended: NDArray[Any]) -> tuple[Outcome, Values]:
+        """Ends the marked copies' episodes; returns the outcome with their ends, and what all copies observe then."""
         over = ended.nonzero()[0]
         self.episodes += len(over)
         self.ended[over] += 1
@@ -127,12 +112,11 @@ class GymnasiumVector(Adapter):
             self._learn_mode(info)
         all_ended = self._mode == "NextStep" and len(over) == self.copies
         if all_ended or self._mode == "Disabled":  # the calls below may write to the arrays that the step returned
-            of_copies, values = tuple(map(np.copy, of_copies)), each(np.copy, values)
-        last: dict[int, dict[str, Any]] = {}
-        if info:
-            last = {copy: self._call(self._last_info, info, copy) for copy in over.tolist()}
+            columns = {name: getattr(outcome, name).copy() for name in ("reward", "terminated", "truncated")}
+            outcome, values = outcome._replace(**columns), each(np.copy, values)
+        last = {copy: self._call(self._last_info, info, copy) for copy in over.tolist()} if info else {}
         infos = [(copy, named) for copy, of_copy in last.items() if (named := numbers(of_copy))]
-        outcome = Outcome(AGENT, self._acting, *of_copies, self._final_obs(values, info, last, over), infos)
+        outcome = outcome._replace(final_obs=self._final_obs(values, info, last, over), infos=infos)
         if self._mode == "NextStep" and not all_ended:
             self._resume((~ended).nonzero()[0])
             return outcome, values
@@ -176,7 +160,7 @@ class GymnasiumVector(Adapter):
         self._view.check(copies, values, acting=True)
         return Turn(AGENT, copies, values, begins)
 
-    def _learn_mode(self, info: Mapping[str, Any]) -> None:
+    def _learn_mode(self, info: Info) -> None:
         """Infers an undeclared mode from an episode's last info. Raises EnvironmentFailed if two infos disagree."""
         shown = "SameStep" if any(name in info for name in FINAL_OBS) else "NextStep"
         if not self._is_declared and self._mode not in (None, shown):
@@ -184,16 +168,14 @@ class GymnasiumVector(Adapter):
             raise EnvironmentFailed(f"{AGENT}: {expected}, got an end as in {shown} after one as in {self._mode}")
         self._mode = self._mode or shown
 
-    def _last_info(self, info: Mapping[str, Any], copy: int) -> dict[str, Any]:
+    def _last_info(self, info: Info, copy: int) -> dict[str, Any]:
         """Returns a copy's info at its episode's end; in SAME_STEP mode, "final_info" and the episode's statistics."""
         if self._mode != "SameStep":
             return _info_of(info, copy, self.copies)
         beside = {name: info[name] for name in ("episode", "_episode") if name in info}
         return _info_of(beside, copy, self.copies) | _info_of(info.get("final_info", {}), copy, self.copies)
 
-    def _final_obs(
-        self, values: Values, info: Mapping[str, Any], last: Mapping[int, Mapping[str, Any]], over: NDArray[np.int64]
-    ) -> Values:
+    def _final_obs(self, values: Values, info: Info, last: Mapping[int, Info], over: NDArray[np.int64]) -> Values:
         final_obs = values
         if self._mode == "SameStep" or self._view.spaces.masked:
             arrays = {name: array.copy() for name, array in by_name(values).items()}
@@ -206,7 +188,7 @@ class GymnasiumVector(Adapter):
         self._view.check(over, rows_at(final_obs, over), acting=False)
         return final_obs if self._acting is self._all else rows_at(final_obs, self._acting)
 
-    def _final_values(self, info: Mapping[str, Any], copy: int, last: Mapping[str, Any]) -> dict[str, Any]:
+    def _final_values(self, info: Info, copy: int, last: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a copy's final observation and mask by name; the info holds a list of copies' values, or arrays."""
         name = next((name for name in FINAL_OBS if name in info), FINAL_OBS[0])
         finals = info.get(name)
@@ -235,7 +217,7 @@ class GymnasiumVector(Adapter):
             raise ValueError(f"expected those of {self.copies} copies, got {len(values)}")
         return values[copy]
 
-    def _values(self, obs: Any, info: Mapping[str, Any]) -> Values:
+    def _values(self, obs: Any, info: Info) -> Values:
         try:
             plain, mask = self._view.split(obs, info)
             if self._part is not None:
@@ -279,7 +261,7 @@ class GymnasiumVector(Adapter):
         try:
             return method(*args, **options)
         except Exception as error:
-            raise _raised(error) from error
+            raise EnvironmentFailed(f"environment: {type(error).__name__}: {error}") from error
 
 
 class EnvPool(GymnasiumVector):
@@ -324,10 +306,6 @@ def is_gymnasium_vector(env: Any) -> bool:
 
 def is_envpool(env: Any) -> bool:
     return all(hasattr(env, name) for name in ("send", "recv", "config", "spec", "observation_space"))
-
-
-def _raised(error: Exception) -> EnvironmentFailed:
-    return EnvironmentFailed(f"environment: {type(error).__name__}: {error}")
 
 
 def _value(copy: int, part: SpacePart, value: Any) -> NDArray[Any]:

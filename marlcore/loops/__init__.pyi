@@ -21,8 +21,6 @@ from .evaluator import Evaluator as Evaluator
 from .evaluator import Games as Games
 from .evaluator import GoesOn as GoesOn
 from .evaluator import play_in_common as play_in_common
-from .first_priorities import ByName as ByName
-from .first_priorities import FirstPriorities as FirstPriorities
 from .goals import with_functions_of as with_functions_of
 from .learner import Batches as Batches
 from .learner import Learner as Learner
@@ -40,6 +38,8 @@ from .players import Player as Player
 from .players import PlayersByNumber as PlayersByNumber
 from .players import ScriptedAtFirst as ScriptedAtFirst
 from .players import ScriptedPlayer as ScriptedPlayer
+from .recorder import ByName as ByName
+from .recorder import FirstPriorities as FirstPriorities
 from .recorder import Recorder as Recorder
 from .seeds import run_seed as run_seed
 from .torch_network import TorchNetwork as TorchNetwork

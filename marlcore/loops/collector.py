@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from ..errors import EnvironmentFailed
 from ..interfaces import Outcome, Turn
 from .acting_policy import ActingPolicy, FollowedWeights
-from .first_priorities import FirstPriorities
 from .players import LATEST, Player, ScriptedAtFirst, joined
-from .recorder import ALL, Recorder
+from .recorder import ALL, FirstPriorities, Recorder
 
 
 class Ended(NamedTuple):

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import are_finite, check_finite
+from ..checks import check_finite
 from ..errors import EnvironmentFailed
 from ..interfaces import MEMBER_REWARDS, OF_OUTCOMES, PRIORITY, RETURN, Action, Outcome, Turn
+from ..observations import put_rows
 from ..spec import TransitionSpec, rows_of
 from ..transitions import HeldRows
 
 if TYPE_CHECKING:
     import torch
 
+ByName = Mapping[str, NDArray[Any]]
+FirstPriority = Callable[[ByName, NDArray[Any], ByName], NDArray[np.float32]]  # before, reward, after
 ALL = slice(None)  # indexes the rows of all copies, without a copy of the rows
 
 
@@ -38,9 +41,6 @@ class Recorder:
         self.parts = np.zeros(copies, np.int64)  # of the replay, for the episodes that begin next
         self._lanes = self.lanes[0].copy()  # of the present episodes
         self._of_algorithm = {name: field for name, field in spec.extras.items() if name not in OF_OUTCOMES}
-        self._finite = {  # a NaN priority means the highest so far
-            name for name, field in self._of_algorithm.items() if field.numpy.kind in "fc" and name != PRIORITY
-        }
         self._sums_returns, self._shares_rewards = RETURN in spec.extras, MEMBER_REWARDS in spec.extras
         self.takes_outcomes = self._sums_returns or self._shares_rewards  # else `take` has nothing to do
         self._discounted = np.zeros(copies)
@@ -66,11 +66,7 @@ class Recorder:
         index = ALL if len(turn.copies) == self.copies else turn.copies
         if self._of_algorithm or chosen.extras:
             self._remember_extras(index, chosen, state_before, len(turn.copies))
-        if isinstance(turn.obs, dict):
-            for name, rows in self.rows.obs.items():
-                rows[index] = turn.obs[name]
-        else:
-            self.rows.obs[index] = turn.obs
+        put_rows(self.rows.obs, index, turn.obs)
         self.rows.action[index] = chosen.action
         self._waiting[index] = True
         if version != self._version:
@@ -94,9 +90,9 @@ class Recorder:
             label = f"{name} of the algorithm's state"
             self.rows.extras[name][index] = rows_of(label, self._of_algorithm[name], part, rows)
         for name, value in chosen.extras.items():
-            label = f"{name} of the algorithm"
-            array = rows_of(label, self._of_algorithm[name], value, rows)
-            if name in self._finite and not are_finite(array):
+            label, field = f"{name} of the algorithm", self._of_algorithm[name]
+            array = rows_of(label, field, value, rows)
+            if field.numpy.kind in "fc" and name != PRIORITY:  # a NaN priority: the highest
                 check_finite(label, array)
             self.rows.extras[name][index] = array
 
@@ -139,3 +135,50 @@ class Recorder:
             )
         except (ValueError, TypeError) as error:
             raise EnvironmentFailed(f"{self.agent}: {error}") from error
+
+
+class FirstPriorities:
+    """Holds each row back until the next observation's values are known or the episode ends, then writes the row.
+
+    Actors compute first priorities as in Ape-X (Horgan et al. 2018, arXiv:1803.00933).
+    """
+
+    def __init__(self, recorder: Recorder, compute: FirstPriority) -> None:
+        self._recorder, self._compute = recorder, compute
+        self._waiting = np.zeros(recorder.copies, np.bool_)  # copies whose row waits for the next observation's values
+        self._rewards = np.zeros(recorder.copies, np.float32)  # of the waiting rows
+        self._values: dict[str, NDArray[Any]] = {}  # of the observations acted on
+
+    def begin(self, copies: NDArray[np.int64]) -> None:
+        """Writes the rows still held back in copies where an episode begins, since no next values will come."""
+        waiting = copies[self._waiting[copies]]
+        if len(waiting):
+            self._write_waiting(waiting, dict.fromkeys(self._values, np.full(len(waiting), np.nan)))
+
+    def remember(self, copies: NDArray[np.int64], values: ByName) -> None:
+        """Takes the values [k] of the current observations, and writes the rows that waited for them."""
+        waiting = self._waiting[copies]
+        if waiting.any():
+            self._write_waiting(copies[waiting], {name: rows[waiting] for name, rows in values.items()})
+        for name, rows in values.items():
+            self._values.setdefault(name, np.zeros(len(self._waiting)))[copies] = rows
+
+    def write(self, outcome: Outcome) -> None:
+        """Writes the rows that end an episode, and holds back the others."""
+        ended = outcome.terminated | outcome.truncated
+        waiting = outcome.copies[~ended]
+        self._waiting[waiting], self._rewards[waiting] = True, outcome.reward[~ended]
+        if ended.any():
+            outcome = outcome.part(ended)
+            self._write(outcome, dict.fromkeys(self._values, np.where(outcome.terminated, 0.0, np.nan)))
+
+    def _write_waiting(self, copies: NDArray[np.int64], after: ByName) -> None:
+        never = np.zeros(len(copies), np.bool_)
+        self._waiting[copies] = False
+        self._write(Outcome(self._recorder.agent, copies, self._rewards[copies], never, never, None), after)
+
+    def _write(self, outcome: Outcome, after: ByName) -> None:
+        """Writes rows with priorities; `after` has the values [k] of the next observations, NaN where none came."""
+        before = {name: rows[outcome.copies] for name, rows in self._values.items()}
+        self._recorder.rows.extras[PRIORITY][outcome.copies] = self._compute(before, outcome.reward, after)
+        self._recorder.write(outcome)
