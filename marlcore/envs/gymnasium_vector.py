@@ -163,7 +163,7 @@ class GymnasiumVector(Adapter):
     def _learn_mode(self, info: Info) -> None:
         """Infers an undeclared mode from an episode's last info. Raises EnvironmentFailed if two infos disagree."""
         shown = "SameStep" if any(name in info for name in FINAL_OBS) else "NextStep"
-        if not self._is_declared and self._mode not in (None, shown):
+        if self._mode not in (None, shown):
             expected = "autoreset_mode: expected it in the metadata, or final_obs at all ends of episodes or at none"
             raise EnvironmentFailed(f"{AGENT}: {expected}, got an end as in {shown} after one as in {self._mode}")
         self._mode = self._mode or shown

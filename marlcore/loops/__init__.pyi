@@ -1,6 +1,8 @@
 from .acting_policy import ActingPolicy as ActingPolicy
 from .acting_policy import FollowedWeights as FollowedWeights
+from .acting_policy import Network as Network
 from .acting_policy import exploration_of as exploration_of
+from .acting_policy import network_of as network_of
 from .actor import act as act
 from .actor import act_until_done as act_until_done
 from .actor import cut_episodes as cut_episodes
@@ -31,8 +33,6 @@ from .model import FiniteCheck as FiniteCheck
 from .model import Normalizer as Normalizer
 from .model import PolicyModel as PolicyModel
 from .model import build_model as build_model
-from .network import Network as Network
-from .network import network_of as network_of
 from .players import LATEST as LATEST
 from .players import Player as Player
 from .players import PlayersByNumber as PlayersByNumber

@@ -1,30 +1,49 @@
-"""A policy that acts: a network, exploration, and a memory for each copy; and the weights that it follows."""
+"""A policy that acts: its network, exploration, a memory for each copy, and the weights that it follows."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import check_finite
-from ..config import PUBLISHED
+from ..config import PUBLISHED, AssignedPolicy, Config
 from ..errors import TimedOut
-from ..interfaces import Action
+from ..interfaces import Action, CompiledPolicy
 from ..observations import Pad, Values, each
 from ..spaces import MASK, Spaces
 from ..spec import rows_of
-from ..weights import Subscriber
-from .network import Network
+from ..weights import ParameterStore, Subscriber
 
 if TYPE_CHECKING:
     import torch
 
-    from .torch_network import RecurrentStates
+    from .torch_network import RecurrentStates, TorchNetwork
 
 FIRST_PULL_S = 0.1
+
+Network: TypeAlias = "CompiledPolicy | TorchNetwork"
+
+
+def network_of(
+    policy: AssignedPolicy, config: Config, device: Any, store: ParameterStore
+) -> tuple[Network, Subscriber]:
+    """Makes the untrained network by which a policy acts, and a subscriber that keeps its weights up to date.
+
+    `device` is a torch.device; a compiled network does not use it.
+    """
+    if policy.compiled is not None:
+        compiled: Any = copy.deepcopy(policy.compiled)
+        return compiled, store.subscriber(compiled)
+    from .model import build_model  # these import torch
+    from .torch_network import TorchNetwork
+
+    model = build_model(policy, config).acting.to(device)
+    return TorchNetwork(policy.algorithm, model, device), store.subscriber(model)
 
 
 @dataclass

@@ -47,10 +47,7 @@ class Collector:
     def record(self, outcome: Outcome) -> None:
         """Adds rewards to the returns, and writes the transitions that these outcomes complete."""
         rows = ALL if len(outcome.copies) == self.copies else outcome.copies
-        if rows is ALL:
-            np.add(self._returns, outcome.reward, self._returns)
-        else:
-            self._returns[rows] += outcome.reward
+        self._returns[rows] += outcome.reward
         if outcome.infos:
             self._infos |= {copy: numbers for copy, numbers in outcome.infos if self.numbers[copy] == LATEST}
         if not outcome.acted:

@@ -150,9 +150,7 @@ class WriteGate(_Side):
 
     def wait_each(self, which: Any, boundaries: Any, timeout: float | None, check_open: Check) -> bool:
         limiter, rows = self._limiter, len(which)
-        sampled = self._sampled()  # before the inserts are read; see `_missing`
-        missing = limiter.samples_missing(self._lanes.inserted(), sampled, rows)
-        if missing or limiter.samples_per_insert * rows > limiter.tolerance:
+        if limiter.samples_per_insert * rows > limiter.tolerance or self._missing(rows):
             self.wait(rows, 0, timeout, check_open)
         return False
 
