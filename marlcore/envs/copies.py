@@ -340,7 +340,7 @@ Rounds: TypeAlias = GymnasiumEnvironment | ParallelRounds | _Turns
 def _in_rounds(env: Any, copy: int) -> Rounds:
     if is_parallel(env):
         return ParallelRounds(env, copy)
-    return env if isinstance(env, GymnasiumEnvironment) else _Turns(env, copy)
+    return env if type(env) is GymnasiumEnvironment else _Turns(env, copy)  # a subclass may step otherwise
 
 
 class _Buffers(dict[str, AgentBuffer]):
