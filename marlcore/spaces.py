@@ -112,26 +112,32 @@ class Spaces:
 
     def shifted(self, action: NDArray[Any]) -> NDArray[Any]:
         """Converts rows' actions [k, ...] to the environment's, which count from a (Multi)Discrete space's start."""
-        return action + self.action_start if self._is_shifted else action
+        return action + self.action_start if self.is_shifted else action
 
     def first_refused(self, action: NDArray[Any]) -> int | None:
         """Finds the first of rows' actions [k, ...] outside the space; returns its index, or None if all are inside."""
-        low, high = self._action_bounds
-        if isinstance(self.action, gym.Box):
+        low, high, inside = self._action_bounds
+        if low is not None:
             wrong = (action < low) | (action > high)
         else:
-            wrong = action.view(f"u{action.itemsize}") > high  # negative numbers too
+            numbers = action.view(f"u{action.itemsize}")  # in which negative numbers are the largest
+            if not numbers.size or numbers.item(numbers.argmax()) <= inside:
+                return None
+            wrong = numbers > high
         return int(wrong.reshape(len(action), -1).any(axis=1).argmax()) if np.count_nonzero(wrong) else None
 
     @cached_property
-    def _action_bounds(self) -> tuple[Any, Any]:
+    def _action_bounds(self) -> tuple[Any, Any, Any]:
+        """Low and high, for a Box; otherwise None, high, and the largest number that every component may be."""
         space = self.action
         if isinstance(space, gym.Box):
-            return space.low, space.high
-        return 0, (2 if isinstance(space, gym.MultiBinary) else getattr(space, "nvec", getattr(space, "n", 0))) - 1
+            return space.low, space.high, None
+        high = (2 if isinstance(space, gym.MultiBinary) else getattr(space, "nvec", getattr(space, "n", 0))) - 1
+        return None, high, int(np.min(high))
 
     @cached_property
-    def _is_shifted(self) -> bool:
+    def is_shifted(self) -> bool:
+        """Whether `shifted` changes actions."""
         return bool(self.action_start.any())
 
     def mask_in(self, obs: Any) -> Any:

@@ -67,10 +67,6 @@ class Field:
         """Returns an array [*axes, *shape] of zeros."""
         return np.zeros((*axes, *self.shape), self.dtype)
 
-    def holds(self, value: Any, rows: int) -> bool:
-        """Whether the value already is an array [rows, *shape] of this dtype."""
-        return value.__class__ is np.ndarray and value.shape == (rows, *self.shape) and value.dtype == self.numpy
-
     @property
     def nbytes(self) -> int:
         """Bytes of the field in one transition."""
@@ -323,7 +319,7 @@ def as_field(label: str, field: Field, value: Any) -> NDArray[Any]:
 
 def rows_of(label: str, field: Field, value: Any, rows: int) -> NDArray[Any]:
     """Returns `value` as an array [rows, *shape] of the field's dtype, unchanged if it already is one."""
-    if field.holds(value, rows):
+    if value.__class__ is np.ndarray and value.dtype == field.numpy and value.shape == (rows, *field.shape):
         array: NDArray[Any] = value
         return array
     return as_field(label, type(field)((rows, *field.shape), field.dtype), value)

@@ -107,25 +107,27 @@ class AgentView:
     def convert(self, action: NDArray[Any], rows: int) -> NDArray[Any]:
         """Converts actions [rows, ...] from the form in a replay to the space's form. Raises ValueError, TypeError."""
         array = rows_of("action", self.spaces.action_field, action, rows)
-        return self.spaces.shifted(array).astype(array.dtype)
+        return self.spaces.shifted(array) if self.spaces.is_shifted else array
 
     def check(self, copies: NDArray[np.int64], values: Values, *, acting: bool) -> None:
         """Checks that values [k, ...] are finite or, if discrete, in range.
 
         If `acting`, also checks that each mask allows an action.
         """
+        if values.__class__ is np.ndarray and values.dtype.kind == "f" and 0 not in np.isfinite(values).tobytes("A"):
+            return  # the quickest check, of the most common observation
         fault = fault_of(self.spaces, values, acting=acting)
         if fault is not None:
             raise failed(copies[fault[0]], self.agent, fault[1])
 
     def check_rewards(self, copies: NDArray[np.int64], reward: NDArray[Any]) -> None:
         """Checks that rewards are numbers that are finite as float32."""
-        if reward.dtype == np.float32 and are_finite(reward):
+        if reward.dtype == np.float32 and 0 not in np.isfinite(reward).tobytes():
             return
         if reward.dtype.kind not in "biuf":
             raise failed(copies[0], self.agent, f"reward: expected a number, got {brief(reward[0])}")
         fits = np.abs(reward) <= LARGEST_REWARD  # never of NaN
-        if np.count_nonzero(fits) < len(fits):  # in a fifth of the time of `all`
+        if 0 in fits.tobytes():
             row = int(fits.argmin())
             raise failed(copies[row], self.agent, f"reward: expected a finite number of float32, got {reward[row]}")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import gymnasium
 
-from .agent_view import Adapter, AgentView, check_action, result_of
+from .agent_view import Adapter, AgentView, Result, check_action, result_of
 from .per_agent import has_agents
 
 # Prefix of an environment's id: the package that registers the id when imported.
@@ -46,11 +46,18 @@ class GymnasiumEnvironment(Adapter):
         self._last = (obs, 0.0, False, False, info)
         self.agent = AGENT
 
-    def last(self) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
+    def last(self) -> Result:
         return self._last
 
     def step(self, action: Any) -> None:
-        check_action(self.agent, action, self.agent is not None and bool(self._last[2] or self._last[3]))
+        ended = self.agent is not None and bool(self._last[2] or self._last[3])
+        self.act(check_action(self.agent, action, ended), action)
+
+    def round(self) -> Mapping[str, Result]:
+        """Returns what ParallelRounds' method does, for `Copies`."""
+        return {} if self.agent is None else {AGENT: self._last}
+
+    def act(self, agent: str, action: Any) -> None:
         if action is None:
             self.agent = None
         else:

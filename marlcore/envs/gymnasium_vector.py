@@ -1,7 +1,7 @@
 """Gymnasium vector environments and EnvPool as VectorEnvironments: arrays all the way, without a loop over copies."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from gymnasium import spaces as gym
@@ -10,14 +10,17 @@ from numpy.typing import NDArray
 from ..checks import brief
 from ..errors import EnvironmentFailed
 from ..interfaces import Outcome, Turn
-from ..observations import Values, by_name, in_form, rows_at
+from ..observations import Values, by_name, each, in_form, rows_at
 from ..spaces import MASK, SpacePart, Spaces
 from ..spec import as_field, rows_of
 from .agent_view import Adapter, AgentView, failed, label_of, may_mask, numbers, result_of
 from .gymnasium import AGENT
 
+Info: TypeAlias = Mapping[str, Any]
+
 MODES = ("NextStep", "SameStep", "Disabled")
 FINAL_OBS = ("final_obs", "final_observation")  # their names in an info of Gymnasium: since 1.1, and before
+_BOOL = np.dtype(np.bool_)
 NOT_NUMBERS = {"env_id"}  # EnvPool's entries that are no numbers
 
 
@@ -47,6 +50,9 @@ class GymnasiumVector(Adapter):
         self.ended = np.zeros(self.copies, np.int64)
         self._first: Any = None  # what a reset returned, until it is observed
         self._all, self._never = np.arange(self.copies), np.zeros(self.copies, bool)
+        self._each = (self.copies,)
+        # Of observations; None if they have several parts
+        self._shape, self._dtype = (*self._each, *parts[0].field.shape), self._part and parts[0].field.numpy
         mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
         self._mode: str | None = getattr(mode, "value", mode)
         self._is_declared = self._mode is not None
@@ -67,71 +73,84 @@ class GymnasiumVector(Adapter):
         self.episodes = 0
         self.ended[:] = 0
         self._first = self._call(self._reset, int(np.random.SeedSequence(seed).generate_state(1)[0]))
-        self._acting = self._all
-        self._begins = np.ones(self.copies, bool)
+        self._acting, self._begins = self._all, np.ones(self.copies, bool)
 
     def _reset(self, seed: int) -> Any:
         return result_of("reset", self._env.reset(seed=seed))
 
     def observe(self) -> tuple[list[Outcome], list[Turn]]:
         if self._first is not None:
-            (obs, info), self._first = self._first, None
-            return [], [self._turn(self._values(obs, info))]
+            values, self._first = self._values(*self._first), None
+            return [], [self._turn(values)]
         obs, reward, terminated, truncated, info = self._call(self._step)
-        terminated = self._of_copies("terminated", terminated, bools=True)
-        truncated = self._of_copies("truncated", truncated, bools=True)
-        ended, reward = terminated | truncated, self._of_copies("reward", reward)
-        over, copies = ended.nonzero()[0], self._acting
-        values = self._values(obs, info)
+        if reward.__class__ is not np.ndarray or reward.dtype.kind != "f" or reward.shape != self._each:
+            reward = self._of_copies("reward", reward)
+        if terminated.__class__ is not np.ndarray or terminated.dtype is not _BOOL or terminated.shape != self._each:
+            terminated = self._of_copies("terminated", terminated, bools=True)
+        if truncated.__class__ is not np.ndarray or truncated.dtype is not _BOOL or truncated.shape != self._each:
+            truncated = self._of_copies("truncated", truncated, bools=True)
+        fits = obs.__class__ is np.ndarray and obs.dtype is self._dtype and obs.shape == self._shape
+        values = obs if fits and info.get(MASK) is None else self._values(obs, info)
+        ends = 1 in terminated.tobytes() or 1 in truncated.tobytes()  # in a third of the time of `any`
+        ended, copies = terminated | truncated if ends else self._never, self._acting
         if copies is not self._all:
             reward, terminated, truncated = reward[copies], terminated[copies], truncated[copies]
         self._view.check_rewards(copies, reward)
-        final_obs, infos = None, []
-        if len(over):
-            self.episodes += len(over)
-            self.ended[over] += 1
-            self._learn_mode(info)
-            if self._mode != "SameStep":  # `_next` calls the environment, which may write to the arrays it returned
-                reward, terminated, truncated = reward.copy(), terminated.copy(), truncated.copy()
-            last = {copy: self._call(self._last_info, info, copy) for copy in over.tolist()}
-            final_obs = self._final_obs(values, info, last)
-            infos = [(copy, named) for copy, of_copy in last.items() if (named := numbers(of_copy))]
-        outcome = Outcome(AGENT, copies, reward, terminated, truncated, final_obs, infos)
-        return [outcome], [self._turn(self._next(values, ended, over))]
-
-    def _next(self, values: Values, ended: NDArray[np.bool_], over: NDArray[np.int64]) -> Values:
-        """Sets the copies that act next, and which of them begin an episode; returns all copies' observations."""
-        before, all_ended = self._acting, len(over) == self.copies
-        if self._mode != "NextStep" or all_ended:
-            self._acting, self._begins = self._all, ended
+        outcome = Outcome(AGENT, copies, reward, terminated, truncated, None)
+        if ends:
+            outcome, values = self._end(outcome, values, info, ended)
         else:
-            self._acting = (~ended).nonzero()[0] if len(over) else self._all
-            self._begins = self._never
-            if before is not self._all:
-                self._begins = np.ones(self.copies, bool)
-                self._begins[before] = False
-        if self._mode == "Disabled" and len(over):
-            return self._values(*self._call(self._env.reset, options={"reset_mask": ended}))
-        if self._mode == "NextStep" and all_ended:  # nobody acts in the step that resets all
+            self._resume(self._all)
+        return [outcome], [self._turn(values)]
+
+    def _end(self, outcome: Outcome, values: Values, info: Info, ended: NDArray[Any]) -> tuple[Outcome, Values]:
+        """Ends the marked copies' episodes; returns the outcome with their ends, and what all copies observe then."""
+        over = ended.nonzero()[0]
+        self.episodes += len(over)
+        self.ended[over] += 1
+        if not self._is_declared:
+            self._learn_mode(info)
+        all_ended = self._mode == "NextStep" and len(over) == self.copies
+        if all_ended or self._mode == "Disabled":  # the calls below may write to the arrays that the step returned
+            columns = {name: getattr(outcome, name).copy() for name in ("reward", "terminated", "truncated")}
+            outcome, values = outcome._replace(**columns), each(np.copy, values)
+        last = {copy: self._call(self._last_info, info, copy) for copy in over.tolist()} if info else {}
+        infos = [(copy, named) for copy, of_copy in last.items() if (named := numbers(of_copy))]
+        outcome = outcome._replace(final_obs=self._final_obs(values, info, last, over), infos=infos)
+        if self._mode == "NextStep" and not all_ended:
+            self._resume((~ended).nonzero()[0])
+            return outcome, values
+        self._acting, self._begins = self._all, ended
+        if self._mode == "Disabled":
+            values = self._values(*self._call(self._env.reset, options={"reset_mask": ended}))
+        elif all_ended:  # nobody acts in the step that resets all
             self._actions[:] = self._idle
             self._call(self._send)
             obs, _, _, _, info = self._call(self._step)
-            return self._values(obs, info)
-        return values
+            values = self._values(obs, info)
+        return outcome, values
+
+    def _resume(self, acting: NDArray[np.int64]) -> None:
+        """Sets the copies that act next; those that did not act in this step begin an episode."""
+        begins = self._never
+        if self._acting is not self._all:
+            begins = np.ones(self.copies, bool)
+            begins[self._acting] = False
+        self._acting, self._begins = acting, begins
 
     def act(self, turn: Turn, action: NDArray[Any]) -> None:
-        converted = self._view.convert(action, len(turn.copies))
+        actions = self._view.convert(action, len(turn.copies))
         if len(turn.copies) == self.copies:
-            self._actions[:] = converted
+            self._actions[:] = actions
         else:
             self._actions[:] = self._idle
-            self._actions[turn.copies] = converted
-        self._call(self._send)
+            self._actions[turn.copies] = actions
 
     def _send(self) -> None:
-        """Does nothing: a step may overwrite the turn's observation, so only the next `observe` makes the step."""
+        """Does nothing: `_step` takes the actions."""
 
     def _step(self) -> Any:
+        """Makes the step only when its result is needed: it may overwrite the turn's observations."""
         return result_of("step", self._env.step(self._actions))
 
     def _turn(self, values: Values) -> Turn:
@@ -141,33 +160,35 @@ class GymnasiumVector(Adapter):
         self._view.check(copies, values, acting=True)
         return Turn(AGENT, copies, values, begins)
 
-    def _learn_mode(self, info: Mapping[str, Any]) -> None:
+    def _learn_mode(self, info: Info) -> None:
         """Infers an undeclared mode from an episode's last info. Raises EnvironmentFailed if two infos disagree."""
         shown = "SameStep" if any(name in info for name in FINAL_OBS) else "NextStep"
-        if not self._is_declared and self._mode not in (None, shown):
+        if self._mode not in (None, shown):
             expected = "autoreset_mode: expected it in the metadata, or final_obs at all ends of episodes or at none"
             raise EnvironmentFailed(f"{AGENT}: {expected}, got an end as in {shown} after one as in {self._mode}")
         self._mode = self._mode or shown
 
-    def _last_info(self, info: Mapping[str, Any], copy: int) -> dict[str, Any]:
+    def _last_info(self, info: Info, copy: int) -> dict[str, Any]:
         """Returns a copy's info at its episode's end; in SAME_STEP mode, "final_info" and the episode's statistics."""
         if self._mode != "SameStep":
             return _info_of(info, copy, self.copies)
         beside = {name: info[name] for name in ("episode", "_episode") if name in info}
         return _info_of(beside, copy, self.copies) | _info_of(info.get("final_info", {}), copy, self.copies)
 
-    def _final_obs(self, values: Values, info: Mapping[str, Any], last: Mapping[int, Mapping[str, Any]]) -> Values:
-        arrays = {name: array.copy() for name, array in by_name(values).items()}
-        for copy, of_copy in last.items() if self._mode == "SameStep" else ():  # `values` begin the next episodes
-            for name, value in self._final_values(info, copy, of_copy).items():
-                arrays[name][copy] = value
-        if MASK in arrays:  # no action follows, and many environments allow none
-            arrays[MASK][~arrays[MASK].any(axis=1)] = True
-        final_obs, over = in_form(arrays, values), np.array([*last])
+    def _final_obs(self, values: Values, info: Info, last: Mapping[int, Info], over: NDArray[np.int64]) -> Values:
+        final_obs = values
+        if self._mode == "SameStep" or self._view.spaces.masked:
+            arrays = {name: array.copy() for name, array in by_name(values).items()}
+            for copy in over.tolist() if self._mode == "SameStep" else ():  # `values` begin the next episodes
+                for name, value in self._final_values(info, copy, last.get(copy, {})).items():
+                    arrays[name][copy] = value
+            if MASK in arrays:  # no action follows, and many environments allow none
+                arrays[MASK][~arrays[MASK].any(axis=1)] = True
+            final_obs = in_form(arrays, values)
         self._view.check(over, rows_at(final_obs, over), acting=False)
-        return final_obs if len(self._acting) == self.copies else rows_at(final_obs, self._acting)
+        return final_obs if self._acting is self._all else rows_at(final_obs, self._acting)
 
-    def _final_values(self, info: Mapping[str, Any], copy: int, last: Mapping[str, Any]) -> dict[str, Any]:
+    def _final_values(self, info: Info, copy: int, last: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a copy's final observation and mask by name; `last` is its last info, `info` that of all copies."""
         name = next((name for name in FINAL_OBS if name in info), FINAL_OBS[0])
         finals = info.get(name)
@@ -196,7 +217,7 @@ class GymnasiumVector(Adapter):
             raise ValueError(f"expected those of {self.copies} copies, got {len(values)}")
         return values[copy]
 
-    def _values(self, obs: Any, info: Mapping[str, Any]) -> Values:
+    def _values(self, obs: Any, info: Info) -> Values:
         try:
             plain, mask = self._view.split(obs, info)
             if self._part is not None:
@@ -209,9 +230,6 @@ class GymnasiumVector(Adapter):
         return in_form(arrays, self._view.spaces.obs)
 
     def _rows(self, part: SpacePart, values: Any) -> NDArray[Any]:
-        if part.field.holds(values, self.copies):
-            rows: NDArray[Any] = values
-            return rows
         try:
             return rows_of(label_of(part.keys), part.field, values, self.copies)
         except ValueError:
@@ -270,6 +288,10 @@ class EnvPool(GymnasiumVector):
         self._env = type(pool)(spec(spec.gen_config(**config)))
         pool.close()
         return result_of("reset", self._env.reset())
+
+    def act(self, turn: Turn, action: NDArray[Any]) -> None:
+        super().act(turn, action)
+        self._call(self._send)
 
     def _send(self) -> None:
         self._env.send(self._actions)

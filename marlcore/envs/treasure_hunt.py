@@ -77,6 +77,7 @@ class HuntState:
         kinds = [GEM] * rules.gems + [FOOD] * rules.food + [BONE] * rules.bones
         planes = [PLANE_WALL, PLANE_AGENT, NO_PLANE, *kinds]
         self._planes = np.array(planes, np.int8)  # by code of a cell: the plane in which it shows
+        self._first_codes = self._all * len(planes)  # where each hunt begins in `_entered`
         self._rewards = np.array([WORTH.get(plane, 0.0) for plane in planes])  # by code: for entering the cell
         self._kinds = np.array(KINDS, np.int8).reshape(1, -1, 1)
 
@@ -87,8 +88,8 @@ class HuntState:
     def begin(self, draws: Draws) -> None:
         self._draws = draws
         self._cells = self._bare.copy()
-        self._entered = np.zeros((len(self._all), len(self._planes)), bool)  # [hunt, code]
-        self._collected = self._entered[:, ENTITY:]
+        self._entered = np.zeros(len(self._all) * len(self._planes), bool)  # hunt after hunt, by code
+        self._collected = self._entered.reshape(len(self._all), -1)[:, ENTITY:]
         for entity in range(self.rules.entities):
             self._place(self._all, ENTITY + entity)
         self._positions = np.array([self._place(self._all, AGENT) for _ in range(self.rules.agents)])  # [agent, hunt]
@@ -112,7 +113,7 @@ class HuntState:
         np.copyto(origin, target, where=codes >= EMPTY)  # the agent's new position
         self._cells[origin] = AGENT
         self._rewards.take(codes, out=self.earned[self.index])
-        self._entered[self._all, codes] = True
+        self._entered[self._first_codes + codes] = True
 
     def pass_turn(self) -> None:
         """Lets the next agent act; a new turn first puts collected entities back."""
@@ -258,7 +259,7 @@ class TreasureHunts(Lockstep):
     def act(self, turn: Turn, action: NDArray[np.int64]) -> None:
         actions = np.asarray(action)
         fits = actions.shape == (self.copies,) and actions.dtype.kind in "iu"
-        if not fits or actions.min() < 0 or actions.max() > 3:
+        if not fits or actions.item(actions.argmin()) < 0 or actions.item(actions.argmax()) > 3:
             raise ValueError(f"action: expected {self.copies} integers from 0 to 3, got {action!r}")
         self._state.move(actions)
         self._state.pass_turn()

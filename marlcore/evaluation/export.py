@@ -138,7 +138,9 @@ class GreedyStep(nn.Module):
         lead = (rows, spaces.stack) if spaces.stack > 1 else (rows,)
         if isinstance(fields, dict):  # further parts are a mask that allows all, and the input of critics
             parts = {name: np.ones((*lead, *field.shape), field.numpy) for name, field in fields.items()} | parts
-        acted = self._policy.act(in_form(parts, fields), slice(None), None)
+        obs = in_form(parts, fields)
+        given = {"explore": self._policy.explore, "mask": spaces.mask_in(obs), "generator": self._policy.generator}
+        acted = self._policy.network.act(obs, **given)
         expected = spaces.shifted(acted.action)
         got = self(inputs)["action"].numpy()
         if got.shape != expected.shape or not np.allclose(got, expected, rtol=1e-4, atol=1e-5):

@@ -1,4 +1,8 @@
 from .acting_policy import ActingPolicy as ActingPolicy
+from .acting_policy import FollowedWeights as FollowedWeights
+from .acting_policy import Network as Network
+from .acting_policy import exploration_of as exploration_of
+from .acting_policy import network_of as network_of
 from .actor import act as act
 from .actor import act_until_done as act_until_done
 from .actor import cut_episodes as cut_episodes
@@ -19,10 +23,6 @@ from .evaluator import Evaluator as Evaluator
 from .evaluator import Games as Games
 from .evaluator import GoesOn as GoesOn
 from .evaluator import play_in_common as play_in_common
-from .first_priorities import ByName as ByName
-from .first_priorities import FirstPriorities as FirstPriorities
-from .followed_weights import FollowedWeights as FollowedWeights
-from .followed_weights import exploration_of as exploration_of
 from .goals import with_functions_of as with_functions_of
 from .learner import Batches as Batches
 from .learner import Learner as Learner
@@ -33,13 +33,13 @@ from .model import FiniteCheck as FiniteCheck
 from .model import Normalizer as Normalizer
 from .model import PolicyModel as PolicyModel
 from .model import build_model as build_model
-from .network import Network as Network
-from .network import network_of as network_of
 from .players import LATEST as LATEST
 from .players import Player as Player
 from .players import PlayersByNumber as PlayersByNumber
 from .players import ScriptedAtFirst as ScriptedAtFirst
 from .players import ScriptedPlayer as ScriptedPlayer
+from .recorder import ByName as ByName
+from .recorder import FirstPriorities as FirstPriorities
 from .recorder import Recorder as Recorder
 from .seeds import run_seed as run_seed
 from .torch_network import TorchNetwork as TorchNetwork

@@ -1,25 +1,49 @@
-"""A policy that acts: a network and exploration, with a memory for each copy of the environment."""
+"""A policy that acts: its network, exploration, a memory for each copy, and the weights that it follows."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import check_finite
-from ..interfaces import Action
+from ..config import PUBLISHED, AssignedPolicy, Config
+from ..errors import TimedOut
+from ..interfaces import Action, CompiledPolicy
 from ..observations import Pad, Values, each
 from ..spaces import MASK, Spaces
 from ..spec import rows_of
-from .network import Network
+from ..weights import ParameterStore, Subscriber
 
 if TYPE_CHECKING:
     import torch
 
-    from .torch_network import RecurrentStates
+    from .torch_network import RecurrentStates, TorchNetwork
+
+FIRST_PULL_S = 0.1
+
+Network: TypeAlias = "CompiledPolicy | TorchNetwork"
+
+
+def network_of(
+    policy: AssignedPolicy, config: Config, device: Any, store: ParameterStore
+) -> tuple[Network, Subscriber]:
+    """Makes the untrained network by which a policy acts, and a subscriber that keeps its weights up to date.
+
+    `device` is a torch.device; a compiled network does not use it.
+    """
+    if policy.compiled is not None:
+        compiled: Any = copy.deepcopy(policy.compiled)
+        return compiled, store.subscriber(compiled)
+    from .model import build_model  # these import torch
+    from .torch_network import TorchNetwork
+
+    model = build_model(policy, config).acting.to(device)
+    return TorchNetwork(policy.algorithm, model, device), store.subscriber(model)
 
 
 @dataclass
@@ -58,11 +82,15 @@ class ActingPolicy:
 
     def choose(self, obs: Values, index: Any, begins: NDArray[np.bool_]) -> Action:
         """See `Player`. Raises ValueError or TypeError if an action or a state is malformed or not allowed."""
-        mask = obs[MASK] if self.spaces.masked else None
+        mask, explore = obs[MASK] if self.spaces.masked else None, self.explore
+        remembered: dict[str, Any] = {}
         if self._stacks is not None:
             obs = each(lambda stacks, new: self._pushed(stacks, new, index, begins), self._stacks, obs)
-        state = None if self._states is None else self._states.read(index, begins)
-        chosen = self.act(obs, index, state)
+        if self._states is not None:
+            remembered["state"] = self._states.read(index, begins)
+        if explore is not None and isinstance(explore.get("epsilon"), np.ndarray):  # of each copy
+            explore = {**explore, "epsilon": explore["epsilon"][index]}
+        chosen = self.network.act(obs, explore=explore, mask=mask, generator=self.generator, **remembered)
         action = rows_of("action of the algorithm", self._action, chosen.action, len(begins))
         if action.dtype.kind == "f":
             check_finite("action of the algorithm", action)
@@ -74,15 +102,6 @@ class ActingPolicy:
         if chosen.state is not None:
             self._keep(chosen.state, index, len(begins))
         return chosen if action is chosen.action else chosen._replace(action=action)
-
-    def act(self, obs: Values, index: Any, state: Mapping[str, torch.Tensor] | None) -> Action:
-        """Chooses actions in the copies `index` for k observations, which are stacked if the model takes stacks."""
-        explore = self.explore
-        if explore is not None and isinstance(explore.get("epsilon"), np.ndarray):  # of each copy
-            explore = {**explore, "epsilon": explore["epsilon"][index]}
-        remembered: dict[str, Any] = {} if state is None else {"state": state}
-        mask = self.spaces.mask_in(obs) if self.spaces.masked else None
-        return self.network.act(obs, explore=explore, mask=mask, generator=self.generator, **remembered)
 
     def _pushed(self, stacks: NDArray[Any], new: NDArray[Any], index: Any, begins: NDArray[np.bool_]) -> NDArray[Any]:
         """Pushes new observations [k, ...] into the kept stacks, and returns the new stacks [k, stack, ...]."""
@@ -116,3 +135,53 @@ class ActingPolicy:
         """Stores the rewards [k] of the last actions in the copies `index`, if the state has a part for them."""
         if self._states is not None:
             self._states.reward(reward, index)
+
+
+@dataclass
+class FollowedWeights:
+    """Pulls newer weights into the subscriber's model, with the exploration parameters published beside them."""
+
+    subscriber: Subscriber
+    exponents: NDArray[np.float64] | None = None  # [copies], the exponent of epsilon in each copy; None: all 1
+    sync_interval: int = 1  # rounds between pulls
+    max_lag: int | None = None  # versions by which weights may be behind; staler ones are pulled before the next turn
+
+    def __post_init__(self) -> None:
+        self.explore: dict[str, Any] = {}  # changed in place: policies that act share it
+        self.version = 0  # of the weights; 0 before the first pull
+        self._due = 0  # the round from which the next pull is due
+        if self.exponents is not None and (self.exponents == 1.0).all():
+            self.exponents = None
+
+    def learned(self) -> bool:
+        """Whether the learner had made an update before it published the weights pulled last."""
+        return bool(self.subscriber.extras["updates"])
+
+    def pull_if_due(self, rounds: int) -> None:
+        """Pulls if `rounds`, the number of rounds so far, has passed a multiple of `sync_interval` since the last call.
+
+        Also pulls if the weights are behind by more than `max_lag` versions.
+        """
+        if rounds >= self._due:
+            self._due = (rounds // self.sync_interval + 1) * self.sync_interval
+            self.pull()
+        elif self.max_lag is not None and self.subscriber.newest - self.subscriber.version > self.max_lag:
+            self.pull()
+
+    def pull(self) -> bool:
+        """Pulls newer weights, if any, and returns whether it did; waits, at most 0.1 s, only before the first pull."""
+        try:
+            pulled = self.subscriber.pull(timeout=0.0 if self.version else FIRST_PULL_S)
+        except TimedOut:
+            return False  # their learner is overwriting them, or died doing so: the next pull gets them
+        if pulled:
+            self.explore |= exploration_of(self.subscriber.extras)
+            if "epsilon" in self.explore and self.exponents is not None:
+                self.explore["epsilon"] = self.explore["epsilon"] ** self.exponents
+            self.version = self.subscriber.version
+        return pulled
+
+
+def exploration_of(extras: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the exploration parameters, such as epsilon, from the extras published with the weights."""
+    return {name: value for name, value in extras.items() if name not in PUBLISHED}

@@ -9,11 +9,9 @@ from numpy.typing import NDArray
 
 from ..errors import EnvironmentFailed
 from ..interfaces import Outcome, Turn
-from .acting_policy import ActingPolicy
-from .first_priorities import FirstPriorities
-from .followed_weights import FollowedWeights
+from .acting_policy import ActingPolicy, FollowedWeights
 from .players import LATEST, Player, ScriptedAtFirst, joined
-from .recorder import Recorder
+from .recorder import ALL, FirstPriorities, Recorder
 
 
 class Ended(NamedTuple):
@@ -36,18 +34,19 @@ class Collector:
     priorities: FirstPriorities | None = None  # None leaves first priorities to the replay
 
     def __post_init__(self) -> None:
-        copies = self.recorder.copies
+        self.copies = copies = self.recorder.copies
         self.followed = [self.weights]
         self.numbers = np.zeros(copies, np.int64)  # each copy's player; only the rows of LATEST are written
         self.opponents: Player | None = None  # None while all learn
         # Returns of the last finished episodes and of the present ones, whichever player acted
         self.returns, self._returns = np.zeros((2, copies))
-        self._lengths = np.zeros(copies, np.int64)
+        self._lengths = np.zeros(copies, np.int64)  # without the rounds in which all copies acted
+        self._rounds = 0  # in which all copies acted
         self._infos: dict[int, Mapping[str, float]] = {}  # by copy, when the agent's episode ended
 
     def record(self, outcome: Outcome) -> None:
         """Adds rewards to the returns, and writes the transitions that these outcomes complete."""
-        rows = self.recorder.index_of(outcome.copies)
+        rows = ALL if len(outcome.copies) == self.copies else outcome.copies
         self._returns[rows] += outcome.reward
         if outcome.infos:
             self._infos |= {copy: numbers for copy, numbers in outcome.infos if self.numbers[copy] == LATEST}
@@ -59,19 +58,21 @@ class Collector:
             rows = outcome.copies
             if not len(rows):
                 return
-        self.recorder.take(outcome)
+        if self.recorder.takes_outcomes:
+            self.recorder.take(outcome)
         (self.priorities or self.recorder).write(outcome)
         if self.player.state_before:
             self.player.reward(outcome.reward, rows)
 
     def end(self, copies: NDArray[np.int64]) -> list[Ended]:
         """Resets the returns in these copies, whose episodes have ended; returns the learning policy's episodes."""
-        self.returns[copies], lengths = self._returns[copies], self._lengths[copies]
-        self._returns[copies], self._lengths[copies] = 0.0, 0
+        self.returns[copies], lengths = self._returns[copies], self._lengths[copies] + self._rounds
+        self._returns[copies], self._lengths[copies] = 0.0, -self._rounds
         infos = [(copy, self._infos.pop(copy)) for copy in copies.tolist() if copy in self._infos]
-        learns = self.numbers[copies] == LATEST
-        agent, returns = self.recorder.agent, self.returns[copies[learns]]
-        return [Ended(agent, copies[learns], returns, lengths[learns], infos)] if learns.any() else []
+        if self.opponents is not None:
+            learns = self.numbers[copies] == LATEST
+            copies, lengths = copies[learns], lengths[learns]
+        return [Ended(self.recorder.agent, copies, self.returns[copies], lengths, infos)] if len(copies) else []
 
     def begin(self, copies: NDArray[np.int64]) -> int:
         """Begins an episode in these copies; returns how many actions are lost, because their outcomes never came."""
@@ -89,12 +90,15 @@ class Collector:
                 return self.act(part) if learning else opponents.choose(part.obs, part.copies, part.begins).action
 
             return joined(learns, act)
-        rows = self.recorder.index_of(turn.copies)
+        rows = ALL if len(turn.copies) == self.copies else turn.copies
         chosen = self.player.choose(turn.obs, rows, turn.begins)
         if self.priorities is not None:
             self.priorities.remember(turn.copies, chosen.values)
         self.recorder.remember(turn, chosen, self.player.state_before, self.weights.version)
-        self._lengths[rows] += 1
+        if rows is ALL:
+            self._rounds += 1
+        else:
+            self._lengths[rows] += 1
         return chosen.action
 
 

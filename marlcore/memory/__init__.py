@@ -31,8 +31,8 @@ from .survey import PREFIX, SEGMENT_LOCK, survey_segments, sweep
 from .waiting import (
     WAIT_SLICE_S,
     Check,
-    InterruptingOwnWaits,
     check_interruption,
     interrupt_waits_with,
+    interrupting_own_waits,
     sleep_until,
 )

@@ -102,7 +102,8 @@ class NativeLanes:
 
     def committed(self, lane: int) -> int:
         """Counts the rows committed to the lane since its creation. Raises SegmentCorrupt on an impossible count."""
-        return checked(lib.mc_lane_committed(self._nth(lane)))
+        committed: int = lib.mc_lane_committed(self._nth(lane))
+        return committed if committed >= 0 else checked(committed)
 
     def transitions(self, lane: int) -> int:
         """Counts the transitions that a replay lane holds, without boundary rows."""
@@ -228,6 +229,9 @@ class Words:
     def add(self, index: int, more: int) -> None:
         """Adds to a word, modulo 2^64, for the word's only writer. A damaged word raises where it is read, not here."""
         lib.mc_word_add(self._memory, index, more)
+
+    def adder(self, index: int, more: int) -> Callable[[], None]:
+        return partial(lib.mc_word_add, self._memory, index, more)
 
     def summer(self, first: int, count: int, step: int) -> Callable[[], int]:
         """Returns a function that sums `count` words, those at first, first + step, ..., modulo 2^64."""

@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from .native import Event
 
@@ -25,29 +26,23 @@ def interrupt_waits_with(check: Check | None) -> Check | None:
     return before
 
 
-class InterruptingOwnWaits:
-    """Makes each wait of this thread during a `with` block call `check`, too, except the waits of `check` itself.
+@contextmanager
+def interrupting_own_waits(check: Check) -> Iterator[None]:
+    """Makes waits of this thread call `check` too, within a `with` block, except waits inside `check`."""
+    before: Check | None = getattr(_own, "check", None)
 
-    Blocks cannot be nested.
-    """
-
-    def __init__(self, check: Check) -> None:
-        self._check = check
-        self._before: Check | None = None
-
-    def __enter__(self) -> None:
-        self._before = getattr(_own, "check", None)
-        _own.check = self._checked
-
-    def __exit__(self, *error: object) -> None:
-        _own.check = self._before
-
-    def _checked(self) -> None:
-        _own.check = self._before
+    def checked() -> None:
+        _own.check = before
         try:
-            self._check()
+            check()
         finally:
-            _own.check = self._checked
+            _own.check = checked
+
+    _own.check = checked
+    try:
+        yield
+    finally:
+        _own.check = before
 
 
 def check_interruption() -> None:

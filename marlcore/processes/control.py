@@ -36,6 +36,8 @@ class Control(Shared):
         nbytes = LINE * (1 + 2 * len(names) + len(tallies))
         if nbytes > len(segment.body):
             raise ValueError(f"body: expected {nbytes} bytes of words, got {len(segment.body)}")
+        self._load_stop = Words(segment.body).loader(0)
+        self._sum_steps = Words(segment.body).summer(LINE // 8 + STEPS, len(names), LINE // 8)
         lines = (Words(segment.body[begin : begin + LINE]) for begin in range(0, nbytes, LINE))
         self._words = next(lines)
         self.about: dict[str, Any] = {**segment.description["about"]}
@@ -52,7 +54,7 @@ class Control(Shared):
     @property
     def stopping(self) -> bool:
         """Whether the parent told all workers to stop."""
-        return self._words.load(0) != 0
+        return self._load_stop() != 0
 
     @property
     def finishing(self) -> bool:
@@ -81,4 +83,4 @@ class Control(Shared):
 
     @property
     def steps(self) -> int:
-        return sum(counters.load(STEPS) for counters in self.workers.values())
+        return self._sum_steps()

@@ -40,6 +40,7 @@ class Interrupts:
 
     Attributes:
         signum: the first signal, perhaps one noted before this object was made; or None.
+        stopping: whether a signal or `stop` came.
         again: whether another signal came more than a second later.
         finishing: whether `finish` was called.
         reason: the reason given to the first `stop` or `finish`; None before.
@@ -48,24 +49,19 @@ class Interrupts:
 
     def __init__(self, signum: int | None = None) -> None:
         self.signum = signum
+        self.stopping = signum is not None
         self.again = False
         self.finishing = False
         self.reason: str | None = None
         self.error: BaseException | None = None
-        self._stopped = False
         self._first = time.monotonic()
         self._previous: dict[int, Any] = {}
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
         if self.signum is None:
-            self.signum, self._first = signum, time.monotonic()
+            self.signum, self.stopping, self._first = signum, True, time.monotonic()
         elif time.monotonic() - self._first > PATIENCE_S:
             self.again = True
-
-    @property
-    def stopping(self) -> bool:
-        """Whether a signal or `stop` came."""
-        return self.signum is not None or self._stopped
 
     def stop(self, reason: str, error: BaseException | None = None) -> None:
         """Tells the work to end at once; the first reason and the first error count."""
@@ -73,7 +69,7 @@ class Interrupts:
             self.error = error
         if self.reason is None:
             self.reason = reason
-        self._stopped = True
+        self.stopping = True
 
     def finish(self, reason: str) -> None:
         """Tells the work to end as if it were complete."""

@@ -111,7 +111,6 @@ class Reporter:
     def __init__(self, telemetry: Telemetry, lane: int) -> None:
         self._claim = claim(telemetry._segment, telemetry._lanes, lane)
         self._rows = np.zeros(AT_ONCE, _ROW)
-        self._values = self._rows["value"]
         self._append = telemetry._lanes.appender(lane, self._rows)
 
     def report(self, metric: Metric) -> None:
@@ -120,11 +119,11 @@ class Reporter:
 
     def report_each(self, time_s: float, step: int, agent: str, name: str, values: Sequence[float]) -> None:
         """Writes a metric for each of the values. Raises the errors of `encoded_name`."""
-        row = (time_s, step, 0.0, encoded_name("agent", agent), encoded_name("name", name))
+        names = encoded_name("agent", agent), encoded_name("name", name)
         for first in range(0, len(values), AT_ONCE):
             part = values[first : first + AT_ONCE]
-            self._rows[: len(part)] = row
-            self._values[: len(part)] = part
+            for i, value in enumerate(part):
+                self._rows[i] = time_s, step, value, *names
             self._append(len(part))
 
     def close(self) -> None:

@@ -1,7 +1,9 @@
 """The common part of workers that a supervisor watches: counters, a heartbeat, and resources to close."""
 
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from ..errors import ClosedError
@@ -18,9 +20,8 @@ class WorkerBase:
         self.control = control
         self.counters = control.workers[name]
         self.attempt = attempt  # the number of its process, from 1
-        self._beats, self._store_beats = self.counters.load(BEATS), self.counters.storer(BEATS)
+        self.beat: Callable[[], None] = self.counters.adder(BEATS, 1)  # the heartbeat: the parent sees no hang
         self._pid = os.getpid()
-        self._is_fork = False
         invalidate_after_fork(self)
         self._resources = ExitStack()
 
@@ -31,14 +32,7 @@ class WorkerBase:
         return resource
 
     def forked(self) -> None:
-        self._is_fork = True
-
-    def beat(self) -> None:
-        """Advances the heartbeat, so that the parent sees no hang."""
-        if self._is_fork:
-            leave_if_forked(self._pid)
-        self._beats += 1
-        self._store_beats(self._beats)
+        self.beat = partial(leave_if_forked, self._pid)
 
     def check_wait(self) -> None:
         """Advances the heartbeat in a wait. Raises ClosedError if the parent told all workers to stop."""

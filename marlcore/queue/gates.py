@@ -24,6 +24,7 @@ class UnreadLimit:
     def __init__(self, view: LaneView, lines: CursorLines, most: int) -> None:
         self._view = view
         self._passed, self._wanted = lines.loader(PASSED), lines.loader(WANTED)
+        self._inserted = view.native.inserted
         self._most = most
         self._room = Event(view.segment.body, ROOM_OFFSET)
 
@@ -40,7 +41,7 @@ class UnreadLimit:
     def left(self) -> int:
         """Returns the number of transitions that writers may add now; 0 or less if they must wait."""
         passed = self._passed()  # read first: changes between the two loads can only delay this writer
-        unread = self._view.native.inserted() - passed
+        unread = self._inserted() - passed
         return max(self._most, self._wanted()) - unread
 
     def _missing(self) -> int:
@@ -153,8 +154,9 @@ class QueueGates:
 
         Returns: bool [k], the rows that are dropped; or False, if none is.
         """
-        deadline = None if self._unread is None else self._unread.wait(timeout, check_open)
-        rows = 2 if np.count_nonzero(boundaries) else 1
+        unread = self._unread
+        deadline = unread.wait(timeout, check_open) if unread is not None and unread.left() <= 0 else None
+        rows = 2 if 1 in boundaries.tobytes() else 1  # in a quarter of the time of `np.count_nonzero`
         if rows <= self._sure:
             self._sure -= rows
             self._given += rows

@@ -82,7 +82,7 @@ class RateLimiter:
         """Returns how many rows samplers must still draw before a writer may add `rows` transitions."""
         if inserted < self.min_size:
             return 0
-        over = self.balance(inserted + rows, sampled) - self.tolerance
+        over = self.samples_per_insert * (inserted + rows - self.min_size) - sampled - self.tolerance
         return max(1, math.ceil(over)) if over > 0 else 0
 
     def rows_allowed(self, inserted: int, sampled: int) -> int:
@@ -149,7 +149,9 @@ class WriteGate(_Side):
         return True
 
     def wait_each(self, which: Any, boundaries: Any, timeout: float | None, check_open: Check) -> bool:
-        self.wait(len(which), 0, timeout, check_open)
+        limiter, rows = self._limiter, len(which)
+        if limiter.samples_per_insert * rows > limiter.tolerance or self._missing(rows):
+            self.wait(rows, 0, timeout, check_open)
         return False
 
     def room_for(self, lanes: Any, wanted: Any) -> Any:

@@ -11,7 +11,7 @@ import torch
 from ..config import EVALUATOR
 from ..errors import ClosedError, WorkerFailed
 from ..loops import act, learn, observe
-from ..memory import InterruptingOwnWaits
+from ..memory import interrupting_own_waits
 from ..processes import READY, Interrupts, failure_of
 from ..record import Monitor
 from .memory import Memory
@@ -52,7 +52,7 @@ class _InTurn:
         self.monitor, self.interrupts = monitor, interrupts
         self.learners, self.actors = begin(LearnerRole, spec.learners), begin(ActorRole, memory.crew.names)
         self.evaluators = begin(EvaluatorRole, [EVALUATOR] if spec.config.evaluation.evaluates else [])
-        self._giving_turns = InterruptingOwnWaits(self._give_turn)
+        self._acting = False  # whether an actor has its turn: only then do waits let the learners update
         for role in (*self.learners, *self.actors, *self.evaluators):
             role.counters.store(READY, 1)
 
@@ -60,14 +60,17 @@ class _InTurn:
         """Runs all rounds and ends the run. If a role failed, the other learners save; then raises WorkerFailed."""
         interrupts = self.interrupts
         try:
-            for rounds in count(1):
-                if not self._is_unfinished():
-                    break
-                self._take_round()
-                if rounds % ROUNDS == 0:
-                    self.monitor.tick()
-            if self.actors and not (interrupts.stopping or interrupts.finishing):
-                self._cut_episodes()
+            with interrupting_own_waits(self._give_turn):
+                for rounds in count(1):
+                    playing = [actor for actor in self.actors if not actor.done]
+                    training = not self.actors and not all(learner.done for learner in self.learners)  # offline
+                    if not (playing or training) or not self._is_unstopped() or interrupts.finishing:
+                        break
+                    self._take_round(playing)
+                    if rounds % ROUNDS == 0:
+                        self.monitor.tick()
+                if self.actors and not (interrupts.stopping or interrupts.finishing):
+                    self._cut_episodes()
         except _Stopped:
             pass
         except WorkerFailed as failed:
@@ -92,6 +95,8 @@ class _InTurn:
 
     def _give_turn(self) -> None:
         """Lets the learners update while an actor waits: only they can end the wait, and all share this thread."""
+        if not self._acting:
+            return
         if not self._is_unstopped():
             raise _Stopped
         for role in self.learners:
@@ -99,26 +104,28 @@ class _InTurn:
                 _guarded(role, learn, learner)
             role.count_updates()
 
-    def _take_round(self) -> None:
-        """Gives each actor a turn, and makes the updates and evaluations that fall due.
+    def _take_round(self, actors: list[ActorRole]) -> None:
+        """Gives each of these actors a turn, and makes the updates and evaluations that fall due.
 
         Without actors, updates each policy once, and evaluates if that is due.
         """
-        playing = [actor for actor in self.actors if not actor.done]
-        with self._giving_turns:
-            turns = [_guarded(actor, observe, actor.env, actor.seats, actor) for actor in playing]
+        self._acting = True
+        turns = [_guarded(actor, observe, actor.env, actor.seats, actor) for actor in actors]
+        self._acting = False
         for learner in self.learners:  # before the actions, so that actors act with the newest weights
             _guarded(learner, learner.take_turn)
-        with self._giving_turns:  # with first priorities, `act` writes most rows, so an actor may wait
-            for actor, due in zip(playing, turns, strict=True):
-                _guarded(actor, act, actor.env, actor.seats, due, actor)
+        self._acting = True  # with first priorities, `act` writes most rows, so an actor may wait
+        for actor, due in zip(actors, turns, strict=True):
+            _guarded(actor, act, actor.env, actor.seats, due, actor)
+        self._acting = False
         for evaluator in self.evaluators:
             _guarded(evaluator, evaluator.step, self._is_unfinished)
 
     def _cut_episodes(self) -> None:
+        self._acting = True
         for actor in self.actors:
-            with self._giving_turns:
-                _guarded(actor, actor.cut_episodes)
+            _guarded(actor, actor.cut_episodes)
+        self._acting = False
         for learner in self.learners:
             _guarded(learner, learner.take_turn)
 

@@ -1,8 +1,6 @@
 """Setters check a field's value and write it into memory, with the cheapest code for the field's kind."""
 
 from collections.abc import Callable, Mapping
-from contextvars import Context
-from dataclasses import dataclass
 from math import isinf
 from typing import Any
 
@@ -10,14 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import names_error
-from ..spec import Field, TransitionSpec, as_field, rows_of
+from ..spec import Field, TransitionSpec, as_field
 from .layout import Place, RecordLayout
 
 Setter = Callable[[Any], None]
 
 MEMORYVIEW_ITEMS = "bBhHiIlLqQfd"  # the dtypes of kinds i, u and f whose items a memoryview can set
-
-_FLOATS = frozenset(map(np.dtype, ("float16", "float32", "float64")))
 
 
 class FieldSetters:
@@ -106,43 +102,5 @@ def _array_put(label: str, field: Field, view: NDArray[Any]) -> Setter:
             view[...] = value
         else:
             view[...] = as_field(label, field, value)
-
-    return put
-
-
-@dataclass(frozen=True)
-class Slots:
-    """The places of `count` rows among the staged rows."""
-
-    count: int
-    where: slice | NDArray[np.int64]
-
-
-def rows_setter(label: str, field: Field, view: NDArray[Any], slots: Slots) -> Setter:
-    """Returns a setter of a field's rows, [count, *shape], at these slots of `view`."""
-    rows, dtype, shape = slots.count, field.numpy, (slots.count, *field.shape)
-    where: Any = slots.where
-    if isinstance(where, slice):
-        view, where = view[where], ...
-    direct = {dtype}  # dtypes that an assignment converts as `rows_of` does
-    wider: frozenset[np.dtype[Any]] = frozenset()  # dtypes that it converts so unless a value exceeds the field's range
-    if dtype in _FLOATS:
-        direct = {narrow for narrow in _FLOATS if narrow.itemsize <= dtype.itemsize}
-        wider = _FLOATS - direct
-    raising = Context()  # entering np.errstate in each call takes longer than the assignment
-    raising.run(np.seterr, over="raise")
-
-    def put(value: Any) -> None:
-        fits = value.__class__ is np.ndarray and value.shape == shape
-        if fits and value.dtype in direct:
-            view[where] = value
-            return
-        if fits and value.dtype in wider:
-            try:
-                raising.run(view.__setitem__, where, value)
-                return
-            except FloatingPointError:
-                pass  # `rows_of` says which value
-        view[where] = rows_of(label, field, value, rows)
 
     return put

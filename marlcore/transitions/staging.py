@@ -1,6 +1,8 @@
 """Stages many transitions for one call of the C core: each field's array is checked, then copied or lent."""
 
 import errno
+from contextvars import Context
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,13 +11,52 @@ from numpy.typing import NDArray
 from ..memory import NativeVector, NativeWriter
 from ..spec import Field, rows_of
 from .layout import REWARD_OFFSET, LaneView, Place
-from .setters import FieldSetters, Setter, Slots, put_all, rows_setter
+from .setters import FieldSetters, Setter, put_all
 
 Bytes = NDArray[np.uint8]
 Flags = NDArray[np.bool_]
 
 _REWARD = Field((), "float32")
 _FLAG = Field((), "bool")
+_FLOATS = frozenset(map(np.dtype, ("float16", "float32", "float64")))
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The places of `count` rows among the staged rows."""
+
+    count: int
+    where: slice | NDArray[np.int64]
+
+
+def rows_setter(label: str, field: Field, view: NDArray[Any], slots: Slots) -> Setter:
+    """Returns a setter of a field's rows, [count, *shape], at these slots of `view`."""
+    rows, dtype, shape = slots.count, field.numpy, (slots.count, *field.shape)
+    where: Any = slots.where
+    if isinstance(where, slice):
+        view, where = view[where], ...
+    direct = {dtype}  # dtypes that an assignment converts as `rows_of` does
+    wider: frozenset[np.dtype[Any]] = frozenset()  # dtypes that it converts so unless a value exceeds the field's range
+    if dtype in _FLOATS:
+        direct = {narrow for narrow in _FLOATS if narrow.itemsize <= dtype.itemsize}
+        wider = _FLOATS - direct
+    raising = Context()  # entering np.errstate in each call takes longer than the assignment
+    raising.run(np.seterr, over="raise")
+
+    def put(value: Any) -> None:
+        fits = value.__class__ is np.ndarray and value.shape == shape
+        if fits and value.dtype in direct:
+            view[where] = value
+            return
+        if fits and value.dtype in wider:
+            try:
+                raising.run(view.__setitem__, where, value)
+                return
+            except FloatingPointError:
+                pass  # `rows_of` says which value
+        view[where] = rows_of(label, field, value, rows)
+
+    return put
 
 
 class _Staging:
@@ -37,36 +78,33 @@ class _Staging:
         self.rows = rows.count
         self.lent: dict[tuple[int, bool], Any] = {}  # for one call; keys: the column, and whether boundary rows
         self._ends = ends
-        self._some_ended = False
-        self._put_reward = rows_setter("reward", _REWARD, records.view(np.float32)[:, REWARD_OFFSET // 4], rows)
-        self._put_ends = [
+        self.some_ended = False  # as staged
+        self.put_reward = rows_setter("reward", _REWARD, records.view(np.float32)[:, REWARD_OFFSET // 4], rows)
+        self._put_flags = [
             rows_setter(name, _FLAG, ends[i], ended) for i, name in enumerate(("terminated", "truncated"))
         ]
         self._fields = FieldSetters(view.spec, view.layout, put_of)
 
     def put(self, obs: Any, action: Any, extras: dict[str, Any]) -> None:
-        """Checks and stages these fields, each with a leading axis over rows; `put_outcomes` stages the others."""
+        """Checks and stages these fields, each with a leading axis over rows; as `put_reward` and `put_ends` do."""
         fields = self._fields
         fields.obs(obs)
         fields.action(action)
         if extras or fields.extras:
             put_all("extras", fields.extras, extras)
 
-    def put_outcomes(self, reward: Any, terminated: Any, truncated: Any, final_obs: Any) -> None:
-        self._put_reward(reward)
-        if self._some_ended or terminated is not None or truncated is not None:
-            self._stage_ends(terminated, truncated)
+    def put_ends(self, terminated: Any, truncated: Any, final_obs: Any) -> None:
+        some_end = terminated is not None or truncated is not None
+        if self.some_ended or some_end:
+            self.some_ended = True  # stays set if a check below fails
+            for i, value in enumerate((terminated, truncated)):
+                if value is None:
+                    self._ends[i].fill(False)
+                else:
+                    self._put_flags[i](value)
+            self.some_ended = some_end
         if final_obs is not None:
             self._fields.final_obs(final_obs)
-
-    def _stage_ends(self, terminated: Any, truncated: Any) -> None:
-        self._some_ended = True  # stays set if a check below fails
-        for i, value in enumerate((terminated, truncated)):
-            if value is None:
-                self._ends[i].fill(False)
-            else:
-                self._put_ends[i](value)
-        self._some_ended = terminated is not None or truncated is not None
 
     def _lender(self, place: Place, label: str, final: bool, rows: int) -> Setter:
         # Without a reference to this object, whose memory would wait for the collector of cycles.

@@ -13,7 +13,7 @@ from ..fixed import fixed
 from ..memory import File, NativeVector, invalidate_after_fork, one_thread
 from ..observations import in_form
 from ..spec import Field, as_field
-from .layout import LaneView
+from .layout import REWARD_OFFSET, LaneView
 from .staging import VectorStaging
 from .writer_base import VectorGate, WriterBase
 
@@ -95,7 +95,8 @@ class VectorWriter(WriterBase):
             raise ValueError("final_obs: expected None, since this spec stores next_obs")
         staging = self._every_lane if lanes is None else self._staging_of(lanes)
         try:
-            staging.put_outcomes(reward, terminated, truncated, final_obs)
+            staging.put_reward(reward)
+            staging.put_ends(terminated, truncated, final_obs)
             staging.put(obs, action, extras)
             self._append(staging, finals, lanes)
             return staging.tickets.copy()
@@ -120,10 +121,10 @@ class VectorWriter(WriterBase):
         if lanes is None:
             self._native.new_episode(range(len(self.lanes)))
             return
-        which = self._indices(_numbers(lanes))
-        if (which < 0).any():
+        which = self._indices(_numbers(lanes)).tolist()
+        if -1 in which:
             raise self._lanes_error(lanes)
-        self._native.new_episode(which.tolist())
+        self._native.new_episode(which)
 
     def __repr__(self) -> str:
         return f"<VectorWriter of {len(self.lanes)} lanes>"
@@ -158,7 +159,7 @@ class VectorWriter(WriterBase):
 
 
 class HeldRows:
-    """Transitions of several environments: assign observations and actions, then `append` them with their outcomes.
+    """Transitions of several environments: assign their values, then `append` them with the ends of episodes.
 
     One thread may use it.
 
@@ -166,6 +167,7 @@ class HeldRows:
         writer: the VectorWriter that appends the rows.
         obs: an array [rows, *shape], or a dict of arrays if the spec's obs is one.
         action: [rows, *shape].
+        reward: float32 [rows]; `append` refuses numbers that are not finite.
         extras: arrays [rows, *shape], by name.
     """
 
@@ -186,11 +188,13 @@ class HeldRows:
         self._large: dict[int, NDArray[Any]] = {}  # by column
         self.obs, self.extras = in_form(arrays("obs"), view.spec.obs), arrays("extra")
         self.action = arrays("action")["action"]
+        self.reward = self._records.view(np.float32)[:, REWARD_OFFSET // 4]
 
-    def append(
-        self, which: Any, reward: Any, terminated: Any, truncated: Any, final_obs: Any, lanes: Any = None
-    ) -> None:
-        """Appends the rows `which`, a slice or row numbers, int64 [k]; see `VectorWriter.add`."""
+    def append(self, which: Any, terminated: Any, truncated: Any, final_obs: Any, lanes: Any = None) -> None:
+        """Appends the rows `which`, a slice or row numbers, int64 [k]; see `VectorWriter.add`.
+
+        `terminated` and `truncated` are both None or both given.
+        """
         writer, staging = self.writer, self._staging
         if not isinstance(which, slice):
             staging = writer._staging_of(lanes)
@@ -198,7 +202,8 @@ class HeldRows:
         elif lanes is not None:
             staging.which[:] = writer._indices(lanes)
         try:
-            staging.put_outcomes(reward, terminated, truncated, final_obs)
+            if staging.some_ended or terminated is not None or final_obs is not None:
+                staging.put_ends(terminated, truncated, final_obs)
             for column, array in self._large.items():
                 staging.lend(column, array[which])
             writer._append(staging, final_obs is not None, lanes)

@@ -169,7 +169,8 @@ class Writer(WriterBase):
         staging = self._staging_of(rows, truncated, final_obs)
         began = None
         try:
-            staging.put_outcomes(reward, terminated, truncated, final_obs)
+            staging.put_reward(reward)
+            staging.put_ends(terminated, truncated, final_obs)
             staging.put(obs, action, extras)
             if self._gate is not None:
                 began = time.monotonic()

@@ -66,7 +66,7 @@ class Subscriber:
     @property
     def newest(self) -> int:
         """The newest published version; 0 before the store's first publish."""
-        return self._store.version
+        return self._store._newest()[1]
 
     @one_thread
     def pull(self, *, timeout: float = 1.0) -> bool:

@@ -68,7 +68,7 @@ class ActorRole(Role):
         if len(self.memory.league) > 1:
             self.seats = {agent: LeagueCollector([seats[agent] for seats in own], learning) for agent in env.agents}
         env.reset(run_seed(config, "env", self._number, self._steps))
-        self.ended = env.ended.copy()
+        self.episodes, self.ended = 0, env.ended.copy()
         self._matches = self._league(own, learning) if self.memory.league else None
         self.begin: Callable[[Turn], None] = self._matches.begin if self._matches else lambda turn: None
         if config.replay.mixture and not self._matches:
@@ -155,9 +155,9 @@ class ActorRole(Role):
         return self._steps >= self._share()
 
     def acting(self) -> bool:
-        if not self.done:
+        if self.config.evaluation.wait and not self.done:
             self.await_evaluation()
-        return not self.done and not self.control.stopping
+        return self._steps < self._share() and not self.control.stopping
 
     def cut_episodes(self) -> None:
         """Steps the environment with a done actor's last actions, which completes the last transitions."""

@@ -48,6 +48,8 @@ class LearnerRole(Role):
         self.learners = [self._learner(policies[name]) for name in names]
         self._tallies = [self.control.tallies[name] for name in names]
         self.count_updates()
+        # For serial mode: makes the updates that are due or, on recorded data, one update of each policy
+        self.take_turn = self._update_all if self._offline else partial(catch_up, self.learners, self.count_updates)
 
     def _learner(self, policy: AssignedPolicy) -> Learner:
         """Makes a policy's learner; a restarted learner takes published weights and the checkpoint's other state."""
@@ -144,11 +146,7 @@ class LearnerRole(Role):
         share = self.config.total_steps // len(self.spec.policies)
         return self._offline and all(learner.updates >= share for learner in self.learners)
 
-    def take_turn(self) -> None:
-        """Makes the updates that are due or, on recorded data, one update of each policy; for serial mode."""
-        if not self._offline:
-            catch_up(self.learners, self.count_updates)
-            return
+    def _update_all(self) -> None:
         for learner in self.learners:
             learn(learner)
         self.count_updates()

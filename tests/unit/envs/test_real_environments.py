@@ -154,12 +154,13 @@ def trained(env_fn: Any, episodes: int, seed: int) -> tuple[list[list[Told]], Ro
             reported[copy][ended.agent].append(values)
 
     def held(agent: str, spec: mc.TransitionSpec) -> Any:
-        def append(which: Any, reward: Any, *_: Any) -> None:
-            note(rows, agent, reward, np.arange(COPIES)[which])
+        def append(which: Any, *_: Any) -> None:
+            note(rows, agent, reward[which], np.arange(COPIES)[which])
 
+        reward = np.zeros(COPIES)
         columns = {"obs": each(lambda field: field.zeros(COPIES), spec.obs), "action": spec.action.zeros(COPIES)}
         writer = SimpleNamespace(new_episode=lambda lanes: None)
-        return SimpleNamespace(**columns, extras={}, append=append, writer=writer)
+        return SimpleNamespace(**columns, reward=reward, extras={}, append=append, writer=writer)
 
     with closing(vectorize(env_fn, COPIES)) as env:
         policy: Any = SimpleNamespace(reward=lambda *_: None, state_before={}, copies=COPIES)
@@ -171,8 +172,8 @@ def trained(env_fn: Any, episodes: int, seed: int) -> tuple[list[list[Told]], Ro
             recorder = loops.Recorder(agent, held(agent, spec), spec, np.arange(COPIES))
             collectors[agent] = loops.Collector(loops.ScriptedAtFirst(policy, player, lambda: False), weights, recorder)
         env.reset(seed)
-        host: Any = SimpleNamespace(rounds=0, ended=env.ended.copy(), begin=lambda turn: None, report_ended=report)
-        host.count_steps, host.report = lambda steps: None, lambda *_: None
+        host: Any = SimpleNamespace(rounds=0, episodes=0, ended=env.ended.copy(), report_ended=report)
+        host.begin, host.count_steps, host.report = lambda turn: None, lambda steps: None, lambda *_: None
         while env.ended.min() < episodes:
             loops.act(env, collectors, loops.observe(env, collectors, host), host)
     by_copy = [

@@ -37,7 +37,7 @@ CONFIG = mc.Config(actor=mc.ActorConfig(envs=1), replay=mc.ReplayConfig(capacity
 @pytest.mark.parametrize("ends", ["the first are published", "others are published", "the run stops"])
 def test_an_actor_waits_for_whole_weights(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It shows signs of life meanwhile. Their learner died in the middle of a publish; its successor publishes."""
-    monkeypatch.setattr("marlcore.loops.followed_weights.FIRST_PULL_S", 0.01)
+    monkeypatch.setattr("marlcore.loops.acting_policy.FIRST_PULL_S", 0.01)
     monkeypatch.setattr("marlcore.run.roles.actor.WAIT_S", 0.01)
     env, beats, versions = HUNT(), count(), [0]
     spaces = mc.Spaces(env.observation_spaces[AGENT], env.action_spaces[AGENT])
@@ -176,7 +176,9 @@ def worker(telemetry: Telemetry) -> Iterator[roles.Role]:
             yield made
 
 
-@pytest.mark.parametrize("next_call", [roles.Role.beat, roles.Role.close, lambda worker: worker.hold(worker)])
+@pytest.mark.parametrize(
+    "next_call", [lambda worker: worker.beat(), roles.Role.close, lambda worker: worker.hold(worker)]
+)
 def test_a_workers_fork_leaves_at_its_next_call(worker: roles.Role, next_call: Callable[[roles.Role], Any]) -> None:
     """A fork that the worker's environment made does nothing in its name."""
     ended, end = os.pipe()

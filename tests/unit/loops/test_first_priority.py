@@ -57,7 +57,10 @@ def collector(agent: str, writer: Any, first: Any = first_priority) -> Collector
 def test_priorities_are_those_of_a_loop_over_each_episode() -> None:
     env = vectorize(checked.CheckedEnvironment, 3)
     run: Any = SimpleNamespace(
-        rounds=0, ended=np.zeros(3, int), **dict.fromkeys(["begin", "report_ended", "count_steps"], lambda _: None)
+        rounds=0,
+        episodes=0,
+        ended=np.zeros(3, int),
+        **dict.fromkeys(["begin", "report_ended", "count_steps"], lambda _: None),
     )
     with mc.ReplayBuffer.create(SPEC, 6000, lanes=6) as replay, ExitStack() as stack:
         writers = [stack.enter_context(replay.vector_writer([i, i + 1, i + 2])) for i in (0, 3)]

@@ -94,11 +94,10 @@ def test_a_vector_writer_leaves_the_bytes_of_single_writers(name, program, seed)
 
 def append_held(held, columns, which, lanes):
     put_rows(held.obs, which, columns["obs"])
-    held.action[which] = columns["action"]
+    held.action[which], held.reward[which] = columns["action"], columns["reward"]
     for name, values in held.extras.items():
         values[which] = columns[name]
-    outcomes = (columns[name] for name in ("reward", "terminated", "truncated", "final_obs"))
-    held.append(which, *outcomes, lanes)
+    held.append(which, *(columns[name] for name in ("terminated", "truncated", "final_obs")), lanes)
 
 
 def test_large_arrays_are_lent_and_given_back():
