@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..kernels.policies import moments, trace
+from ..kernels import policies
 
 Floats = NDArray[np.float32]
 
@@ -54,7 +54,7 @@ def vtrace(steps: Steps, ratio: Floats, decay: float, rho_bar: float, c_bar: flo
         c_bar: upper bound of the ratio that weights the errors of later rows.
     """
     advantage, target = np.empty_like(steps.reward), np.empty_like(steps.reward)
-    trace(*steps, ratio, float(decay), float(rho_bar), float(c_bar), advantage, target)
+    policies.trace(*steps, ratio, float(decay), float(rho_bar), float(c_bar), advantage, target)
     return advantage, target
 
 
@@ -76,7 +76,7 @@ def standardized(values: Floats) -> Floats:
     """Subtracts the mean of values [B], and divides by their standard deviation; a single value stays as it is."""
     if len(values) < 2:
         return values
-    mean, variance = moments(values)
+    mean, variance = policies.moments(values)
     deviation = (variance * len(values) / (len(values) - 1)) ** 0.5
     return (values - np.float32(mean)) / np.float32(deviation + 1e-8)
 
@@ -95,7 +95,7 @@ class ValueNormalizer:
 
     def update(self, target: Floats) -> None:
         """Adds a batch's targets, float [B], to the statistics."""
-        mean, variance = moments(target)
+        mean, variance = policies.moments(target)
         self._averages += (1 - DECAY) * (np.array([1.0, mean, variance + mean**2]) - self._averages)
         self._derive()
 

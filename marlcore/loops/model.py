@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -207,10 +208,10 @@ class FiniteCheck:
 
     @torch.no_grad()
     def _check(self, tensors: dict[str, torch.Tensor], updates: int) -> None:
-        by_kind: dict[Any, list[torch.Tensor]] = {}  # one call and one wait for each device and dtype
+        by_kind: dict[Any, list[torch.Tensor]] = {}
         for tensor in tensors.values():
             by_kind.setdefault((tensor.device, tensor.dtype), []).append(tensor)
-        if all(math.isfinite(torch.stack(torch._foreach_norm(alike)).sum()) for alike in by_kind.values()):
+        if all(math.isfinite(_size(alike)) for alike in by_kind.values()):
             return
         for name, tensor in tensors.items():  # a norm of finite numbers may be infinite
             wrong = ~torch.isfinite(tensor)
@@ -223,6 +224,19 @@ class FiniteCheck:
             f"{self.policy}: expected finite numbers, but {what} at update {updates}; nothing more is published; "
             + ("there is no checkpoint yet" if self.saved is None else kept)
         )
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def _size(alike: list[torch.Tensor]) -> Any:
+    """Returns a measure of tensors of one device and dtype that is finite only if all their numbers are.
+
+    For small tensors on the CPU, products of NumPy take a fifth of the time of torch's norms; on a GPU, one call is
+    one wait.
+    """
+    if alike[0].dtype is torch.float32 and alike[0].is_cpu:
+        arrays = [tensor.detach().numpy().ravel() for tensor in alike]
+        return sum([float(array.dot(array)) for array in arrays])
+    return torch.stack(torch._foreach_norm(alike)).sum()
 
 
 def _is_float(tensor: torch.Tensor) -> bool:

@@ -19,7 +19,7 @@ from ...checks import check_whole
 from ...compiled import LOG_PROB
 from ...declared import Number, Scheduled
 from ...interfaces import Action, QueueSource, ReplaySource, Update
-from ...kernels.policies import moments
+from ...kernels import policies
 from ...observations import rows_at
 from ...spaces import Spaces
 from ...spec import Field, TransitionSpec
@@ -236,7 +236,7 @@ class ClippedPolicyTrainer(AdamTrainer):
             norm.update(target)
         if hyper.normalize_advantages:
             advantage = standardized(advantage)
-        (_, spread), (_, error) = moments(target), moments(target - value)
+        (_, spread), (_, error) = policies.moments(target), policies.moments(target - value)
         explained = 1 - error / spread if spread > 1e-8 * norm.deviation**2 else 0.0  # 0 if the targets hardly differ
         return before, advantage, norm.normalized(target), explained
 

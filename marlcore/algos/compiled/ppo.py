@@ -99,18 +99,20 @@ class BatchChain:
         self.forward = self.chain.repacked
         torso: Any = network.torso
         self._inputs = Inputs(torso.spaces, torso.without)
-        self.x = self._shuffled = padded_zeros(0, self._inputs.size)
+        self._memory = self._shuffled = padded_zeros(0, self._inputs.size)
 
     def fill(self, obs: Any, rows: int) -> Floats:
         """Writes a batch's observations into a padded matrix, which it keeps and returns."""
-        if len(self.x) != rows:
-            self.x, self._shuffled = (padded_zeros(rows, self._inputs.size) for _ in range(2))
+        if len(self._memory) < rows:
+            self._memory, self._shuffled = (padded_zeros(rows, self._inputs.size) for _ in range(2))
+        self.x = self._memory[:rows]
         self._inputs.fill(obs, self.x)
         return self.x
 
     def shuffle(self, order: NDArray[np.int64]) -> Floats:
         """Returns the batch's rows in this order; the next call overwrites the result."""
-        return np.take(self.x, order, 0, out=self._shuffled, mode="clip")  # mode="raise" would copy once more
+        out = self._shuffled[: len(order)]
+        return np.take(self.x, order, 0, out=out, mode="clip")  # mode="raise" would copy once more
 
 
 def objective_of(
