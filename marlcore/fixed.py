@@ -22,10 +22,11 @@ def fixed(*changing: str) -> Callable[[K], K]:
         @wraps(make)
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
             make(self, *args, **kwargs)
-            self.__dict__[_MADE] = True
+            if type(self) is kind:
+                self.__dict__[_MADE] = True
 
         def assign(self: Any, name: str, value: Any) -> None:
-            closed = name[0] != "_" and _MADE in self.__dict__ and type(self) is kind
+            closed = not name.startswith("_") and _MADE in self.__dict__ and type(self) is kind
             if closed and name not in changing and not hasattr(kind, name):
                 raise refusal(self, name, dir(self))
             object.__setattr__(self, name, value)

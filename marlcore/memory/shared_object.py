@@ -13,8 +13,10 @@ from .segment import Segment, SegmentHandle
 
 S = TypeVar("S", bound="Shared")
 
-# The modules that pickle for other processes, in multiprocessing, torch, loky, cloudpickle and Ray
-_SENDERS = re.compile(r"(.+\.)?(multiprocess(ing)?\.(reduction|queue)|loky\.backend\.reduction|cloudpickle)")
+# The modules that pickle for other processes, in multiprocessing, torch, joblib, loky, cloudpickle and Ray
+_SENDERS = re.compile(
+    r"(.+\.)?(multiprocessing\.(reduction|queue)|joblib\.pool|loky\.backend\.reduction|cloudpickle(_fast)?)"
+)
 
 
 def described_workers(segment: Segment) -> list[str]:

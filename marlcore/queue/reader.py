@@ -101,8 +101,8 @@ class TrajectoryReader(Closing):
         self._inside: dict[int, None] = {}  # see guard.py
         self._view = lanes
         self._window = window
-        self.batch_size = self._size = batch_size  # the latter: of the next batch
-        self._read_plan = ReadPlan(lanes, window, batch_size)
+        self.batch_size = self._size = int(batch_size)  # the latter: of the next batch
+        self._read_plan = ReadPlan(lanes, window, self.batch_size)
         count = lanes.geometry.lanes
         self._cursors = np.zeros((3, CURSOR_ROWS, count), np.int64)
         self._next, self._settled = self._cursors[inorder.NEXT], self._cursors[inorder.SETTLED]
@@ -188,12 +188,14 @@ class TrajectoryReader(Closing):
 
     def _resize(self, n: int | None) -> int:
         """Makes the next batch one of n rows, by default of batch_size."""
-        check_whole("n", size := self.batch_size if n is None else n)
-        if size != self._size:
+        if n is not None:
+            check_whole("n", n)
+        if (size := self.batch_size if n is None else int(n)) != self._size:
             if self._memory is not None:
                 raise ValueError(f"n: expected {self._size}, for which {self._filled} were taken already, got {size}")
+            self._size = 0  # if an interrupt or an error comes now, the next call does this anew
             self._read_plan.resize(size)
-            self._size = int(size)
+            self._size = size
         return self._size
 
     def _copy(self, memory: BatchMemory) -> tuple[int, int, int]:

@@ -86,13 +86,15 @@ class Relabelling:
         self._record = np.zeros(1, kernels.HINDSIGHT)
         self._record["strategy"], self._record["k"] = STRATEGIES[options.strategy], options.k
         self._record["achieved"], self._record["desired"] = names.index(ACHIEVED), names.index(DESIRED)
+        self._search: list[Any] = []
         self.resize(read_plan.chosen.shape[1])
 
     def resize(self, count: int) -> None:
         """Makes room for draws of `count` rows."""
-        self._search = np.zeros((3, count), np.int64)
-        for name, array in zip(("last", "end", "step"), self._search, strict=True):
+        self._search.append(np.zeros((3, count), np.int64))
+        for name, array in zip(("last", "end", "step"), self._search[-1], strict=True):
             self._record[name] = address_of(array)
+        del self._search[:-1]  # now: an interrupt above leaves addresses of older ones
 
     def draw(self, memory: BatchMemory, rows: NDArray[np.int64], filled: int) -> None:
         """Draws goals for the first `filled` of `rows`, after these were drawn and before they are validated."""

@@ -107,10 +107,14 @@ class Work:
         except NotEnoughData as error:
             self._shortage, self._starved = str(error), self._attempts
             return False
+        except ValueError as error:
+            if not drawn_for[1]:
+                raise
+            batch = error  # only this number of rows is refused
         finally:
             self._drawing = False
             self._to_consumer.ring()
-        if self.mover is not None:
+        if self.mover is not None and not isinstance(batch, ValueError):
             batch = self.mover.move(batch)
         self._ready.append((drawn_for, batch))
         self._to_consumer.ring()
@@ -131,6 +135,8 @@ class Work:
             else:
                 self._to_thread.ring()
                 if drawn_for == (self._dropped, self._size):
+                    if isinstance(batch, ValueError):
+                        raise batch
                     return batch
                 continue
             # Like a sampler, it tries once more after the deadline.

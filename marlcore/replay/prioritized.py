@@ -51,9 +51,9 @@ class Prioritized(Declared):
         return float(mass ** (1 / max(1.0, float(self.alpha))) - self.epsilon)
 
     def check(self, spec: TransitionSpec) -> None:
+        """Raises ValueError if beta_steps and beta_inserts are given, or `initial` is no float32 scalar of the spec."""
         if self.beta_steps is not None and self.beta_inserts is not None:
             raise ValueError(f"prioritized.beta_inserts: expected None beside beta_steps, got {self.beta_inserts}")
-        """Raises ValueError if `initial` is not a float32 scalar extra of the spec."""
         if self.initial is not None and spec.extras.get(self.initial) != Field():
             extra = spec.extras[self.initial].describe() if self.initial in spec.extras else "none of them"
             got = f"{self.initial!r}, which is {extra}"
@@ -89,14 +89,17 @@ class PriorityTree:
         self._record = np.zeros(1, kernels.PRIORITIES)
         self._set(lanes.layout)
         self._room = 0  # rows or updates for which there is scratch
+        self._scratch: list[Any] = []
         self.resize(read_plan.chosen.shape[1])
 
     def resize(self, count: int) -> None:
         """Makes room for draws and updates of `count` rows."""
         if count > self._room:
-            self._room, self._scratch = count, np.ones((3, count))  # also for the leaves, as int64
-            for name, array in zip(("points", "masses", "leaves"), self._scratch, strict=True):
+            self._scratch.append(np.ones((3, count)))  # also for the leaves, as int64
+            for name, array in zip(("points", "masses", "leaves"), self._scratch[-1], strict=True):
                 self._record[name] = address_of(array)
+            self._room = count
+            del self._scratch[:-1]  # now: an interrupt above leaves addresses of older ones
 
     def _set(self, layout: RecordLayout) -> None:
         record, options = self._record, self._options

@@ -77,8 +77,8 @@ class RowSampler:
         check_type("hindsight", hindsight, Hindsight, or_none=True)
         self.stats = SamplerStats()
         self.prioritized = prioritized
-        self.batch_size, self._min_size = int(batch_size), min_size
-        self._least = min_size or self.batch_size
+        self.batch_size, self._min_size = int(batch_size), None if min_size is None else int(min_size)
+        self._least = self._min_size or self.batch_size
         self._view, self._window, self.path = view, window, view.segment.path
         self._enough = False  # whether there were min_size transitions at the last look
         self._plan = plan = ReadPlan(view, window, self.batch_size, hindsight is not None)
@@ -102,11 +102,13 @@ class RowSampler:
         if n is not None:
             check_whole("n", n)
         if (n := self.batch_size if n is None else int(n)) != len(self._whole):
+            self._whole = _NO_ROWS  # if an interrupt or an error ends this block, the next call does all of it anew
             self._plan.resize(n)
             for scratch in (self._tree, self._relabelling):
                 if scratch is not None:
                     scratch.resize(n)
-            self._whole, self._least, self._enough = np.arange(n), self._min_size or n, False
+            self._least, self._enough = self._min_size or n, False
+            self._whole = np.arange(n)
         return self._whole
 
     def lacking(self) -> int:

@@ -47,7 +47,7 @@ class Sampler:
 
     @beta.setter
     def beta(self, beta: float) -> None:
-        self._rows.by_priority("beta").fixed_beta = BETA("beta", beta)
+        self._rows.by_priority("beta").fixed_beta = float(BETA("beta", beta))
 
     @one_thread
     def can_sample(self) -> bool:
@@ -82,7 +82,7 @@ class Sampler:
         deadline, rows = deadline_of(timeout), self._rows
         if beta is not None:
             rows.by_priority("beta")
-            BETA("beta", beta)
+            beta = float(BETA("beta", beta))  # of one type, since the kernel is compiled for each
         whole = left = rows.resize(n)
         memory = rows.memory()
         if self._gate is not None:

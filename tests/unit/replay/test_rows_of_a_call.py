@@ -1,5 +1,6 @@
 """A number without a keyword means rows, whatever the batch_size."""
 
+import sys
 from functools import partial
 
 import numpy as np
@@ -91,3 +92,60 @@ def test_what_is_no_number_of_rows_is_refused():
     sections = mc.ActorConfig, mc.LearnerConfig, mc.StopConfig, mc.EvaluationConfig
     for call in (partial(mc.Prefetch, None), mc.Workers, partial(mc.Prioritized, 0.6, 0.4), *sections):
         check_refused(partial(call, 256), TypeError, "positional argument")
+
+
+def test_numbers_of_numpy_are_numbers():
+    replay, _ = filled()
+    with replay, mc.TrajectoryQueue.create(WHOLE, 400) as queue, queue.writer() as writer, queue.reader(2) as reader:
+        assert len(replay.sampler(8, min_size=np.uint64(3)).sample(np.uint8(9))) == 9
+        for i in range(260):
+            writer.add(i, i, 1.0)
+        assert [len(reader.read(n)) for n in (np.uint8(200), np.int8(50))] == [200, 50]
+
+
+def test_a_number_of_rows_that_is_refused_ends_no_prefetch():
+    replay, _ = filled()
+    with replay, mc.Prefetch(replay.sampler(4)) as prefetch:
+        with pytest.raises(ValueError, match="batch_size: expected"):
+            prefetch.sample(2**40)
+        assert [len(prefetch.sample(n, timeout=60.0)) for n in (None, 7)] == [4, 7]
+
+
+@pytest.mark.parametrize("options", [{}, PREFERRED])
+def test_an_interrupt_while_the_number_changes_leaves_a_sampler_whole(options):
+    """Interrupts at each line in turn of the calls that a change of the number makes."""
+    replay, model = filled()
+    with replay:
+        for line in range(100):
+            sampler = replay.sampler(64, min_size=1, **options)
+            sampler.sample(7)
+            sampler.sample(2)
+            if not interrupted(partial(sampler._rows.resize, 7), line):
+                break
+            for n in (2, None, 7, 64):
+                assert len(model.check(sampler.sample(n), weighted=bool(options))) == (n or 64)
+        assert 5 < line < 99
+
+
+def interrupted(call, line):
+    """Calls, and raises KeyboardInterrupt before the line of this number; returns whether the call reached it."""
+    left = line
+
+    def trace(frame, event, _):
+        nonlocal left
+        if event == "line":
+            left -= 1
+            if left < 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
