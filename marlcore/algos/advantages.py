@@ -114,7 +114,7 @@ class ValueNormalizer:
         return self._mean + self.deviation * value
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return {"averages": torch.from_numpy(self._averages)}
+        return {"averages": torch.from_numpy(self._averages.copy())}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         self._averages[:] = state["averages"].numpy(force=True)

@@ -49,6 +49,7 @@ class DenseNetwork(ActingNetwork):
         super().__init__(inputs, chain)
         self.inputs, self.chain = inputs, chain
         self._x: Any = None
+        self._rows = 0
 
     def load(self, weights: Weights) -> None:
         self.inputs.normalize(of_observations(weights))
@@ -57,9 +58,10 @@ class DenseNetwork(ActingNetwork):
     def begin(self, obs: Any) -> int:
         x = self.inputs.matrix(obs)
         if x is not self._x:
-            self._x, self.begun.rest = x, self.chain.raw
-            self._rows = put_rows(x, self.begun)
-            self.chain.grow(self._rows)
+            self._x = None  # if an interrupt comes now, the next call does this anew
+            self.chain.grow(len(x))
+            self.begun.rest, self._rows = self.chain.raw, put_rows(x, self.begun)
+            self._x = x
         return self._rows
 
     def outputs(self, obs: Any) -> Floats:

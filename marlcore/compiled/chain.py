@@ -97,7 +97,7 @@ class Chain:
         """Makes the arrays long enough for this number of rows."""
         if rows <= self.rows:
             return
-        self.rows = rows
+        self.rows = -1  # if an interrupt comes now, the next call does this anew
         self._outputs = [padded_zeros(rows, layer.outputs) for layer in self.layers]
         self._gradients = [padded_zeros(rows, layer.outputs) for layer in self.layers if self._trains]
         for raw, output in zip(self._raw, self._outputs, strict=True):
@@ -106,6 +106,7 @@ class Chain:
             raw.gradient = pointer(gradient)
         if self._trains:
             self.gradient = self._gradients[-1]
+        self.rows = rows
 
     def forward(self, x: Floats) -> Floats:
         """Returns the last layer's outputs [rows, padded outputs] for `x` [rows, at least inputs], C-contiguous."""

@@ -83,7 +83,8 @@ class Choices:
 
     def _grow(self, rows: int) -> None:
         actions, dueling, valued = self._made_of
-        self._rows, self._action, self._epsilon = rows, np.empty(rows, np.int64), np.empty(rows)
+        self._rows = -1  # if an interrupt comes now, the next call does this anew
+        self._action, self._epsilon = np.empty(rows, np.int64), np.empty(rows)
         self._draws, (self._taken, self._best) = np.empty(2 * rows), np.empty((2, rows), np.float32)
         arrays = {
             "draws": doubles_of(self._draws),
@@ -93,6 +94,7 @@ class Choices:
         if valued:
             arrays |= {"taken": pointer(self._taken), "best": pointer(self._best)}
         self._raw = ffi.new("struct mc_choices *", {"actions": actions, "dueling": dueling, **arrays})
+        self._rows = rows
 
     def __reduce__(self) -> Any:
         return type(self), self._made_of

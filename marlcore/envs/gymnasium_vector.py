@@ -50,7 +50,7 @@ class GymnasiumVector(Adapter):
         self.ended = np.zeros(self.copies, np.int64)
         self._first: Any = None  # what a reset returned, until it is observed
         self._all, self._never = np.arange(self.copies), np.zeros(self.copies, bool)
-        self._each = (self.copies,)
+        self._each, self._none = (self.copies,), bytes(self.copies)  # the shape, and flags of no ends
         # Of observations; None if they have several parts
         self._shape, self._dtype = (*self._each, *parts[0].field.shape), self._part and parts[0].field.numpy
         mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
@@ -91,7 +91,7 @@ class GymnasiumVector(Adapter):
             truncated = self._of_copies("truncated", truncated, bools=True)
         fits = obs.__class__ is np.ndarray and obs.dtype is self._dtype and obs.shape == self._shape
         values = obs if fits and info.get(MASK) is None else self._values(obs, info)
-        ends = 1 in terminated.tobytes() or 1 in truncated.tobytes()  # in a third of the time of `any`
+        ends = terminated.tobytes() != self._none or truncated.tobytes() != self._none  # a third of the time of `any`
         ended, copies = terminated | truncated if ends else self._never, self._acting
         if copies is not self._all:
             reward, terminated, truncated = reward[copies], terminated[copies], truncated[copies]

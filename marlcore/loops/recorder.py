@@ -13,7 +13,7 @@ from ..checks import check_finite
 from ..errors import EnvironmentFailed
 from ..interfaces import MEMBER_REWARDS, OF_OUTCOMES, PRIORITY, RETURN, Action, Outcome, Turn
 from ..observations import put_rows
-from ..spec import TransitionSpec, rows_of
+from ..spec import Field, TransitionSpec, rows_of
 from ..transitions import HeldRows
 
 if TYPE_CHECKING:
@@ -109,11 +109,19 @@ class Recorder:
             except (ValueError, TypeError) as error:
                 raise EnvironmentFailed(f"{self.agent}: {error}") from error
 
+    def _take_reward(self, index: Any, reward: NDArray[Any], rows: int) -> None:
+        if reward.shape != (rows,) or reward.dtype.kind != "f":
+            try:
+                reward = rows_of("reward", Field(), reward, rows)
+            except (ValueError, TypeError) as error:
+                raise EnvironmentFailed(f"{self.agent}: {error}") from error
+        self.rows.reward[index] = reward
+
     def write(self, outcome: Outcome) -> None:
         """Writes the rows of these outcomes, each with the version of the weights that chose its action."""
         index, version = ALL if len(outcome.copies) == self.copies else outcome.copies, self._version
         self._waiting[index] = False
-        self.rows.reward[index] = outcome.reward
+        self._take_reward(index, outcome.reward, len(outcome.copies))
         if version is None:
             versions = self._versions[index]
             version = int(versions[0])

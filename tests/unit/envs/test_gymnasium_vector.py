@@ -97,7 +97,7 @@ class Told(VectorWrapper):
 
 
 class Reusing(VectorWrapper):
-    """Writes each step's rewards and ends to the same arrays, and zeros at a reset."""
+    """Writes each step's rewards and ends to the same arrays, and zeros at a reset; a True is 255, as C may write."""
 
     def reset(self, **options):
         self.columns = getattr(self, "columns", (np.zeros(3), np.zeros(3, bool), np.zeros(3, bool)))
@@ -107,8 +107,9 @@ class Reusing(VectorWrapper):
 
     def step(self, actions):
         obs, *given, info = super().step(actions)
-        for column, values in zip(self.columns, given, strict=True):
-            column[:] = values
+        self.columns[0][:] = given[0]
+        for column, values in zip(self.columns[1:], given[1:], strict=True):
+            column.view(np.uint8)[:] = 255 * values
         return obs, *self.columns, info
 
 

@@ -315,3 +315,13 @@ def test_each_copy_has_a_script_of_its_own(script: Any, first: int) -> None:
     assert choose([0, 1, 2], [True] * 3) == [1, 1, 1]
     assert choose([0, 2], [False, False]) == [2, 2]
     assert choose([0, 1, 2], [False, False, True]) == [3, 2, 1]
+
+
+@pytest.mark.parametrize("reward", [np.ones(1), np.float64(1), np.ones((2, 1)), np.ones(2, complex)])
+def test_rewards_of_another_form_are_not_spread_over_rows(reward: Any) -> None:
+    """A caller's own vector environment need not have passed `check_environment`."""
+    spec = mc.TransitionSpec(mc.Field((2,)), mc.Field((), "int64"))
+    recorder = Recorder("a", SimpleNamespace(reward=np.zeros(2, np.float32)), spec, np.arange(2))  # type: ignore[arg-type]
+    outcome = mc.Outcome("a", np.arange(2), reward, np.zeros(2, bool), np.zeros(2, bool), None)
+    with pytest.raises(mc.EnvironmentFailed, match=r"^a: reward: expected float32 \(2,\), got "):
+        recorder.write(outcome)

@@ -227,6 +227,25 @@ def test_observations_of_another_dtype_or_layout_are_converted(rows):
         policy.act(obs[:, :2], **request)
 
 
+@pytest.mark.parametrize("name", ["put_rows", "NamedChain.grow"])
+def test_an_interrupted_call_leaves_a_policy_whole(name, monkeypatch):
+    """The next call, of as many rows, does all that the interrupted one left."""
+    hyper, spaces = mc.DQN(hidden=(8, 8)), box_spaces()
+    model = PolicyModel(hyper.make_model(spaces))
+    policies = [acting_policy(hyper, model, spaces) for _ in range(2)]
+    request = {"explore": None, "mask": None, "generator": np.random.default_rng(0)}
+    obs = np.random.default_rng(0).normal(size=(100, 3)).astype(np.float32)
+    for policy in policies:
+        policy.load(weights_of(model))
+        policy.act(obs[:2], **request)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"marlcore.compiled.acting_networks.{name}", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            policies[0].act(obs, **request)
+    actions = [policy.act(obs, **request).action for policy in policies]
+    np.testing.assert_array_equal(*actions)
+
+
 def test_a_hooked_network_keeps_its_hook():
     hyper, spaces, model, _ = made("dqn")
     model.model.head.register_forward_hook(lambda *_: None)
