@@ -120,7 +120,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self._open(cast(ViewedReplay, ViewedReplay.create(self._spec, rows * self.n_envs, self.n_envs, name=_NAME)))
 
     def _open(self, replay: ViewedReplay, newest: _Newest | None = None) -> None:
-        """Makes the writer, samplers and checks for a replay; `newest` is the newest step in its lanes."""
+        """Opens a writer for the replay and makes the value checks; `newest` is the newest step in its lanes."""
         self.replay = replay
         self._writer = replay.vector_writer()
         self._samplers: dict[int, Sampler] = {}
@@ -193,7 +193,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return flagged.astype(np.float32)
 
     def _observations(self, later: int = 0) -> Any:
-        """Returns read-only observations by position, from the rows `later` rows after the steps' own rows."""
+        """Returns read-only observations by buffer position; each is read `later` rows after the row of its step."""
         obs = {name: self._by_position(column, later) for name, column in self.replay.columns("obs").items()}
         if later and self._newest is not None:
             waiting, next_obs = ~self._newest.ended, self._newest.next_obs(self._spec.obs_fields)

@@ -301,7 +301,7 @@ class AgentBuffer:
 
 
 class _Turns(Adapter):
-    """Plays a copy whose agents act one after another, with ParallelRounds' methods; a round is one agent's turn."""
+    """Gives a copy whose agents act one after another the methods of ParallelRounds; a round is one agent's turn."""
 
     def __init__(self, env: Environment, copy: int) -> None:
         self.agents, self.observation_spaces, self.action_spaces = env.agents, env.observation_spaces, env.action_spaces

@@ -46,7 +46,7 @@ class Batches(Protocol):
 
     @property
     def due(self) -> bool:
-        """Whether an update is due by `updates_per_step` (without it, False) or, for a queue, a batch may be ready."""
+        """Whether `updates_per_step` makes an update due (unset: False). For a queue: whether a batch may be ready."""
 
     def stats(self) -> dict[str, float]: ...
 

@@ -113,7 +113,7 @@ class FeedforwardQLearning(QLearning):
         return self.priority_of(error).astype(np.float32)
 
     def priority_of(self, error: NDArray[Any]) -> NDArray[Any]:
-        """Returns transitions' priorities, given absolute errors in units of reward_scale times the reward."""
+        """Returns transitions' priorities, given absolute errors, which are of rewards times reward_scale."""
         return error
 
 
@@ -167,7 +167,7 @@ class QTrainer(TargetTrainer):
 
         The Huber loss clips the error in the gradient to [-1, 1] (Mnih et al. 2015, Methods, "Training algorithm for
         deep Q-networks"). A row's priority is its absolute error (Schaul et al. 2016, "Prioritized experience replay",
-        arXiv:1511.05952, section 3.3), in units of reward_scale times the reward.
+        arXiv:1511.05952, section 3.3), of rewards times reward_scale.
         """
         self.follow_schedules(batch)
         values = faster(self.network)(batch.obs)

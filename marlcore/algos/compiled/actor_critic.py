@@ -108,7 +108,7 @@ class CompiledActorCritic(CompiledTrainer):
         return drawn
 
     def slopes_of_actions(self, x: Floats, gradient: Floats) -> Floats:
-        """Returns the actions' gradient [B, size] at `x`; `gradient` [n, B] is that of the first n critics' values."""
+        """Backpropagates `gradient` [n, B], by the first n critics' values, to `x`'s actions; returns [B, size]."""
         for chain, slope, of_x in zip(self.critics, gradient, self._x_gradients, strict=False):
             chain.gradient[: len(x), 0] = slope
             chain.backward(x, of_x)

@@ -19,7 +19,7 @@ FEW = 64  # actions; for more, the product with a square matrix takes longer tha
 
 
 class QNetwork(nn.Module):
-    """Maps observations to values [B, actions.count] of joint actions, in units of reward_scale times the reward."""
+    """Maps observations to the joint actions' values [B, actions.count], learnt from rewards times reward_scale."""
 
     def __init__(self, hyper: Any, spaces: Spaces, torso: Any = None) -> None:
         """Takes `torso` as first layers; None: makes the layers that the hyperparameters configure; see `torso_of`."""

@@ -312,7 +312,7 @@ class Buffer(Ring):
 
     @property
     def _count(self) -> Any:
-        """sorrel's count of rows since the ring was cleared, a word of the ring; `add_empty` counts as one row.
+        """The rows since the ring was cleared, as sorrel counts them: `add_empty` as one row. The ring holds the count.
 
         If another process clears the ring during an `add`, the count may stay too high; `_size` limits it.
         """

@@ -92,9 +92,9 @@ class Background:
             self._queue.put("end")
 
     def close(self, timeout: float = CLOSE_S) -> None:
-        """Ends the sink and waits at most `timeout` seconds; if the sink has not ended then, logs this and leaves it.
+        """Ends the sink; waits at most `timeout` seconds, and CLOSE_S more if events are still queued.
 
-        A slow sink gets CLOSE_S seconds more to take the queued events; its queued metrics are lost.
+        In these it takes only events; its queued metrics are lost. A sink that has not ended then is logged and left.
         """
         self.end()
         if self._thread is None:
