@@ -82,7 +82,7 @@ class RateLimiter:
         """Returns how many rows samplers must still draw before a writer may add `rows` transitions."""
         if inserted < self.min_size:
             return 0
-        over = self.samples_per_insert * (inserted + rows - self.min_size) - sampled - self.tolerance
+        over = self.balance(inserted + rows, sampled) - self.tolerance
         return max(1, math.ceil(over)) if over > 0 else 0
 
     def rows_allowed(self, inserted: int, sampled: int) -> int:

@@ -89,8 +89,7 @@ class CompiledDQN(CompiledTrainer):
         if self._is_masked:
             self._allowed[...] = self._mask(batch.obs)
             self._allowed_after[...] = self._mask(batch.next_obs)
-        descent = self._descent
-        descent.raw.rate, descent.raw.share = descent.group["lr"], self._share()
+        self._descent.prepare(self._share())
         if self.update_values():
             least, most = self._action.min(), self._action.max()
             raise ValueError(f"action: expected numbers from 0 to {raw.actions - 1}, got {least} to {most}")

@@ -67,11 +67,10 @@ class Descent:
 
     Attributes:
         raw: the core's `mc_descent`.
-        group: the optimizer's options; each step takes the present learning rate.
     """
 
     def __init__(self, optimizer: Any, most: float, targets: Sequence[torch.Tensor] = ()) -> None:
-        tensors, self.group = optimizer.tensors, optimizer.param_groups[0]
+        tensors, self._group = optimizer.tensors, optimizer.param_groups[0]
         states = [optimizer.state[tensor] for tensor in tensors]
         columns: dict[str, Sequence[torch.Tensor]] = {
             "weight": tensors,
@@ -88,13 +87,17 @@ class Descent:
             for row, array in zip(rows, arrays, strict=bool(arrays)):
                 setattr(row, name, pointer(array))
             self._kept += arrays
-        numbers = {"count": len(rows), "epsilon": self.group["eps"], "most": most}
-        numbers |= dict(zip(("beta1", "beta2"), self.group["betas"], strict=True))
+        numbers = {"count": len(rows), "epsilon": self._group["eps"], "most": most}
+        numbers |= dict(zip(("beta1", "beta2"), self._group["betas"], strict=True))
         self.raw = ffi.new("struct mc_descent *", {"tensors": rows, "number": pointer(number), **numbers})
+
+    def prepare(self, share: float) -> None:
+        """Sets, for the next step, the learning rate and the fraction by which targets move towards the weights."""
+        self.raw.rate, self.raw.share = self._group["lr"], share
 
     def step(self, share: float = 0.0) -> float:
         """Makes one step, and moves targets by the fraction `share`; returns the gradient's norm before clipping."""
-        self.raw.rate, self.raw.share = self.group["lr"], share
+        self.prepare(share)
         return float(lib.mc_descend(self.raw))
 
 
