@@ -16,6 +16,7 @@ from .rows import (
     flags_of,
     last_of,
     place_of,
+    prefetch_row,
     record_of,
     row_of,
     successor_of,
@@ -265,6 +266,8 @@ def take_chosen(p, columns, out, rows, first, count):
 
     If a ticket cannot be drawn, the next ticket takes its slot. Slot i fills output row rows[i].
     """
+    for slot in range(first, count):  # of all slots before any row is read, so that cache misses overlap
+        prefetch_row(p, int64_at(p.lane)[slot], int64_at(p.ticket)[slot])
     if p.plain:
         return _take_plain(p, columns, out, rows, first, count)
     return _take_whole(p, columns, out, rows, first, count)

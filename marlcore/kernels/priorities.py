@@ -24,7 +24,7 @@ from .jit import (
 from .plan import record
 from .powers import raise_all
 from .random import unit
-from .rows import NEVER, NO_ROWS, PENDING, SAMPLEABLE, check, find_seams, prefetch_row, row_of
+from .rows import NEVER, NO_ROWS, PENDING, SAMPLEABLE, check, find_seams, row_of
 from .sumtree import find, repair, repair_range
 
 # Values of a leaf's mark
@@ -162,7 +162,6 @@ def draw(plan, columns, out, rows, priorities):
     for i in range(count):
         lane, ticket = _ticket_of(p, leaves[i])
         lanes[i], tickets[i] = lane, ticket
-        prefetch_row(p, lane, ticket)
         prefetch(q.marks + leaves[i])
     filled = take_chosen(p, columns, out, rows, NO_ROWS, count)
     for i in range(filled):

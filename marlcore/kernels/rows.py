@@ -16,7 +16,7 @@ ENDED = TERMINATED | TRUNCATED
 # Words of a record's head
 ORDINAL, PLACE, POLICY_VERSION, REWARD = range(4)
 # Rows of `windows`; see plan.py
-LO, HI, SEAM = range(3)
+LO, HI, SEAM, BEFORE = range(4)
 # Rows of `chosen`, one column a slot; a slot is one transition or one sequence
 LANE, TICKET, LOWEST = range(3)
 # Results of a check; PENDING: depends on rows not yet written
@@ -65,10 +65,11 @@ def prefetch_row(p, lane, ticket):
 
 @inlined
 def find_seams(p):
-    """Sets each window's seam, the ticket in row 0 (see plan.py); returns the number of tickets in all windows."""
-    lo, hi, seam, total = int64_at(p.lo), int64_at(p.hi), int64_at(p.seam), 0
+    """Sets each window's seam and the tickets before it (see plan.py); returns the number of tickets in all windows."""
+    lo, hi, seam, before, total = int64_at(p.lo), int64_at(p.hi), int64_at(p.seam), int64_at(p.before), 0
     for lane in range(p.lanes):
         seam[lane] = lo[lane] - lo[lane] % p.capacity + p.capacity
+        before[lane] = total
         total += hi[lane] - lo[lane]
     return total
 

@@ -1,23 +1,26 @@
 """Draws transitions or sequences uniformly among those that can be drawn."""
 
+import numpy as np
+
 from .gather import take_chosen
 from .jit import inlined, int64_at, jit, uint64_at
 from .random import below
-from .rows import NO_ROWS, SAMPLEABLE, check, find_seams, prefetch_row
+from .rows import NO_ROWS, SAMPLEABLE, check, find_seams
 
 
 @inlined
 def _choose(p, first, count, total):
-    """Chooses (lane, ticket) for slots [first, count) before any row is read, so that cache misses overlap."""
+    """Chooses (lane, ticket) for slots [first, count)."""
     generator, lanes, tickets = uint64_at(p.generator), int64_at(p.lane), int64_at(p.ticket)
-    lo, hi = int64_at(p.lo), int64_at(p.hi)
+    lo, before, last, share = int64_at(p.lo), int64_at(p.before), p.lanes - 1, p.lanes / total
     for slot in range(first, count):
-        place, lane = below(generator, total), 0
-        while place >= hi[lane] - lo[lane]:
-            place -= hi[lane] - lo[lane]
+        place = below(generator, total)
+        lane = min(np.int64(place * share), last)  # nearly always right, since lanes hold about as much each
+        while place < before[lane]:
+            lane -= 1
+        while lane < last and place >= before[lane + 1]:
             lane += 1
-        lanes[slot], tickets[slot] = lane, lo[lane] + place
-        prefetch_row(p, lane, lo[lane] + place)
+        lanes[slot], tickets[slot] = lane, lo[lane] + place - before[lane]
 
 
 @jit

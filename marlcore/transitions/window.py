@@ -92,7 +92,7 @@ class ReadPlan:
     def __init__(self, lanes: LaneView, window: Window, batch_size: int, reads_more: bool = False) -> None:
         """With `reads_more`, the caller reads further rows for each slot, and sets the slots' lowest tickets."""
         self.event = Event(lanes.segment.body)  # by which writers wake processes that wait for rows
-        self.windows = np.zeros((3, lanes.geometry.lanes), np.int64)  # the tickets [lo, hi) of each lane, and its seam
+        self.windows = np.zeros((4, lanes.geometry.lanes), np.int64)  # of each lane; see kernels/plan.py
         self.generator = np.zeros(4, np.uint64)  # the generator's state, for every draw
         self.floor = np.zeros(lanes.geometry.lanes, np.int64)  # the lowest tickets that may be drawn
         self.has_floor = False
@@ -149,7 +149,7 @@ class _Sized:
         self.columns = self.layout.columns
         self.columns["base"] += address_of(self._body)
         self.plan = np.zeros(1, PLAN)
-        names = ("lo", "hi", "seam", "lane", "ticket", "lowest", "successors", "generator")
+        names = ("lo", "hi", "seam", "before", "lane", "ticket", "lowest", "successors", "generator")
         arrays = (*windows, *self.chosen, self._successors, generator)
         self._set(window, lanes.spec, lanes.geometry, dict(zip(names, map(address_of, arrays), strict=True)))
         self.ok = np.zeros(batch_size, np.uint8)
