@@ -23,6 +23,7 @@ from sphinx.util.typing import stringify_annotation  # noqa: E402
 
 from marlcore import errors  # noqa: E402
 from marlcore.declared import Declared  # noqa: E402
+from marlcore.field_docs import FieldsInDoc  # noqa: E402
 
 project = "marlcore"
 author = copyright = "The marlcore authors"
@@ -103,6 +104,8 @@ def lexer(text: str) -> str:
 
 
 def plain_outside_code(app: object, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    if what == "class" and isinstance(vars(obj).get("__doc__"), FieldsInDoc):
+        lines[:] = vars(obj)["__doc__"].text.split("\n")  # the site has the fields as members
     paragraphs, before, program = "\n".join(lines).split("\n\n"), "", False
     for i, text in enumerate(paragraphs):
         indented, head = text.startswith("    "), text.startswith("Example:\n")

@@ -1,6 +1,5 @@
 """Writes the pages of the reference from the program itself: the API, settings, errors and commands."""
 
-import ast
 import dataclasses
 import inspect
 import re
@@ -8,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from marlcore.field_docs import field_docs
 from marlcore.memory import Shared
 
 ROOT = Path(__file__).parents[1]
@@ -107,20 +107,6 @@ def api_page(name: str, title: str, modules: list[str]) -> str:
     return "\n".join(lines)
 
 
-def documented_fields(kind: type) -> dict[str, str]:
-    """Fields of a dataclass and the string below each, its bases' first."""
-    found: dict[str, str] = {}
-    for base in reversed(kind.__mro__):
-        if not dataclasses.is_dataclass(base):
-            continue
-        (tree,) = ast.parse(inspect.cleandoc(inspect.getsource(base))).body
-        assert isinstance(tree, ast.ClassDef)
-        for above, below in zip(tree.body, tree.body[1:], strict=False):
-            if isinstance(above, ast.AnnAssign) and isinstance(below, ast.Expr):
-                found[ast.unparse(above.target)] = " ".join(str(ast.literal_eval(below.value)).split())
-    return found
-
-
 def linked(text: str) -> str:
     """Docstrings name pages by their files; the site shows links with the pages' titles."""
     return re.sub(r"(?<![(`])docs/([\w/-]+\.md)", r"[](/\1)", text)
@@ -131,7 +117,7 @@ def cell(text: str) -> str:
 
 
 def settings_rows(kind: type, prefix: str = "") -> list[str]:
-    rows, texts = [], documented_fields(kind)
+    rows, texts = [], field_docs(kind)
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         if dataclasses.is_dataclass(field.default_factory):
             continue
@@ -181,7 +167,7 @@ def markdown(text: str) -> str:
 
 
 def option_rows(kind: type) -> list[str]:
-    rows, texts = [], documented_fields(kind)
+    rows, texts = [], field_docs(kind)
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         words = "RUN" if field.name == "run_dir" else f"--{field.name.replace('_', '-')}"
         rows.append(f"| `{words}` | {default_of(field)} | {cell(markdown(texts[field.name]))} |")

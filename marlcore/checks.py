@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _LONGEST = 200  # characters of a value in a message
+_ALIKE = 0.7  # of SequenceMatcher.ratio: "gama" is like "gamma", but "nonsense" is not like "nodes" (0.62)
 _BRACKETS: dict[Any, Any] = {dict.__repr__: "{}", list.__repr__: "[]", tuple.__repr__: "()"}
 
 
@@ -40,7 +41,7 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     section, _, last = str(name)[:_LONGEST].lstrip("-").rpartition(".")
     parts = {other: other.lstrip("-").rpartition(".") for other in known}
     near = {other: part[2] for other, part in parts.items() if section in ("", part[0]) or last == part[2]}
-    best = get_close_matches(last, near.values(), n=1)
+    best = get_close_matches(last, near.values(), n=1, cutoff=_ALIKE)
     alike = [other for other in near if near[other] in best]
     nearest = max(alike, key=lambda other: SequenceMatcher(None, other, str(name)).ratio(), default=None)
     return f"; did you mean {nearest}?" if nearest else ""

@@ -28,6 +28,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import numpy as np
 
 from .checks import brief, check_type, check_whole, did_you_mean, is_number, short
+from .field_docs import list_fields_in_doc
 
 T = TypeVar("T")
 Rule = Callable[[str, Any], Any]
@@ -149,7 +150,10 @@ def check_declared(settings: Any, owner: str = "") -> None:
 
 
 class Declared:
-    """The base of dataclasses that check their fields when they are made."""
+    """The base of dataclasses that check their fields when they are made, and whose `__doc__` lists their fields."""
+
+    def __init_subclass__(cls) -> None:
+        list_fields_in_doc(cls)
 
     def __new__(cls: type[T], *_: Any, **values: Any) -> T:
         names = [field.name for field in fields(cls)]  # type: ignore[arg-type]

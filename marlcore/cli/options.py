@@ -81,8 +81,8 @@ class CommandLine:
             elif positive in hints and _may_be_flag(hints[positive]):
                 values[positive], used = False, 0
             else:
-                hint = did_you_mean(_option(name), map(_option, hints)) or ";"
-                raise ValueError(f"{refuse(short(_option(name)))}{hint}{self._see[1:]}")
+                hint = did_you_mean(option_of(name), map(option_of, hints)) or ";"
+                raise ValueError(f"{refuse(short(option_of(name)))}{hint}{self._see[1:]}")
             free += words[used:]
         for word in free:
             if word.startswith("-"):
@@ -98,7 +98,7 @@ class CommandLine:
         try:
             import tyro
         except ModuleNotFoundError:
-            options = "".join(f"  {_option(name)}\n" for name in hints_of(kind))
+            options = "".join(f"  {option_of(name)}\n" for name in hints_of(kind))
             about = f"usage: marlcore {self._command} [OPTIONS]\n\n{inspect.getdoc(kind)}\n"
             sys.stdout.write(about + (f"\noptions:\n{options}" if options else ""))
             sys.exit(0)
@@ -191,7 +191,8 @@ def _whole(word: str) -> int:
     return int(number) if "e" in word.lower() and number.is_integer() else int(word)
 
 
-def _option(name: str) -> str:
+def option_of(name: str) -> str:
+    """Returns the option, as it is typed, of a field's dotted name."""
     return f"--{name.replace('_', '-')}"
 
 

@@ -9,11 +9,17 @@ from typing import Annotated, Any
 from .. import algos
 from ..checks import brief, did_you_mean, printable, short
 from ..config import Config, Settings, hints_by_policy, preset_names, read_preset, read_settings
-from ..declared import changed, hints_of
+from ..declared import changed, hints_of, listed
 from ..meta import train_seeds
 from ..record import described_run, summary
 from ..run import train as run
-from .options import CommandLine, print_table
+from .first_page import first_page
+from .options import CommandLine, option_of, print_table
+
+FIRST_OPTIONS = (  # that most runs need
+    *("env", "algo", "preset", "total_steps", "updates_per_step", "seed", "seeds", "run_dir"),
+    *("actor.processes", "actor.envs", "learner.device", "learner.gamma", "learner.batch_size", "replay.capacity"),
+)
 
 
 @dataclass(frozen=True)
@@ -124,6 +130,9 @@ def _popped(values: dict[str, Any], names: Iterable[str], prefix: str = "") -> d
 def _read(line: CommandLine) -> tuple[TrainOptions, str, Any, Config]:
     """Returns the options of the command itself, the environment, the algorithm and the settings."""
     settings = _chosen_settings(line)
+    if line.asks_for_help and line.word("help") is None:
+        sys.stdout.write(_first_page(settings))
+        sys.exit(0)
     name = line.word("algo") or settings.algo or TrainOptions.algo
     kind: Any = algos.find(name)
     of_algorithm = hints_of(kind, "algorithm.") if is_dataclass(kind) else {}
@@ -134,7 +143,10 @@ def _read(line: CommandLine) -> tuple[TrainOptions, str, Any, Config]:
             raise ValueError(f"unknown setting {short(key)}{did_you_mean(key, hints)}")
     chosen = {label: tuple(value) if isinstance(value, list) else value for label, value in hyperparameters.items()}
     if line.asks_for_help:
-        _show_help(line, name, kind(**chosen), settings)
+        topic = line.word("help")
+        if topic == "all":
+            _show_help(line, name, kind(**chosen), settings)
+        _show_topic(line, str(topic), kind(**chosen), settings.config)
 
     def refuse(option: str) -> str:
         return f"{option} is no option of {name}" if option.startswith("--algorithm.") else f"unknown option {option}"
@@ -162,6 +174,32 @@ def _list_presets() -> None:
     presets = {name: read_preset(name) for name in preset_names()}
     rows = [(name, str(one.env), str(one.algo), f"{one.config.total_steps:,}") for name, one in presets.items()]
     print_table({"preset": "left", "environment": "left", "algorithm": "left", "steps": "right"}, rows)
+
+
+def _first_page(settings: Settings) -> str:
+    options = TrainOptions(env=settings.env or TrainOptions.env, algo=settings.algo or TrainOptions.algo)
+    owners: dict[str, Any] = {}
+    for name in FIRST_OPTIONS:
+        section, dot, last = name.rpartition(".")
+        of_run = settings.config if last in Config.__dataclass_fields__ else options
+        owners[name] = getattr(settings.config, section) if dot else of_run
+    about = (TrainOptions.__doc__ or "").partition("\n")[0]
+    more = f"All options: --help all. A part of them: --help with {listed(_topics())}. To continue a run: --resume RUN."
+    return first_page("marlcore train [OPTIONS]", about, owners, more)
+
+
+def _topics() -> list[str]:
+    return [*dict.fromkeys(name.partition(".")[0] for name in hints_of(Config) if "." in name), "algorithm"]
+
+
+def _show_topic(line: CommandLine, topic: str, algorithm: Any, config: Config) -> None:
+    """Shows the options of a section, or of the algorithm. Raises ValueError if there is no such section."""
+    if topic not in _topics():
+        raise ValueError(f"help: expected {listed(('all', *_topics()))}, got {brief(topic)}")
+    section = algorithm if topic == "algorithm" else getattr(config, topic)
+    about = f"Options of marlcore train that begin with {option_of(topic)}."
+    of_topic = (topic, type(section), field(default_factory=lambda: section))
+    line.show_help(make_dataclass("Topic", [of_topic], namespace={"__doc__": about}))
 
 
 def _show_help(line: CommandLine, name: str, algorithm: Any, settings: Settings) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ...declared import UNITS, Number, Scheduled, Whole, check_declared, layer_sizes
+from ...field_docs import list_fields_in_doc
 from ...interfaces import Action, Algorithm
 from ...spaces import Spaces
 from ..networks.custom import custom_function
@@ -42,6 +43,10 @@ class ActRequest(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class Hyperparameters(Algorithm):
     """Base of hyperparameters, with those of the first layers. Fields declare their ranges (declared.py)."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        list_fields_in_doc(cls)
 
     network: Network = None
     """Your own network in place of the first layers, or of all: a function that gets the mc.Spaces and returns a

@@ -27,6 +27,7 @@ REFUSED = {
     "train --algo nothing": "algorithm: expected one of bc, coma, cql, dqn, happo, iqn, maddpg, mappo, matd3, ppo, ",
     "train --learner.gama 1": "unknown option --learner.gama; did you mean --learner.gamma? see marlcore train --help",
     "train --learner.learning-rate 1": "unknown option --learner.learning-rate; did you mean --algorithm.learning-rate",
+    "train --nonsense": "unknown option --nonsense; see marlcore train --help",
     "train extra": "expected an option, got 'extra'; see marlcore train --help",
     "train --resume x --seeds 1": "--resume takes no --seeds; did you mean --seed? see marlcore train --help",
     "train --resume x --run-dir y": "--resume takes no --run-dir",
@@ -120,13 +121,44 @@ def test_a_resumed_run_takes_options(asked, tmp_path):
     assert len(asked) == 1
 
 
-@pytest.mark.parametrize("command", ["train --algo ppo", "train --resume x", *COMMANDS])
+@pytest.mark.parametrize(
+    "command", ["train --algo ppo --help all", "train --help learner", "train --resume x", *COMMANDS]
+)
 def test_the_help_of_a_command_is_drawn(command, capfd):
     with pytest.raises(SystemExit) as end:
-        main([*command.split(), "--help"])
+        main([*command.split(), "--help"] if "--help" not in command else command.split())
     out = capfd.readouterr().out
-    assert not end.value.code and f"usage: marlcore {command.split()[0]} [-h]" in out
+    usage = "[OPTIONS]" if command == "train" else "[-h]"
+    assert not end.value.code and f"usage: marlcore {command.split()[0]} {usage}" in out
     assert command == "warmup" or "(default: " in out
+
+
+def test_the_first_page_of_help_fits_a_screen_without_torch():
+    program = """if True:
+        import sys
+        from marlcore.__main__ import main
+        try:
+            main(["train", "--help"])
+        finally:
+            print(*{"torch", "tyro"} & sys.modules.keys(), file=sys.stderr)"""
+    page = [sys.executable, "-c", program]
+    done = subprocess.run(page, env={**os.environ, "COLUMNS": "80"}, capture_output=True, text=True, check=True)
+    out = done.stdout
+    assert done.stderr == "\n"
+    assert len(out.splitlines()) <= 40 and max(map(len, out.splitlines())) <= 80
+    assert "\n  --learner.gamma: Discount of one step (default: 0.99)\n" in out
+
+
+def test_the_first_page_of_help_has_the_values_of_a_preset(capfd):
+    with pytest.raises(SystemExit) as end:
+        main(["train", "--preset", "lunarlander-ppo", "--help"])
+    assert not end.value.code
+    assert "(default: gymnasium:LunarLander-v3)" in " ".join(capfd.readouterr().out.split())
+
+
+def test_the_help_of_an_unknown_part_names_the_parts(capfd):
+    assert main(["train", "--help", "lerner"]) == 2
+    assert capfd.readouterr().err.startswith("marlcore: help: expected all, actor, learner, ")
 
 
 def unread(*arguments: str) -> tuple[int, str]:
