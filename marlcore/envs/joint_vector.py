@@ -8,6 +8,7 @@ import numpy as np
 from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
+from ..checks import brief
 from ..errors import EnvironmentFailed
 from ..interfaces import Outcome, Turn, VectorEnvironment
 from ..observations import ALONE, Values, by_name, part_name
@@ -21,6 +22,8 @@ class JointVector(AtOnce):
 
     The joint observation is the environment's state if it has a `state_space` that is a Box. A method `states()` then
     returns the states [copies, ...] in which agents act next and, to be read where an episode ended, those at the end.
+
+    Raises: ValueError: the environment has such a `state_space`, but no `states()`.
     """
 
     def __init__(self, env: VectorEnvironment, agents: Sequence[str]) -> None:
@@ -31,6 +34,10 @@ class JointVector(AtOnce):
         ends = np.cumsum([field.shape[0] for field in self._fields.values()]).tolist()
         self._columns = dict(zip(env.agents, map(slice, [0, *ends[:-1]], ends), strict=True))
         self._state = state_field(env)
+        if self._state and not hasattr(env, "states"):
+            raise ValueError(
+                f"states: expected a method that returns the states of all copies, got none in {brief(env)}"
+            )
         self._field = self._state or Field((ends[-1],), "float32")
         joint = gym.Box(-np.inf, np.inf, self._field.shape, np.float32)
         self.spaces = {agent: self._with_joint(agent, joint) for agent in env.agents}

@@ -10,7 +10,7 @@ from crowd import Rounds
 from gymnasium import spaces as gym
 from random_play import rows, sample
 from refused import Refused, refusals
-from spread import AGENTS, SingleSpread, Spread
+from spread import AGENTS, SingleSpread, Spread, Spreads
 from tiers import long_but
 
 from marlcore import EnvironmentFailed
@@ -256,6 +256,10 @@ def another_state() -> None:
     joint.observe()
 
 
+class Stateless(Spreads):
+    states = property()  # type: ignore[assignment]
+
+
 ODD = {"a": Spaces(TWO, CHOICE), "b": Spaces(TWO, gym.Box(-1, 1, (1,)))}
 APART = "expected agents that act at once, got turns of one after another"
 REFUSED: dict[str, Refused] = {
@@ -274,6 +278,10 @@ REFUSED: dict[str, Refused] = {
     "another's rewards": (
         lambda: other_arrays("agent_2", reward=np.zeros(2)), EnvironmentFailed,
         "team: reward of agent_2: expected float64 (3,), got shape (2,)",
+    ),
+    "no states": (
+        lambda: JointVector(Stateless(SingleSpread(stated=True), COPIES), AGENTS),
+        "states: expected a method that returns the states of all copies, got none in",
     ),
     "another state": (another_state, EnvironmentFailed, "states(): expected float32 (3, 12), got shape (3, 5)"),
     "an action of two": (wrong_action, "action: expected int64 (3, 3), got shape (3, 2)"),
