@@ -127,7 +127,8 @@ class VectorEnvironment(Protocol):
     """Several copies of an environment, advanced together: the only form in which actors use environments.
 
     Call `observe`, then `act` once for each turn that it returned, and repeat. After an episode's end, a copy begins
-    the next episode without a call.
+    the next episode without a call. With a `state_space`, a Box, and a method `states()`, critics see the environment's
+    state; see envs/joint_vector.py.
     """
 
     copies: int

@@ -4,8 +4,8 @@
 package is imported when one of its environments is made.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,15 +15,18 @@ from ..errors import EnvironmentFailed
 from ..interfaces import Environment, Outcome, Turn, VectorEnvironment
 from ..references import is_importable, resolve
 from .agent_view import AgentView, Wrapper
+from .at_once import is_vector
 from .copies import Copies
 from .gymnasium import GymnasiumEnvironment, is_registered, make_atari, make_gymnasium, make_gymnasium_vector
 from .gymnasium_vector import EnvPool, GymnasiumVector, is_envpool, is_gymnasium_vector
+from .joint import JointObservations
 from .lockstep import Lockstep
 from .openspiel import OpenSpielGame
 from .per_agent import PerAgent, by_agents
 from .pettingzoo import AECEnvironment, ParallelEnvironment, is_parallel, make_pettingzoo
 from .recall import Recall
 from .run_step import RunStep, RunStepProvider, run_step
+from .team import Teams
 from .treasure_hunt import TreasureHunt
 from .two_player import TwoPlayer
 from .vmas import VMASEnvironment
@@ -164,29 +167,48 @@ def vectorize(env_fn: Callable[[], Any], copies: int) -> VectorEnvironment:
     """Returns a VectorEnvironment: several copies of the environment that `env_fn` makes, advanced together.
 
     A VectorEnvironment, a Gymnasium vector environment or an EnvPool sets the number of copies itself. An environment
-    with a method `vectorized(copies)`, or a Gymnasium id with a vector form, makes the copies in its own way.
-    Other environments are made `copies` times, each by a call of `env_fn`.
+    with a method `vectorized(copies)`, or a Gymnasium id with a vector form, makes the copies in its own way; teams and
+    joint observations then join the arrays of all copies. Other environments are made `copies` times, each by a call of
+    `env_fn`.
 
     Raises:
         EnvironmentFailed: `env_fn` raised. ValueError: marlcore does not support the environment's spaces.
         TypeError: `env_fn` made an environment of an unknown kind.
     """
     check_whole("copies", copies)
+    first = _made(env_fn, copies)
+    if is_vector(first):
+        vector: VectorEnvironment = first
+        return vector
+    envs = [first]
+    with _closed_on_error(envs):
+        adapt(first)  # refuses what is no environment, and spaces that are not supported
+        for _ in range(copies - 1):
+            envs.append(_attempt(env_fn))
+        return Copies([env if is_parallel(env) else adapt(env) for env in map(by_agents, envs)])
+
+
+def _made(env_fn: Callable[[], Any], copies: int) -> Any:
+    """Makes all copies as a VectorEnvironment if `env_fn` allows it; otherwise makes an environment of one copy."""
+    if isinstance(env_fn, (Teams, JointObservations)):
+        env = _made(env_fn.env_fn, copies)
+        with _closed_on_error([env]):
+            return _attempt(env_fn.around, env)
     several = _attempt(env_fn.vectorized, copies) if isinstance(env_fn, NamedEnvironment) else None
-    first = _attempt(env_fn) if several is None else several
-    with ExitStack() as unless_built:
-        if hasattr(first, "close"):
-            unless_built.callback(first.close)
-        vector = _vector_form(first, copies)
-        if vector is None:
-            adapt(first)  # refuses what is no environment, and spaces that are not supported
-            envs = [first]
-            for _ in range(copies - 1):
-                envs.append(_attempt(env_fn))
-                unless_built.callback(envs[-1].close)
-            vector = Copies([env if is_parallel(env) else adapt(env) for env in map(by_agents, envs)])
-        unless_built.pop_all()
-    return vector
+    env = _attempt(env_fn) if several is None else several
+    with _closed_on_error([env]):
+        return _in_vector_form(env, copies)
+
+
+@contextmanager
+def _closed_on_error(envs: Sequence[Any]) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        with ExitStack() as stack:
+            for env in envs:
+                stack.callback(getattr(env, "close", lambda: None))
+        raise
 
 
 def checked(env: VectorEnvironment) -> VectorEnvironment:
@@ -210,21 +232,15 @@ class _Checked(Wrapper):
         return outcomes, turns
 
 
-def _vector_form(env: Any, copies: int) -> VectorEnvironment | None:
-    """Returns `env` as a VectorEnvironment if it has several copies or can make several itself; otherwise None."""
+def _in_vector_form(env: Any, copies: int) -> Any:
+    """Returns `env` as a VectorEnvironment if it has several copies or can make several itself; otherwise `env`."""
     if "vectorized" in vars(type(env)):  # not inherited: a subclass may have other rules
         env = env.vectorized(copies)
     if is_vector(env):
-        vector: VectorEnvironment = env
-        return vector
+        return env
     if is_envpool(env):
         return EnvPool(env)
-    return GymnasiumVector(env) if is_gymnasium_vector(env) else None
-
-
-def is_vector(env: Any) -> bool:
-    """Tells whether `env` has the methods of a VectorEnvironment."""
-    return hasattr(env, "observe") and hasattr(env, "act")
+    return GymnasiumVector(env) if is_gymnasium_vector(env) else env
 
 
 def _attempt(function: Callable[..., Any], *args: Any) -> Any:

@@ -12,6 +12,8 @@ from ..observations import ALONE
 from ..spaces import JOINT, MASK
 from ..spec import Field, as_field
 from .agent_view import Wrapper, has_mask, result_of, unmasked, without_mask
+from .at_once import is_vector, state_field
+from .joint_vector import JointVector
 from .per_agent import by_agents
 from .pettingzoo import is_parallel
 
@@ -23,8 +25,12 @@ class JointObservations:
     env_fn: Callable[[], Any]
     agents: tuple[str, ...]
 
-    def __call__(self) -> "JointEnvironment":
-        return JointEnvironment(self.env_fn(), self.agents)
+    def __call__(self) -> "JointEnvironment | JointVector":
+        return self.around(self.env_fn())
+
+    def around(self, env: Any) -> "JointEnvironment | JointVector":
+        """Returns an environment of one copy, or a VectorEnvironment, with joint observations."""
+        return JointVector(env, self.agents) if is_vector(env) else JointEnvironment(env, self.agents)
 
 
 class JointEnvironment(Wrapper):
@@ -86,12 +92,6 @@ class JointEnvironment(Wrapper):
                 for agent, space in self._spaces.items()
             ]
         return as_field(JOINT, self._field, np.concatenate(parts))
-
-
-def state_field(env: Any) -> Field | None:
-    """Returns the field of an environment's state, for critics; None unless its `state_space` is a Box."""
-    space = getattr(env, "state_space", None)
-    return Field((int(np.prod(space.shape)),), "float32") if isinstance(space, gym.Box) else None
 
 
 def state_of(env: Any, field: Field) -> NDArray[Any]:

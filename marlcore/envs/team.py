@@ -6,17 +6,19 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces as gym
-from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from ..checks import brief
 from ..interfaces import MEMBER_REWARDS
 from ..observations import ALONE
-from ..spaces import ALIVE, MASK, MEMBERS
+from ..spaces import ALIVE, MASK, Spaces
 from ..spec import Field, as_field
 from .agent_view import Wrapper, as_reward, has_mask, result_of, unmasked, without_mask
+from .at_once import is_vector
+from .members import Team
 from .per_agent import by_agents
 from .pettingzoo import is_parallel
+from .team_vector import TeamVector
 
 
 @dataclass(frozen=True)
@@ -26,86 +28,12 @@ class Teams:
     env_fn: Callable[[], Any]
     teams: Mapping[str, tuple[str, ...]]
 
-    def __call__(self) -> "TeamEnvironment":
-        return TeamEnvironment(self.env_fn(), self.teams)
+    def __call__(self) -> "TeamEnvironment | TeamVector":
+        return self.around(self.env_fn())
 
-
-class Team:
-    """Joins some agents of an environment into one.
-
-    Members with equal spaces form a group, whose observations are one array [members, ...]: the part "members" of the
-    team's observation, or "members_0", "members_1" and so on for several groups. The part "alive" tells which members
-    act. The action is a MultiDiscrete with a component for each member, or a Box [members, components], flat if members
-    have unequal numbers of components. Members are in the order of the groups, in "alive" as in the action. An absent
-    member observes zeros; the absent member's mask, if the team has masks, allows only that member's first action.
-
-    Raises: ValueError: the members' actions are neither all Discrete nor all a Box of floats.
-    """
-
-    def __init__(self, name: str, members: tuple[str, ...], env: Any) -> None:
-        self._spaces = {member: env.observation_space(member) for member in members}
-        self._acted = acted = {member: env.action_space(member) for member in members}
-        self._seen = {member: without_mask(space) for member, space in self._spaces.items()}
-        plain = {  # as arrays: a Box as it is, others flattened
-            member: space if isinstance(space, gym.Box) else gym.Box(-np.inf, np.inf, (gym.flatdim(space),))
-            for member, space in self._seen.items()
-        }
-        apart = {member: (space, acted[member]) for member, space in self._seen.items()}
-        groups: list[list[str]] = []
-        for member in members:
-            alike = next((group for group in groups if apart[group[0]] == apart[member]), None)
-            groups.append([member]) if alike is None else alike.append(member)
-        self.members = tuple(member for group in groups for member in group)
-        names = [MEMBERS] if len(groups) == 1 else [f"{MEMBERS}_{number}" for number in range(len(groups))]
-        fields = [Field(space.shape, np.dtype(space.dtype).name) for space in (plain[group[0]] for group in groups)]
-        self._groups = dict(zip(names, zip(groups, fields, strict=True), strict=True))
-        self.action_space, sizes = _joined_actions(name, [acted[member] for member in self.members])
-        self._ends = np.cumsum(sizes)[:-1]
-        parts = {part: batch_space(plain[group[0]], len(group)) for part, (group, _) in self._groups.items()}
-        self.observation_space = gym.Dict({**parts, ALIVE: gym.MultiBinary(len(members))})
-        self._choices = dict(zip(self.members, sizes, strict=True))
-        self._masked = any(has_mask(space) for space in self._spaces.values())
-        if self._masked:
-            self.observation_space = gym.Dict({ALONE: self.observation_space, MASK: gym.MultiBinary(sum(sizes))})
-
-    def observation(self, observations: Mapping[str, Any], alive: Collection[str]) -> dict[str, Any]:
-        """Returns the team's observation. Raises ValueError or TypeError if a member's observation does not fit."""
-        parts: dict[str, Any] = {}
-        for part, (group, field) in self._groups.items():
-            parts[part] = rows = field.zeros(len(group))
-            for row, member in enumerate(group):
-                if member in observations:
-                    rows[row] = as_field(f"obs of {member}", field, self._array(member, observations[member]))
-                elif member in alive:
-                    raise ValueError(f"obs of {member}: expected one, got those of {brief(list(observations))}")
-        parts[ALIVE] = np.array([member in alive for member in self.members], np.int8)
-        if not self._masked:
-            return parts
-        masks = [self._mask(member, observations if member in alive else {}) for member in self.members]
-        return {ALONE: parts, MASK: np.concatenate(masks)}
-
-    def actions(self, action: NDArray[Any]) -> dict[str, Any]:
-        if isinstance(self.action_space, gym.MultiDiscrete):
-            return dict(zip(self.members, action.tolist(), strict=True))
-        parts = zip(self.members, np.split(action.reshape(-1), self._ends), strict=True)
-        return {
-            member: part.reshape(self._acted[member].shape).astype(self._acted[member].dtype) for member, part in parts
-        }
-
-    def _array(self, member: str, observation: Any) -> Any:
-        """Returns a member's observation without its mask, flattened unless its space is a Box."""
-        alone = unmasked(observation) if has_mask(self._spaces[member]) else observation
-        space = self._seen[member]
-        return alone if isinstance(space, gym.Box) else gym.flatten(space, alone).astype(np.float32)
-
-    def _mask(self, member: str, observations: Mapping[str, Any]) -> NDArray[np.int8]:
-        mask = np.zeros(self._choices[member], np.int8)
-        if member not in observations:
-            mask[0] = 1
-            return mask
-        if not has_mask(self._spaces[member]):
-            return mask + 1
-        return as_field(f"{MASK} of {member}", Field(mask.shape, "int8"), observations[member][MASK])
+    def around(self, env: Any) -> "TeamEnvironment | TeamVector":
+        """Returns the teams of an environment of one copy, or of a VectorEnvironment."""
+        return TeamVector(env, self.teams) if is_vector(env) else TeamEnvironment(env, self.teams)
 
 
 class TeamEnvironment(Wrapper):
@@ -120,7 +48,9 @@ class TeamEnvironment(Wrapper):
 
     def __init__(self, env: Any, teams: Mapping[str, tuple[str, ...]]) -> None:
         self._env = env = _parallel(env)
-        self._teams = {name: Team(name, members, env) for name, members in teams.items()}
+        self._teams = {
+            name: Team(name, {member: _spaces_of(env, member) for member in members}) for name, members in teams.items()
+        }
         self._team_of = {member: name for name, members in teams.items() for member in members}
         self.possible_agents = list(dict.fromkeys(self._team_of.get(agent, agent) for agent in env.possible_agents))
         self.agents: list[str] = []
@@ -136,14 +66,14 @@ class TeamEnvironment(Wrapper):
         self.agents = self._there(self._env.agents)
         observed, of_agents = self._of_others(observations), self._of_others(infos)
         for name in self._teams.keys() & self.agents:
-            observed[name] = self._teams[name].observation(observations, self._env.agents)
+            observed[name] = self._observation(self._teams[name], observations, self._env.agents)
             of_agents[name] = self._info(name, infos)
         return observed, of_agents
 
     def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
         acted: dict[str, Any] = {}
         for agent, action in actions.items():
-            acted |= self._teams[agent].actions(action) if agent in self._teams else {agent: action}
+            acted |= _of_members(self._teams[agent], action) if agent in self._teams else {agent: action}
         acted = {agent: acted[agent] for agent in self._env.agents if agent in acted}
         results = result_of("step", self._env.step(acted))
         observations, rewards, terminated, truncated, infos = results
@@ -159,7 +89,7 @@ class TeamEnvironment(Wrapper):
                 of_agents[1][name] = sum(earned)  # the team is absent, or left before an end
                 continue
             values = (
-                team.observation(observations, cut or live),
+                self._observation(team, observations, cut or live),
                 sum(earned),
                 ends and not cut,
                 bool(cut),
@@ -177,12 +107,53 @@ class TeamEnvironment(Wrapper):
     def _of_others(self, by_agent: Mapping[str, Any]) -> dict[str, Any]:
         return {agent: value for agent, value in by_agent.items() if agent not in self._team_of}
 
+    def _observation(self, team: Team, observations: Mapping[str, Any], alive: Collection[str]) -> dict[str, Any]:
+        """Returns the team's observation. Raises ValueError or TypeError if a member's observation does not fit."""
+        arrays = team.empty(1)
+        for member, field in team.fields.items():
+            if member in observations:
+                alone = _without_mask(team.members[member], observations[member])
+                team.place(arrays, member, 0, as_field(f"obs of {member}", field, alone))
+            elif member in alive:
+                raise ValueError(f"obs of {member}: expected one, got those of {brief(list(observations))}")
+        arrays[ALIVE][0] = [member in alive for member in team.members]
+        for member in alive if team.masked else ():
+            if member in team.members:
+                team.allow(arrays, member, 0, _mask(member, team.members[member], observations[member]))
+        parts = {part: rows[0] for part, rows in arrays.items()}
+        return {MASK: parts.pop(MASK), ALONE: parts} if team.masked else parts
+
     def _info(self, team: str, infos: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """Returns the info of the first member that has one. Raises ValueError if a member's info holds a mask."""
         given = [infos[member] for member in self._teams[team].members if member in infos]
         if any(MASK in info for info in given):
             raise ValueError(f"{MASK}: expected those of a team's members in their observations, got one in an info")
         return dict(given[0]) if given else {}
+
+
+def _spaces_of(env: Any, agent: str) -> Spaces:
+    space = env.observation_space(agent)
+    return Spaces(without_mask(space), env.action_space(agent), masked=has_mask(space))
+
+
+def _without_mask(spaces: Spaces, observation: Any) -> Any:
+    """Returns a member's observation without its mask, flattened unless its space is a Box."""
+    alone = unmasked(observation) if spaces.masked else observation
+    is_box = isinstance(spaces.observation, gym.Box)
+    return alone if is_box else gym.flatten(spaces.observation, alone).astype(np.float32)
+
+
+def _mask(member: str, spaces: Spaces, observation: Any) -> Any:
+    """Returns a member's mask; True, which allows all actions, if it has none."""
+    if not spaces.masked:
+        return True
+    return as_field(f"{MASK} of {member}", Field((spaces.choices,), "int8"), observation[MASK])
+
+
+def _of_members(team: Team, action: NDArray[Any]) -> dict[str, Any]:
+    if isinstance(team.action_space, gym.MultiDiscrete):
+        return dict(zip(team.members, action.tolist(), strict=True))
+    return {member: chosen[0] for member, chosen in team.actions(action[None]).items()}
 
 
 def _parallel(env: Any) -> Any:
@@ -197,17 +168,3 @@ def _parallel(env: Any) -> Any:
         f"teams: expected an environment of PettingZoo whose agents act at once, such as "
         f"pettingzoo-parallel:mpe2.simple_spread_v3, got {brief(env)}"
     )
-
-
-def _joined_actions(team: str, spaces: list[gym.Space]) -> tuple[gym.Space, list[int]]:
-    """Returns one space for all members' actions, and each member's number of choices or components."""
-    if all(isinstance(space, gym.Discrete) for space in spaces):
-        sizes = [int(space.n) for space in spaces]
-        return gym.MultiDiscrete(sizes, start=[int(space.start) for space in spaces]), sizes
-    if all(isinstance(space, gym.Box) and np.dtype(space.dtype).kind == "f" for space in spaces):
-        low, high = (np.concatenate([getattr(space, bound).ravel() for space in spaces]) for bound in ("low", "high"))
-        sizes = [int(np.prod(space.shape)) for space in spaces]
-        if len(set(sizes)) == 1:
-            low, high = (bound.reshape(len(sizes), -1) for bound in (low, high))
-        return gym.Box(low, high, dtype=low.dtype), sizes
-    raise ValueError(f"team {team}: expected Discrete actions of all members, or a Box of all, got {brief(spaces)}")

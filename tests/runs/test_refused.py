@@ -228,11 +228,10 @@ test_the_configuration_refuses = refusals(SETTINGS)
 
 
 def with_vmas(call: Callable[[], object]) -> Callable[[], object]:
-    """The call beside a VMAS whose agents observe dicts, if the environment is so called."""
+    """The call beside a VMAS whose agents observe dicts."""
 
-    def make_env(scenario: str, *_: Any, **__: Any) -> Any:
-        seen = {"place": gym.Box(0, 1)} if scenario == "dicts" else gym.Box(0, 1)
-        spaces = {"observation_space": [seen], "action_space": [gym.Discrete(2)]}
+    def make_env(*_: Any, **__: Any) -> Any:
+        spaces = {"observation_space": [{"place": gym.Box(0, 1)}], "action_space": [gym.Discrete(2)]}
         return SimpleNamespace(agents=[SimpleNamespace(name="a")], reset=lambda seed: [], **spaces)
 
     def called() -> object:
@@ -255,10 +254,6 @@ OF_PAGES: dict[str, Refused] = {  # what the pages say is refused, and no other 
     "environments.md, dicts": (
         with_vmas(lambda: mc.train("vmas:dicts", "dqn")), mc.EnvironmentFailed,
         "env_fn: ValueError: vmas: expected Box, Discrete or MultiDiscrete spaces, got {'place': ",
-    ),
-    "environments.md, teams": (
-        with_vmas(lambda: mc.train("vmas:balance", "vdn")), ValueError,
-        "teams: expected an environment of PettingZoo whose agents act at once",
     ),
 }  # fmt: skip
 test_what_the_pages_say_is_refused = refusals(OF_PAGES)
