@@ -1,22 +1,24 @@
 """The replay buffer: lanes of transitions in one segment; actors write them and learners sample them."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import chain, islice
-from typing import Any
+from typing import Any, Literal
 
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ..checks import as_path, brief, check_type
 from ..fixed import fixed
 from ..memory import Segment
 from ..observations import Pad
 from ..spec import Sequence, TransitionSpec
-from ..transitions import LaneView, Layout, TransitionLanes, Window, Writer
+from ..transitions import Batch, LaneView, Layout, TransitionLanes, Window, Writer
 from .episodes import RecordedEpisodes, rows_taken
 from .hindsight import Hindsight
 from .prioritized import Prioritized
 from .rate_limiter import SLOTS, RateLimiter, SampleGate, WriteGate
+from .reading import RowReader, read_batches, read_episodes, read_rows
 from .row_sampler import RowSampler
 from .sampler import Sampler
 from .saving import UNLIMITED, Stateful, copy_segment, read_state, save_segment
@@ -42,6 +44,7 @@ class ReplayBuffer(TransitionLanes):
 
     def _understand(self, segment: Segment) -> None:
         self.limiter = RateLimiter.of(segment)
+        self._readers: dict[Any, RowReader] = {}
         super()._understand(segment)
 
     @classmethod
@@ -274,6 +277,87 @@ class ReplayBuffer(TransitionLanes):
         view, window = self.view(lanes), Window(stack, n_step, gamma, pad, sequence, layout)
         rows = RowSampler(view, window, batch_size, min_size, prioritized, seed, hindsight)
         return Sampler(rows, SampleGate.of(view, rows.batch_size))
+
+    def read(
+        self,
+        index: ArrayLike,
+        *,
+        missing: Literal["raise", "skip"] = "raise",
+        stack: int = 1,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        pad: Pad = "repeat",
+        sequence: Sequence | None = None,
+        lanes: range | None = None,
+        layout: Layout | None = None,
+    ) -> Batch:
+        """Returns a copy of chosen rows, in the order of `index`, in which a row may come several times.
+
+        Args:
+            index: integers (n,), such as `batch.index`. The row that a writer added to a lane under a ticket has the
+                index ticket * replay.lanes + lane. Of a Mixture's batch with m replays, the rows that have source k
+                are rows index // m of replays[k].
+            missing: of rows that the replay does not hold whole, with their stacks and next rows. "raise" refuses all;
+                "skip" leaves them out, and `batch.index` says which rows came. Writers may have overwritten a row since
+                its index was given, and the newest row of an unfinished episode has no next row yet.
+            stack, n_step, gamma, pad, sequence, layout: as for `sampler`.
+            lanes: the lanes of the sampler that gave the index, if it was made with `lanes`.
+
+        Raises: NotHeld (an IndexError): a row is missing. ValueError, TypeError: an option is out of range, or `index`
+            is not integers (n,).
+        """
+        window = Window(stack, n_step, gamma, pad, sequence, layout)
+        return read_rows(self.view(lanes), window, index, missing, self._readers)
+
+    def batches(
+        self,
+        batch_size: int,
+        *,
+        stack: int = 1,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        pad: Pad = "repeat",
+        lanes: range | None = None,
+        layout: Layout | None = None,
+    ) -> Iterator[Batch]:
+        """Returns an iterator over all transitions that the replay holds now, each once; the last batch may be shorter.
+
+        Each lane's transitions come oldest first; a batch takes about as many from each lane. Writers may continue:
+        their new rows are not read, and rows that they overwrite before these are read are left out. What a sampler
+        with these options could not draw is left out too, such as the newest row of an unfinished episode.
+
+        Args:
+            batch_size: rows of a batch.
+            stack, n_step, gamma, pad, lanes, layout: as for `sampler`.
+
+        Raises: ValueError, TypeError: an option is out of range. While iterating: ClosedError: the replay was closed.
+            MarlcoreError: writers overwrote every copy for 10 seconds.
+        """
+        return read_batches(self.view(lanes), Window(stack, n_step, gamma, pad, layout=layout), batch_size)
+
+    def episodes(
+        self,
+        *,
+        stack: int = 1,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        pad: Pad = "repeat",
+        lanes: range | None = None,
+        layout: Layout | None = None,
+    ) -> Iterator[Batch]:
+        """Returns an iterator over the whole episodes that the replay holds now, the oldest of all lanes first.
+
+        Each is a batch of the episode's transitions in order. An episode is whole if it has ended and its first row is
+        still held. Writers may continue: new episodes are not read, and one of which they overwrite a row before it is
+        read is left out.
+
+        Args:
+            stack, n_step, gamma, pad, lanes, layout: as for `sampler`.
+
+        Raises: ValueError, TypeError: an option is out of range, or the spec has next_obs, so that rows do not follow
+            one another. While iterating: ClosedError: the replay was closed.
+        """
+        return read_episodes(self.view(lanes), Window(stack, n_step, gamma, pad, layout=layout))
 
     def view(self, lanes: range | None = None) -> LaneView:
         """Returns a view of consecutive lanes, by default of all. Raises ValueError if some of them do not exist."""

@@ -226,9 +226,7 @@ def checked_priorities(
     index: ArrayLike, priority: ArrayLike, limit: float = sys.float_info.max
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Returns the arguments of `Sampler.update_priorities` as arrays; raises the same errors."""
-    indices, values = _array("index", index, None), _array("priority", priority, np.float64)
-    if indices.ndim != 1 or (indices.dtype.kind not in "iu" and len(indices)):
-        raise ValueError(f"index: expected integers (n,), got {indices.dtype} {indices.shape}")
+    indices, values = checked_index(index), _array("priority", priority, np.float64)
     if values.shape != indices.shape:
         raise ValueError(f"priority: expected one for each index, shape {indices.shape}, got {values.shape}")
     row = kernels.first_bad(values, limit)
@@ -236,7 +234,15 @@ def checked_priorities(
         highest = f", not above {limit:.3g}" if values[row] > limit and values[row] < np.inf else ""
         got = f"{values[row]} in row {row}, index {indices[row]}"
         raise ValueError(f"priority: expected finite numbers of at least 0{highest}, got {got}")
-    return np.ascontiguousarray(indices, np.int64), values
+    return indices, values
+
+
+def checked_index(index: ArrayLike) -> NDArray[np.int64]:
+    """Returns the index of some rows as an array. Raises ValueError if it is not integers (n,)."""
+    indices = _array("index", index, None)
+    if indices.ndim != 1 or (indices.dtype.kind not in "iu" and len(indices)):
+        raise ValueError(f"index: expected integers (n,), got {indices.dtype} {indices.shape}")
+    return np.ascontiguousarray(indices, np.int64)
 
 
 def _array(label: str, value: Any, dtype: Any) -> NDArray[Any]:
