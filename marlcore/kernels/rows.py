@@ -8,7 +8,7 @@ Head of a record, as 32-bit words: ordinal | age + flags << 24 | policy_version 
 
 import numpy as np
 
-from .jit import inlined, int64_at, prefetch, uint32_at
+from .jit import inlined, int64_at, prefetch, uint8_at, uint32_at
 
 TERMINATED, TRUNCATED, BOUNDARY = 1, 2, 4
 ENDED = TERMINATED | TRUNCATED
@@ -71,6 +71,25 @@ def find_seams(p):
         seam[lane] = lo[lane] - lo[lane] % p.capacity + p.capacity
         total += hi[lane] - lo[lane]
     return total
+
+
+@inlined
+def is_marked(p, lane, ticket):
+    """Returns whether the row was chosen for this batch before, which then may not draw it again."""
+    return p.mark != 0 and uint8_at(p.drawn)[row_of(p, lane, ticket)] == p.mark
+
+
+@inlined
+def mark_new(p, first, count):
+    """Marks the rows of slots [first, count), and drops slots whose rows were marked before; returns the slots' end."""
+    lanes, tickets, kept = int64_at(p.lane), int64_at(p.ticket), first
+    for slot in range(first, count):
+        lane, ticket = lanes[slot], tickets[slot]
+        if not is_marked(p, lane, ticket):
+            uint8_at(p.drawn)[row_of(p, lane, ticket)] = p.mark
+            lanes[kept], tickets[kept] = lane, ticket
+            kept += 1
+    return kept
 
 
 @inlined

@@ -250,6 +250,7 @@ class ReplayBuffer(TransitionLanes):
         lanes: range | None = None,
         hindsight: Hindsight | None = None,
         layout: Layout | None = None,
+        replace: bool = True,
     ) -> Sampler:
         """Returns a sampler of batches. Any number may live at once, in any process, each with its own priorities.
 
@@ -270,12 +271,17 @@ class ReplayBuffer(TransitionLanes):
             layout: "separate": obs and next_obs are contiguous arrays, aligned to 64 bytes. "shared": they are views
                 of one block that has each frame once, which is less to copy for stacks and sequences. None: separate
                 without stack and sequence, where that costs nothing; otherwise shared.
+            replace: whether a batch may have a row twice. False gives batches of different transitions, or sequences,
+                each set of which is equally likely; not with priorities.
 
         Raises: ValueError, TypeError: an option is out of range, one draw would read more rows than a lane has, or a
             batch would take more bytes than the machine has memory.
         """
         view, window = self.view(lanes), Window(stack, n_step, gamma, pad, sequence, layout)
-        rows = RowSampler(view, window, batch_size, min_size, prioritized, seed, hindsight)
+        rows = RowSampler(view, window, batch_size, min_size, prioritized, seed, hindsight, replace)
+        most = view.geometry.lanes * view.geometry.capacity
+        if not replace and rows.batch_size > most:
+            raise ValueError(f"batch_size: expected at most the {most} rows, since none comes twice, got {batch_size}")
         return Sampler(rows, SampleGate.of(view, rows.batch_size))
 
     def read(

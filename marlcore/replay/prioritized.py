@@ -1,5 +1,6 @@
 """Prioritized drawing (Schaul et al. 2016, arXiv:1511.05952): the sampler's own sum tree over all lanes."""
 
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -140,9 +141,9 @@ class PriorityTree:
         self.update(nothing, nothing)
         kernels.weigh(self._read_plan.plan, memory.address, nothing, self._record, self.beta)
 
-    def can_draw(self) -> bool:
+    def drawable(self, most: int) -> int:
         self._catch_up()
-        return self.total > 0.0
+        return min(most, math.ceil(self.total))  # for `most` above 1, all masses are 1
 
     def draw(self, memory: BatchMemory, rows: NDArray[np.int64]) -> tuple[int, int]:
         """Does `_Uniform.draw`. Raises ValueError for an actor's bad priority, which then counts as the highest."""

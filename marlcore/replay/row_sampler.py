@@ -63,6 +63,7 @@ class RowSampler:
         prioritized: Prioritized | None,
         seed: int | None,
         hindsight: Hindsight | None,
+        replace: bool = True,
     ) -> None:
         check_whole("batch_size", batch_size)
         if min_size is not None:
@@ -75,13 +76,17 @@ class RowSampler:
         if prioritized is not None:
             prioritized.check(view.spec)
         check_type("hindsight", hindsight, Hindsight, or_none=True)
+        check_type("replace", replace, bool)
+        if prioritized is not None and not replace:
+            raise ValueError("replace: expected True with priorities, which decide how often a row comes, got False")
         self.stats = SamplerStats()
         self.prioritized = prioritized
         self.batch_size, self._min_size = int(batch_size), None if min_size is None else int(min_size)
         self._least = self._min_size or self.batch_size
         self._view, self._window, self.path = view, window, view.segment.path
+        self._replace = replace
         self._enough = False  # whether there were min_size transitions at the last look
-        self._plan = plan = ReadPlan(view, window, self.batch_size, hindsight is not None)
+        self._plan = plan = ReadPlan(view, window, self.batch_size, hindsight is not None, replace)
         self._whole = np.arange(self.batch_size)  # the rows of the next batch
         self.memory, self.event, self.check_open = plan.memory, plan.event, view.segment.check_open
         plan.generator[:] = np.random.SeedSequence(seed).generate_state(4, np.uint64)
@@ -109,12 +114,29 @@ class RowSampler:
                     scratch.resize(n)
             self._least, self._enough = self._min_size or n, False
             self._whole = np.arange(n)
+        if not self._replace:
+            self.begin()
         return self._whole
+
+    def begin(self) -> None:
+        """Lets the next batch have any row, also one of the last batch."""
+        if not self._replace:
+            self._plan.begin()
 
     def lacking(self) -> int:
         """Returns how many transitions at least must be added before a row can be drawn; 0 if one can be drawn now."""
         self.check_open()
-        return self._too_few() or int(not self._strategy.can_draw())
+        return self._too_few() or self.least_drawable - self._strategy.drawable(self.least_drawable)
+
+    @property
+    def least_drawable(self) -> int:
+        """How many rows a batch needs: one, or, if it has none twice, all of them."""
+        return 1 if self._replace else len(self._whole)
+
+    def ready(self) -> int:
+        """Counts the rows that can be drawn now, up to `least_drawable`."""
+        self.check_open()
+        return 0 if self._too_few() else self._strategy.drawable(self.least_drawable)
 
     def fill(self, memory: BatchMemory, rows: Ints) -> Ints:
         """Fills these rows of a batch; returns the rows left unfilled, since the replay has nothing to draw."""
@@ -197,6 +219,8 @@ class RowSampler:
             why = f"expected at least {self._least} transitions, got {count}"
         elif self._tree is not None and self._tree.all_zero:
             why = f"each of the {count} transitions has a priority of 0, and epsilon is 0"
+        elif not self._replace:
+            why = f"fewer than {len(self._whole)} of the {count} transitions can be drawn"
         elif window.length is not None:
             why = f"none of the {count} transitions begins a sequence of {window.length} that is held whole"
         else:
@@ -251,17 +275,19 @@ class _Uniform:
 
     def __init__(self, read_plan: ReadPlan) -> None:
         self._read_plan = read_plan
-        self._one_ticket = np.zeros((2, 1), np.int64)
+        self._tickets = np.zeros((2, 1), np.int64)
 
     def prepare(self, memory: BatchMemory) -> None:
         """Compiles or loads the kernels without drawing."""
         uniform.draw(self._read_plan.plan, self._read_plan.columns, memory.address, _NO_ROWS)
-        self.can_draw()
+        self.drawable(1)
 
-    def can_draw(self) -> bool:
-        """Whether any row can be drawn; the call does not affect later draws."""
+    def drawable(self, most: int) -> int:
+        """Counts the rows that can be drawn now, up to `most`; the call does not affect later draws."""
+        if self._tickets.shape[1] != most:
+            self._tickets = np.zeros((2, most), np.int64)
         self._read_plan.read_windows()
-        return bool(uniform.list_sampleable(self._read_plan.plan, self._one_ticket))
+        return int(uniform.list_sampleable(self._read_plan.plan, self._tickets))
 
     def draw(self, memory: BatchMemory, rows: Ints) -> tuple[int, int]:
         """Draws transitions into the output rows rows[0], rows[1], ...; returns (rows filled, draws refused).

@@ -89,6 +89,7 @@ class Sampler:
             self.stats.waited += self._gate.wait(len(whole), deadline)
         while len(left := rows.fill(memory, left)):
             self._wait(deadline)
+            left = rows.resize(n)
         if self._gate is not None:
             self._gate.count(len(whole))
         rows.finish(memory, whole, beta)

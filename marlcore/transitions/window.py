@@ -89,15 +89,24 @@ class Window(Declared):
 class ReadPlan:
     """The kernels' arguments for batches of one window and the last chosen size; see kernels/plan.py and rows.py."""
 
-    def __init__(self, lanes: LaneView, window: Window, batch_size: int, reads_more: bool = False) -> None:
-        """With `reads_more`, the caller reads further rows for each slot, and sets the slots' lowest tickets."""
+    def __init__(
+        self, lanes: LaneView, window: Window, batch_size: int, reads_more: bool = False, replace: bool = True
+    ) -> None:
+        """With `reads_more`, the caller reads further rows for each slot, and sets the slots' lowest tickets.
+
+        Without `replace`, no row is drawn twice between two calls of `begin`.
+        """
         self.event = Event(lanes.segment.body)  # by which writers wake processes that wait for rows
         self.windows = np.zeros((3, lanes.geometry.lanes), np.int64)  # the tickets [lo, hi) of each lane, and its seam
         self.generator = np.zeros(4, np.uint64)  # the generator's state, for every draw
         self.floor = np.zeros(lanes.geometry.lanes, np.int64)  # the lowest tickets that may be drawn
         self.has_floor = False
+        self._mark = 0  # of the present batch; see kernels/plan.py
+        self._drawn = np.zeros(0 if replace else lanes.geometry.lanes * lanes.geometry.capacity, np.uint8)
         self._read_held = lanes.native.windows(self.windows[rows.LO], self.windows[rows.HI])
-        self._make = partial(_Sized, lanes, window, reads_more, self.windows, self.generator)
+        shared = dict(zip(("lo", "hi", "seam"), self.windows, strict=True))
+        shared |= {"generator": self.generator, "drawn": self._drawn}
+        self._make = partial(_Sized, lanes, window, reads_more, shared)
         self._sizes: dict[int, _Sized] = {}  # of the latest batches, the newest last
         self.resize(batch_size)
 
@@ -108,6 +117,13 @@ class ReadPlan:
         if len(self._sizes) > _SIZES:
             del self._sizes[next(iter(self._sizes))]
         self.plan, self.columns, self.chosen = sized.plan, sized.columns, sized.chosen
+
+    def begin(self) -> None:
+        """Lets the next draws choose any row again."""
+        if self._mark == 255:
+            self._drawn[:] = 0
+        self._mark = self._mark % 255 + 1
+        self.plan["mark"] = self._mark
 
     def read_windows(self) -> None:
         """Fills `windows` with the tickets that may be drawn now."""
@@ -139,8 +155,9 @@ class _Sized:
     """The part of a ReadPlan that depends on the batch's size."""
 
     def __init__(
-        self, lanes: LaneView, window: Window, reads_more: bool, windows: Any, generator: Any, batch_size: int
+        self, lanes: LaneView, window: Window, reads_more: bool, shared: dict[str, NDArray[Any]], batch_size: int
     ) -> None:
+        """`shared` are arrays that do not depend on the size, by their names in the plan."""
         self.layout = BatchLayout(lanes, batch_size, window.stack, window.n_step, window.length, window.separate)
         self.pool: deque[BatchMemory] = deque(maxlen=_POOL)
         self.chosen = np.zeros((3, batch_size), np.int64)
@@ -149,9 +166,9 @@ class _Sized:
         self.columns = self.layout.columns
         self.columns["base"] += address_of(self._body)
         self.plan = np.zeros(1, PLAN)
-        names = ("lo", "hi", "seam", "lane", "ticket", "lowest", "successors", "generator")
-        arrays = (*windows, *self.chosen, self._successors, generator)
-        self._set(window, lanes.spec, lanes.geometry, dict(zip(names, map(address_of, arrays), strict=True)))
+        arrays = dict(zip(("lane", "ticket", "lowest", "successors"), (*self.chosen, self._successors), strict=True))
+        addresses = {name: address_of(array) for name, array in (arrays | shared).items()}
+        self._set(window, lanes.spec, lanes.geometry, addresses)
         self.ok = np.zeros(batch_size, np.uint8)
         lowest = self.chosen[rows.TICKET if self.plan["plain"][0] and not reads_more else rows.LOWEST]
         self.validate = lanes.native.validator(self.chosen[rows.LANE], lowest, self.ok)
