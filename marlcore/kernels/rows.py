@@ -145,7 +145,7 @@ def check(p, lane, ticket):
     A transition can be drawn if it is not a boundary row, its lane holds all frames of its stack, and its n-step return
     is whole. The same holds for the first row of a sequence, whose age must be a multiple of the period. A sequence
     may end early where its episode ends or a writer was replaced; otherwise it must be whole. A sequence that ends
-    within its burn-in has no transition to train on, and cannot be drawn.
+    within its burn-in has no transition to train on, and cannot be drawn. A whole episode must end within the length.
     """
     place, hi = place_of(p, lane, ticket), int64_at(p.hi)[lane]
     whole_age = age_of(place)
@@ -158,7 +158,7 @@ def check(p, lane, ticket):
         return NEVER, age, lowest, 0
     if p.period > 1 and whole_age % p.period != 0:
         return NEVER, age, lowest, 0
-    rows = 0
+    rows, ended = 0, False
     while True:
         verdict = _check_return(p, lane, ticket + rows)
         if verdict != SAMPLEABLE:
@@ -166,13 +166,14 @@ def check(p, lane, ticket):
                 return verdict, age, lowest, rows
             break
         rows += 1
-        if rows == p.length or flags_of(place) & ENDED:
+        ended = flags_of(place) & ENDED != 0
+        if rows == p.length or ended:
             break
         if ticket + rows >= hi:
             return PENDING, age, lowest, rows
         place = place_of(p, lane, ticket + rows)
         if age_of(place) == 0:
             break
-    if whole_age > 0 and rows <= p.burn_in:
+    if (whole_age > 0 and rows <= p.burn_in) or (p.whole and not ended):
         return NEVER, age, lowest, rows
     return SAMPLEABLE, age, lowest, rows

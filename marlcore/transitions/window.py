@@ -19,6 +19,7 @@ from .batch import COMPUTED, BatchLayout, BatchMemory
 from .layout import LaneView
 
 Layout: TypeAlias = Literal["separate", "shared"]
+LONGER_THAN_AGES = 1 << 24  # as a period: windows begin at an episode's first row alone
 LAP_LIMIT_S = 10.0  # the longest time for which writers may overwrite every copy before a reader raises
 
 
@@ -47,7 +48,13 @@ class Window(Declared):
         return self.sequence.burn_in if self.sequence else 0
 
     @property
+    def whole(self) -> bool:
+        return self.sequence is not None and self.sequence.whole
+
+    @property
     def period(self) -> int:
+        if self.whole:
+            return LONGER_THAN_AGES
         return self.sequence.period or self.sequence.length - self.sequence.burn_in if self.sequence else 1
 
     def check(self, spec: TransitionSpec, lane_rows: int) -> None:
@@ -67,7 +74,7 @@ class Window(Declared):
             names = "stack + n_step" if self.length is None else "stack + n_step + sequence.length - 1"
             got = " + ".join(map(str, read))
             raise ValueError(f"{names}: expected at most the {lane_rows} rows of a lane, got {got}")
-        if self.length is not None and self.period % spec.state_every:
+        if self.length is not None and not self.whole and self.period % spec.state_every:
             interval = f"{spec.state_every} rows from one stored state to the next"
             raise ValueError(f"sequence.period: expected a multiple of the {interval}, got {self.period}")
 
@@ -80,7 +87,7 @@ class Window(Declared):
     def check_periods(self, spec: TransitionSpec, lane_rows: int) -> None:
         """Raises ValueError if a lane may at times hold no whole window of a sequence."""
         least = self.least_rows(spec)
-        if self.length is not None and least > lane_rows:
+        if self.length is not None and not self.whole and least > lane_rows:
             whole = f"a whole window of {self.length} transitions, one of which begins every {self.period} rows"
             expected = f"a lane of at least {least} rows, so that it always holds {whole}"
             raise ValueError(f"sequence: expected {expected}, got {lane_rows}")
@@ -187,7 +194,7 @@ class _Sized:
             "far": len(geometry.columns) > 1,
             "batch": layout.batch_size,
         }
-        settings |= {name: getattr(window, name) for name in ("stack", "n_step", "gamma", "burn_in", "period")}
+        settings |= {name: getattr(window, name) for name in ("stack", "n_step", "gamma", "burn_in", "period", "whole")}
         settings |= {name: getattr(layout, name) for name in ("length", "frames", "fields", "states")}
         settings |= {name: layout.offset(name) for name in COMPUTED} | addresses
         for name, value in settings.items():

@@ -105,6 +105,8 @@ class Model:
             return False
         if sequence is None:
             return self.has_return(episode, place, n_step)
+        if sequence.whole:
+            return place == 0 and episode.ended and len(rows) <= sequence.length
         every = self.spec.state_every
         if place % (sequence.period or sequence.length - sequence.burn_in):
             return False
