@@ -6,14 +6,15 @@ from dataclasses import asdict
 from itertools import chain, islice
 from typing import Any, Literal
 
+import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..checks import as_path, brief, check_type
 from ..fixed import fixed
-from ..memory import Segment
+from ..memory import Segment, claim_clearing
 from ..observations import Pad
 from ..spec import Sequence, TransitionSpec
-from ..transitions import Batch, LaneView, Layout, TransitionLanes, Window, Writer
+from ..transitions import Batch, LaneView, Layout, TransitionLanes, Window, Writer, count_transitions
 from .episodes import RecordedEpisodes, rows_taken
 from .hindsight import Hindsight
 from .prioritized import Prioritized
@@ -375,13 +376,32 @@ class ReplayBuffer(TransitionLanes):
             raise ValueError(f"lanes: expected a range within 0 to {self.lanes - 1}, got {lanes}")
         return self._mapped.of(self._mapped.geometry.part(lanes))
 
+    def clear(self) -> None:
+        """Hides all rows written so far from every process, without waiting for writers, which go on.
+
+        Every lane then begins anew: `len` is 0, and no sampler, reader or save sees a row from before the call, nor a
+        stack, a sequence or an episode that begins with one. Samplers start anew with their next draw: they forget all
+        priorities, and wait for `min_size` transitions again. Batches that a Prefetch holds ready are dropped by its
+        own `clear`. A limiter counts on: rows that were inserted and drawn stay so.
+
+        Any process may call it; calls of several processes take turns. `Sampler.clear` affects one sampler alone.
+
+        Raises: MarlcoreError: this process only watches the replay. SegmentCorrupt: a lane's counters are damaged.
+        """
+        with claim_clearing(self._segment, self._mapped.geometry):
+            self._mapped.native.clear()
+
     def __len__(self) -> int:
         """Counts the transitions held, without boundary rows.
 
         Raises: SegmentCorrupt: the count exceeds the rows. MarlcoreError: writers overwrote rows in every attempt.
         """
         self._segment.check_open()
-        return self._mapped.native.all_transitions()
+        native = self._mapped.native
+        if not native.cleared():
+            return native.all_transitions()
+        lo, hi = np.zeros((2, self.lanes), np.int64)
+        return count_transitions(self._mapped, lo, hi, native.windows(lo, hi))
 
     @classmethod
     def _slots(cls, description: dict[str, Any]) -> int:

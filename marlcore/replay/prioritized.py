@@ -166,6 +166,11 @@ class PriorityTree:
         d.read_windows()
         return int(kernels.update(d.plan, self._record, indices, values))
 
+    def start_anew(self) -> None:
+        """Forgets all priorities, also the highest so far."""
+        self._tree[:], self._marks[:], self._reach[:] = 0.0, 0, 0
+        self._record["highest"] = FIRST + self._options.epsilon
+
     def _catch_up(self) -> None:
         self._read_plan.read_windows()
         kernels.catch_up(self._read_plan.plan, self._record)

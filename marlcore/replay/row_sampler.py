@@ -1,6 +1,5 @@
 """Draws the rows of batches from one replay: chooses, copies and validates them, and replaces overwritten ones."""
 
-import errno
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -13,9 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from ..checks import check_type, check_whole, state_array
 from ..errors import MarlcoreError
 from ..kernels import uniform
-from ..kernels.rows import HI, LO, ORDINAL, PLACE
-from ..memory import BOUNDARY, error_of
-from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, LaneView, ReadPlan, Window
+from ..kernels.rows import HI, LO
+from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, LaneView, ReadPlan, Window, count_transitions
 from .hindsight import Hindsight, Relabelling
 from .prioritized import EQUAL, Prioritized, PriorityTree
 
@@ -95,6 +93,7 @@ class RowSampler:
         self._tree = None if prioritized is None else PriorityTree(prioritized, view, plan)
         self._strategy = self._tree or _Uniform(plan)
         self._strategy.prepare(plan.memory())  # now instead of in the first draw
+        self._cleared = plan.cleared  # at the last draw
         self._relabelling: Relabelling | None = None
         self.batch: Callable[[BatchMemory], Batch] = BatchMemory.batch
         if hindsight is not None:
@@ -141,13 +140,18 @@ class RowSampler:
     def fill(self, memory: BatchMemory, rows: Ints) -> Ints:
         """Fills these rows of a batch; returns the rows left unfilled, since the replay has nothing to draw."""
         self.check_open()
+        given = rows
         if not self._enough and self._too_few():
             return rows
         lapped_since = None
         while True:
             filled, refused = self._strategy.draw(memory, rows)
             self.stats.redrawn += refused
-            if filled == 0:
+            if self._plan.cleared != self._cleared:
+                self._start_anew()
+                return self.fill(memory, given)
+            # Where rows were damaged, priorities may be left although no row can be drawn.
+            if filled == 0 and self._strategy.drawable(self.least_drawable) < self.least_drawable:
                 return rows
             if self._relabelling is not None:
                 self._relabelling.draw(memory, rows, filled)
@@ -160,6 +164,13 @@ class RowSampler:
             lapped_since = lapped_since or time.monotonic()
             if time.monotonic() - lapped_since > LAP_LIMIT_S:
                 raise MarlcoreError(f"{self.path}: writers overwrote every draw; use a larger capacity")
+
+    def _start_anew(self) -> None:
+        """Forgets what belongs to the rows from before a `ReplayBuffer.clear`."""
+        self._cleared, self._enough = self._plan.cleared, False
+        if self._tree is not None:
+            self._tree.start_anew()
+        self.begin()
 
     def finish(self, memory: BatchMemory, rows: Ints, beta: float | None = None) -> None:
         """Counts the rows that this sampler gave to a complete batch, computes their weights, and advances beta."""
@@ -210,7 +221,8 @@ class RowSampler:
             self._tree.load_state_dict(state)
         self._plan.generator[:] = generator
         self._plan.set_floor(floor)
-        self._enough = False
+        self._plan.read_windows()
+        self._cleared, self._enough = self._plan.cleared, False
 
     def shortage(self) -> str:
         """Returns the reason why no row can be drawn, beginning with the replay's path."""
@@ -229,9 +241,11 @@ class RowSampler:
 
     def _too_few(self) -> int:
         """Returns how many transitions are missing to `min_size`, but no more than the lanes have room for."""
-        geometry, floor = self._view.geometry, self._plan.floor.tolist()
+        geometry, native = self._view.geometry, self._view.native
+        native.cleared()
+        floor = np.maximum(self._plan.floor, native.floors).tolist()
         # Full lanes never hold more, and some of their rows may be boundary rows.
-        committed = map(self._view.native.committed, range(geometry.lanes))
+        committed = map(native.committed, range(geometry.lanes))
         room = sum(max(0, geometry.capacity - (count - low)) for count, low in zip(committed, floor, strict=True))
         missing = min(room, max(0, self._least - self._held))
         self._enough = missing == 0
@@ -239,35 +253,11 @@ class RowSampler:
 
     @property
     def _held(self) -> int:
-        """Counts the transitions that the lanes hold, without those written before `clear`."""
-        native, plan = self._view.native, self._plan
-        if not plan.has_floor:
-            return native.all_transitions()
-        held, lanes, until = 0, np.arange(native.count), time.monotonic() + LAP_LIMIT_S
-        while len(lanes):
-            if time.monotonic() > until:
-                raise MarlcoreError(f"{self.path}: writers overwrote every row that was counted; use a larger capacity")
-            plan.read_windows()
-            lanes = lanes[plan.windows[LO, lanes] < plan.windows[HI, lanes]]
-            low, high, whole = plan.windows[LO, lanes], plan.windows[HI, lanes], np.ones(len(lanes), bool)
-            counts = self._count(lanes, low, high)
-            native.validator(lanes, low, whole.view(np.uint8))(len(lanes))
-            if (counts > high - low)[whole].any():
-                raise error_of(-errno.EUCLEAN)
-            held += int(counts[whole].sum())
-            lanes = lanes[~whole]
-        return held
-
-    def _count(self, lanes: Ints, low: Ints, high: Ints) -> Ints:
-        """Counts each lane's transitions with tickets in [low, high), by the counts in rows `low` and `high` - 1."""
-        geometry, body = self._view.geometry, self._view.segment.body
-        rows, stride = geometry.capacity, geometry.stride(0)
-        shape, strides = (geometry.lanes, rows, 2), (rows * stride, stride, 4)
-        heads = np.ndarray(shape, np.uint32, body, geometry.column_offset(0), strides)
-        first, newest = heads[lanes, low % rows], heads[lanes, (high - 1) % rows]
-        after = newest[:, ORDINAL] + (newest[:, PLACE] >> 24 & BOUNDARY == 0)
-        count: NDArray[np.uint32] = after - first[:, ORDINAL]
-        return count.astype(np.int64)
+        """Counts the transitions that the lanes hold, without those written before a clear."""
+        plan, view = self._plan, self._view
+        if not plan.has_floor and not view.native.cleared():
+            return view.native.all_transitions()
+        return count_transitions(view, plan.windows[LO], plan.windows[HI], plan.read_windows)
 
 
 class _Uniform:

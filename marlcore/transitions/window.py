@@ -107,7 +107,7 @@ class ReadPlan:
         self.windows = np.zeros((3, lanes.geometry.lanes), np.int64)  # the tickets [lo, hi) of each lane, and its seam
         self.generator = np.zeros(4, np.uint64)  # the generator's state, for every draw
         self.floor = np.zeros(lanes.geometry.lanes, np.int64)  # the lowest tickets that may be drawn
-        self.has_floor = False
+        self.has_floor, self.cleared = False, 0  # the latter: what `NativeLanes.cleared` returned at the last look
         self._mark = 0  # of the present batch; see kernels/plan.py
         self._drawn = np.zeros(0 if replace else lanes.geometry.lanes * lanes.geometry.capacity, np.uint8)
         self._read_held = lanes.native.windows(self.windows[rows.LO], self.windows[rows.HI])
@@ -134,7 +134,7 @@ class ReadPlan:
 
     def read_windows(self) -> None:
         """Fills `windows` with the tickets that may be drawn now."""
-        self._read_held()
+        self.cleared = self._read_held()
         if self.has_floor:
             np.maximum(self.windows[rows.LO], self.floor, out=self.windows[rows.LO])
 
