@@ -94,7 +94,7 @@ class NativeLanes:
 
         first = geometry.counters_offset(0)
         self._lines = Words(body[first : first + LINE * self.count])
-        self._clears = memoryview(body[first + 8 * _CLEARS : first + 8 * (_CLEARS + 1)]).cast("q")
+        self._clears = body[first + 8 * _CLEARS : first + 8 * (_CLEARS + 1)].data.cast("q")
         self.floors, self._cleared = np.zeros(self.count, np.int64), 0  # as of the last look
 
         @lru_cache(_LANES_KEPT)

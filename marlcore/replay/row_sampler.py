@@ -147,8 +147,7 @@ class RowSampler:
         while True:
             filled, refused = self._strategy.draw(memory, rows)
             self.stats.redrawn += refused
-            if self._plan.cleared != self._cleared:
-                self._start_anew()
+            if self._start_anew():
                 return self.fill(memory, given)
             # Where rows were damaged, priorities may be left although no row can be drawn.
             if filled == 0 and self._strategy.drawable(self.least_drawable) < self.least_drawable:
@@ -165,12 +164,15 @@ class RowSampler:
             if time.monotonic() - lapped_since > LAP_LIMIT_S:
                 raise MarlcoreError(f"{self.path}: writers overwrote every draw; use a larger capacity")
 
-    def _start_anew(self) -> None:
-        """Forgets what belongs to the rows from before a `ReplayBuffer.clear`."""
+    def _start_anew(self) -> bool:
+        """Forgets all earlier rows if there was a `ReplayBuffer.clear`; returns whether there was."""
+        if self._plan.cleared == self._cleared:
+            return False
         self._cleared, self._enough = self._plan.cleared, False
         if self._tree is not None:
             self._tree.start_anew()
         self.begin()
+        return True
 
     def finish(self, memory: BatchMemory, rows: Ints, beta: float | None = None) -> None:
         """Counts the rows that this sampler gave to a complete batch, computes their weights, and advances beta."""
@@ -200,6 +202,9 @@ class RowSampler:
         self._enough = False
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
+        self.check_open()
+        self._plan.read_windows()
+        self._start_anew()
         state: dict[str, NDArray[Any]] = {"generator": self._plan.generator.copy()}
         if self._tree is not None:
             state |= self._tree.state_dict()
@@ -243,7 +248,7 @@ class RowSampler:
         """Returns how many transitions are missing to `min_size`, but no more than the lanes have room for."""
         geometry, native = self._view.geometry, self._view.native
         native.cleared()
-        floor = np.maximum(self._plan.floor, native.floors).tolist()
+        floor: list[int] = np.maximum(self._plan.floor, native.floors).tolist()
         # Full lanes never hold more, and some of their rows may be boundary rows.
         committed = map(native.committed, range(geometry.lanes))
         room = sum(max(0, geometry.capacity - (count - low)) for count, low in zip(committed, floor, strict=True))

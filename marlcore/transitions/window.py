@@ -111,7 +111,7 @@ class ReadPlan:
         self._mark = 0  # of the present batch; see kernels/plan.py
         self._drawn = np.zeros(0 if replace else lanes.geometry.lanes * lanes.geometry.capacity, np.uint8)
         self._read_held = lanes.native.windows(self.windows[rows.LO], self.windows[rows.HI])
-        shared = dict(zip(("lo", "hi", "seam"), self.windows, strict=True))
+        shared: dict[str, Any] = dict(zip(("lo", "hi", "seam"), self.windows, strict=True))
         shared |= {"generator": self.generator, "drawn": self._drawn}
         self._make = partial(_Sized, lanes, window, reads_more, shared)
         self._sizes: dict[int, _Sized] = {}  # of the latest batches, the newest last
@@ -162,7 +162,7 @@ class _Sized:
     """The part of a ReadPlan that depends on the batch's size."""
 
     def __init__(
-        self, lanes: LaneView, window: Window, reads_more: bool, shared: dict[str, NDArray[Any]], batch_size: int
+        self, lanes: LaneView, window: Window, reads_more: bool, shared: dict[str, Any], batch_size: int
     ) -> None:
         """`shared` are arrays that do not depend on the size, by their names in the plan."""
         self.layout = BatchLayout(lanes, batch_size, window.stack, window.n_step, window.length, window.separate)

@@ -34,7 +34,7 @@ def filled(rows=(70, 20), lane_rows=40):
 def clear(replay, model):
     replay.clear()
     for lane in model.lanes:
-        lane.floor = lane.next_ticket
+        lane.clear()
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["rows", "stacks", "sequences", "episodes", "different"])
@@ -70,7 +70,7 @@ def test_a_sampler_without_a_clear_draws_the_older_rows():
     replay, model = filled()
     with replay:
         for lane in model.lanes:
-            lane.floor = lane.next_ticket
+            lane.clear()
         with pytest.raises(AssertionError, match="may not be drawn"):
             model.check(replay.sampler(8, min_size=1).sample())
 

@@ -79,12 +79,7 @@ def test_each_whole_episode_comes_once_and_in_order(name, window):
     replay, model = filled(name)
     with replay:
         allowed = allowed_in(model, window)
-        expected = [
-            [row.ticket * 3 + number for row in episode.rows]
-            for number, lane in enumerate(model.lanes)
-            for episode in lane.episodes
-            if episode.ended and episode.rows[0].ticket >= lane.lowest
-        ]
+        expected = model.whole_episodes()
         episodes = [checked(model, batch, allowed, **window) for batch in replay.episodes(**window)]
         assert sorted(episodes) == sorted(expected) and len(expected) > 8
         age = [model.lanes[indices[0] % 3].next_ticket - indices[0] // 3 for indices in episodes]
