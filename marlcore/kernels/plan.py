@@ -40,7 +40,7 @@ PLAN = record(
     capacity       rows of a lane
     lo hi          addresses of int64 [lanes]: the tickets [lo, hi) that each lane holds
     seam           address of int64 [lanes]: the ticket in (lo, lo + capacity] that lies in row 0
-    stack n_step gamma length burn_in period whole repeat stored_next state_every  the window; see transitions.Window
+    stack n_step gamma length burn_in period repeat stored_next state_every  the window to draw: see transitions.Window
     plain          whether the window is one transition without a stack, of one step
     frames fields states  numbers of columns: frames come first, then other fields, then recurrent states
     far            whether a column lies outside the records

@@ -22,6 +22,8 @@ LANE, TICKET, LOWEST = range(3)
 # Results of a check; PENDING: depends on rows not yet written
 NEVER, PENDING, SAMPLEABLE = range(3)
 
+WHOLE = -1  # as a burn-in: a sequence must be a whole episode
+
 CACHE_LINE = 64
 NO_ROWS = np.int64(0)  # start of counts: Numba would give a literal 0 a type of its own, with other code
 
@@ -158,7 +160,7 @@ def check(p, lane, ticket):
         return NEVER, age, lowest, 0
     if p.period > 1 and whole_age % p.period != 0:
         return NEVER, age, lowest, 0
-    rows, ended = 0, False
+    rows = 0
     while True:
         verdict = _check_return(p, lane, ticket + rows)
         if verdict != SAMPLEABLE:
@@ -166,14 +168,15 @@ def check(p, lane, ticket):
                 return verdict, age, lowest, rows
             break
         rows += 1
-        ended = flags_of(place) & ENDED != 0
-        if rows == p.length or ended:
+        if rows == p.length or flags_of(place) & ENDED:
             break
         if ticket + rows >= hi:
             return PENDING, age, lowest, rows
         place = place_of(p, lane, ticket + rows)
         if age_of(place) == 0:
             break
-    if (whole_age > 0 and rows <= p.burn_in) or (p.whole and not ended):
+    if p.burn_in == WHOLE and not flags_of(place_of(p, lane, ticket + rows - 1)) & ENDED:
+        return NEVER, age, lowest, rows
+    if whole_age > 0 and rows <= p.burn_in:
         return NEVER, age, lowest, rows
     return SAMPLEABLE, age, lowest, rows

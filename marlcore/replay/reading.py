@@ -111,6 +111,6 @@ def read_batches(view: LaneView, window: Window, batch_size: int) -> Iterator[Ba
 
 
 def _room(rows: int) -> int:
-    """Returns the size of the memory for a batch: at most a quarter above `rows`, so that few sizes serve all."""
-    step = 1 << max(0, rows.bit_length() - 3)
+    """Returns the size of the memory for a batch, a power of 2 or a multiple of 1,024, so that few sizes serve all."""
+    step = min(1024, 1 << max(0, rows - 1).bit_length())
     return max(1, -(-rows // step) * step)

@@ -202,7 +202,6 @@ class RowSampler:
         self._enough = False
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        self.check_open()
         self._plan.read_windows()
         self._start_anew()
         state: dict[str, NDArray[Any]] = {"generator": self._plan.generator.copy()}

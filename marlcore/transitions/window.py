@@ -45,6 +45,8 @@ class Window(Declared):
 
     @property
     def burn_in(self) -> int:
+        if self.whole:
+            return rows.WHOLE
         return self.sequence.burn_in if self.sequence else 0
 
     @property
@@ -194,7 +196,7 @@ class _Sized:
             "far": len(geometry.columns) > 1,
             "batch": layout.batch_size,
         }
-        settings |= {name: getattr(window, name) for name in ("stack", "n_step", "gamma", "burn_in", "period", "whole")}
+        settings |= {name: getattr(window, name) for name in ("stack", "n_step", "gamma", "burn_in", "period")}
         settings |= {name: getattr(layout, name) for name in ("length", "frames", "fields", "states")}
         settings |= {name: layout.offset(name) for name in COMPUTED} | addresses
         for name, value in settings.items():
