@@ -49,7 +49,7 @@ class RowReader:
 
 
 def read_rows(view: LaneView, window: Window, index: Any, missing: str, kept: dict[Any, RowReader]) -> Batch:
-    """Does `ReplayBuffer.read`; `kept` has the reader of the last call, which takes longer to make than to use."""
+    """Does `ReplayBuffer.read`; `kept` has the reader of the last one, which takes longer to make than to use."""
     if missing not in ("raise", "skip"):
         raise ValueError(f"missing: expected 'raise' or 'skip', got {missing!r}")
     window.check(view.spec, view.geometry.capacity)
@@ -57,7 +57,8 @@ def read_rows(view: LaneView, window: Window, index: Any, missing: str, kept: di
     reader = kept.pop(kind, None) or RowReader(view, window)  # two threads never take the same one
     batch = reader.read(wanted)
     kept.clear()
-    kept[kind] = reader
+    if len(wanted) <= _KEPT:
+        kept[kind] = reader
     if missing == "raise" and len(batch) < len(wanted):
         lost = wanted[~np.isin(wanted, batch.index)]
         ticket, lane = divmod(int(lost[0]), view.geometry.lanes)
@@ -108,6 +109,9 @@ def read_batches(view: LaneView, window: Window, batch_size: int) -> Iterator[Ba
                 yield memory.batch(filled)
 
     return read()
+
+
+_KEPT = 1024  # rows of a read whose memory may stay for the next one
 
 
 def _room(rows: int) -> int:
