@@ -59,6 +59,8 @@ int64_t mc_lane_read_newest(const struct mc_lane *lane, void *dest);
 void mc_lanes_nth(const struct mc_lane *lanes, uint64_t i, struct mc_lane *lane);
 /* Any process. The range [lo, hi) of whole tickets of each of n lanes. 0, or -EUCLEAN. */
 int mc_lanes_window(const struct mc_lane *lanes, uint64_t n, int64_t *lo, int64_t *hi);
+/* Private memory. Raises lo of each of n lanes to its floor. 0, or -EUCLEAN if a floor is above hi. */
+int mc_windows_raise(uint64_t n, const int64_t *floor, const int64_t *hi, int64_t *lo);
 /* Any process, after copying. ok[i] = ticket lowest[i] of lane[i] is still whole; the number lapped. */
 int64_t mc_lanes_validate(const struct mc_lane *lanes, uint64_t n, const int64_t *lane, const int64_t *lowest,
                           uint8_t *ok);

@@ -177,6 +177,15 @@ int mc_lanes_window(const struct mc_lane *lanes, uint64_t n, int64_t *lo, int64_
     return 0;
 }
 
+int mc_windows_raise(uint64_t n, const int64_t *floor, const int64_t *hi, int64_t *lo) {
+    for (uint64_t i = 0; i < n; i++) {
+        if (floor[i] > hi[i])
+            return -EUCLEAN;
+        lo[i] = lo[i] > floor[i] ? lo[i] : floor[i];
+    }
+    return 0;
+}
+
 int64_t mc_lanes_validate(const struct mc_lane *lanes, uint64_t n, const int64_t *lane, const int64_t *lowest,
                           uint8_t *ok) {
     int64_t lapped = 0;

@@ -70,6 +70,14 @@ class NotEnoughData(MarlcoreError):
     """
 
 
+class NotHeld(MarlcoreError, IndexError):
+    """A replay does not hold some of the rows that `ReplayBuffer.read` asked for.
+
+    Writers have overwritten them, their next rows are not written yet, or the index is of another replay or of other
+    lanes. Use a larger capacity, or `read(index, missing="skip")`.
+    """
+
+
 class NotEnoughMemory(MarlcoreError, MemoryError):
     """The machine or the memory limit has less free memory than the caller wants to remain free.
 

@@ -171,9 +171,11 @@ class Sequence:
     """Windows of consecutive transitions of one episode, for recurrent learners.
 
     A window begins at an episode's first transition and at every `period` transitions from there. A window ends early
-    if its episode ends or the writer is replaced. To store the recurrent state and burn it in (Kapturowski et al. 2019,
-    "Recurrent Experience Replay in Distributed Reinforcement Learning", section 3), declare the state as an extra with
-    `Field(..., every=k)`, where k divides the period.
+    if its episode ends or the writer is replaced. With `whole`, windows are whole episodes instead.
+
+    To store the recurrent state and burn it in (Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed
+    Reinforcement Learning", section 3), declare the state as an extra with `Field(..., every=k)`, where k divides the
+    period.
 
     Attributes:
         length: transitions of a window, burn-in included.
@@ -181,11 +183,14 @@ class Sequence:
             for them. Exception: a window that begins its episode needs no burn-in.
         period: transitions from the start of one window to that of the next; by default length - burn_in, so that each
             transition is trained on once.
+        whole: draws whole episodes of at most `length` transitions, each equally often; longer and unfinished episodes
+            are never drawn. Such windows have no burn-in and no period.
     """
 
     length: int
     burn_in: int = 0
     period: int | None = None
+    whole: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         check_whole("sequence.length", self.length)
@@ -194,6 +199,10 @@ class Sequence:
             raise ValueError(f"sequence.burn_in: expected less than the length {self.length}, got {self.burn_in}")
         if self.period is not None:
             check_whole("sequence.period", self.period)
+        check_type("sequence.whole", self.whole, bool)
+        if self.whole and (self.burn_in or self.period is not None):
+            got = f"{self.burn_in} and {self.period}"
+            raise ValueError(f"sequence.burn_in, sequence.period: expected 0 and None of whole episodes, got {got}")
 
 
 @dataclass(frozen=True)

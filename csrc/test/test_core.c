@@ -143,6 +143,13 @@ TEST(a_window_leaves_out_what_is_being_overwritten) {
     free_lane(&lanes[0]);
 }
 
+TEST(a_floor_raises_a_window_and_is_never_above_it) {
+    int64_t lo[] = {3, 3, 3}, hi[] = {7, 7, 7}, floor[] = {0, 5, 7};
+    CHECK(mc_windows_raise(3, floor, hi, lo) == 0 && lo[0] == 3 && lo[1] == 5 && lo[2] == 7);
+    floor[1] = 8;
+    CHECK(mc_windows_raise(3, floor, hi, lo) == -EUCLEAN);
+}
+
 TEST(validation_counts_the_rows_that_were_reserved_meanwhile) {
     struct mc_lane lanes[2] = {make_lanes(2, 4, 1, one_word)};
     const int64_t which[] = {0, 1, 1, 1}, lowest[] = {0, 0, 1, 2};

@@ -26,6 +26,7 @@ NEXT, SETTLED, PROBE = range(3)
 # Rows of a cursor: the next ticket; the number of transitions below it; of these, the numbers overwritten before they
 # were read, and that no batch can hold
 POSITION, PASSED, DROPPED, SKIPPED = range(4)
+CURSOR_ROWS = 4
 # Rows of `tallies`: rows to avoid at the start of each window; transitions or unrolls that are ready; how many of them
 # the batch takes; the lowest ticket that the kernel looked at; whether all are taken although the batch stays unfilled
 MARGIN, READY, SHARE, LEAST, CROWDED = range(5)

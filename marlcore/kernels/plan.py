@@ -50,6 +50,8 @@ PLAN = record(
     lane ticket lowest  addresses of scratch, int64 [batch], one item a slot
     successors     address of scratch, int64 [batch * length]
     generator      address of uint64 [4]
+    mark           of this batch's rows, from 1 to 255; 0 if a row may be drawn twice
+    drawn          address of uint8 [lanes * capacity]: each row's mark, from the last batch for which it was chosen
     """,
     floats="gamma",
 )

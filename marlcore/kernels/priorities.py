@@ -24,7 +24,7 @@ from .jit import (
 from .plan import record
 from .powers import raise_all
 from .random import unit
-from .rows import NEVER, NO_ROWS, PENDING, SAMPLEABLE, check, find_seams, row_of
+from .rows import NEVER, NO_ROWS, PENDING, SAMPLEABLE, check, find_seams, mark_new, row_of
 from .sumtree import find, repair, repair_range
 
 # Values of a leaf's mark
@@ -142,28 +142,46 @@ def _ticket_of(p, leaf):
     return lane, ticket
 
 
+@inlined
+def _choose(p, q, first, count):
+    """Chooses slots [first, count): one from each of as many parts of the mass, or the newly marked of all of it."""
+    tree, offsets = float64_array(q.tree, q.nodes), int64_array(q.offsets, q.levels + 1)
+    generator, lanes, tickets = uint64_at(p.generator), int64_at(p.lane), int64_at(p.ticket)
+    total, left = tree[q.nodes - 1], count - first
+    points, leaves = float64_array(q.points, left), int64_array(q.leaves, left)
+    if p.mark:
+        for i in range(left):
+            points[i] = unit(generator) * total
+            find(tree, offsets, float64_array(q.points + 8 * i, 1), int64_array(q.leaves + 8 * i, 1), 1)
+    else:
+        part = total / max(1, left)
+        for i in range(left):
+            points[i] = (i + unit(generator)) * part
+        find(tree, offsets, points, leaves, left)
+    for i in range(left):
+        lane, ticket = _ticket_of(p, leaves[i])
+        lanes[first + i], tickets[first + i] = lane, ticket
+        prefetch(q.marks + leaves[i])
+    return mark_new(p, first, count) if p.mark else count
+
+
 @jit
 def draw(plan, columns, out, rows, priorities):
     """Draws tickets for the output rows `rows`: one from each of len(rows) equal parts of the mass.
 
-    Call `catch_up` first. Returns: the number of slots filled, less than len(rows) if writers overwrote drawn rows, 0
-    if there is no mass.
+    If no row may be drawn twice, each is drawn from the whole mass, and again until it is new. Call `catch_up` first.
+    Returns: the number of slots filled, less than len(rows) if writers overwrote drawn rows or few new ones are left,
+    0 if there is no mass.
     """
     p, q = plan[0], priorities[0]
-    tree, offsets = float64_array(q.tree, q.nodes), int64_array(q.offsets, q.levels + 1)
-    generator, lanes, tickets = uint64_at(p.generator), int64_at(p.lane), int64_at(p.ticket)
-    marks, count, part = uint8_at(q.marks), len(rows), tree[q.nodes - 1] / max(1, len(rows))
-    if not part > 0.0:
+    tree, lanes, tickets = float64_array(q.tree, q.nodes), int64_at(p.lane), int64_at(p.ticket)
+    marks, count, filled = uint8_at(q.marks), len(rows), NO_ROWS
+    if not tree[q.nodes - 1] > 0.0:
         return 0
-    points, leaves = float64_array(q.points, count), int64_array(q.leaves, count)
-    for i in range(count):
-        points[i] = (i + unit(generator)) * part
-    find(tree, offsets, points, leaves, count)
-    for i in range(count):
-        lane, ticket = _ticket_of(p, leaves[i])
-        lanes[i], tickets[i] = lane, ticket
-        prefetch(q.marks + leaves[i])
-    filled = take_chosen(p, columns, out, rows, NO_ROWS, count)
+    patience = 64 * count + 1024 if p.mark else 1
+    while filled < count and patience > 0:
+        filled = take_chosen(p, columns, out, rows, filled, _choose(p, q, filled, count))
+        patience -= max(1, count - filled)
     for i in range(filled):
         leaf = row_of(p, lanes[i], tickets[i])
         float64_at(q.masses)[rows[i]] = tree[leaf]

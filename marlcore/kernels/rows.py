@@ -8,7 +8,7 @@ Head of a record, as 32-bit words: ordinal | age + flags << 24 | policy_version 
 
 import numpy as np
 
-from .jit import inlined, int64_at, prefetch, uint32_at
+from .jit import inlined, int64_at, prefetch, uint8_at, uint32_at
 
 TERMINATED, TRUNCATED, BOUNDARY = 1, 2, 4
 ENDED = TERMINATED | TRUNCATED
@@ -21,6 +21,8 @@ LO, HI, SEAM, BEFORE = range(4)
 LANE, TICKET, LOWEST = range(3)
 # Results of a check; PENDING: depends on rows not yet written
 NEVER, PENDING, SAMPLEABLE = range(3)
+
+WHOLE = -1  # as a burn-in: a sequence must be a whole episode
 
 CACHE_LINE = 64
 NO_ROWS = np.int64(0)  # start of counts: Numba would give a literal 0 a type of its own, with other code
@@ -72,6 +74,25 @@ def find_seams(p):
         before[lane] = total
         total += hi[lane] - lo[lane]
     return total
+
+
+@inlined
+def is_marked(p, lane, ticket):
+    """Returns whether the row was chosen for this batch before, which then may not draw it again."""
+    return p.mark != 0 and uint8_at(p.drawn)[row_of(p, lane, ticket)] == p.mark
+
+
+@inlined
+def mark_new(p, first, count):
+    """Marks the rows of slots [first, count), and drops slots whose rows were marked before; returns the slots' end."""
+    lanes, tickets, kept = int64_at(p.lane), int64_at(p.ticket), first
+    for slot in range(first, count):
+        lane, ticket = lanes[slot], tickets[slot]
+        if not is_marked(p, lane, ticket):
+            uint8_at(p.drawn)[row_of(p, lane, ticket)] = p.mark
+            lanes[kept], tickets[kept] = lane, ticket
+            kept += 1
+    return kept
 
 
 @inlined
@@ -127,7 +148,7 @@ def check(p, lane, ticket):
     A transition can be drawn if it is not a boundary row, its lane holds all frames of its stack, and its n-step return
     is whole. The same holds for the first row of a sequence, whose age must be a multiple of the period. A sequence
     may end early where its episode ends or a writer was replaced; otherwise it must be whole. A sequence that ends
-    within its burn-in has no transition to train on, and cannot be drawn.
+    within its burn-in has no transition to train on, and cannot be drawn. A whole episode must end within the length.
     """
     place, hi = place_of(p, lane, ticket), int64_at(p.hi)[lane]
     whole_age = age_of(place)
@@ -155,6 +176,8 @@ def check(p, lane, ticket):
         place = place_of(p, lane, ticket + rows)
         if age_of(place) == 0:
             break
+    if p.burn_in == WHOLE and not flags_of(place_of(p, lane, ticket + rows - 1)) & ENDED:
+        return NEVER, age, lowest, rows
     if whole_age > 0 and rows <= p.burn_in:
         return NEVER, age, lowest, rows
     return SAMPLEABLE, age, lowest, rows

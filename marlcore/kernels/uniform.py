@@ -5,7 +5,7 @@ import numpy as np
 from .gather import take_chosen
 from .jit import inlined, int64_at, jit, uint64_at
 from .random import below
-from .rows import NO_ROWS, SAMPLEABLE, check, find_seams
+from .rows import NO_ROWS, SAMPLEABLE, check, find_seams, is_marked, mark_new
 
 
 @inlined
@@ -35,20 +35,24 @@ def draw(plan, columns, out, rows):
     patience = 64 * count + 1024
     while total > 0 and filled < count and refused < patience:
         _choose(p, filled, count, total)
-        filled = take_chosen(p, columns, out, rows, filled, count)
+        chosen = mark_new(p, filled, count) if p.mark else count
+        filled = take_chosen(p, columns, out, rows, filled, chosen)
         refused += count - filled
     return filled, refused
 
 
 @jit
 def list_sampleable(plan, sampleable):
-    """Puts (lane, ticket) of up to n tickets that can be drawn into `sampleable`, int64 [2, n]; returns their count."""
+    """Puts (lane, ticket) of up to n tickets that can be drawn into `sampleable`, int64 [2, n]; returns their count.
+
+    Tickets that this batch may not draw again are left out.
+    """
     p = plan[0]
     find_seams(p)
     count = 0
     for lane in range(p.lanes):
         for ticket in range(int64_at(p.lo)[lane], int64_at(p.hi)[lane]):
-            if check(p, lane, ticket)[0] == SAMPLEABLE:
+            if check(p, lane, ticket)[0] == SAMPLEABLE and not is_marked(p, lane, ticket):
                 sampleable[0, count] = lane
                 sampleable[1, count] = ticket
                 count += 1
@@ -59,9 +63,17 @@ def list_sampleable(plan, sampleable):
 
 @jit
 def draw_listed(plan, columns, out, rows, sampleable, listed):
-    """Draws from the `listed` tickets of `list_sampleable`, if these are few; returns the number of filled slots."""
+    """Draws from the `listed` tickets of `list_sampleable`, if these are few; returns the number of filled slots.
+
+    If no row may be drawn twice, the list is shuffled as far as it is used (Fisher and Yates), and slots may stay free.
+    """
     p = plan[0]
-    for slot in range(len(rows)):
-        pick = below(uint64_at(p.generator), listed)
+    once = p.mark != 0
+    count = min(len(rows), listed) if once else len(rows)
+    for slot in range(count):
+        first = slot if once else 0
+        pick = first + below(uint64_at(p.generator), listed - first)
         int64_at(p.lane)[slot], int64_at(p.ticket)[slot] = sampleable[0, pick], sampleable[1, pick]
-    return take_chosen(p, columns, out, rows, NO_ROWS, len(rows))
+        if once:  # then the first tickets of the list are those that are left over
+            sampleable[0, pick], sampleable[1, pick] = sampleable[0, slot], sampleable[1, slot]
+    return take_chosen(p, columns, out, rows, NO_ROWS, mark_new(p, NO_ROWS, count) if once else count)

@@ -6,8 +6,10 @@ an append is held only during the append. In a segment of L lanes, the locked by
 1 + lane           a lane's writer: exclusive, or shared by all writers of a shared lane
 1 + L + lane       one append to a shared lane
 1 + 2 L + slot     a sampler's slot in a replay with a limiter, or (slot 0) a trajectory queue's reader
+1 + 2 L + slots    a process that clears a replay
 """
 
+import time
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,8 +20,10 @@ from ..errors import LaneBusy
 from .files import File
 from .native import LINE, MAX_COLUMNS, NativeLanes
 from .segment import Segment
+from .waiting import check_interruption
 
 ROOM_OFFSET = LINE
+_PAUSE_S = 1e-3
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,14 @@ def claim(segment: Segment, lanes: NativeLanes, *numbers: int, shared: bool = Fa
         for lane in numbers:
             lanes.check(lane)
         return held
+
+
+def claim_clearing(segment: Segment, geometry: LaneGeometry) -> File:
+    """Waits for the right to clear the lanes, which one process has at a time, for a moment."""
+    while (held := segment.lock(slot_lock(geometry.lanes, geometry.slots))) is None:
+        check_interruption()
+        time.sleep(_PAUSE_S)
+    return held
 
 
 def claim_reader(segment: Segment, geometry: LaneGeometry) -> File:

@@ -36,6 +36,10 @@ BOUNDARY: int = lib.MC_BOUNDARY
 EVERYTHING = 2**32 - 1  # more than any waiter waits for
 
 _WATCH_S = 0.01
+# Words of a lane's counters line after those of its writer: the lowest ticket that readers may see, and a number that
+# grows with each clear
+_FLOOR, _CLEARS = 4, 5
+_LINE_WORDS = LINE // 8
 _LANES_KEPT = 1024  # cached lane structs, so that memory does not grow with the number of lanes
 
 Bytes = NDArray[np.uint8]
@@ -87,6 +91,11 @@ class NativeLanes:
             raw.column[k].size = size
             raw.column[k].stride = geometry.stride(k)
             raw.column[k].every = geometry.every[k]
+
+        first = geometry.counters_offset(0)
+        self._lines = Words(body[first : first + LINE * self.count])
+        self._clears = body[first + 8 * _CLEARS : first + 8 * (_CLEARS + 1)].data.cast("q")
+        self.floors, self._cleared = np.zeros(self.count, np.int64), 0  # as of the last look
 
         @lru_cache(_LANES_KEPT)
         def nth(lane: int) -> Any:
@@ -152,16 +161,44 @@ class NativeLanes:
         raw, pointer = self._nth(lane), pointer_to(dest.view(np.uint8))
         return lambda: None if (count := lib.mc_lane_read_newest(raw, pointer)) == -errno.ESTALE else count
 
-    def windows(self, lo: Ints, hi: Ints) -> Callable[[], None]:
-        """Returns a function that fills lo and hi, int64 [lanes], with each lane's range [lo, hi) of whole tickets."""
-        low, high = pointer_to(lo, "int64_t[]"), pointer_to(hi, "int64_t[]")
+    def windows(self, lo: Ints, hi: Ints) -> Callable[[], int]:
+        """Returns a function that fills lo and hi, int64 [lanes], with each lane's range [lo, hi) of whole tickets.
 
-        def fill() -> None:
+        The function returns what `cleared` returns.
+        """
+        low, high, clears = pointer_to(lo, "int64_t[]"), pointer_to(hi, "int64_t[]"), self._clears
+        floors = pointer_to(self.floors, "int64_t[]")
+
+        def fill() -> int:
+            if clears[0] != self._cleared:  # without a call, since every draw looks
+                self.cleared()
             code = lib.mc_lanes_window(self.raw, self.count, low, high)
+            if not code and self._cleared:
+                code = lib.mc_windows_raise(self.count, floors, high, low)
             if code:
                 raise error_of(code)
+            return self._cleared
 
         return fill
+
+    def clear(self) -> None:
+        """Hides the rows of all lanes from every reader; only one process at a time may be inside."""
+        for lane in range(self.count):
+            self._lines.store(lane * _LINE_WORDS + _FLOOR, self.committed(lane))
+        clears = self._lines.load(_CLEARS) + 1
+        for lane in range(self.count):
+            self._lines.store(lane * _LINE_WORDS + _CLEARS, clears)
+
+    def cleared(self) -> int:
+        """Returns a number that grows with each clear, 0 before the first; renews `floors` if it has grown.
+
+        Counters that are loaded later are not below the floors.
+        """
+        if self._clears[0] != self._cleared:
+            cleared = self._lines.load(_CLEARS)
+            self.floors[:] = [self._lines.load(lane * _LINE_WORDS + _FLOOR) for lane in range(self.count)]
+            self._cleared = cleared
+        return self._cleared
 
     def validator(self, lane: Ints, lowest: Ints, ok: Bytes) -> Callable[[int], int]:
         """Returns check(n), which sets ok[i] for i < n: to 1 if ticket lowest[i] of lane[i] is whole, otherwise to 0.

@@ -30,8 +30,6 @@ from ..errors import SegmentCorrupt
 from ..kernels import inorder
 from ..memory import LINE, ROOM_OFFSET, Event, LaneGeometry, NativeLanes, Segment, Words
 
-CURSOR_ROWS = 4
-
 TURN, LONGEST, _, PASSED, WANTED, LOOKS = range(6)  # words of slot 0: see above
 _RELEASED, _HALVES = 0, 1  # words of a lane's slot
 _REFUSED, _ASKED = 2, 3  # words of a lane's counters line, after committed and reserved
@@ -62,7 +60,7 @@ class CursorLines:
     def half(self, half: int) -> Ints:
         words = [
             [self._words.load(self._at(half, row, lane)) for lane in range(self._lane_count)]
-            for row in range(CURSOR_ROWS)
+            for row in range(inorder.CURSOR_ROWS)
         ]
         return np.array(words, np.int64)
 
@@ -97,7 +95,7 @@ class CursorLines:
 
     @staticmethod
     def _at(half: int, row: int, lane: int) -> int:
-        return _lane_word(lane) + _HALVES + half * CURSOR_ROWS + row
+        return _lane_word(lane) + _HALVES + half * inorder.CURSOR_ROWS + row
 
 
 class ReadCursor(CursorLines):

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from ..checks import check_whole, deadline_of
 from ..closing import ClosedAfterError, Closing
-from ..errors import ClosedError, MarlcoreError, NotEnoughData, SegmentCorrupt, TimedOut
+from ..errors import ClosedError, NotEnoughData, SegmentCorrupt, TimedOut
 from ..fixed import fixed
 from ..kernels import inorder, rows
 from ..memory import BOUNDARY, claim_reader, close_when_alone, one_thread, sleep_until
 from ..spec import Sequence
-from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, LaneView, ReadPlan, RowsReader, Window
-from .cursor import CURSOR_ROWS, Ints, ReadCursor
+from ..transitions import Batch, BatchMemory, InOrder, LaneView, RowsReader, Window
+from .cursor import Ints, ReadCursor
 
 
 @dataclass(slots=True)
@@ -102,14 +102,8 @@ class TrajectoryReader(Closing):
         self._view = lanes
         self._window = window
         self.batch_size = self._size = int(batch_size)  # the latter: of the next batch
-        self._read_plan = ReadPlan(lanes, window, self.batch_size)
-        count = lanes.geometry.lanes
-        self._cursors = np.zeros((3, CURSOR_ROWS, count), np.int64)
-        self._next, self._settled = self._cursors[inorder.NEXT], self._cursors[inorder.SETTLED]
-        self._tallies = np.zeros((5, count), np.int64)
-        self._margin, self._each = self._tallies[inorder.MARGIN], np.arange(count)
-        self._whole = np.ones(count, np.uint8)
-        self._validate = lanes.native.validator(self._each, self._tallies[inorder.LEAST], self._whole)
+        self._rows = InOrder(lanes, window, self.batch_size)
+        self._read_plan, self._next, self._settled = self._rows.plan, self._rows.next, self._rows.settled
         self._first = 0
         self._memory: BatchMemory | None = None  # the memory of a batch that crowded lanes began
         self._filled = 0  # the number of its transitions or unrolls so far
@@ -121,7 +115,7 @@ class TrajectoryReader(Closing):
             self._cursor = ReadCursor(lanes.segment, lanes.native, lanes.geometry, longest)
             self._release()
             # Compiles or loads the kernel now instead of in the first read; consumes nothing.
-            self._copy(self._read_plan.memory())
+            self._rows.copy(self._read_plan.memory(), self._prepare)
 
     @one_thread
     def read(self, n: int | None = None, *, timeout: float | None = None) -> Batch:
@@ -147,7 +141,8 @@ class TrajectoryReader(Closing):
         memory = self._memory or self._read_plan.memory()
         while True:
             self.check_open()
-            filled, ready, pending = self._copy_whole(memory)
+            filled, ready, pending = self._rows.copy_whole(memory, self._prepare, self._first, self._filled)
+            self.stats.lapped = self._rows.lapped
             if filled == size:
                 self._cursor.want(0)
                 self._enough = 0
@@ -198,33 +193,9 @@ class TrajectoryReader(Closing):
             self._size = size
         return self._size
 
-    def _copy(self, memory: BatchMemory) -> tuple[int, int, int]:
-        d = self._read_plan
-        d.read_windows()
+    def _prepare(self) -> None:
         self._next[:] = self._cursor.now
-        self._tallies[inorder.CROWDED] = self._cursor.crowded(d.windows[rows.HI])
-        copied: tuple[int, int, int] = inorder.read(
-            d.plan, d.columns, memory.address, self._first, self._filled, self._cursors, self._tallies
-        )
-        return copied
-
-    def _copy_whole(self, memory: BatchMemory) -> tuple[int, int, int]:
-        """Repeats `_copy` until no writer overwrites rows during the copy; returns the last result."""
-        lapped_since = None
-        self._margin[:] = 0
-        while True:
-            copied = self._copy(memory)
-            if not self._validate(len(self._whole)):
-                return copied
-            self.stats.lapped += 1
-            # In a lane whose writer is faster than this reader, each try starts further from the oldest row.
-            step = 1 + self._view.geometry.capacity // 16
-            lapped = np.minimum(2 * self._margin + step, self._view.geometry.capacity // 2)
-            self._margin[:] = np.where(self._whole == 0, lapped, self._margin)
-            lapped_since = lapped_since or time.monotonic()
-            if time.monotonic() - lapped_since > LAP_LIMIT_S:
-                path = self._view.segment.path
-                raise MarlcoreError(f"{path}: writers overwrote whatever was copied; use a larger capacity")
+        self._rows.crowded[:] = self._cursor.crowded(self._read_plan.windows[rows.HI])
 
     def _continues(self, batch: Batch) -> NDArray[np.bool_] | None:
         """Returns `Batch.continues`; the indices of neighbouring rows of a lane differ by the number of lanes."""
@@ -255,7 +226,7 @@ class TrajectoryReader(Closing):
         self._cursor.want(unread + 2 * (self._size * (self._window.length or 1) + self._view.geometry.lanes))
         self._enough = committed + max(1, self._size - ready - pending)
         still = self._cursor.crowded(self._read_plan.windows[rows.HI])
-        self._stuck = bool(self._tallies[inorder.CROWDED, still].any())
+        self._stuck = bool(self._rows.crowded[still].any())
         self._cursor.count_look()
         if deadline is None:
             raise NotEnoughData(self._shortage(ready))

@@ -1,22 +1,25 @@
 """The replay buffer: lanes of transitions in one segment; actors write them and learners sample them."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import chain, islice
-from typing import Any
+from typing import Any, Literal
 
-from numpy.typing import NDArray
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from ..checks import as_path, brief, check_type
 from ..fixed import fixed
-from ..memory import Segment
+from ..memory import Segment, claim_clearing
 from ..observations import Pad
 from ..spec import Sequence, TransitionSpec
-from ..transitions import LaneView, Layout, TransitionLanes, Window, Writer
+from ..transitions import Batch, LaneView, Layout, TransitionLanes, Window, Writer, count_transitions
 from .episodes import RecordedEpisodes, rows_taken
 from .hindsight import Hindsight
 from .prioritized import Prioritized
 from .rate_limiter import SLOTS, RateLimiter, SampleGate, WriteGate
+from .reading import RowReader, read_batches, read_episodes, read_rows
 from .row_sampler import RowSampler
 from .sampler import Sampler
 from .saving import UNLIMITED, Stateful, copy_segment, read_state, save_segment
@@ -42,6 +45,7 @@ class ReplayBuffer(TransitionLanes):
 
     def _understand(self, segment: Segment) -> None:
         self.limiter = RateLimiter.of(segment)
+        self._readers: dict[Any, RowReader] = {}
         super()._understand(segment)
 
     @classmethod
@@ -247,6 +251,7 @@ class ReplayBuffer(TransitionLanes):
         lanes: range | None = None,
         hindsight: Hindsight | None = None,
         layout: Layout | None = None,
+        replace: bool = True,
     ) -> Sampler:
         """Returns a sampler of batches. Any number may live at once, in any process, each with its own priorities.
 
@@ -267,13 +272,99 @@ class ReplayBuffer(TransitionLanes):
             layout: "separate": obs and next_obs are contiguous arrays, aligned to 64 bytes. "shared": they are views
                 of one block that has each frame once, which is less to copy for stacks and sequences. None: separate
                 without stack and sequence, where that costs nothing; otherwise shared.
+            replace: whether a batch may have a row twice. False gives batches of different transitions, or sequences,
+                each set of which is equally likely; not with priorities.
 
         Raises: ValueError, TypeError: an option is out of range, one draw would read more rows than a lane has, or a
             batch would take more bytes than the machine has memory.
         """
         view, window = self.view(lanes), Window(stack, n_step, gamma, pad, sequence, layout)
-        rows = RowSampler(view, window, batch_size, min_size, prioritized, seed, hindsight)
+        rows = RowSampler(view, window, batch_size, min_size, prioritized, seed, hindsight, replace)
+        most = view.geometry.lanes * view.geometry.capacity
+        if not replace and rows.batch_size > most:
+            raise ValueError(f"batch_size: expected at most the {most} rows, since none comes twice, got {batch_size}")
         return Sampler(rows, SampleGate.of(view, rows.batch_size))
+
+    def read(
+        self,
+        index: ArrayLike,
+        *,
+        missing: Literal["raise", "skip"] = "raise",
+        stack: int = 1,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        pad: Pad = "repeat",
+        sequence: Sequence | None = None,
+        lanes: range | None = None,
+        layout: Layout | None = None,
+    ) -> Batch:
+        """Returns a copy of chosen rows, in the order of `index`, in which a row may come several times.
+
+        Args:
+            index: integers (n,), such as `batch.index`. The row that a writer added to a lane under a ticket has the
+                index ticket * replay.lanes + lane. Of a Mixture's batch with m replays, the rows that have source k
+                are rows index // m of replays[k].
+            missing: of rows that the replay does not hold whole, with their stacks and next rows. "raise" refuses all;
+                "skip" leaves them out, and `batch.index` says which rows came. Writers may have overwritten a row since
+                its index was given, and the newest row of an unfinished episode has no next row yet.
+            stack, n_step, gamma, pad, sequence, layout: as for `sampler`.
+            lanes: the lanes of the sampler that gave the index, if it was made with `lanes`.
+
+        Raises: NotHeld (an IndexError): a row is missing. ValueError, TypeError: an option is out of range, or `index`
+            is not integers (n,).
+        """
+        window = Window(stack, n_step, gamma, pad, sequence, layout)
+        return read_rows(self.view(lanes), window, index, missing, self._readers)
+
+    def batches(
+        self,
+        batch_size: int,
+        *,
+        stack: int = 1,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        pad: Pad = "repeat",
+        lanes: range | None = None,
+        layout: Layout | None = None,
+    ) -> Iterator[Batch]:
+        """Returns an iterator over all transitions that the replay holds now, each once; the last batch may be shorter.
+
+        Each lane's transitions come oldest first; a batch takes about as many from each lane. Writers may continue:
+        their new rows are not read, and rows that they overwrite before these are read are left out. What a sampler
+        with these options could not draw is left out too, such as the newest row of an unfinished episode.
+
+        Args:
+            batch_size: rows of a batch.
+            stack, n_step, gamma, pad, lanes, layout: as for `sampler`.
+
+        Raises: ValueError, TypeError: an option is out of range. While iterating: ClosedError: the replay was closed.
+            MarlcoreError: writers overwrote every copy for 10 seconds.
+        """
+        return read_batches(self.view(lanes), Window(stack, n_step, gamma, pad, layout=layout), batch_size)
+
+    def episodes(
+        self,
+        *,
+        stack: int = 1,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        pad: Pad = "repeat",
+        lanes: range | None = None,
+        layout: Layout | None = None,
+    ) -> Iterator[Batch]:
+        """Returns an iterator over the whole episodes that the replay holds now, the oldest of all lanes first.
+
+        Each is a batch of the episode's transitions in order. An episode is whole if it has ended and its first row is
+        still held. Writers may continue: new episodes are not read, and one of which they overwrite a row before it is
+        read is left out.
+
+        Args:
+            stack, n_step, gamma, pad, lanes, layout: as for `sampler`.
+
+        Raises: ValueError, TypeError: an option is out of range, or the spec has next_obs, so that rows do not follow
+            one another. While iterating: ClosedError: the replay was closed.
+        """
+        return read_episodes(self.view(lanes), Window(stack, n_step, gamma, pad, layout=layout))
 
     def view(self, lanes: range | None = None) -> LaneView:
         """Returns a view of consecutive lanes, by default of all. Raises ValueError if some of them do not exist."""
@@ -285,13 +376,32 @@ class ReplayBuffer(TransitionLanes):
             raise ValueError(f"lanes: expected a range within 0 to {self.lanes - 1}, got {lanes}")
         return self._mapped.of(self._mapped.geometry.part(lanes))
 
+    def clear(self) -> None:
+        """Hides all rows written so far from every process, without waiting for writers, which go on.
+
+        Every lane then begins anew: `len` is 0, and no sampler, reader or save sees a row from before the call, nor a
+        stack, a sequence or an episode that begins with one. Samplers start anew with their next draw: they forget all
+        priorities, and wait for `min_size` transitions again. Batches that a Prefetch holds ready are dropped by its
+        own `clear`. A limiter counts on: rows that were inserted and drawn stay so.
+
+        Any process may call it; calls of several processes take turns. `Sampler.clear` affects one sampler alone.
+
+        Raises: MarlcoreError: this process only watches the replay. SegmentCorrupt: a lane's counters are damaged.
+        """
+        with claim_clearing(self._segment, self._mapped.geometry):
+            self._mapped.native.clear()
+
     def __len__(self) -> int:
         """Counts the transitions held, without boundary rows.
 
         Raises: SegmentCorrupt: the count exceeds the rows. MarlcoreError: writers overwrote rows in every attempt.
         """
         self._segment.check_open()
-        return self._mapped.native.all_transitions()
+        native = self._mapped.native
+        if not native.cleared():
+            return native.all_transitions()
+        lo, hi = np.zeros((2, self.lanes), np.int64)
+        return count_transitions(self._mapped, lo, hi, native.windows(lo, hi))
 
     @classmethod
     def _slots(cls, description: dict[str, Any]) -> int:

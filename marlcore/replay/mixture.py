@@ -41,8 +41,8 @@ class Mixture:
         prioritized: options for all replays, or a list of one entry for each; None draws uniformly. Weights are divided
             by the largest weight of rows of the same replay; each batch of the mixture counts as one of beta_steps.
         min_size: transitions that each replay must hold before the mixture draws from it.
-        stack, n_step, gamma, seed, pad, sequence, hindsight, layout: as for `ReplayBuffer.sampler`. Hindsight takes a
-            row's goal from the row's own lane, and calls its functions once for the whole batch.
+        stack, n_step, gamma, seed, pad, sequence, hindsight, layout, replace: as for `ReplayBuffer.sampler`. Hindsight
+            takes a row's goal from the row's own lane, and calls its functions once for the whole batch.
         lanes: for each replay the consecutive lanes to draw from; None: all. `replays` may list one replay several
             times, with different lanes: its limiter then counts the rows of all lanes and of all parts together.
 
@@ -72,6 +72,7 @@ class Mixture:
         lanes: Several[range | None] | None = None,
         hindsight: Hindsight | None = None,
         layout: Layout | None = None,
+        replace: bool = True,
     ) -> None:
         _check_replays(replays)
         count = len(replays)
@@ -87,7 +88,7 @@ class Mixture:
         self._replays: dict[int, tuple[SampleGate | None, list[int]]] = {}
         for i, replay in enumerate(replays):
             view, nonce = replay.view(parts[i]), replay.handle.nonce
-            part = RowSampler(view, window, batch_size, min_size, preferred[i], seeds[i], hindsight)
+            part = RowSampler(view, window, batch_size, min_size, preferred[i], seeds[i], hindsight, replace)
             if nonce not in self._replays:
                 self._replays[nonce] = SampleGate.of(view, part.batch_size), []
             gate, numbers = self._replays[nonce]
@@ -105,10 +106,13 @@ class Mixture:
             part.resize()
         if not all(gate.may_sample(self.batch_size) for gate, _ in self._gates):
             return False
+        found, least = 0, self._parts[0].least_drawable
         for gate, numbers in self._replays.values():
-            if any(not self._parts[i].lacking() for i in numbers):
+            here = sum(self._parts[i].ready() for i in numbers)
+            found += here
+            if found >= least:
                 return True
-            if gate is not None and numbers:
+            if here < least and gate is not None and numbers:
                 gate.starve()
         return False
 
@@ -223,6 +227,8 @@ class Mixture:
 
     def _fill(self, memory: BatchMemory, counts: Ints) -> Ints:
         """Does `_draw` without waiting. Raises NotEnoughData if no replay has anything to draw."""
+        for part in self._parts:
+            part.begin()
         left = np.arange(counts.sum())
         source = np.empty_like(left)
         shares, short = self._fractions.copy(), list[int]()

@@ -1,5 +1,6 @@
 """Prioritized drawing (Schaul et al. 2016, arXiv:1511.05952): the sampler's own sum tree over all lanes."""
 
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -140,9 +141,9 @@ class PriorityTree:
         self.update(nothing, nothing)
         kernels.weigh(self._read_plan.plan, memory.address, nothing, self._record, self.beta)
 
-    def can_draw(self) -> bool:
+    def drawable(self, most: int) -> int:
         self._catch_up()
-        return self.total > 0.0
+        return min(most, math.ceil(self.total))  # for `most` above 1, all masses are 1
 
     def draw(self, memory: BatchMemory, rows: NDArray[np.int64]) -> tuple[int, int]:
         """Does `_Uniform.draw`. Raises ValueError for an actor's bad priority, which then counts as the highest."""
@@ -164,6 +165,11 @@ class PriorityTree:
         d = self._read_plan
         d.read_windows()
         return int(kernels.update(d.plan, self._record, indices, values))
+
+    def start_anew(self) -> None:
+        """Forgets all priorities, also the highest so far."""
+        self._tree[:], self._marks[:], self._reach[:] = 0.0, 0, 0
+        self._record["highest"] = FIRST + self._options.epsilon
 
     def _catch_up(self) -> None:
         self._read_plan.read_windows()
@@ -226,9 +232,7 @@ def checked_priorities(
     index: ArrayLike, priority: ArrayLike, limit: float = sys.float_info.max
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Returns the arguments of `Sampler.update_priorities` as arrays; raises the same errors."""
-    indices, values = _array("index", index, None), _array("priority", priority, np.float64)
-    if indices.ndim != 1 or (indices.dtype.kind not in "iu" and len(indices)):
-        raise ValueError(f"index: expected integers (n,), got {indices.dtype} {indices.shape}")
+    indices, values = checked_index(index), _array("priority", priority, np.float64)
     if values.shape != indices.shape:
         raise ValueError(f"priority: expected one for each index, shape {indices.shape}, got {values.shape}")
     row = kernels.first_bad(values, limit)
@@ -236,7 +240,15 @@ def checked_priorities(
         highest = f", not above {limit:.3g}" if values[row] > limit and values[row] < np.inf else ""
         got = f"{values[row]} in row {row}, index {indices[row]}"
         raise ValueError(f"priority: expected finite numbers of at least 0{highest}, got {got}")
-    return np.ascontiguousarray(indices, np.int64), values
+    return indices, values
+
+
+def checked_index(index: ArrayLike) -> NDArray[np.int64]:
+    """Returns the index of some rows as an array. Raises ValueError if it is not integers (n,)."""
+    indices = _array("index", index, None)
+    if indices.ndim != 1 or (indices.dtype.kind not in "iu" and len(indices)):
+        raise ValueError(f"index: expected integers (n,), got {indices.dtype} {indices.shape}")
+    return np.ascontiguousarray(indices, np.int64)
 
 
 def _array(label: str, value: Any, dtype: Any) -> NDArray[Any]:

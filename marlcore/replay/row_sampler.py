@@ -1,6 +1,5 @@
 """Draws the rows of batches from one replay: chooses, copies and validates them, and replaces overwritten ones."""
 
-import errno
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -13,9 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from ..checks import check_type, check_whole, state_array
 from ..errors import MarlcoreError
 from ..kernels import uniform
-from ..kernels.rows import HI, LO, ORDINAL, PLACE
-from ..memory import BOUNDARY, error_of
-from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, LaneView, ReadPlan, Window
+from ..kernels.rows import HI, LO
+from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, LaneView, ReadPlan, Window, count_transitions
 from .hindsight import Hindsight, Relabelling
 from .prioritized import EQUAL, Prioritized, PriorityTree
 
@@ -63,6 +61,7 @@ class RowSampler:
         prioritized: Prioritized | None,
         seed: int | None,
         hindsight: Hindsight | None,
+        replace: bool = True,
     ) -> None:
         check_whole("batch_size", batch_size)
         if min_size is not None:
@@ -75,13 +74,17 @@ class RowSampler:
         if prioritized is not None:
             prioritized.check(view.spec)
         check_type("hindsight", hindsight, Hindsight, or_none=True)
+        check_type("replace", replace, bool)
+        if prioritized is not None and not replace:
+            raise ValueError("replace: expected True with priorities, which decide how often a row comes, got False")
         self.stats = SamplerStats()
         self.prioritized = prioritized
         self.batch_size, self._min_size = int(batch_size), None if min_size is None else int(min_size)
         self._least = self._min_size or self.batch_size
         self._view, self._window, self.path = view, window, view.segment.path
+        self._replace = replace
         self._enough = False  # whether there were min_size transitions at the last look
-        self._plan = plan = ReadPlan(view, window, self.batch_size, hindsight is not None)
+        self._plan = plan = ReadPlan(view, window, self.batch_size, hindsight is not None, replace)
         self._whole = np.arange(self.batch_size)  # the rows of the next batch
         self.memory, self.event, self.check_open = plan.memory, plan.event, view.segment.check_open
         plan.generator[:] = np.random.SeedSequence(seed).generate_state(4, np.uint64)
@@ -90,6 +93,7 @@ class RowSampler:
         self._tree = None if prioritized is None else PriorityTree(prioritized, view, plan)
         self._strategy = self._tree or _Uniform(plan)
         self._strategy.prepare(plan.memory())  # now instead of in the first draw
+        self._cleared = plan.cleared  # at the last draw
         self._relabelling: Relabelling | None = None
         self.batch: Callable[[BatchMemory], Batch] = BatchMemory.batch
         if hindsight is not None:
@@ -109,23 +113,44 @@ class RowSampler:
                     scratch.resize(n)
             self._least, self._enough = self._min_size or n, False
             self._whole = np.arange(n)
+        if not self._replace:
+            self.begin()
         return self._whole
+
+    def begin(self) -> None:
+        """Lets the next batch have any row, also one of the last batch."""
+        if not self._replace:
+            self._plan.begin()
 
     def lacking(self) -> int:
         """Returns how many transitions at least must be added before a row can be drawn; 0 if one can be drawn now."""
         self.check_open()
-        return self._too_few() or int(not self._strategy.can_draw())
+        return self._too_few() or self.least_drawable - self._strategy.drawable(self.least_drawable)
+
+    @property
+    def least_drawable(self) -> int:
+        """How many rows a batch needs: one, or, if it has none twice, all of them."""
+        return 1 if self._replace else len(self._whole)
+
+    def ready(self) -> int:
+        """Counts the rows that can be drawn now, up to `least_drawable`."""
+        self.check_open()
+        return 0 if self._too_few() else self._strategy.drawable(self.least_drawable)
 
     def fill(self, memory: BatchMemory, rows: Ints) -> Ints:
         """Fills these rows of a batch; returns the rows left unfilled, since the replay has nothing to draw."""
         self.check_open()
+        given = rows
         if not self._enough and self._too_few():
             return rows
         lapped_since = None
         while True:
             filled, refused = self._strategy.draw(memory, rows)
             self.stats.redrawn += refused
-            if filled == 0:
+            if self._start_anew():
+                return self.fill(memory, given)
+            # Where rows were damaged, priorities may be left although no row can be drawn.
+            if filled == 0 and self._strategy.drawable(self.least_drawable) < self.least_drawable:
                 return rows
             if self._relabelling is not None:
                 self._relabelling.draw(memory, rows, filled)
@@ -138,6 +163,16 @@ class RowSampler:
             lapped_since = lapped_since or time.monotonic()
             if time.monotonic() - lapped_since > LAP_LIMIT_S:
                 raise MarlcoreError(f"{self.path}: writers overwrote every draw; use a larger capacity")
+
+    def _start_anew(self) -> bool:
+        """Forgets all earlier rows if there was a `ReplayBuffer.clear`; returns whether there was."""
+        if self._plan.cleared == self._cleared:
+            return False
+        self._cleared, self._enough = self._plan.cleared, False
+        if self._tree is not None:
+            self._tree.start_anew()
+        self.begin()
+        return True
 
     def finish(self, memory: BatchMemory, rows: Ints, beta: float | None = None) -> None:
         """Counts the rows that this sampler gave to a complete batch, computes their weights, and advances beta."""
@@ -167,6 +202,8 @@ class RowSampler:
         self._enough = False
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
+        self._plan.read_windows()
+        self._start_anew()
         state: dict[str, NDArray[Any]] = {"generator": self._plan.generator.copy()}
         if self._tree is not None:
             state |= self._tree.state_dict()
@@ -188,7 +225,8 @@ class RowSampler:
             self._tree.load_state_dict(state)
         self._plan.generator[:] = generator
         self._plan.set_floor(floor)
-        self._enough = False
+        self._plan.read_windows()
+        self._cleared, self._enough = self._plan.cleared, False
 
     def shortage(self) -> str:
         """Returns the reason why no row can be drawn, beginning with the replay's path."""
@@ -197,6 +235,8 @@ class RowSampler:
             why = f"expected at least {self._least} transitions, got {count}"
         elif self._tree is not None and self._tree.all_zero:
             why = f"each of the {count} transitions has a priority of 0, and epsilon is 0"
+        elif not self._replace:
+            why = f"fewer than {len(self._whole)} of the {count} transitions can be drawn"
         elif window.length is not None:
             why = f"none of the {count} transitions begins a sequence of {window.length} that is held whole"
         else:
@@ -205,9 +245,11 @@ class RowSampler:
 
     def _too_few(self) -> int:
         """Returns how many transitions are missing to `min_size`, but no more than the lanes have room for."""
-        geometry, floor = self._view.geometry, self._plan.floor.tolist()
+        geometry, native = self._view.geometry, self._view.native
+        native.cleared()
+        floor: list[int] = np.maximum(self._plan.floor, native.floors).tolist()
         # Full lanes never hold more, and some of their rows may be boundary rows.
-        committed = map(self._view.native.committed, range(geometry.lanes))
+        committed = map(native.committed, range(geometry.lanes))
         room = sum(max(0, geometry.capacity - (count - low)) for count, low in zip(committed, floor, strict=True))
         missing = min(room, max(0, self._least - self._held))
         self._enough = missing == 0
@@ -215,35 +257,11 @@ class RowSampler:
 
     @property
     def _held(self) -> int:
-        """Counts the transitions that the lanes hold, without those written before `clear`."""
-        native, plan = self._view.native, self._plan
-        if not plan.has_floor:
-            return native.all_transitions()
-        held, lanes, until = 0, np.arange(native.count), time.monotonic() + LAP_LIMIT_S
-        while len(lanes):
-            if time.monotonic() > until:
-                raise MarlcoreError(f"{self.path}: writers overwrote every row that was counted; use a larger capacity")
-            plan.read_windows()
-            lanes = lanes[plan.windows[LO, lanes] < plan.windows[HI, lanes]]
-            low, high, whole = plan.windows[LO, lanes], plan.windows[HI, lanes], np.ones(len(lanes), bool)
-            counts = self._count(lanes, low, high)
-            native.validator(lanes, low, whole.view(np.uint8))(len(lanes))
-            if (counts > high - low)[whole].any():
-                raise error_of(-errno.EUCLEAN)
-            held += int(counts[whole].sum())
-            lanes = lanes[~whole]
-        return held
-
-    def _count(self, lanes: Ints, low: Ints, high: Ints) -> Ints:
-        """Counts each lane's transitions with tickets in [low, high), by the counts in rows `low` and `high` - 1."""
-        geometry, body = self._view.geometry, self._view.segment.body
-        rows, stride = geometry.capacity, geometry.stride(0)
-        shape, strides = (geometry.lanes, rows, 2), (rows * stride, stride, 4)
-        heads = np.ndarray(shape, np.uint32, body, geometry.column_offset(0), strides)
-        first, newest = heads[lanes, low % rows], heads[lanes, (high - 1) % rows]
-        after = newest[:, ORDINAL] + (newest[:, PLACE] >> 24 & BOUNDARY == 0)
-        count: NDArray[np.uint32] = after - first[:, ORDINAL]
-        return count.astype(np.int64)
+        """Counts the transitions that the lanes hold, without those written before a clear."""
+        plan, view = self._plan, self._view
+        if not plan.has_floor and not view.native.cleared():
+            return view.native.all_transitions()
+        return count_transitions(view, plan.windows[LO], plan.windows[HI], plan.read_windows)
 
 
 class _Uniform:
@@ -251,17 +269,19 @@ class _Uniform:
 
     def __init__(self, read_plan: ReadPlan) -> None:
         self._read_plan = read_plan
-        self._one_ticket = np.zeros((2, 1), np.int64)
+        self._tickets = np.zeros((2, 1), np.int64)
 
     def prepare(self, memory: BatchMemory) -> None:
         """Compiles or loads the kernels without drawing."""
         uniform.draw(self._read_plan.plan, self._read_plan.columns, memory.address, _NO_ROWS)
-        self.can_draw()
+        self.drawable(1)
 
-    def can_draw(self) -> bool:
-        """Whether any row can be drawn; the call does not affect later draws."""
+    def drawable(self, most: int) -> int:
+        """Counts the rows that can be drawn now, up to `most`; the call does not affect later draws."""
+        if self._tickets.shape[1] != most:
+            self._tickets = np.zeros((2, most), np.int64)
         self._read_plan.read_windows()
-        return bool(uniform.list_sampleable(self._read_plan.plan, self._one_ticket))
+        return int(uniform.list_sampleable(self._read_plan.plan, self._tickets))
 
     def draw(self, memory: BatchMemory, rows: Ints) -> tuple[int, int]:
         """Draws transitions into the output rows rows[0], rows[1], ...; returns (rows filled, draws refused).

@@ -21,7 +21,8 @@ class Sampler:
     """Draws batches from one replay, for one thread at a time; `ReplayBuffer.sampler` makes it.
 
     A transition can be drawn if the replay holds its whole stack, and its next n steps or all steps to its episode's
-    end. A sequence can be drawn if all its transitions can. Draws are uniform with replacement, or follow priorities.
+    end. A sequence can be drawn if all its transitions can. Draws are uniform, with replacement by default, or follow
+    priorities.
 
     Attributes:
         batch_size: rows of a batch, unless `sample` says how many.
@@ -89,6 +90,7 @@ class Sampler:
             self.stats.waited += self._gate.wait(len(whole), deadline)
         while len(left := rows.fill(memory, left)):
             self._wait(deadline)
+            left = rows.resize(n)
         if self._gate is not None:
             self._gate.count(len(whole))
         rows.finish(memory, whole, beta)
@@ -135,8 +137,8 @@ class Sampler:
     def clear(self) -> None:
         """Limits draws to transitions written from now on; `sample` waits until there are min_size of these.
 
-        Other samplers are not affected, and nothing is erased. A transition whose stack begins with a row from before
-        the call is not drawn either.
+        Other samplers are not affected, and nothing is erased; `ReplayBuffer.clear` does the same for every sampler and
+        reader. A transition whose stack begins with a row from before the call is not drawn either.
         """
         self._rows.clear()
 

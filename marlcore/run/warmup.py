@@ -11,7 +11,7 @@ import numpy as np
 from ..cgroup import processors
 from ..errors import WorkerFailed
 from ..interfaces import QueueSource, ReplaySource
-from ..kernels import columns, hindsight, inorder, jit, policies, priorities, sumtree, uniform
+from ..kernels import columns, hindsight, inorder, jit, policies, priorities, reading, sumtree, uniform
 from ..kernels.plan import COLUMN, PLAN
 from ..notices import say
 from ..processes import Pool
@@ -40,6 +40,10 @@ PARTS: dict[str, list[tuple[Any, ...]]] = {
     "queue": [
         (inorder.read, *PLANNED, 0, 0, np.zeros((3, 4, 1), np.int64), np.zeros((5, 1), np.int64)),
         (policies.trace, *[FLOATS] * 4, np.zeros(1, np.bool_), FLOATS, 1.0, 1.0, 1.0, FLOATS, FLOATS),
+    ],
+    "reading": [
+        (reading.read, *PLANNED, NO_ROWS, NO_ROWS),
+        (reading.find_episodes, NO_LANES, np.zeros((3, 0), np.int64)),
     ],
     "hindsight": [(hindsight.relabel, *PLANNED, NO_ROWS, 0, np.zeros(1, hindsight.HINDSIGHT))],
     "drop_ins": [

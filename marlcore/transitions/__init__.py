@@ -5,6 +5,8 @@ no writer overwrote them. The replay and the trajectory queue build on this room
 """
 
 from .batch import Batch, BatchMemory, TorchBatch
+from .counting import count_transitions
+from .in_order import InOrder
 from .lanes import TransitionLanes, spec_difference
 from .layout import HEAD_BYTES, LaneView, Place, RecordLayout
 from .raw_rows import RowsReader, RowsWriter, share_of

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..fixed import refusal
 from ..kernels.plan import COLUMN, NO_NEXT, ONE_MORE, OWN_STACKS, SEPARATE
 from ..lazy import missing
-from ..observations import each, in_form
+from ..observations import each, in_form, rows_at
 from ..spec import Field
 from .layout import LaneView, Place
 
@@ -269,8 +269,12 @@ class BatchMemory:
         self._arrays = [self._owner, self.root, *_every_array(self.fields)]
         self._unused = self._references()
 
-    def batch(self) -> Batch:
-        return Batch(self.fields, self._dicts)
+    def batch(self, rows: int | None = None) -> Batch:
+        """Returns the batch, or only its first `rows` rows."""
+        if rows is None:
+            return Batch(self.fields, self._dicts)
+        first = {name: value if value is None else rows_at(value, slice(rows)) for name, value in self.fields.items()}
+        return Batch(first, self._dicts)
 
     def is_free(self) -> bool:
         return self._references() == self._unused

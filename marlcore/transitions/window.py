@@ -19,6 +19,7 @@ from .batch import COMPUTED, BatchLayout, BatchMemory
 from .layout import LaneView
 
 Layout: TypeAlias = Literal["separate", "shared"]
+LONGER_THAN_AGES = 1 << 24  # as a period: windows begin at an episode's first row alone
 LAP_LIMIT_S = 10.0  # the longest time for which writers may overwrite every copy before a reader raises
 
 
@@ -44,10 +45,18 @@ class Window(Declared):
 
     @property
     def burn_in(self) -> int:
+        if self.whole:
+            return rows.WHOLE
         return self.sequence.burn_in if self.sequence else 0
 
     @property
+    def whole(self) -> bool:
+        return self.sequence is not None and self.sequence.whole
+
+    @property
     def period(self) -> int:
+        if self.whole:
+            return LONGER_THAN_AGES
         return self.sequence.period or self.sequence.length - self.sequence.burn_in if self.sequence else 1
 
     def check(self, spec: TransitionSpec, lane_rows: int) -> None:
@@ -67,7 +76,7 @@ class Window(Declared):
             names = "stack + n_step" if self.length is None else "stack + n_step + sequence.length - 1"
             got = " + ".join(map(str, read))
             raise ValueError(f"{names}: expected at most the {lane_rows} rows of a lane, got {got}")
-        if self.length is not None and self.period % spec.state_every:
+        if self.length is not None and not self.whole and self.period % spec.state_every:
             interval = f"{spec.state_every} rows from one stored state to the next"
             raise ValueError(f"sequence.period: expected a multiple of the {interval}, got {self.period}")
 
@@ -80,7 +89,7 @@ class Window(Declared):
     def check_periods(self, spec: TransitionSpec, lane_rows: int) -> None:
         """Raises ValueError if a lane may at times hold no whole window of a sequence."""
         least = self.least_rows(spec)
-        if self.length is not None and least > lane_rows:
+        if self.length is not None and not self.whole and least > lane_rows:
             whole = f"a whole window of {self.length} transitions, one of which begins every {self.period} rows"
             expected = f"a lane of at least {least} rows, so that it always holds {whole}"
             raise ValueError(f"sequence: expected {expected}, got {lane_rows}")
@@ -89,15 +98,24 @@ class Window(Declared):
 class ReadPlan:
     """The kernels' arguments for batches of one window and the last chosen size; see kernels/plan.py and rows.py."""
 
-    def __init__(self, lanes: LaneView, window: Window, batch_size: int, reads_more: bool = False) -> None:
-        """With `reads_more`, the caller reads further rows for each slot, and sets the slots' lowest tickets."""
+    def __init__(
+        self, lanes: LaneView, window: Window, batch_size: int, reads_more: bool = False, replace: bool = True
+    ) -> None:
+        """With `reads_more`, the caller reads further rows for each slot, and sets the slots' lowest tickets.
+
+        Without `replace`, no row is drawn twice between two calls of `begin`.
+        """
         self.event = Event(lanes.segment.body)  # by which writers wake processes that wait for rows
         self.windows = np.zeros((4, lanes.geometry.lanes), np.int64)  # of each lane; see kernels/plan.py
         self.generator = np.zeros(4, np.uint64)  # the generator's state, for every draw
         self.floor = np.zeros(lanes.geometry.lanes, np.int64)  # the lowest tickets that may be drawn
-        self.has_floor = False
+        self.has_floor, self.cleared = False, 0  # the latter: what `NativeLanes.cleared` returned at the last look
+        self._mark = 0  # of the present batch; see kernels/plan.py
+        self._drawn = np.zeros(0 if replace else lanes.geometry.lanes * lanes.geometry.capacity, np.uint8)
         self._read_held = lanes.native.windows(self.windows[rows.LO], self.windows[rows.HI])
-        self._make = partial(_Sized, lanes, window, reads_more, self.windows, self.generator)
+        shared: dict[str, Any] = dict(zip(("lo", "hi", "seam", "before"), self.windows, strict=True))
+        shared |= {"generator": self.generator, "drawn": self._drawn}
+        self._make = partial(_Sized, lanes, window, reads_more, shared)
         self._sizes: dict[int, _Sized] = {}  # of the latest batches, the newest last
         self.resize(batch_size)
 
@@ -109,9 +127,16 @@ class ReadPlan:
             del self._sizes[next(iter(self._sizes))]
         self.plan, self.columns, self.chosen = sized.plan, sized.columns, sized.chosen
 
+    def begin(self) -> None:
+        """Lets the next draws choose any row again."""
+        if self._mark == 255:
+            self._drawn[:] = 0
+        self._mark = self._mark % 255 + 1
+        self.plan["mark"] = self._mark
+
     def read_windows(self) -> None:
         """Fills `windows` with the tickets that may be drawn now."""
-        self._read_held()
+        self.cleared = self._read_held()
         if self.has_floor:
             np.maximum(self.windows[rows.LO], self.floor, out=self.windows[rows.LO])
 
@@ -139,8 +164,9 @@ class _Sized:
     """The part of a ReadPlan that depends on the batch's size."""
 
     def __init__(
-        self, lanes: LaneView, window: Window, reads_more: bool, windows: Any, generator: Any, batch_size: int
+        self, lanes: LaneView, window: Window, reads_more: bool, shared: dict[str, Any], batch_size: int
     ) -> None:
+        """`shared` are arrays that do not depend on the size, by their names in the plan."""
         self.layout = BatchLayout(lanes, batch_size, window.stack, window.n_step, window.length, window.separate)
         self.pool: deque[BatchMemory] = deque(maxlen=_POOL)
         self.chosen = np.zeros((3, batch_size), np.int64)
@@ -149,9 +175,9 @@ class _Sized:
         self.columns = self.layout.columns
         self.columns["base"] += address_of(self._body)
         self.plan = np.zeros(1, PLAN)
-        names = ("lo", "hi", "seam", "before", "lane", "ticket", "lowest", "successors", "generator")
-        arrays = (*windows, *self.chosen, self._successors, generator)
-        self._set(window, lanes.spec, lanes.geometry, dict(zip(names, map(address_of, arrays), strict=True)))
+        arrays = dict(zip(("lane", "ticket", "lowest", "successors"), (*self.chosen, self._successors), strict=True))
+        addresses = {name: address_of(array) for name, array in (arrays | shared).items()}
+        self._set(window, lanes.spec, lanes.geometry, addresses)
         self.ok = np.zeros(batch_size, np.uint8)
         lowest = self.chosen[rows.TICKET if self.plan["plain"][0] and not reads_more else rows.LOWEST]
         self.validate = lanes.native.validator(self.chosen[rows.LANE], lowest, self.ok)

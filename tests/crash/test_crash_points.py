@@ -33,6 +33,7 @@ POINTS = {
     "add_shared": {"store": 7, "copy": 4, "futex": 1, "fcntl": 2},
     "add_limited": {"store": 12, "futex": 1},
     "draw": {"store": 3},
+    "clear": {"openat": 1, "fcntl": 1, "store": 2},
     "publish": {"store": 4, "copy": 2, "futex": 1},
     "save": {"fallocate": 1, "pwrite64": 5, "fsync": 2, "linkat": 1, "rename": 1},
     "close": {"unlink": 1, "close": 2},
@@ -49,6 +50,7 @@ FAILING = {
     "add_shared": ["fcntl:ENOLCK:MarlcoreError", "futex:ENOMEM:nothing"],
     "save": ["fallocate:ENOSPC:SharedMemoryFull", "pwrite64:ENOSPC:SharedMemoryFull", "fsync:EIO:OSError",
              "linkat:EIO:OSError", "rename:EIO:OSError"],
+    "clear": ["fcntl:ENOLCK:OSError"],
     "close": ["unlink:EIO:OSError", "close:EIO:nothing"],
     "sweep": ["unlink:EIO:OSError", "fcntl:ENOLCK:OSError"],
 }  # fmt: skip

@@ -31,14 +31,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import seams
 from core import CORE, counted, mutants, python, report, run
 from mapped import Mapped
 from uses import CASES, Case, Use
 from victims import fork, kill
 
 import marlcore as mc
-from marlcore.queue import reader as reader_module
-from marlcore.replay import sampler as sampler_module
 
 pytestmark = pytest.mark.long
 SEED = 20_240_101
@@ -91,7 +90,8 @@ def use(name: str, call: Use, tally: Counter[str]) -> None:
 
 def begin(name: str, folder: Path) -> Case:
     """The case, with every kernel compiled before anything is changed."""
-    sampler_module.LAP_LIMIT_S = reader_module.LAP_LIMIT_S = 0.05
+    for room in ("transitions", "replay"):
+        seams.replace(room, LAP_LIMIT_S=0.05)
     case = CASES[name](folder)
     case.open()
     for use_name, call in case.uses().items():

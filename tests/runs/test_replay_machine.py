@@ -17,6 +17,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -64,7 +65,8 @@ PRIORITIES = st.builds(
 FEW = st.sampled_from([1, 1, 2, 3, 4])
 WINDOWS = st.fixed_dictionaries({
     "stack": FEW, "n_step": FEW, "length": st.integers(0, 6), "burn_in": st.integers(0, 5),
-    "period": st.integers(0, 3), "prioritized": st.none() | PRIORITIES, "gamma": st.sampled_from([0.0, 0.5, 0.97, 1.0]),
+    "period": st.integers(0, 3), "whole": st.booleans(), "replace": st.booleans(),
+    "prioritized": st.none() | PRIORITIES, "gamma": st.sampled_from([0.0, 0.5, 0.97, 1.0]),
     "pad": st.sampled_from(["repeat", "zero"]), "batch_size": st.sampled_from([1, 7, 16]),
 })  # fmt: skip
 
@@ -76,7 +78,8 @@ class Watched:
         self.sampler = replay.sampler(min_size=1, **options)
         self.model, self.options = model, options
         self.window = {name: options[name] for name in ("stack", "n_step", "sequence")}
-        few = options["sequence"] is not None and options["sequence"].period > 1
+        sequence = options["sequence"]
+        few = sequence is not None and (sequence.whole or sequence.period > 1)
         self.prioritized = options["prioritized"] or (EQUAL if few else None)
         self.priorities = Priorities(model, self.prioritized, **self.window) if self.prioritized else None
         self.batches = 0
@@ -106,6 +109,8 @@ class Watched:
         oracle = self.priorities
         allowed = oracle.catch_up() if oracle else self.model.sampleable(**self.window)
         able = any(oracle.masses.values()) if oracle else bool(allowed)
+        if not self.options["replace"]:
+            able = len(allowed) >= self.options["batch_size"]
         assert self.sampler.can_sample() == able
         if not able:
             with pytest.raises(NotEnoughData):
@@ -115,11 +120,19 @@ class Watched:
         assert self.sampler.stats.lapped == 0  # nobody writes meanwhile: what was drawn was held
         gamma, pad = self.options["gamma"], self.options["pad"]
         self.model.check(batch, gamma=gamma, pad=pad, allowed=allowed, weighted=bool(oracle), **self.window)
+        assert self.options["replace"] or len({*batch.index.tolist()}) == len(batch)
         if oracle:
             oracle.check(batch, self.sampler, self.beta)
             oracle.check_masses(self.sampler)
         self.batches += 1
         return int(batch.valid[..., -1].sum())
+
+    def forget(self) -> None:
+        """What a clear of the replay does to a sampler."""
+        if self.priorities:
+            ignored = self.priorities.ignored
+            self.priorities = Priorities(self.model, self.prioritized, **self.window)
+            self.priorities.ignored = ignored
 
     def update(self, indices: np.ndarray, priorities: np.ndarray) -> None:
         with pytest.raises(ValueError, match=r"^priority: expected finite numbers of at least 0, got nan in row 0"):
@@ -267,8 +280,12 @@ class ReplayMachine(RuleBasedStateMachine):
     def options(self, window):
         """As drawn, as far as the spec and the lanes' rows allow it."""
         options = dict(window) | {"seed": int(self.rng.integers(2**32)), "sequence": None}
-        length, burn_in, period = (options.pop(name) for name in ("length", "burn_in", "period"))
-        if length and not self.spec.next_obs:
+        length, burn_in, period, whole = (options.pop(name) for name in ("length", "burn_in", "period", "whole"))
+        few = options["batch_size"] > len(self.model.lanes) * self.rows
+        options["replace"] |= few or options["prioritized"] is not None
+        if length and whole and not self.spec.next_obs:
+            options["sequence"] = Sequence(length, whole=True)
+        elif length and not self.spec.next_obs:
             burn_in, every = min(burn_in, length - 1), self.spec.state_every
             shortest = -(-(length - burn_in) // every) * every
             options["sequence"] = Sequence(length, burn_in, period * every or shortest)
@@ -280,13 +297,36 @@ class ReplayMachine(RuleBasedStateMachine):
 
     def reads(self, options):
         stack, sequence = options["stack"], options["sequence"]
-        more = sequence.length - 1 + sequence.period - 1 if sequence else 0
+        more = sequence.length - 1 + (sequence.period or 1) - 1 if sequence else 0
         return (max(stack, self.spec.state_every) if sequence else stack) + options["n_step"] + more
 
     @precondition(lambda self: self.watched)
     @rule(which=st.integers(0, 3))
     def clear_a_sampler(self, which):
         self.pick(which).clear()
+
+    @rule()
+    def clear_the_replay(self):
+        self.reader.clear()
+        for lane in self.model.lanes:
+            lane.clear()
+        for watched in self.watched:
+            watched.forget()
+
+    @rule(window=WINDOWS)
+    def read_all_that_is_held(self, window):
+        """By index, in batches and in episodes, with the window of a sampler."""
+        options = self.options(window)
+        given = {name: options[name] for name in ("stack", "n_step", "gamma", "pad")}
+        sequence, size = options["sequence"], options["batch_size"]
+        chosen = self.model.sampleable(given["stack"], given["n_step"], sequence)
+        self.model.check(self.reader.read([*chosen], sequence=sequence, **given), sequence=sequence, **given)
+        allowed = self.model.sampleable(given["stack"], given["n_step"])
+        read = [self.model.check(batch, allowed=allowed, **given) for batch in self.reader.batches(size, **given)]
+        assert sorted(chain(*read)) == sorted(allowed) and all(len(batch) == size for batch in read[:-1])
+        if not self.spec.next_obs:
+            episodes = [self.model.check(batch, **given) for batch in self.reader.episodes(**given)]
+            assert sorted(episodes) == sorted(self.model.whole_episodes())
 
     @precondition(lambda self: self.watched)
     @rule()
@@ -315,7 +355,9 @@ class ReplayMachine(RuleBasedStateMachine):
         self.compare(watched)
         self.compare(after)
         with watched.cleared():
-            able = watched.priorities or any(self.model.sampleable(**watched.window))
+            allowed = self.model.sampleable(**watched.window)
+            least = 1 if watched.options["replace"] else watched.options["batch_size"]
+            able = (watched.priorities and watched.options["replace"]) or len(allowed) >= least
         if able:
             both = [watched.sampler.state_dict() for watched in (watched, after)]
             for name, value in both[0].items():

@@ -49,11 +49,15 @@ class Lane:
         self.next_ticket = 0
         self.reserved = 0  # by a writer that was killed before it had written all that it was about to
         self.floor = 0  # of a sampler that was cleared
+        self.cleared = 0  # below it are rows from before the replay was cleared
         self.episodes = [Episode()]
 
     @property
     def lowest(self) -> int:
-        return max(self.floor, max(self.next_ticket, self.reserved) - self.capacity)
+        return max(self.floor, self.cleared, max(self.next_ticket, self.reserved) - self.capacity)
+
+    def clear(self) -> None:
+        self.cleared = self.next_ticket
 
     def seam(self) -> None:
         if self.episodes[-1].rows:
@@ -99,12 +103,23 @@ class Model:
                         allowed[row.ticket * len(self.lanes) + number] = (episode, place)
         return allowed
 
+    def whole_episodes(self) -> list[list[int]]:
+        """The indices of each episode that is held from its first row to its end."""
+        return [
+            [row.ticket * len(self.lanes) + number for row in episode.rows]
+            for number, lane in enumerate(self.lanes)
+            for episode in lane.episodes
+            if episode.ended and episode.rows[0].ticket >= lane.lowest
+        ]
+
     def _may_be_drawn(self, lane, episode, place, stack, n_step, sequence) -> bool:
         rows = episode.rows
         if rows[max(0, place - stack + 1)].ticket < lane.lowest:
             return False
         if sequence is None:
             return self.has_return(episode, place, n_step)
+        if sequence.whole:
+            return place == 0 and episode.ended and len(rows) <= sequence.length
         every = self.spec.state_every
         if place % (sequence.period or sequence.length - sequence.burn_in):
             return False

@@ -347,6 +347,23 @@ class Save(Add):
         self.watch(live)
 
 
+class Clear(Add):
+    """A process clears a replay."""
+
+    written, writes = 0, False
+
+    def act(self) -> None:
+        self.own.clear()
+
+    def check(self, done: bool) -> None:
+        """All rows are hidden, or none; then another clear hides all, and the next rows are drawn alone."""
+        assert len(self.replay) in ((0,) if done else (0, CAPACITY))
+        self.replay.clear()
+        assert len(self.replay) == 0 and not self.sampler.can_sample()
+        self.write(range(BEFORE, BEFORE + 3))
+        assert len(self.replay) == 3 and set(self.draw()) == {BEFORE, BEFORE + 1}
+
+
 class Draw(Add):
     """A sampler of a limited replay says that it starves, and another draws; then writers are held back as before."""
 
@@ -388,5 +405,6 @@ class Draw(Add):
 OF_REPLAYS = {
     "create": Create, "attach": Attach, "claim": Claim, "add": Add, "add_frame": AddFrame,
     "add_boundary": AddBoundary, "add_batch": AddBatch, "add_vector": AddVector, "add_shared": AddShared,
-    "add_limited": AddLimited, "draw": Draw, "save": Save, "close": Close, "sweep": Sweep, "create_file": CreateFile,
+    "add_limited": AddLimited, "draw": Draw, "clear": Clear, "save": Save, "close": Close, "sweep": Sweep,
+    "create_file": CreateFile,
 }  # fmt: skip

@@ -105,6 +105,11 @@ def embedded() -> float:
         with mc.Prefetch(sampler) as prefetch:
             batch: mc.Batch = prefetch.sample(timeout=1.0)
             prefetch.update_priorities(batch.index, np.ones(32))
+        again: mc.Batch = replay.read(sampler.sample().index, missing="skip", stack=4)
+        rewards = [episode.reward.sum() for episode in replay.episodes()] + [b.reward.sum() for b in replay.batches(64)]
+        whole = replay.sampler(8, sequence=mc.Sequence(100, whole=True), replace=False).sample(len(again), timeout=1.0)
+        assert whole.mask is not None and len(rewards)
+        replay.clear()
         mixed = mc.Mixture([replay, replay], fractions=[1 / 3, 2 / 3], batch_size=256).sample()
         replay.save("replay.marlcore", sampler)
     return float(mixed.reward.mean() + batch.discount.mean())

@@ -104,6 +104,9 @@ class Replay(Case):
             "create": lambda: mc.ReplayBuffer.create(self.spec, 96, 2).close(), "create a file": self.create_file,
             "sampler": lambda: self.shared.sampler(8, min_size=1),
             "write a vector": self.write_vector,
+            "read": lambda: self.shared.read(self.index, missing="skip"), "clear": self.clear,
+            "batches": lambda: [check_batch(batch) for batch in self.shared.batches(7)],
+            **({} if self.spec.next_obs else {"episodes": lambda: [*map(check_batch, self.shared.episodes())]}),
         }  # fmt: skip
         for i, sampler in enumerate(self.samplers):
             uses |= {
@@ -128,6 +131,12 @@ class Replay(Case):
 
     def update(self, sampler: Any) -> None:
         sampler.update_priorities(self.index, np.ones(len(self.index)))
+
+    def clear(self) -> None:
+        self.shared.clear()
+        for writer in self.writers:
+            for i in range(30):
+                writer.add(**row_of(self.spec), terminated=i % 11 == 10)
 
     def state(self, i: int) -> None:
         self.states[i] = self.samplers[i].state_dict()

@@ -72,6 +72,10 @@ def mixture_of(*others: Callable[[mc.ReplayBuffer], object]) -> object:
     return on(lambda replay: mc.Mixture([replay, *(other(replay) for other in others)], [0.5, 0.5], 8))
 
 
+def read(verb: str, *arguments: Any, **options: Any) -> object:
+    return on(lambda replay: getattr(replay, verb)(*arguments, **options))
+
+
 def prefetch(**options: Any) -> object:
     return on(lambda replay: mc.Prefetch(replay.sampler(8), **options))
 
@@ -224,7 +228,22 @@ PREFETCHES: list[Refused] = [
     (lambda: on(mc.Prefetch), TypeError,
         "sampler: expected one, such as replay.sampler(256) makes, got <ReplayBuffer "),
 ]  # fmt: skip
-test_refuses = refusals([*REPLAY, *WRITERS, *SAMPLERS, *OPTIONS, *MIXTURES, *PREFETCHES])
+READING: list[Refused] = [
+    *((partial(read, *verb, **{name: bad}), ValueError, f"{name}: expected {says}, got {bad!r}")
+      for verb in (("read", [0]), ("batches", 4), ("episodes",))
+      for name, bad, says in (
+          ("stack", 0, INTEGER), ("n_step", True, INTEGER), ("gamma", 2, SHARE), ("pad", "edge", "'repeat' or 'zero'"),
+          ("lanes", range(1, 3), "a range within 0 to 1"), ("layout", "apart", "'separate', 'shared' or None"),
+      )),
+    *each_bad(partial(read, "batches"), INTEGER, batch_size=[0, 2.5, True]),
+    *each_bad(partial(read, "read", []), "'raise' or 'skip'", missing=["drop"]),
+    *((partial(read, "read", bad), ValueError, f"index: expected integers (n,), got {got}")
+      for bad, got in ((4, "int64 ()"), ([0.5], "float64 (1,)"), ([[1]], "int64 (1, 1)"))),
+    (lambda: read("batches", 2**40), ValueError, f" bytes of memory, got {2**40}, which takes "),
+    (lambda: on(lambda replay: replay.episodes(), spec=NEXT_OBS), ValueError,
+        "episodes: expected a spec without next_obs, since rows with it do not follow one another"),
+]  # fmt: skip
+test_refuses = refusals([*REPLAY, *WRITERS, *SAMPLERS, *OPTIONS, *MIXTURES, *PREFETCHES, *READING])
 
 
 def test_refuses_devices():

@@ -1,0 +1,202 @@
+"""Clearing a replay: every process sees only the rows from after it, and samplers start anew."""
+
+import multiprocessing
+import threading
+from functools import partial
+
+import numpy as np
+import pytest
+from mapped import Mapped
+from model import SPECS, Model, Priorities, fill
+from refused import check_refused
+
+import marlcore as mc
+from marlcore.memory import claim_clearing
+
+SPEC = SPECS["vector"]
+TICKETS = mc.TransitionSpec(mc.Field(), mc.Field((), "int64"))
+OPTIONS = [
+    {}, {"stack": 3, "n_step": 2}, {"sequence": mc.Sequence(4, 1)}, {"sequence": mc.Sequence(9, whole=True)},
+    {"replace": False},
+]  # fmt: skip
+
+
+def window_of(options):
+    return {name: options[name] for name in ("stack", "n_step", "sequence") if name in options}
+
+
+def filled(rows=(70, 20), lane_rows=40):
+    replay, model = mc.ReplayBuffer.create(SPEC, lane_rows * len(rows), len(rows)), Model(SPEC, len(rows), lane_rows)
+    fill(replay, model, np.random.default_rng(3), list(rows))
+    return replay, model
+
+
+def clear(replay, model):
+    replay.clear()
+    for lane in model.lanes:
+        lane.clear()
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["rows", "stacks", "sequences", "episodes", "different"])
+def test_only_rows_from_after_a_clear_are_drawn_read_and_saved(options, tmp_path):
+    """The model's floor says which rows there are; samplers were made before the clear, or after it."""
+    replay, model = filled()
+    allowed_now = partial(model.sampleable, options.get("stack", 1), options.get("n_step", 1), options.get("sequence"))
+    window, rng = window_of(options), np.random.default_rng(4)
+    with replay:
+        make = partial(replay.sampler, 4, seed=0, min_size=1, **options)
+        samplers = [make()]
+        samplers[0].sample()
+        for more in ([30, 9], [9, 55]):
+            clear(replay, model)
+            assert len(replay) == len(model) == 0 and not any(sampler.can_sample() for sampler in samplers)
+            assert [*replay.batches(8)] == [*replay.episodes()] == []
+            fill(replay, model, rng, more)
+            allowed, samplers = allowed_now(), [*samplers, make()]
+            for sampler in samplers:
+                seen = {i for _ in range(300) for i in model.check(sampler.sample(), allowed=allowed, **window)}
+                assert seen == set(allowed)
+            assert len(replay) == len(model)
+            held = model.sampleable(1, 1)
+            assert sorted(i for batch in replay.batches(8) for i in model.check(batch, allowed=held)) == sorted(held)
+        replay.save(tmp_path / "save")
+        with mc.ReplayBuffer.load(tmp_path / "save") as loaded:
+            assert len(loaded) == len(model)
+            assert set(model.check(loaded.sampler(8, min_size=1, **options).sample(), allowed=allowed, **window))
+
+
+def test_a_sampler_without_a_clear_draws_the_older_rows():
+    """This is the control of the test above: the model's floor notices them."""
+    replay, model = filled()
+    with replay:
+        for lane in model.lanes:
+            lane.clear()
+        with pytest.raises(AssertionError, match="may not be drawn"):
+            model.check(replay.sampler(8, min_size=1).sample())
+
+
+def test_priorities_are_forgotten_also_the_highest():
+    options = mc.Prioritized(epsilon=0.01)
+    with mc.ReplayBuffer.create(SPEC, 80, lanes=2) as replay:
+        model, rng = Model(SPEC, 2, 40), np.random.default_rng(5)
+        fill(replay, model, rng, [30, 60])
+        sampler = replay.sampler(8, seed=0, min_size=1, prioritized=options)
+        batch = sampler.sample()
+        sampler.update_priorities(batch.index, np.full(8, 50.0))
+        clear(replay, model)
+        sampler.update_priorities(batch.index, np.full(8, 70.0))
+        assert sampler.stats.ignored == 8
+        fill(replay, model, rng, [20, 50])
+        known = Priorities(model, options, stack=1, n_step=1)
+        known.ignored = 8
+        assert sampler.can_sample()  # sees the new rows before it is asked for a batch
+        for _ in range(3):
+            model.check(batch := sampler.sample(), allowed=known.catch_up(), weighted=True)
+            known.check(batch, sampler, 0.4)
+            known.check_masses(sampler)
+
+
+def test_a_saved_state_keeps_its_priorities_after_a_clear():
+    """A clear from before the state was saved, or from before it was loaded, is not a new one."""
+    replay, _ = filled()
+    with replay:
+        replay.clear()
+        fill(replay, Model(SPEC, 2, 40), np.random.default_rng(1), [0, 0])
+        with replay.writer() as writer:
+            for _ in range(20):
+                writer.add(np.zeros(4), 0, 0.0, terminated=True, log_prob=0.0, done=False)
+        one, other = (replay.sampler(8, seed=seed, prioritized=mc.Prioritized()) for seed in (1, 2))
+        one.update_priorities(one.sample().index, np.full(8, 5.0))
+        other.load_state_dict(one.state_dict())
+        other.sample()
+        np.testing.assert_array_equal(other.state_dict()["masses"], one.state_dict()["masses"])
+
+
+def test_min_size_counts_from_the_clear():
+    with mc.ReplayBuffer.create(TICKETS, 40) as replay, replay.writer() as writer:
+        sampler = replay.sampler(2, min_size=10)
+        for start in (0, 30):
+            for ticket in range(start, start + 10):
+                check_refused(
+                    sampler.sample, mc.NotEnoughData, f"expected at least 10 transitions, got {ticket - start}"
+                )
+                writer.add(ticket, ticket, 0.0, terminated=True)
+            assert sampler.sample().index.min() >= start
+            for ticket in range(20):
+                writer.add(ticket, ticket, 0.0, terminated=True)
+            replay.clear()
+
+
+def test_a_limiters_counts_go_on():
+    limiter = mc.RateLimiter(samples_per_insert=1.0, min_size=10, tolerance=8.0)
+    with mc.ReplayBuffer.create(TICKETS, 64, limiter=limiter) as replay, replay.writer(timeout=0.0) as writer:
+        sampler, added = replay.sampler(4), 0
+        for _ in range(18):
+            writer.add(0.0, 0, 0.0, terminated=True)
+        with pytest.raises(TimeoutError):
+            writer.add(0.0, 0, 0.0, terminated=True)
+        replay.clear()
+        with pytest.raises(mc.NotEnoughData, match="expected at least 4 transitions, got 0"):
+            sampler.sample()  # which lets the writer pass
+        while not sampler.can_sample():
+            writer.add(0.0, 0, 0.0, terminated=True)
+            added += 1
+        assert added == 4
+        for _ in range(5):
+            sampler.sample()
+        with pytest.raises(mc.NotEnoughData, match="the limiter expects at least 26 transitions inserted, got 22"):
+            sampler.sample()
+
+
+def test_a_writer_goes_on_and_its_episode_is_cut():
+    with mc.ReplayBuffer.create(TICKETS, 40) as replay, replay.writer() as writer:
+        for ticket in range(16):
+            if ticket == 6:
+                replay.clear()
+            writer.add(ticket, ticket, 0.0, terminated=ticket in (9, 14))
+        assert [episode.action.tolist() for episode in replay.episodes()] == [[10, 11, 12, 13, 14]]
+        assert {*replay.sampler(64, stack=2, min_size=1, seed=0).sample().index.tolist()} == {7, 8, 9, *range(10, 15)}
+        assert replay.read([6]).action == 6
+        check_refused(partial(replay.read, [5]), IndexError, "such as 5, ticket 5 of lane 0")
+
+
+def attached_clear(replay):
+    with replay:
+        replay.clear()
+
+
+def test_any_process_may_clear_and_several_take_turns():
+    replay, model = filled()
+    with replay:
+        sampler = replay.sampler(4)
+        sampler.sample()
+        child = multiprocessing.get_context("spawn").Process(target=attached_clear, args=(replay,))
+        held = claim_clearing(replay._segment, replay._mapped.geometry)
+        child.start()
+        other = threading.Thread(target=replay.clear)
+        other.start()
+        other.join(0.05)
+        assert other.is_alive() and len(replay) == len(model)
+        held.close()
+        other.join()
+        child.join()
+        assert child.exitcode == 0 and len(replay) == 0 and not sampler.can_sample()
+
+
+def test_a_floor_above_its_lanes_rows_is_refused():
+    replay, _ = filled()
+    with replay:
+        sampler = replay.sampler(4)
+        mapped = Mapped(replay)
+        mapped.words(mapped.geometry.counters_offset(1))[4] = 10**6
+        mapped.words(mapped.geometry.counters_offset(0))[5] = 1
+        for call in (sampler.sample, replay.__len__, partial(replay.batches, 4), replay.episodes):
+            check_refused(call, mc.errors.SegmentCorrupt, "contradict one another")
+
+
+def test_a_process_that_watches_may_not_clear():
+    replay, _ = filled()
+    with replay, mc.ReplayBuffer.watch(replay.handle) as watching:
+        replay.clear()
+        assert len(watching) == 0
+        check_refused(watching.clear, mc.MarlcoreError, "got one that only watches it")
