@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import names_error
-from ..spec import Field, TransitionSpec, as_field
+from ..checks import check_finite, names_error
+from ..observations import ALONE, path_to
+from ..spec import ACTION, Field, Fields, TransitionSpec, as_field
 from .layout import Place, RecordLayout
 
 Setter = Callable[[Any], None]
@@ -22,11 +23,15 @@ class FieldSetters:
     def __init__(
         self, spec: TransitionSpec, layout: RecordLayout, put_of: Callable[[Place, str, bool], Setter]
     ) -> None:
-        def observation(role: str, label: str, final: bool = False) -> Setter:
-            places = layout.of_role(role)
-            if isinstance(spec.obs, Field):
-                return put_of(places[0], label, final)
-            puts = {place.name: put_of(place, f"{label}[{place.name!r}]", final) for place in places}
+        places = {(place.role, place.name): place for place in layout.places}
+
+        def setter_of(role: str, label: str, form: Fields, path: str = "", final: bool = False) -> Setter:
+            if isinstance(form, Field):
+                return put_of(places[role, path or ALONE], label, final)
+            puts = {
+                name: setter_of(role, f"{label}[{name!r}]", inner, path_to(path, name), final)
+                for name, inner in form.items()
+            }
 
             def put(value: Any) -> None:
                 if not isinstance(value, Mapping):
@@ -35,12 +40,12 @@ class FieldSetters:
 
             return put
 
-        self.obs = observation("obs", "obs")
-        self.final_obs = observation("obs", "final_obs", final=True)
-        self.action = put_of(layout.of_role("action")[0], "action", False)
-        self.extras = {place.name: put_of(place, place.name, False) for place in layout.of_role("extra")}
+        self.obs = setter_of("obs", "obs", spec.obs)
+        self.final_obs = setter_of("obs", "final_obs", spec.obs, final=True)
+        self.action = setter_of("action", "action", spec.action, ACTION)
+        self.extras = {name: setter_of("extra", name, form, name) for name, form in spec.extras.items()}
         if spec.next_obs:
-            self.extras["next_obs"] = observation("next_obs", "next_obs")
+            self.extras["next_obs"] = setter_of("next_obs", "next_obs", spec.obs)
 
 
 def put_all(label: str, puts: Mapping[str, Setter], values: Mapping[str, Any]) -> None:
@@ -49,6 +54,21 @@ def put_all(label: str, puts: Mapping[str, Setter], values: Mapping[str, Any]) -
         raise names_error(label, puts.keys(), values)
     for name, put in puts.items():
         put(values[name])
+
+
+class RewardVector:
+    """Stages a reward that is a vector, in the place of the memoryview that takes a single number."""
+
+    def __init__(self, field: Field, view: NDArray[np.float32]) -> None:
+        self._field, self._view = field, view
+
+    def __setitem__(self, index: int, reward: Any) -> None:
+        values = as_field("reward", self._field, reward)
+        check_finite("reward", values)
+        self._view[...] = values
+
+    def __getitem__(self, index: int) -> float:
+        return float(self._view[index])
 
 
 def setter(label: str, field: Field, view: NDArray[Any]) -> Setter:

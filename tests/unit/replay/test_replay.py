@@ -220,8 +220,8 @@ def test_the_ends_of_one_batch_are_not_those_of_the_next():
     with ReplayBuffer.create(SCALAR, 64) as replay, replay.writer() as writer:
         writer.add_batch(**rows, terminated=ends)
         writer.add_batch(**rows)
-        with pytest.raises(TypeError, match="truncated"):
-            writer.add_batch(**rows, terminated=ends, truncated=np.zeros(3))
+        with pytest.raises(ValueError, match="truncated"):
+            writer.add_batch(**rows, terminated=ends, truncated=np.full(3, 2))
         writer.add_batch(**rows)
         batch = replay.sampler(64, seed=0, min_size=1).sample()
         assert set(batch.index[batch.terminated].tolist()) == {1}
