@@ -143,7 +143,7 @@ def _write_returns(p, out, lane, ticket, rows, at):
     """Writes the returns of `rows` transitions from `ticket` on; validation detects rows overwritten meanwhile."""
     for i in range(rows):
         _, last, flags = last_of(p, lane, ticket + i)
-        _, successor = successor_of(p, lane, last, flags)
+        _, successor, late = successor_of(p, lane, last, flags)
         total, discount = _sum_rewards(p, lane, ticket + i, last, REWARD)
         int64_at(p.successors)[at + i] = successor
         if p.rewards == 1:
@@ -152,7 +152,7 @@ def _write_returns(p, out, lane, ticket, rows, at):
             _write_vector(p, out, lane, ticket + i, last, at + i)
         float32_at(out + p.discount)[at + i] = 0.0 if flags & TERMINATED else discount
         uint8_at(out + p.terminated)[at + i] = (flags & TERMINATED) != 0
-        uint8_at(out + p.truncated)[at + i] = (flags & TRUNCATED) != 0
+        uint8_at(out + p.truncated)[at + i] = (flags & TRUNCATED) != 0 or late
 
 
 @inlined
@@ -244,7 +244,7 @@ def _take_plain(p, columns, out, rows, first, count):
         at = row_of(p, lane, ticket)
         head = uint32_at(records + at * stride)
         flags = flags_of(head[PLACE])
-        verdict, successor = successor_of(p, lane, ticket, flags)
+        verdict, successor, late = successor_of(p, lane, ticket, flags)
         if p.far and slot + AHEAD < count:
             _prefetch_columns(p, columns, lanes[slot + AHEAD], tickets[slot + AHEAD])
         if verdict != SAMPLEABLE or flags & BOUNDARY:
@@ -262,7 +262,7 @@ def _take_plain(p, columns, out, rows, first, count):
         rewards[row] = float32_at(records + at * stride)[REWARD]
         discounts[row] = 0.0 if flags & TERMINATED else gamma
         terminated[row] = (flags & TERMINATED) != 0
-        truncated[row] = (flags & TRUNCATED) != 0
+        truncated[row] = (flags & TRUNCATED) != 0 or late
         versions[row] = head[POLICY_VERSION]
         index[row] = ticket * lanes_in_all + lane
         weights[row] = 1.0

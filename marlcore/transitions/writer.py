@@ -187,6 +187,41 @@ class Writer(WriterBase):
         finally:
             staging.lent.clear()
 
+    @one_thread
+    def end_episode(self, *, final_obs: Any, truncated: bool = True) -> int:
+        """Truncates the episode after its last row, for programs that learn of a truncation only after the `add`.
+
+        The row itself stays as it was committed: a boundary row with `final_obs` follows it, which samplers and readers
+        take for the truncation. A row whose return needs later rows is drawn or read only after this call or the next
+        `add`, so no batch shows the row without its end.
+
+        Args:
+            final_obs: the observation after the last action, from which the last row's return is bootstrapped.
+            truncated: True; a terminal state has no boundary row to say so, and must come with its own `add`.
+
+        Returns: the boundary row's ticket; -1 if a queue with "drop_newest" has no room: then the last row cannot be
+            read either, and the next row begins an episode.
+
+        Raises:
+            ValueError: this writer's last row ended its episode, or there is none; `truncated` is False; the spec
+                stores next_obs, so that rows have no boundary rows.
+            The errors of `add`; nothing was written then.
+        """
+        self.check_open()
+        if self._view.spec.next_obs:
+            raise ValueError("end_episode: expected a spec without next_obs, got one whose rows do not follow another")
+        if not as_flag("truncated", truncated):
+            raise ValueError("truncated: expected True, since `add` takes terminated=True with its row, got False")
+        if not self._native.in_episode:
+            raise ValueError("end_episode: expected a last row that did not end its episode, got none")
+        self._put_final(final_obs)
+        if self._gate is not None and not self._gate(0, True, self._timeout, self.check_open):
+            return self._leave_out()
+        ticket = self._native.end_episode()
+        if ticket < 0:
+            raise self._error_of(ticket)
+        return ticket
+
     def new_episode(self) -> None:
         """Makes the next row begin an episode, however the last row ended; no sample crosses the seam."""
         self._native.new_episode()

@@ -89,6 +89,13 @@ def write_something(dice, writer, order: InOrder, numbers, when_full):
     if dice.random() < 0.1:
         writer.new_episode()
         order.model.lanes[lane].seam()
+    if dice.random() < 0.1 and order.model.lanes[lane].episodes[-1].rows:
+        final_obs = next(numbers)
+        with contextlib.suppress(TimeoutError):
+            if writer.end_episode(final_obs=final_obs) == -1:
+                order.refuse(lane, 0)
+            else:
+                order.model.lanes[lane].truncate(final_obs)
     single = dice.random() < 0.7
     rows = random_rows(dice, numbers, 1 if single else dice.randrange(1, 4), finals=single)
     try:
