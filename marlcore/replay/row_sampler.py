@@ -84,7 +84,7 @@ class RowSampler:
         self._plan = plan = ReadPlan(view, window, self.batch_size, hindsight is not None)
         self._whole = np.arange(self.batch_size)  # the rows of the next batch
         self.memory, self.event, self.check_open = plan.memory, plan.event, view.segment.check_open
-        plan.generator[:] = np.random.SeedSequence(seed).generate_state(4, np.uint64)
+        plan.generator[:] = _state_of(seed)
         if prioritized is None and window.period > 1:
             prioritized = EQUAL  # since few rows begin a sequence, nearly all uniformly drawn rows would be refused
         self._tree = None if prioritized is None else PriorityTree(prioritized, view, plan)
@@ -110,6 +110,10 @@ class RowSampler:
             self._least, self._enough = self._min_size or n, False
             self._whole = np.arange(n)
         return self._whole
+
+    def reseed(self, number: int) -> None:
+        """Replaces the generator's state by one that follows from it and a number."""
+        self._plan.generator[:] = _state_of([*self._plan.generator.tolist(), number])
 
     def lacking(self) -> int:
         """Returns how many transitions at least must be added before a row can be drawn; 0 if one can be drawn now."""
@@ -244,6 +248,10 @@ class RowSampler:
         after = newest[:, ORDINAL] + (newest[:, PLACE] >> 24 & BOUNDARY == 0)
         count: NDArray[np.uint32] = after - first[:, ORDINAL]
         return count.astype(np.int64)
+
+
+def _state_of(seed: int | list[int] | None) -> NDArray[Any]:
+    return np.random.SeedSequence(seed).generate_state(4, np.uint64)
 
 
 class _Uniform:

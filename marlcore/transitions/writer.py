@@ -24,8 +24,8 @@ from ..memory import (
     add_lock,
     check_interruption,
     invalidate_after_fork,
+    let_in,
     one_thread,
-    refuse_second,
 )
 from ..spec import Field, as_field, as_flag, rows_of
 from .layout import REWARD_OFFSET, LaneView, Place, rewards_of
@@ -112,11 +112,11 @@ class Writer(WriterBase):
         """
         inside, me = self._inside, get_ident()
         if inside:
-            refuse_second(self)
+            let_in(self)
         inside[me] = None
         try:
             if len(inside) > 1:
-                refuse_second(self)
+                let_in(self)
             flags = 0
             if terminated is not False or truncated is not False or final_obs is not None:
                 flags = self._ending(terminated, truncated, final_obs)

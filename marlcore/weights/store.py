@@ -36,7 +36,7 @@ class ParameterStore(VersionedRows):
     """Versions of one model's weights in shared memory: one publisher, any number of subscribers, no locks.
 
     Make it with `create` and pass it, or its `handle`, to other processes: unpickling a ParameterStore attaches to the
-    same memory. After a fork, attach to the handle.
+    same memory; a forked child's first use does so too.
 
     A model is a torch module, or a mapping of arrays by name; mappings may nest, and hold lists and tuples. A row holds
     the extras and, in their own dtypes, a mapping's arrays or a module's parameters and buffers: tied tensors once,
