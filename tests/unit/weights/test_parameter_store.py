@@ -596,7 +596,7 @@ WRAPPERS = {
 
 
 @pytest.mark.parametrize("wrapper", long_but(["held", "in parallel", "both"], WRAPPERS))
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", r"ignore:The \.grad attribute of a Tensor:UserWarning")
 def test_a_wrapped_module_counts_as_the_module_inside(wrapper, tmp_path):
     """At either end, as a whole and as a part; the wrapped module computes, and trains, with what it pulled."""
     wrap, x = WRAPPERS[wrapper], torch.randn(4, 3)
