@@ -45,7 +45,7 @@ class Shared(Closing):
             if segment.description["kind"] != self.kind:
                 raise KeyError("kind")
             self._understand(segment)
-        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
             segment.close()
             raise SegmentCorrupt(f"{segment.path}: expected a {self.kind}, got another kind of segment") from error
 

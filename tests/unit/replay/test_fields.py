@@ -11,11 +11,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from mapped import Mapped
 from refused import check_refused
 
 import marlcore as mc
 from marlcore import Field, ReplayBuffer, TransitionSpec, arrays
 from marlcore.lazy import is_installed
+from marlcore.memory import Segment
 from marlcore.observations import each, leaves, nested
 
 FRAME = Field((9, 31), "uint8")
@@ -121,6 +123,17 @@ def test_paths_lead_to_what_nested_dicts_hold():
     tree = {"a": {"b": 1, "c": {"d": 2}}, "e.f": 3}
     assert leaves(tree) == {"a.b": 1, "a.c.d": 2, "e.f": 3} and nested(leaves(tree), tree) == tree
     assert leaves(4) == {"observation": 4} and nested({"observation": 4}, None) == 4
+
+
+@pytest.mark.parametrize("levels", [17, 400])
+def test_a_description_that_nests_too_deep_is_refused(levels):
+    with ReplayBuffer.create(TransitionSpec(Field(), Field()), 8) as replay:
+        made = Mapped(replay).segment
+        spec = {**made.description["spec"]}
+        for _ in range(levels):
+            spec["obs"] = {"x": spec["obs"]}
+        bad = Segment.create("bad", made.description | {"spec": spec}, len(made.body))
+        check_refused(lambda: ReplayBuffer(bad), mc.SegmentCorrupt, "expected a replay, got another kind of segment")
 
 
 BFLOAT = TransitionSpec(Field((2,), "bfloat16"), Field((), "bfloat16"), {"large": Field((300,), "bfloat16")})

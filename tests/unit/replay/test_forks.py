@@ -205,9 +205,11 @@ def test_what_a_thread_was_inside_at_the_fork_is_refused():
                     sampler.sample()
             assert replay.sampler(4).sample()
 
-        assert in_a_fork(child)
-        leave.set()
-        thread.join()
+        try:
+            assert in_a_fork(child)
+        finally:
+            leave.set()
+            thread.join()
         sampler.sample()
 
 
