@@ -137,8 +137,9 @@ class Workers:
         return self
 
     def _begin(self) -> None:
-        self._entered = self._open = True
+        self._entered = True
         self._control = self._held.enter_context(closing(Control.create([])))  # tells all workers to stop
+        self._open = True
         self._held.callback(self._children.close)
         self._check_before = interrupt_waits_with(None)
         interrupt_waits_with(self._check_in_a_wait)
