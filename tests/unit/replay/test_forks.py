@@ -1,13 +1,15 @@
 """Forks: a child's first use of a sampler, a reader or a replay attaches it anew, and draws are the child's own."""
 
 import multiprocessing
-import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
+from mapped import Mapped
 from victims import fork, reap
 
 import marlcore as mc
@@ -34,6 +36,25 @@ def in_a_fork(child: Callable[[], object]) -> bool:
     return reap(fork(lambda: (child(), None)[1])) == 0
 
 
+@contextmanager
+def forked(child: Callable[[socket.socket], object]) -> Iterator[socket.socket]:
+    """Runs a forked child beside the block, connected with it; the child must do its work without an error."""
+    ours, theirs = socket.socketpair()
+
+    def work() -> None:
+        ours.close()  # so that either end hears of the other's death
+        child(theirs)
+
+    pid = fork(work)
+    theirs.close()
+    try:
+        with ours:
+            yield ours
+    finally:
+        code = reap(pid)
+    assert code == 0
+
+
 SAMPLERS: dict[str, Callable[[mc.ReplayBuffer], Any]] = {
     "uniform": lambda replay: replay.sampler(8, seed=0),
     "prioritized": lambda replay: replay.sampler(8, seed=0, prioritized=mc.Prioritized()),
@@ -45,10 +66,9 @@ SAMPLERS: dict[str, Callable[[mc.ReplayBuffer], Any]] = {
 def test_a_forked_sampler_sees_what_is_written_later_by_either_side(replay, kind):
     sampler = SAMPLERS[kind](replay)
     sampler.sample()
-    reader, writer = os.pipe()
 
-    def child() -> None:
-        assert os.read(reader, 1) == b"w"
+    def child(parent: socket.socket) -> None:
+        assert parent.recv(1) == b"w"
         sampler.clear()
         assert not sampler.can_sample()
         write(replay, 50, 1000, lane=1)
@@ -57,31 +77,23 @@ def test_a_forked_sampler_sees_what_is_written_later_by_either_side(replay, kind
         if kind == "prioritized":
             sampler.update_priorities(batch.index, np.ones(8))
 
-    pid = fork(child)
-    write(replay, 100, 200)
-    os.write(writer, b"w")
-    assert reap(pid) == 0
-    os.close(reader), os.close(writer)
+    with forked(child) as connection:
+        write(replay, 100, 200)
+        connection.send(b"w")
     assert len(replay) == 250
     assert (sampler.sample().obs < 1200).all()
 
 
-def draws_of_children(sampler: Any, children: int) -> list[list[int]]:
-    """What each of some forked children draws first, in the order of their forks."""
-    drawn = []
-    for _ in range(children):
-        reader, writer = os.pipe()
-        assert in_a_fork(lambda writer=writer: os.write(writer, sampler.sample().index.astype(np.int64).tobytes()))
-        drawn.append(np.frombuffer(os.read(reader, 4096), np.int64).tolist())
-        os.close(reader), os.close(writer)
-    return drawn
+def first_draw_of_a_child(sampler: Any) -> tuple[int, ...]:
+    with forked(lambda parent: parent.send(sampler.sample().index.tobytes())) as connection:
+        return tuple(np.frombuffer(connection.recv(4096), np.int64).tolist())
 
 
 def test_children_draw_other_rows_than_the_parent_and_each_other(replay):
     sampler, twin = replay.sampler(32, seed=7), replay.sampler(32, seed=7)
-    drawn = draws_of_children(sampler, 3)
+    drawn = {first_draw_of_a_child(sampler) for _ in range(3)}
     own = sampler.sample().index.tolist()
-    assert len({*map(tuple, [*drawn, own])}) == 4
+    assert len(drawn | {tuple(own)}) == 4
     assert own == twin.sample().index.tolist(), "the parent's own draws do not change"
 
 
@@ -110,6 +122,22 @@ def test_a_writer_a_publisher_and_a_prefetch_stay_the_parents(replay):
     assert writer.add(0.0, 0, 0.0) == 100 and publisher.publish() == 1 and gated.add(0.0, 0, 0.0) == 0
     assert rows.row_bytes and end.batch_size == 4
     prefetch.close(), store.close(), limited.close()
+
+
+def test_a_full_lanes_writer_asks_for_no_room_in_a_child():
+    """The request would be written to the parent's lane, to which the child's queue is attached by then."""
+    with mc.TrajectoryQueue.create(SPEC, 8) as queue, queue.writer(timeout=0.0) as writer:
+        while len(queue) < 8:
+            writer.add(0.0, 0, 0.0)
+        mapped = Mapped(queue)
+        asked = mapped.words(mapped.geometry.counters_offset(0))[3:4]
+
+        def child() -> None:
+            assert len(queue) == 8
+            with pytest.raises(mc.StaleHandle):
+                writer.add(0.0, 0, 0.0)
+
+        assert in_a_fork(child) and asked.tolist() == [0]
 
 
 def test_a_forked_sampler_takes_a_slot_of_its_own_at_the_limiter():
@@ -142,22 +170,18 @@ def test_a_forked_reader_continues_once_the_parents_is_closed():
         write(queue, 20)
         reader = queue.reader(5)
         assert reader.read().action.tolist() == [0, 1, 2, 3, 4]
-        (child_hears, tell_child), (hear_child, child_tells) = os.pipe(), os.pipe()
 
-        def child() -> None:
+        def child(parent: socket.socket) -> None:
             with pytest.raises(mc.LaneBusy, match="the queue has a living reader"):
                 reader.read()
-            os.write(child_tells, b"r")
-            assert os.read(child_hears, 1) == b"c"
+            parent.send(b"r")
+            assert parent.recv(1) == b"c"
             assert reader.read().action.tolist() == [5, 6, 7, 8, 9]
 
-        pid = fork(child)
-        assert os.read(hear_child, 1) == b"r"
-        reader.close()
-        os.write(tell_child, b"c")
-        assert reap(pid) == 0
-        for end in (child_hears, tell_child, hear_child, child_tells):
-            os.close(end)
+        with forked(child) as connection:
+            assert connection.recv(1) == b"r"
+            reader.close()
+            connection.send(b"c")
         with queue.reader(5) as successor:
             assert successor.read().action.tolist() == [10, 11, 12, 13, 14]
 
@@ -166,19 +190,16 @@ def test_a_forked_subscriber_pulls_what_is_published_later():
     tree, local = {"w": np.zeros(3)}, {"w": np.zeros(3)}
     with mc.ParameterStore.create(tree) as store, store.publisher(tree) as publisher:
         subscriber = store.subscriber(local)
-        into, out = os.pipe()
 
-        def child() -> None:
-            assert os.read(into, 1) == b"p"
+        def child(parent: socket.socket) -> None:
+            assert parent.recv(1) == b"p"
             assert subscriber.pull() and local["w"].tolist() == [2, 2, 2] and subscriber.version == 2
 
         publisher.publish()
-        pid = fork(child)
-        tree["w"] += 2.0
-        publisher.publish()
-        os.write(out, b"p")
-        assert reap(pid) == 0
-        os.close(into), os.close(out)
+        with forked(child) as connection:
+            tree["w"] += 2.0
+            publisher.publish()
+            connection.send(b"p")
         assert not local["w"].any() and subscriber.pull()
 
 
@@ -215,19 +236,16 @@ def test_what_a_thread_was_inside_at_the_fork_is_refused():
 
 def test_a_child_of_a_replay_that_is_gone_says_so(replay):
     sampler = replay.sampler(8)
-    into, out = os.pipe()
 
-    def child() -> None:
-        assert os.read(into, 1) == b"g"
+    def child(parent: socket.socket) -> None:
+        assert parent.recv(1) == b"g"
         for _ in range(2):
             with pytest.raises(mc.SegmentNotFound, match="no such segment"):
                 sampler.sample()
 
-    pid = fork(child)
-    replay.close()
-    os.write(out, b"g")
-    assert reap(pid) == 0
-    os.close(into), os.close(out)
+    with forked(child) as connection:
+        replay.close()
+        connection.send(b"g")
 
 
 def test_a_grandchild_attaches_anew_too(replay):
