@@ -23,29 +23,30 @@ class FieldSetters:
     def __init__(
         self, spec: TransitionSpec, layout: RecordLayout, put_of: Callable[[Place, str, bool], Setter]
     ) -> None:
-        places = {(place.role, place.name): place for place in layout.places}
+        def in_role(role: str, final: bool = False) -> Callable[[str, str], Setter]:
+            places = {place.name: place for place in layout.of_role(role)}
+            return lambda path, label: put_of(places[path or ALONE], label, final)
 
-        def setter_of(role: str, label: str, form: Fields, path: str = "", final: bool = False) -> Setter:
-            if isinstance(form, Field):
-                return put_of(places[role, path or ALONE], label, final)
-            puts = {
-                name: setter_of(role, f"{label}[{name!r}]", inner, path_to(path, name), final)
-                for name, inner in form.items()
-            }
-
-            def put(value: Any) -> None:
-                if not isinstance(value, Mapping):
-                    raise names_error(label, puts.keys(), value)
-                put_all(label, puts, value)
-
-            return put
-
-        self.obs = setter_of("obs", "obs", spec.obs)
-        self.final_obs = setter_of("obs", "final_obs", spec.obs, final=True)
-        self.action = setter_of("action", "action", spec.action, ACTION)
-        self.extras = {name: setter_of("extra", name, form, name) for name, form in spec.extras.items()}
+        self.obs = _setter_of(in_role("obs"), spec.obs, "", "obs")
+        self.final_obs = _setter_of(in_role("obs", final=True), spec.obs, "", "final_obs")
+        self.action = _setter_of(in_role("action"), spec.action, ACTION, "action")
+        self.extras = {name: _setter_of(in_role("extra"), form, name, name) for name, form in spec.extras.items()}
         if spec.next_obs:
-            self.extras["next_obs"] = setter_of("next_obs", "next_obs", spec.obs)
+            self.extras["next_obs"] = _setter_of(in_role("next_obs"), spec.obs, "", "next_obs")
+
+
+def _setter_of(make: Callable[[str, str], Setter], form: Fields, path: str, label: str) -> Setter:
+    """Returns a setter of a Field's value, or of a dict of values, made by `make(path, label)` for each Field."""
+    if isinstance(form, Field):
+        return make(path, label)
+    puts = {name: _setter_of(make, part, path_to(path, name), f"{label}[{name!r}]") for name, part in form.items()}
+
+    def put(value: Any) -> None:
+        if not isinstance(value, Mapping):
+            raise names_error(label, puts.keys(), value)
+        put_all(label, puts, value)
+
+    return put
 
 
 def put_all(label: str, puts: Mapping[str, Setter], values: Mapping[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Writers and samplers: closing ends them and their waits, and each belongs to one process."""
 
+import gc
 import os
 import pickle
 from collections.abc import Callable, Iterator
@@ -82,6 +83,21 @@ def test_what_was_closed_refuses_every_use(replay, kind):
                 use()
     if kind == "prefetch":
         end.close()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_writer_gives_its_lane_back_with_its_last_reference(nested):
+    """At once, without the collector of cycles."""
+    spec = mc.TransitionSpec({"a": {"b": mc.Field()}}, {"c": mc.Field()}, reward=mc.Field((2,))) if nested else SPEC
+    with mc.ReplayBuffer.create(spec, 30, lanes=3) as replay:
+        gc.disable()
+        try:
+            for make in (replay.writer, lambda: replay.vector_writer([0, 1])) * 2:
+                end = make()
+                end.new_episode()
+                del end
+        finally:
+            gc.enable()
 
 
 def test_a_closed_replay_refuses_every_use(replay):
