@@ -212,7 +212,7 @@ struct mc_mapping {   /* private to a process; one thread opens it */
     uint64_t nbytes;
 };
 
-/* Maps the first nbytes of a file, shared. 0, -errno. */
+/* Maps the first nbytes of a file, shared; in the place of what is mapped, if anything is. 0, -errno. */
 int mc_mapping_open(struct mc_mapping *mapping, int fd, uint64_t nbytes, int writable);
 /* Any thread. Unmaps the memory, if mapped. */
 void mc_mapping_close(struct mc_mapping *mapping);

@@ -10,7 +10,8 @@
 #include "core.h"
 
 int mc_mapping_open(struct mc_mapping *mapping, int fd, uint64_t nbytes, int writable) {
-    void *address = mmap(NULL, nbytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, 0);
+    int flags = MAP_SHARED | (mapping->address ? MAP_FIXED : 0);
+    void *address = mmap(mapping->address, nbytes, PROT_READ | (writable ? PROT_WRITE : 0), flags, fd, 0);
     if (address == MAP_FAILED)
         return -errno;
     mapping->nbytes = nbytes;

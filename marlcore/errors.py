@@ -86,9 +86,9 @@ class NotEnoughMemory(MarlcoreError, MemoryError):
 
 
 class StaleHandle(MarlcoreError):
-    """A handle names a segment that was replaced, or an object crossed a fork.
+    """A handle names a segment that was replaced, or a writer, publisher or prefetch crossed a fork.
 
-    Pass on the new segment's handle. In a forked child, attach again: `ReplayBuffer.attach(handle)`.
+    Pass on the new segment's handle. In a forked child, make another writer, of a lane that the parent does not hold.
     """
 
 

@@ -24,6 +24,38 @@ def in_form(parts: Mapping[str, T], form: Any) -> T | dict[str, T]:
     return dict(parts) if isinstance(form, Mapping) else parts[ALONE]
 
 
+def leaves(tree: Any, path: str = "") -> dict[str, Any]:
+    """Returns what nested dicts hold by paths such as "hand.left"; a tree that is no dict has the path `path` or ALONE.
+
+    Raises ValueError if two leaves have one path.
+    """
+    if not isinstance(tree, Mapping):
+        return {path or ALONE: tree}
+    found: dict[str, Any] = {}
+    for name, part in tree.items():
+        inner = leaves(part, path_to(path, name))
+        if both := found.keys() & inner.keys():
+            raise ValueError(f"expected one field of the path {min(both)!r}, got two")
+        found |= inner
+    return found
+
+
+def nested(parts: Mapping[str, Any], form: Any, path: str = "") -> Any:
+    """Inverts `leaves`: returns the parts in the form of a tree, without those leaves of it that `parts` lacks."""
+    if not isinstance(form, Mapping):
+        return parts[path or ALONE]
+    paths = {name: path_to(path, name) for name in form}
+    return {
+        name: nested(parts, inner, paths[name])
+        for name, inner in form.items()
+        if isinstance(inner, Mapping) or paths[name] in parts
+    }
+
+
+def path_to(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
 def part_name(keys: tuple[Any, ...]) -> str:
     """Returns the name, an identifier, of the part under these keys of Dicts and Tuples; ALONE without keys."""
     if not keys:
@@ -35,17 +67,17 @@ def part_name(keys: tuple[Any, ...]) -> str:
 def each(function: Callable[..., Any], values: Any, *others: Any) -> Any:
     """Applies `function` to each part of the values and the same part of `others`; returns results in the same form."""
     if isinstance(values, Mapping):
-        return {name: function(value, *(other[name] for other in others)) for name, value in values.items()}
+        return {name: each(function, value, *(other[name] for other in others)) for name, value in values.items()}
     return function(values, *others)
 
 
 def rows_at(values: Any, index: Any) -> Any:
-    return {name: rows[index] for name, rows in values.items()} if isinstance(values, dict) else values[index]
+    return {name: rows_at(rows, index) for name, rows in values.items()} if isinstance(values, dict) else values[index]
 
 
 def put_rows(values: Any, index: Any, new: Any) -> None:
     if isinstance(values, dict):
         for name, rows in values.items():
-            rows[index] = new[name]
+            put_rows(rows, index, new[name])
     else:
         values[index] = new

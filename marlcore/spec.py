@@ -1,33 +1,40 @@
 """The fields of a transition, checked once: their names, shapes and dtypes; and windows of transitions."""
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .checks import brief, check_type, check_whole, is_whole, names_error
-from .observations import by_name, each
+from .arrays import BFLOAT16, as_array, dtype_of
+from .checks import brief, check_type, check_whole, is_whole, names_error, short
+from .observations import each, leaves
+from .pytrees import register, static
 
 RESERVED_NAMES = frozenset(
     {"obs", "next_obs", "final_obs", "action", "reward", "terminated", "truncated", "policy_version"}
 )
+ACTION = "action"
 _KINDS = "biufc"
 MAX_BYTES = 2**47  # of one array: the size of a process's address space
+_MAX_DEPTH = 16  # of dicts
 MAX_AXES = 24  # a batch has up to three more, and NumPy allows 32
 MAX_EVERY = 2**23  # an episode's row counter ends below 2^24 and then continues at about half of that
 
 
+@static
 @dataclass(frozen=True)
 class Field:
     """One array of a transition.
 
     Attributes:
         shape: the array's shape in one transition, () for a scalar; every extent is at least 1.
-        dtype: a NumPy dtype name of booleans, integers, floats or complex numbers, in native byte order.
+        dtype: a NumPy dtype name of booleans, integers, floats or complex numbers, in native byte order; torch's dtypes
+            of these names too; or "bfloat16", if ml_dtypes is installed.
         every: 1 stores the field in each row. For recurrent state, an extra may have a k > 1, up to 2^23: rows k, 2k,
             3k, ... of an episode store the field, and row 0 and all others do not. Sequences then begin at row 0 or at
             a row that stores it.
@@ -46,10 +53,10 @@ class Field:
         try:
             if self.dtype is None:  # which NumPy reads as float64
                 raise TypeError
-            dtype = np.dtype(self.dtype)
+            dtype = dtype_of(self.dtype)
         except (TypeError, SyntaxError):  # NumPy parses a name that has a comma
             raise TypeError(f"Field dtype: expected a NumPy dtype name, got {self.dtype!r}") from None
-        if dtype.kind not in _KINDS or not dtype.isnative:
+        if (dtype.kind not in _KINDS and dtype.name != BFLOAT16) or not dtype.isnative:
             raise TypeError(f"Field dtype: expected a native bool, integer, float or complex, got {dtype!r}")
         check_whole("Field every", self.every, 1, MAX_EVERY)
         if math.prod(map(int, shape)) > MAX_BYTES // dtype.itemsize:
@@ -61,11 +68,11 @@ class Field:
     @cached_property
     def numpy(self) -> np.dtype[Any]:
         """The dtype as a `numpy.dtype`."""
-        return np.dtype(self.dtype)
+        return dtype_of(self.dtype)
 
     def zeros(self, *axes: int) -> NDArray[Any]:
         """Returns an array [*axes, *shape] of zeros."""
-        return np.zeros((*axes, *self.shape), self.dtype)
+        return np.zeros((*axes, *self.shape), self.numpy)
 
     @property
     def nbytes(self) -> int:
@@ -77,38 +84,43 @@ class Field:
         return f"{self.dtype} {self.shape}" + (f" every {self.every}" if self.every > 1 else "")
 
 
+Fields: TypeAlias = "Field | Mapping[str, Fields]"  # a Field, or dicts of Fields by name, which may nest
+
+
+@static
 @dataclass(frozen=True)
 class TransitionSpec:
     """The fields of a transition.
 
     Attributes:
-        obs: the observation: one Field, or a dict of named Fields.
-        action: the action.
-        extras: further named fields of each transition, such as log_prob.
+        obs: the observation: one Field, or a dict of Fields by name, which may hold further dicts. Names are any
+            strings, such as "observation.state".
+        action: the action, one Field or a dict likewise.
+        extras: further fields of each transition by name, such as log_prob, in a dict likewise.
         next_obs: True stores next_obs in the row itself, for rows that do not follow one another. Otherwise next_obs
             is the next row's obs, so that each frame is stored once.
+        reward: float32, a scalar or, for several objectives or agents, a vector (n,); returns are then vectors too.
     """
 
-    obs: Field | Mapping[str, Field]
-    action: Field
-    extras: Mapping[str, Field] = field(default_factory=dict)
+    obs: Fields
+    action: Fields
+    extras: Mapping[str, Fields] = field(default_factory=dict)
     next_obs: bool = False
+    reward: Field = Field()
 
     def __post_init__(self) -> None:
-        if isinstance(self.obs, Mapping):
-            object.__setattr__(self, "obs", _checked_fields("TransitionSpec obs", self.obs))
-            if not self.obs:
-                raise ValueError("TransitionSpec obs: expected at least one Field, got an empty dict")
-        check_type("TransitionSpec obs", self.obs, (Field, dict), expected="a Field or a dict of Fields")
-        check_type("TransitionSpec action", self.action, Field)
-        object.__setattr__(self, "extras", _checked_fields("TransitionSpec extras", self.extras))
+        check_type("TransitionSpec extras", self.extras, Mapping, expected="a dict of Fields")
+        for name, least in (("obs", 1), ("action", 1), ("extras", 0)):
+            object.__setattr__(self, name, _checked_fields(f"TransitionSpec {name}", getattr(self, name), least))
         if reserved := RESERVED_NAMES & self.extras.keys():
             raise ValueError(f"TransitionSpec extras: {min(reserved)!r} is the name of a built-in field")
-        obs = self.obs if isinstance(self.obs, Mapping) else {"obs": self.obs}
-        for label, part in [*obs.items(), ("action", self.action)]:
+        check_type("TransitionSpec reward", self.reward, Field)
+        if self.reward != Field(self.reward.shape[:1]):
+            raise ValueError(f"TransitionSpec reward: expected float32 () or (n,), got {self.reward.describe()}")
+        for label, part in [*leaves(self.obs, "obs").items(), *self.action_fields.items()]:
             if part.every != 1:
                 raise ValueError(f"TransitionSpec {label}: expected every=1, got every={part.every}")
-        intervals = {extra.every for extra in self.extras.values()} - {1}
+        intervals = {extra.every for extra in self.extra_fields.values()} - {1}
         if len(intervals) > 1:
             raise ValueError(f"TransitionSpec extras: expected one interval for all, got every={sorted(intervals)}")
         if intervals and self.next_obs:
@@ -116,6 +128,10 @@ class TransitionSpec:
                 "TransitionSpec extras: expected every=1, since rows with next_obs do not follow one another"
             )
         check_type("TransitionSpec next_obs", self.next_obs, bool)
+        register()
+
+    def __hash__(self) -> int:
+        return hash(json.dumps(self.to_dict(), sort_keys=True))
 
     @classmethod
     def from_spaces(
@@ -124,46 +140,49 @@ class TransitionSpec:
         """Returns the spec of an environment's transitions, from its Gymnasium spaces.
 
         A Box, Discrete, MultiDiscrete or MultiBinary becomes a Field with the space's shape and dtype (a Discrete: one
-        int64). A Dict of these as the observation space becomes a dict of Fields. `extras` are further fields by name.
+        int64). A Dict, in which others may lie, becomes a dict of Fields. `extras` are further fields by name.
 
         Raises:
-            ValueError: a space is of another kind, such as a Tuple or a Dict in a Dict.
+            ValueError: a space is of another kind, such as a Tuple.
             TypeError: an argument is an environment, not a space.
         """
         for label, space in (("observation_space", observation_space), ("action_space", action_space)):
             if hasattr(space, label):
                 raise TypeError(f"{label}: expected a space, got an environment, {space!r}; pass env.{label}")
-        members = getattr(observation_space, "spaces", None)
-        if isinstance(members, Mapping):
-            obs: Any = {name: _field_of(f"observation_space[{name!r}]", space) for name, space in members.items()}
-        else:
-            obs = _field_of("observation_space", observation_space, "Box, Discrete, MultiDiscrete, MultiBinary or Dict")
-        return cls(obs=obs, action=_field_of("action_space", action_space), extras=extras, next_obs=next_obs)
+        obs, action = _fields_of("observation_space", observation_space), _fields_of("action_space", action_space)
+        return cls(obs=obs, action=action, extras=extras, next_obs=next_obs)
 
     @property
     def state_every(self) -> int:
         """Rows of an episode between two stored recurrent states; 1 when every row stores every extra."""
-        return max((extra.every for extra in self.extras.values()), default=1)
+        return max((extra.every for extra in self.extra_fields.values()), default=1)
 
     @property
     def obs_fields(self) -> dict[str, Field]:
-        """The observation's fields by name; a single Field has the name observations.ALONE."""
-        return by_name(self.obs)
+        """The observation's fields by path, see `leaves`; a single Field has the name observations.ALONE."""
+        return leaves(self.obs)
+
+    @property
+    def action_fields(self) -> dict[str, Field]:
+        """The action's fields by paths that begin with ACTION, which is the path of a single Field."""
+        return leaves(self.action, ACTION)
+
+    @property
+    def extra_fields(self) -> dict[str, Field]:
+        """The extras' fields by path."""
+        return leaves(self.extras)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a form ready for JSON; equal specs give equal forms."""
-        return {
-            "obs": each(_plain, self.obs),
-            "action": _plain(self.action),
-            "extras": each(_plain, self.extras),
-            "next_obs": self.next_obs,
-        }
+        plain = {name: each(_plain, getattr(self, name)) for name in ("obs", "action", "extras")}
+        rewards = {"reward": _plain(self.reward)} if self.reward.shape else {}
+        return {**plain, "next_obs": self.next_obs, **rewards}
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> "TransitionSpec":
         """Returns the spec from which `to_dict` made `plain`."""
         obs, action, extras = (each(lambda part: Field(*part), plain[name]) for name in ("obs", "action", "extras"))
-        return cls(obs, action, extras, plain["next_obs"])
+        return cls(obs, action, extras, plain["next_obs"], Field(*plain["reward"]) if "reward" in plain else Field())
 
 
 @dataclass(frozen=True)
@@ -232,10 +251,12 @@ class Ragged:
         check_whole(f"Ragged {self.name} most", self.most)
         if not isinstance(self.parts, Mapping) or not self.parts or self.name in self.parts:
             raise ValueError(f"Ragged {self.name}: expected Fields by other names, got {self.parts!r}")
-        object.__setattr__(self, "parts", _checked_fields(f"Ragged {self.name}", self.parts))
+        for name, part in self.parts.items():
+            check_type(f"Ragged {self.name}[{name!r}]", part, Field)
+        object.__setattr__(self, "parts", dict(self.parts))
         if any(part.every != 1 for part in self.parts.values()):
             raise ValueError(f"Ragged {self.name}: expected Fields with every=1, got {self.parts}")
-        _checked_fields(f"Ragged {self.name}", self.fields)
+        _checked_fields(f"Ragged {self.name}", self.fields, 1)
 
     @property
     def fields(self) -> dict[str, Field]:
@@ -271,10 +292,17 @@ class Ragged:
         return torch.arange(self.most, device=lengths.device) < lengths[..., None]
 
 
-def _field_of(label: str, space: Any, kinds: str = "Box, Discrete, MultiDiscrete or MultiBinary") -> Field:
-    """Returns a space's Field. Raises ValueError if it is of another kind, without a shape or a numeric dtype."""
+_FLAG = Field((), "bool")
+
+
+def _fields_of(label: str, space: Any) -> Fields:
+    """Returns a space's Fields. Raises ValueError if it is of another kind, without a shape or a numeric dtype."""
+    members = getattr(space, "spaces", None)
+    if isinstance(members, Mapping):
+        return {name: _fields_of(f"{label}[{name!r}]", member) for name, member in members.items()}
     shape, dtype = getattr(space, "shape", None), getattr(space, "dtype", None)
     if not isinstance(shape, tuple) or dtype is None or np.dtype(dtype).kind not in _KINDS:
+        kinds = "Box, Discrete, MultiDiscrete, MultiBinary or Dict"
         raise ValueError(f"{label}: expected a {kinds} space, got {space!r}")
     try:
         return Field(shape, np.dtype(dtype).name)
@@ -286,13 +314,31 @@ def _plain(part: Field) -> list[Any]:
     return [list(part.shape), part.dtype, part.every]
 
 
-def _checked_fields(where: str, fields: Mapping[str, Field]) -> dict[str, Field]:
-    check_type(where, fields, Mapping, expected="a dict of Fields")
-    for name, part in fields.items():
-        if not isinstance(name, str) or not name.isidentifier():
-            raise ValueError(f"{where}: expected names that are identifiers, got {name!r}")
-        check_type(f"{where}[{name!r}]", part, Field)
-    return dict(fields)
+def _checked_fields(where: str, fields: Any, least: int) -> Any:
+    """Returns a copy of a Field, or of nested dicts of Fields, the outer one with at least `least` names.
+
+    Raises ValueError or TypeError if `fields` is anything else, or two of them have one path.
+    """
+    checked = _checked_part(where, fields, least, 0)
+    try:
+        leaves(checked)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    return checked
+
+
+def _checked_part(where: str, fields: Any, least: int, depth: int) -> Any:
+    if isinstance(fields, Field):
+        return fields
+    check_type(where, fields, Mapping, expected="a Field or a dict of Fields")
+    if depth == _MAX_DEPTH:
+        raise ValueError(f"{short(where)}: expected dicts in at most {_MAX_DEPTH} levels, got more")
+    if len(fields) < least:
+        raise ValueError(f"{where}: expected at least one Field, got an empty dict")
+    for name in fields:
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"{where}: expected names of at least one character, got {name!r}")
+    return {name: _checked_part(f"{where}[{name!r}]", part, 1, depth + 1) for name, part in fields.items()}
 
 
 def as_field(label: str, field: Field, value: Any) -> NDArray[Any]:
@@ -302,7 +348,7 @@ def as_field(label: str, field: Field, value: Any) -> NDArray[Any]:
         names the field, the expected value and the actual one.
     """
     try:
-        array = np.asarray(value)
+        array = as_array(value)
     except (ValueError, TypeError, RuntimeError) as error:
         raise ValueError(f"{label}: expected {field.describe()}, got {brief(value)} ({brief(error)})") from None
     dtype = field.numpy
@@ -310,6 +356,11 @@ def as_field(label: str, field: Field, value: Any) -> NDArray[Any]:
         raise ValueError(f"{label}: expected {field.describe()}, got shape {array.shape}")
     if array.dtype == dtype:
         return array
+    if dtype.kind == "b" and array.dtype.kind in "iuf":
+        others = array[(array != 0) & (array != 1)]
+        if others.size:
+            raise ValueError(f"{label}: expected {field.describe()}, or 0 and 1, got {others[0]}")
+        return array.astype(dtype)
     integers = array.dtype.kind in "iu" and dtype.kind in "iu"
     if integers and array.size:
         least, most, limits = int(array.min()), int(array.max()), np.iinfo(field.dtype)
@@ -318,12 +369,25 @@ def as_field(label: str, field: Field, value: Any) -> NDArray[Any]:
     if integers or np.can_cast(array.dtype, dtype, "same_kind"):
         try:
             with np.errstate(over="raise"):
-                return array.astype(dtype)
+                fitted = array.astype(dtype)
+            if dtype.name == BFLOAT16 and (np.isinf(fitted) & np.isfinite(array)).any():  # whose casts raise nothing
+                raise FloatingPointError
+            return fitted
         except FloatingPointError:
             with np.errstate(over="ignore"):
                 beyond = array[np.isfinite(array) & ~np.isfinite(array.astype(dtype))]
             raise ValueError(f"{label}: expected values in {field.dtype}'s range, got {beyond[0]}") from None
     raise TypeError(f"{label}: expected {field.describe()}, got dtype {array.dtype}")
+
+
+def as_flag(label: str, value: Any) -> bool:
+    """Returns a bool, 0 or 1, or an array or tensor of one without axes, as a bool. Raises TypeError for all else."""
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    try:
+        return bool(as_field(label, _FLAG, value))
+    except (TypeError, ValueError):
+        raise TypeError(f"{label}: expected a bool, got {brief(value)}") from None
 
 
 def rows_of(label: str, field: Field, value: Any, rows: int) -> NDArray[Any]:

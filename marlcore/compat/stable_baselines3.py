@@ -125,7 +125,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self._writer = replay.vector_writer()
         self._samplers: dict[int, Sampler] = {}
         self._newest = newest
-        fields = {"action": self._spec.action, "reward": Field((), "float32"), "done": Field((), "bool")}
+        fields = self._spec.action_fields | {"reward": Field((), "float32"), "done": Field((), "bool")}
         for name, field in self._spec.obs_fields.items():
             key = f"[{self._keys[name]!r}]" if self._keys else ""
             fields |= {f"obs{key}": field, f"next_obs{key}": field}

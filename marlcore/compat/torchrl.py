@@ -111,7 +111,7 @@ class _LaneStorage(_Storage):
         leaves = _leaves(rows)
         if leaves.keys() != set(self.keys.values()):
             raise names_error("tensordict", map(str, self.keys.values()), list(leaves))
-        fields = self.replay.spec.extras
+        fields = self.replay.spec.extra_fields
         arrays = {
             name: rows_of(str(key), fields[name], leaves[key].detach().cpu().numpy(), len(rows))
             for name, key in self.keys.items()

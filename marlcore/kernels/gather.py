@@ -122,14 +122,21 @@ def _gather_state(p, column, out, lane, ticket, slot):
 
 
 @inlined
-def _sum_rewards(p, lane, first, last):
+def _sum_rewards(p, lane, first, last, word):
     """Returns the discounted sum of the rewards of rows `first` to `last`, and the discount of the value after them."""
     total, discount = 0.0, 1.0
     for ticket in range(first, last + 1):
         floats = float32_at(record_of(p, lane, ticket))
-        total += discount * floats[REWARD]
+        total += discount * floats[word]
         discount *= p.gamma
     return total, discount
+
+
+@inlined
+def _write_vector(p, out, lane, first, last, at):
+    for component in range(p.rewards):
+        total, _ = _sum_rewards(p, lane, first, last, REWARD + component)
+        float32_at(out + p.reward)[at * p.rewards + component] = total
 
 
 @inlined
@@ -137,13 +144,16 @@ def _write_returns(p, out, lane, ticket, rows, at):
     """Writes the returns of `rows` transitions from `ticket` on; validation detects rows overwritten meanwhile."""
     for i in range(rows):
         _, last, flags = last_of(p, lane, ticket + i)
-        _, successor = successor_of(p, lane, last, flags)
-        total, discount = _sum_rewards(p, lane, ticket + i, last)
+        _, successor, late = successor_of(p, lane, last, flags)
+        total, discount = _sum_rewards(p, lane, ticket + i, last, REWARD)
         int64_at(p.successors)[at + i] = successor
-        float32_at(out + p.reward)[at + i] = total
+        if p.rewards == 1:
+            float32_at(out + p.reward)[at + i] = total
+        else:
+            _write_vector(p, out, lane, ticket + i, last, at + i)
         float32_at(out + p.discount)[at + i] = 0.0 if flags & TERMINATED else discount
         uint8_at(out + p.terminated)[at + i] = (flags & TERMINATED) != 0
-        uint8_at(out + p.truncated)[at + i] = (flags & TRUNCATED) != 0
+        uint8_at(out + p.truncated)[at + i] = (flags & TRUNCATED) != 0 or late
 
 
 @inlined
@@ -163,7 +173,7 @@ def _write_marks(p, out, lane, ticket, rows, age, slot):
             versions[at] = uint32_at(record_of(p, lane, ticket + step))[POLICY_VERSION]
             continue
         versions[at] = 0
-        float32_at(out + p.reward)[at] = 0.0
+        zero_bytes(out + p.reward + 4 * at * p.rewards, 4 * p.rewards)
         float32_at(out + p.discount)[at] = 0.0
         uint8_at(out + p.terminated)[at] = 0
         uint8_at(out + p.truncated)[at] = 0
@@ -219,7 +229,10 @@ def _take_whole(p, columns, out, rows, first, count):
 
 @inlined
 def _take_plain(p, columns, out, rows, first, count):
-    """Does `take_chosen` for single one-step transitions without a stack; leaves their lowest tickets unset."""
+    """Does `take_chosen` for single one-step transitions without a stack or a vector of rewards.
+
+    Leaves their lowest tickets unset.
+    """
     lanes, tickets = int64_at(p.lane), int64_at(p.ticket)
     rewards, discounts = float32_at(out + p.reward), float32_at(out + p.discount)
     terminated, truncated = uint8_at(out + p.terminated), uint8_at(out + p.truncated)
@@ -232,7 +245,7 @@ def _take_plain(p, columns, out, rows, first, count):
         at = row_of(p, lane, ticket)
         head = uint32_at(records + at * stride)
         flags = flags_of(head[PLACE])
-        verdict, successor = successor_of(p, lane, ticket, flags)
+        verdict, successor, late = successor_of(p, lane, ticket, flags)
         if p.far and slot + AHEAD < count:
             _prefetch_columns(p, columns, lanes[slot + AHEAD], tickets[slot + AHEAD])
         if verdict != SAMPLEABLE or flags & BOUNDARY:
@@ -250,7 +263,7 @@ def _take_plain(p, columns, out, rows, first, count):
         rewards[row] = float32_at(records + at * stride)[REWARD]
         discounts[row] = 0.0 if flags & TERMINATED else gamma
         terminated[row] = (flags & TERMINATED) != 0
-        truncated[row] = (flags & TRUNCATED) != 0
+        truncated[row] = (flags & TRUNCATED) != 0 or late
         versions[row] = head[POLICY_VERSION]
         index[row] = ticket * lanes_in_all + lane
         weights[row] = 1.0

@@ -42,10 +42,11 @@ PLAN = record(
     seam           address of int64 [lanes]: the ticket in (lo, lo + capacity] that lies in row 0
     before         address of int64 [lanes]: the number of tickets in the windows of the lanes before
     stack n_step gamma length burn_in period repeat stored_next state_every  the window to draw: see transitions.Window
-    plain          whether the window is one transition without a stack, of one step
+    plain          whether the window is one transition without a stack, of one step, and its reward one number
     frames fields states  numbers of columns: frames come first, then other fields, then recurrent states
     far            whether a column lies outside the records
     batch          transitions or sequences of a batch
+    rewards        components of a reward: 1, or those of a vector
     reward discount terminated truncated policy_version valid mask index weight  offsets of arrays in the batch
     lane ticket lowest  addresses of scratch, int64 [batch], one item a slot
     successors     address of scratch, int64 [batch * length]

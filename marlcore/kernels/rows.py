@@ -111,26 +111,33 @@ def last_of(p, lane, ticket):
         last += 1
         place = place_of(p, lane, last)
         flags = flags_of(place)
-        if age_of(place) == 0 or flags & BOUNDARY:
+        if age_of(place) == 0:
             return NEVER, last, flags
+        if flags & BOUNDARY:
+            last, flags = last - 1, np.uint64(TRUNCATED)
     return SAMPLEABLE, last, flags
 
 
 @inlined
 def successor_of(p, lane, last, flags):
-    """Finds the row whose obs is the next_obs of a return that ends with `last`; returns (verdict, that row's ticket).
+    """Finds the row whose obs is the next_obs of a return that ends with `last`.
 
-    A truncated row's successor is its boundary row. A terminated row without a boundary row is its own successor.
+    A truncated row's successor is its boundary row. A terminated row without a boundary row is its own successor. A row
+    without flags that has a boundary row was truncated late, after it had been written: see `Writer.end_episode`.
+
+    Returns: (verdict, the successor's ticket, whether `last` was truncated late).
     """
     if p.stored_next:
-        return SAMPLEABLE, last
+        return SAMPLEABLE, last, False
     after = last + 1
     if after < int64_at(p.hi)[lane]:
         place = place_of(p, lane, after)
-        if age_of(place) != 0 and (not flags & ENDED or flags_of(place) & BOUNDARY != 0):
-            return SAMPLEABLE, after
-        return (SAMPLEABLE if flags & TERMINATED else NEVER), last
-    return (SAMPLEABLE if flags & TERMINATED else PENDING), last
+        if age_of(place) != 0 and not flags & ENDED:
+            return SAMPLEABLE, after, flags_of(place) & BOUNDARY != 0
+        if age_of(place) != 0 and flags_of(place) & BOUNDARY:
+            return SAMPLEABLE, after, False
+        return (SAMPLEABLE if flags & TERMINATED else NEVER), last, False
+    return (SAMPLEABLE if flags & TERMINATED else PENDING), last, False
 
 
 @inlined
@@ -174,7 +181,7 @@ def check(p, lane, ticket):
         if ticket + rows >= hi:
             return PENDING, age, lowest, rows
         place = place_of(p, lane, ticket + rows)
-        if age_of(place) == 0:
+        if age_of(place) == 0 or flags_of(place) & BOUNDARY:
             break
     if p.burn_in == WHOLE and not flags_of(place_of(p, lane, ticket + rows - 1)) & ENDED:
         return NEVER, age, lowest, rows

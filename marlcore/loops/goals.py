@@ -25,7 +25,7 @@ def with_functions_of(env: Any, hindsight: Hindsight, spec: TransitionSpec) -> H
     if reward is None:
         raise ValueError(f"replay.hindsight: expected an environment with compute_reward{ARGUMENTS}, got {brief(env)}")
     goals = spec.obs_fields["desired_goal"].zeros(2)
-    info = {name: field.zeros(2) for name, field in spec.extras.items()}
+    info = {name: field.zeros(2) for name, field in spec.extra_fields.items()}
     if (shape := np.shape(reward(goals, goals, info))) != (2,):
         raise ValueError(
             f"replay.hindsight: expected a compute_reward that returns [2] for goals {list(goals.shape)}, "

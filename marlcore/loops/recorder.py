@@ -40,7 +40,7 @@ class Recorder:
         self.copies = copies = self.lanes.shape[1]
         self.parts = np.zeros(copies, np.int64)  # of the replay, for the episodes that begin next
         self._lanes = self.lanes[0].copy()  # of the present episodes
-        self._of_algorithm = {name: field for name, field in spec.extras.items() if name not in OF_OUTCOMES}
+        self._of_algorithm = {name: field for name, field in spec.extra_fields.items() if name not in OF_OUTCOMES}
         self._sums_returns, self._shares_rewards = RETURN in spec.extras, MEMBER_REWARDS in spec.extras
         self.takes_outcomes = self._sums_returns or self._shares_rewards  # else `take` has nothing to do
         self._discounted = np.zeros(copies)
@@ -103,7 +103,7 @@ class Recorder:
             self._discounted[index] = self._discounted[index] * self.gamma + outcome.reward
             self.rows.extras[RETURN][index] = self._discounted[index]
         if self._shares_rewards:
-            field, rewards = self.spec.extras[MEMBER_REWARDS], outcome.member_rewards
+            field, rewards = self.spec.extra_fields[MEMBER_REWARDS], outcome.member_rewards
             try:
                 self.rows.extras[MEMBER_REWARDS][index] = rows_of(MEMBER_REWARDS, field, rewards, len(outcome.copies))
             except (ValueError, TypeError) as error:

@@ -6,7 +6,7 @@ The room knows nothing of transitions, weights or learning, and blocks only call
 """
 
 from .files import File, same_file, too_many_files
-from .guard import close_when_alone, invalidate_after_fork, one_thread, refuse_second
+from .guard import Inside, at_first_use, child_number, close_when_alone, invalidate_after_fork, let_in, one_thread
 from .lanes import ROOM_OFFSET, LaneGeometry, add_lock, claim, claim_clearing, claim_reader, slot_lock, writer_lock
 from .native import (
     BOUNDARY,

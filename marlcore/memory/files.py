@@ -73,17 +73,21 @@ class MappedFile:
     def __init__(self, fd: int, path: Path, nbytes: int, writable: bool) -> None:
         """Maps `nbytes` bytes. Raises SharedMemoryFull if too little address space is left."""
         self._raw = ffi.gc(ffi.new("struct mc_mapping *"), lib.mc_mapping_close)
-        code = lib.mc_mapping_open(self._raw, fd, nbytes, writable)
-        if code == -errno.ENOMEM:
-            asked = f"{nbytes} bytes of address space asked for"
-            raise SharedMemoryFull(f"{path}: {asked}, fewer are free; raise `ulimit -v`")
-        _raise_os_error(code, path)
-        self._writable = writable
+        self._path, self._nbytes, self._writable = path, nbytes, writable
+        self.attach(fd)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
         address = int(ffi.cast("uintptr_t", self._raw.address))
         return {"version": 3, "typestr": "|u1", "shape": (self._raw.nbytes,), "data": (address, not self._writable)}
+
+    def attach(self, fd: int) -> None:
+        """Maps the file; after `detach` at the same address, so that arrays show the shared memory again."""
+        code = lib.mc_mapping_open(self._raw, fd, self._nbytes, self._writable)
+        if code == -errno.ENOMEM:
+            asked = f"{self._nbytes} bytes of address space asked for"
+            raise SharedMemoryFull(f"{self._path}: {asked}, fewer are free; raise `ulimit -v`")
+        _raise_os_error(code, self._path)
 
     def detach(self, fd: int) -> None:
         """Replaces the shared mapping in a forked child by a private copy, which neither locks nor changes the file.

@@ -1,4 +1,4 @@
-"""Guards objects that serve one thread of one process: a second thread and a forked child get an error."""
+"""Guards objects that serve one thread of one process, against a second thread, and in a forked child."""
 
 import os
 import time
@@ -6,15 +6,18 @@ import weakref
 from collections.abc import Callable, Collection
 from functools import wraps
 from threading import get_ident
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
-from ..errors import UsedByTwoThreads
+from ..errors import StaleHandle, UsedByTwoThreads
 from .files import File
 
 _PAUSE_S = 1e-4
 
 F = TypeVar("F", bound=Callable[..., Any])
+Inside: TypeAlias = dict[int, Callable[[], None] | None]  # the threads in guarded methods; see `one_thread`
+_FORKED = 0  # no thread's id: in `inside`, what makes an object usable that has crossed a fork
 _forkable: weakref.WeakSet[Any] = weakref.WeakSet()
+_forks = 0  # of this process and, before it existed, of those that it was forked from
 
 
 def one_thread(method: F) -> F:
@@ -23,18 +26,19 @@ def one_thread(method: F) -> F:
     The object has a dict `_inside`, whose keys are the ids of the threads in such a method: at most one thread, and for
     a moment each thread that is being refused. The guard never waits. Each change of the dict is one instruction, and
     CPython handles no signal between that instruction and the `try`, so an exception at any moment leaves no thread
-    marked as inside. `Writer.add` inlines this code to save a call. Raises UsedByTwoThreads.
+    marked as inside. `Writer.add` inlines this code to save a call. Raises UsedByTwoThreads. In a forked child, the
+    first call does what `at_first_use` was told.
     """
 
     @wraps(method)
     def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
         inside, me = self._inside, get_ident()
         if inside:
-            refuse_second(self)
+            let_in(self)
         inside[me] = None
         try:
             if len(inside) > 1:
-                refuse_second(self)
+                let_in(self)
             return method(self, *args, **kwargs)
         finally:
             del inside[me]
@@ -50,11 +54,30 @@ def close_when_alone(claim: File, inside: Collection[int]) -> None:
     claim.close()
 
 
-def refuse_second(used: object) -> None:
+def let_in(used: Any) -> None:
+    """Makes an object usable that has crossed a fork. Raises UsedByTwoThreads if another thread is inside it."""
+    if (attach := used._inside.get(_FORKED)) is not None:
+        attach()
+        del used._inside[_FORKED]
+        return
     raise UsedByTwoThreads(
         f"{type(used).__name__}: expected one thread at a time, got a call while another one was inside; give each "
         "thread its own, or hold a lock around the calls"
     )
+
+
+def at_first_use(inside: Inside, attach: Callable[[], None]) -> None:
+    """In an object's `forked()`: makes its first guarded call in the child run `attach`, again if that raises."""
+    inside[_FORKED] = _refuse_torn if inside.keys() - {_FORKED} else attach
+
+
+def _refuse_torn() -> None:
+    raise StaleHandle("a thread was inside this object when the process forked; make another one in the child")
+
+
+def child_number() -> int:
+    """Returns a number by which the forked children of one process differ: their order, counted since its first."""
+    return _forks
 
 
 def invalidate_after_fork(thing: Any) -> None:
@@ -67,4 +90,9 @@ def _after_fork() -> None:
         thing.forked()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+def _before_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork)

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable
 from functools import lru_cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ try:
     from .._core import ffi as _ffi
     from .._core import lib as _lib
 except ModuleNotFoundError as error:
-    if error.name == "_cffi_backend":
+    if find_spec("_cffi_backend") is None:
         raise ModuleNotFoundError("marlcore needs cffi: python -m pip install cffi", name="cffi") from None
     raise ImportError(
         f"compiled core: expected one in {Path(__file__).parents[1]}, got none: run `python -m pip install -e .` in "

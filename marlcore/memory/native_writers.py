@@ -14,6 +14,7 @@ Coded = Callable[[bool], int]  # returns 0 or a negative code
 LANE, AFTER, FIRST, ROWS = range(4)
 PART_LANE, OFFSET, SPAN_ROWS, SKIP, TAKE, SEAM = range(6)
 _SPANS, _PARTS = "struct mc_span[]", "struct mc_part[]"
+_BOUNDARY_ROW = ffi.new("uint8_t[]", [0, 0, 1])  # the flags of one row: see `rows_adder`
 
 
 class _WritingEnd:
@@ -67,9 +68,20 @@ class NativeWriter(_WritingEnd):
 
         return append
 
+    def end_episode(self) -> int:
+        """Appends the boundary row's record and frames alone; returns the row's ticket or a negative code."""
+        record = self._records + self.raw.lane.column[0].stride
+        ticket: int = lib.mc_writer_add_rows(self.raw, 1, record, self.raw.final_frames, _BOUNDARY_ROW, 0)
+        return ticket
+
     def new_episode(self) -> None:
         """Marks the next row as the first of an episode."""
         self.raw.age = 0
+
+    @property
+    def in_episode(self) -> bool:
+        """Whether the next row follows this writer's last one."""
+        return bool(self.raw.age != 0)
 
     def close(self) -> None:
         self.raw.closed = 1

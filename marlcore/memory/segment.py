@@ -60,6 +60,7 @@ class Segment:
         self.body: NDArray[np.uint8] = mapped[:end]
         self._checksum = None if end is None else mapped[end : end + 8].view(np.uint64)
         self._file = file
+        self.attaches_anew = False  # whether the first use in a forked child attaches to the file; else it is refused
         self._closed: tuple[type[MarlcoreError], str] | None = None
         invalidate_after_fork(self)
         _open.add(self)
@@ -141,18 +142,30 @@ class Segment:
         file = open_named(path, writable)
         with ClosedAfterError(file):
             header = Header.read(file.fd, path)
-            if isinstance(handle, SegmentHandle) and header.nonce != handle.nonce:
-                raise StaleHandle(f"{path}: the handle's segment is gone, another one took its name")
-            if isinstance(handle, SegmentHandle) and header.layout != handle.layout:
-                raise LayoutMismatch(f"{path}: the segment's layout differs from the handle's")
+            if isinstance(handle, SegmentHandle):
+                _check_same(path, header, handle)
             check_allocated(file, path, writable)
             return cls(file, path, header, writable)
 
     def check_open(self) -> None:
-        """Checks that the segment is usable. Raises ClosedError after `close`, StaleHandle in a forked child."""
+        """Checks that the segment is usable; in a forked child, it may first have to attach anew, see `attach`.
+
+        Raises ClosedError after `close`, StaleHandle in a forked child of a segment that does not attach anew.
+        """
         if self._closed is not None:
             kind, why = self._closed
-            raise kind(f"{self.path}: {why}")
+            if kind is not StaleHandle or not self.attaches_anew:
+                raise kind(f"{self.path}: {why}")
+            self._attach_anew()
+
+    def _attach_anew(self) -> None:
+        writable = self.body.flags.writeable
+        file = open_named(self.path, writable)
+        with ClosedAfterError(file):
+            _check_same(self.path, Header.read(file.fd, self.path), self.handle)
+            check_allocated(file, self.path, writable)
+            self._mapping.attach(file.fd)
+        self._file, self._closed = file, None
 
     def verify(self) -> None:
         """Compares a save's body with its checksum, unless a process has locked part of the save to use it in place.
@@ -210,18 +223,34 @@ class Segment:
             again.close()
 
     def forked(self) -> None:
-        """Releases the segment in a forked child. Later uses raise, but arrays of its bytes stay valid."""
-        if self._closed is None:
-            self._mapping.detach(self._file.fd)
-        self._let_go(StaleHandle, "it was opened before a fork; use spawn, or attach to its handle in the child")
+        """Releases the segment in a forked child, until its next use if it `attaches_anew`.
+
+        Later uses raise otherwise. Arrays of its bytes stay valid.
+        """
+        if self._closed is not None:
+            return
+        self._mapping.detach(self._file.fd)
+        why = "it was opened before a fork; use spawn, or attach to its handle in the child"
+        if self.attaches_anew:
+            self._file.close()
+            self._closed = StaleHandle, why
+        else:
+            self._let_go(StaleHandle, why)
 
     def _let_go(self, kind: type[MarlcoreError], why: str) -> None:
         """Releases everything. Each step may run twice, since an interrupted call may have done it already."""
-        self._closed = self._closed or (kind, why)
+        self._closed = kind, why
         vars(self).pop("body", None)
         vars(self).pop("_mapping", None)
         self._checksum = None
         self._file.close()
+
+
+def _check_same(path: Path, header: Header, handle: SegmentHandle) -> None:
+    if header.nonce != handle.nonce:
+        raise StaleHandle(f"{path}: the handle's segment is gone, another one took its name")
+    if header.layout != handle.layout:
+        raise LayoutMismatch(f"{path}: the segment's layout differs from the handle's")
 
 
 def close_all() -> None:

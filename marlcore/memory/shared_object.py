@@ -34,16 +34,18 @@ class Shared(Closing):
     """
 
     kind: str
+    _attaches_anew = False  # whether forked children may use it: see Segment
     _keep = ""  # how to keep the content; if given, only pickles for other processes are made, since they lack it
 
     def __init__(self, segment: Segment) -> None:
         """Wraps a segment. Raises SegmentCorrupt if it holds another kind of object or its description is malformed."""
         self._segment = segment
+        segment.attaches_anew = self._attaches_anew
         try:
             if segment.description["kind"] != self.kind:
                 raise KeyError("kind")
             self._understand(segment)
-        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
             segment.close()
             raise SegmentCorrupt(f"{segment.path}: expected a {self.kind}, got another kind of segment") from error
 
@@ -74,7 +76,7 @@ class Shared(Closing):
         return self._segment.nbytes
 
     def check_open(self) -> None:
-        """Checks that the object is usable. Raises ClosedError after `close`, StaleHandle in a forked child."""
+        """Checks that the object is usable: see `Segment.check_open`."""
         self._segment.check_open()
 
     def close(self) -> None:

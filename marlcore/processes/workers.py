@@ -1,5 +1,6 @@
 """Worker processes for programs with their own loop: they start and stop together, and die with their parent."""
 
+import atexit
 import logging
 import os
 import signal
@@ -87,6 +88,8 @@ class Workers:
             workers.start(actor, replay, lane)  # actor(context, replay, lane) runs in a new process
             ...
 
+    Without a block, the first `start` begins the group, and `close` or the interpreter's exit ends it like a block.
+
     - **End.** When the block ends, for any reason, `context.stopping` becomes True in every worker; a worker that has
       not returned `grace` seconds later is killed. In the main thread SIGTERM and SIGHUP end the block by SystemExit,
       as SIGINT does by KeyboardInterrupt, unless the program handles or ignores them. If this process dies for any
@@ -127,11 +130,16 @@ class Workers:
         self._held = ExitStack()
 
     def __enter__(self) -> "Workers":
-        """Raises ClosedError if the group was entered before."""
+        """Raises ClosedError if the group was entered or started before."""
         if self._entered:
             raise ClosedError("a group of workers is entered once: make another Workers() for another block")
-        self._entered = self._open = True
+        self._begin()
+        return self
+
+    def _begin(self) -> None:
+        self._entered = True
         self._control = self._held.enter_context(closing(Control.create([])))  # tells all workers to stop
+        self._open = True
         self._held.callback(self._children.close)
         self._check_before = interrupt_waits_with(None)
         interrupt_waits_with(self._check_in_a_wait)
@@ -140,7 +148,6 @@ class Workers:
             for signum in STOPPING:
                 if signal.getsignal(signum) is signal.SIG_DFL:
                     self._held.callback(signal.signal, signum, signal.signal(signum, raise_for))
-        return self
 
     def start(
         self, function: Callable[Concatenate[WorkerContext, P], object], /, *args: P.args, **kwargs: P.kwargs
@@ -150,7 +157,7 @@ class Workers:
         Raises:
             TypeError: the function cannot be called, or it or an argument cannot be pickled.
             OSError: the system starts no process.
-            WorkerFailed: a worker failed earlier. ClosedError: the call is outside the block.
+            WorkerFailed: a worker failed earlier. ClosedError: the group has ended.
         """
         return self.start_named(self._next_name(function), function, *args, **kwargs)
 
@@ -161,6 +168,9 @@ class Workers:
 
         Raises the errors of `start`; ValueError if the name is too long or taken.
         """
+        if not self._entered and os.getpid() == self._owner:
+            self._begin()
+            atexit.register(self.close)
         self.check()
         if not callable(function):
             raise TypeError(f"function: expected a callable, got {brief(function)}")
@@ -181,11 +191,11 @@ class Workers:
         return self._workers[-1]
 
     def check(self) -> None:
-        """Raises WorkerFailed if a worker's failure was not raised yet, ClosedError outside the block."""
+        """Raises WorkerFailed if a worker's failure was not raised yet, ClosedError if the group does not run."""
         if os.getpid() != self._owner:
             raise StaleHandle("the workers were started before a fork, and are the parent's")
         if not self._open:
-            raise ClosedError("workers are started inside their with-block, which makes them end")
+            raise ClosedError("the group of workers has ended" if self._entered else "no worker was started yet")
         self._raise_failure()
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -203,6 +213,15 @@ class Workers:
             if not left > 0:
                 return False
             self._children.wait(left)
+
+    def close(self) -> None:
+        """Ends the workers as the end of a block does; repeated calls are harmless.
+
+        Raises WorkerFailed if a worker's failure was not raised yet.
+        """
+        atexit.unregister(self.close)
+        if self._open:
+            self.__exit__(None, None, None)
 
     def reports(self) -> list[Metric]:
         """Returns the workers' reports since the last call, in order of time, also after the block.

@@ -53,6 +53,7 @@ class TrajectoryQueue(TransitionLanes):
     """
 
     kind = "queue"
+    _attaches_anew = True
     _keep = "its rows are read once, and none are kept"
 
     def _understand(self, segment: Segment) -> None:

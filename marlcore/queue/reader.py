@@ -13,7 +13,16 @@ from ..closing import ClosedAfterError, Closing
 from ..errors import ClosedError, NotEnoughData, SegmentCorrupt, TimedOut
 from ..fixed import fixed
 from ..kernels import inorder, rows
-from ..memory import BOUNDARY, claim_reader, close_when_alone, one_thread, sleep_until
+from ..memory import (
+    BOUNDARY,
+    Inside,
+    at_first_use,
+    claim_reader,
+    close_when_alone,
+    invalidate_after_fork,
+    one_thread,
+    sleep_until,
+)
 from ..spec import Sequence
 from ..transitions import Batch, BatchMemory, InOrder, LaneView, RowsReader, Window
 from .cursor import Ints, ReadCursor
@@ -98,24 +107,32 @@ class TrajectoryReader(Closing):
     def __init__(self, lanes: LaneView, window: Window, batch_size: int) -> None:
         self.stats = ReaderStats()
         self._closed = False
-        self._inside: dict[int, None] = {}  # see guard.py
+        self._inside: Inside = {}
         self._view = lanes
         self._window = window
         self.batch_size = self._size = int(batch_size)  # the latter: of the next batch
         self._rows = InOrder(lanes, window, self.batch_size)
         self._read_plan, self._next, self._settled = self._rows.plan, self._rows.next, self._rows.settled
         self._first = 0
+        self._take_end()
+        with ClosedAfterError(self._claim):
+            # Compiles or loads the kernel now instead of in the first read; consumes nothing.
+            self._rows.copy(self._read_plan.memory(), self._prepare)
+        invalidate_after_fork(self)
+
+    def _take_end(self) -> None:
+        """Takes the queue's reading end, and continues at its cursor. Raises LaneBusy if the queue has a reader."""
+        self.check_open()
+        view = self._view
         self._memory: BatchMemory | None = None  # the memory of a batch that crowded lanes began
         self._filled = 0  # the number of its transitions or unrolls so far
         self._enough = 0  # the number of rows, committed to all lanes, that the next batch needs at least
         self._stuck = False  # whether a lane stayed crowded after a look, which only damaged counters cause
-        self._claim = claim_reader(lanes.segment, lanes.geometry)
+        self._claim = claim_reader(view.segment, view.geometry)
         with ClosedAfterError(self._claim):
-            longest = _longest_add(lanes, window)
-            self._cursor = ReadCursor(lanes.segment, lanes.native, lanes.geometry, longest)
+            longest = _longest_add(view, self._window)
+            self._cursor = ReadCursor(view.segment, view.native, view.geometry, longest)
             self._release()
-            # Compiles or loads the kernel now instead of in the first read; consumes nothing.
-            self._rows.copy(self._read_plan.memory(), self._prepare)
 
     @one_thread
     def read(self, n: int | None = None, *, timeout: float | None = None) -> Batch:
@@ -133,7 +150,7 @@ class TrajectoryReader(Closing):
             NotEnoughData: `timeout` is None and less than a batch is ready; what is ready stays for the next call.
             TimeoutError: less than a batch became ready within the timeout.
             MarlcoreError: writers overwrote every copied batch for 10 seconds.
-            UsedByTwoThreads: another thread is reading.
+            UsedByTwoThreads: another thread is reading. LaneBusy: this is a forked child whose parent still reads.
             ClosedError: the reader or its queue was closed. ValueError: n or the timeout is out of range; or rows that
                 were taken early, for a batch of another size, await the next batch.
         """
@@ -167,7 +184,7 @@ class TrajectoryReader(Closing):
         return self._missing(self._enough) == 0
 
     def check_open(self) -> None:
-        """Raises ClosedError after `close`, StaleHandle in a forked child."""
+        """Raises ClosedError after `close` of the reader or its queue."""
         self._view.segment.check_open()
         if self._closed:
             raise ClosedError(f"{self._view.segment.path}: the reader was closed")
@@ -177,6 +194,10 @@ class TrajectoryReader(Closing):
         self._closed = True
         self._read_plan.event.notify()  # so that a thread that sleeps in `read` finds the reader closed
         close_when_alone(self._claim, self._inside)
+
+    def forked(self) -> None:
+        """Makes the first use in a forked child take the reading end, once the parent has closed its reader."""
+        at_first_use(self._inside, self._take_end)
 
     def __reduce__(self) -> Any:
         raise TypeError("a TrajectoryReader belongs to one process: pass the queue and call its `reader` there")
@@ -263,6 +284,8 @@ class QueueRowsReader(RowsReader):
 
     def release(self, tickets: Ints) -> None:
         """Consumes the rows below these tickets, one per lane, which makes room for other rows."""
+        if self._claim.fd < 0:
+            raise ClosedError(f"{self._view.segment.path}: the rows' reader was closed, or belongs to a parent process")
         cursor = self._cursor.now.copy()
         position, passed = cursor[inorder.POSITION], cursor[inorder.PASSED]
         for lane in np.flatnonzero(tickets > position).tolist():

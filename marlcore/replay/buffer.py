@@ -30,7 +30,7 @@ class ReplayBuffer(TransitionLanes):
     """Transitions in shared memory: one writer per lane, any number of samplers, no locks between them.
 
     Make it with `create` and pass it, or its `handle`, to other processes: unpickling a ReplayBuffer attaches to the
-    same memory. After a fork, attach to the handle. The rows of a lane are consecutive in time, so give each
+    same memory; a forked child's first use does so too. The rows of a lane are consecutive in time, so give each
     environment copy of each actor its own lane.
 
     Attributes:
@@ -41,6 +41,7 @@ class ReplayBuffer(TransitionLanes):
     """
 
     kind = "replay"
+    _attaches_anew = True
     _keep = "keep its rows by replay.save(path)"
 
     def _understand(self, segment: Segment) -> None:

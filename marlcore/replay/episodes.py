@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..checks import brief, check_finite, names_error
 from ..npz import read_npz
-from ..observations import Values, by_name, each, in_form, part_name, rows_at
+from ..observations import Values, by_name, each, nested, part_name, rows_at
 from ..spec import Field, TransitionSpec, rows_of
 
 # The names of fields in the data sets of Minari and D4RL
@@ -49,6 +49,9 @@ class RecordedEpisodes:
     def __post_init__(self) -> None:
         if self.spec is not None and self.spec.next_obs:
             raise ValueError("spec: expected one without next_obs, since the rows of an episode follow one another")
+        single = self.spec and all(isinstance(part, Field) for part in (self.spec.action, *self.spec.extras.values()))
+        if self.spec is not None and (self.spec.reward.shape or not single):
+            raise ValueError("spec: expected one with an array as action and extra, and a number as reward, got dicts")
         space = getattr(self.source, "action_space", None)
         if self.action_space is None and hasattr(space, "start"):  # a Minari dataset's Discrete or MultiDiscrete
             self.action_space = space
@@ -93,7 +96,7 @@ class RecordedEpisodes:
             "truncated": last & (not terminated),  # also where the record stops
             "final_obs": None if terminated else _values("final_obs", spec, final, 1),
         }
-        for name, field in spec.extras.items():
+        for name, field in spec.extra_fields.items():
             if name not in fields and field.every == 1:
                 raise ValueError(f"{name}: expected {field.describe()} for each transition, got none")
             # Windows begin with zeros and burn in, since recurrent states of other policies are useless.
@@ -111,6 +114,7 @@ class RecordedEpisodes:
                 got = f"{action[tuple(place)]} at step {place[0]}"
                 raise ValueError(f"action: expected values within {self.action_space}, got {got}")
             action = action - start
+        assert isinstance(spec.action, Field)  # see above
         action = rows_of("action", spec.action, action, len(action))
         if action.dtype.kind in "fc":
             check_finite("action", action)
@@ -214,7 +218,7 @@ def _needed(fields: Mapping[str, Any], name: str) -> Any:
 
 
 def _arrays(label: str, obs: Any, declared: Collection[str] | None, keys: tuple[Any, ...] = ()) -> Any:
-    """Returns observations as an array, or as arrays by name (see `part_name`), without texts and empty arrays.
+    """Returns observations as an array, or as arrays by name (see `_name_of`), without texts and empty arrays.
 
     A tuple holds the steps of one array if `declared` has this array's name; otherwise it holds the parts of a Tuple
     space. Raises ValueError if `obs` is a tuple and no names are declared.
@@ -222,7 +226,7 @@ def _arrays(label: str, obs: Any, declared: Collection[str] | None, keys: tuple[
     inside: Iterable[tuple[Any, Any]]
     if isinstance(obs, Mapping):
         inside = obs.items()
-    elif not isinstance(obs, tuple) or (declared is not None and part_name(keys) in declared):
+    elif not isinstance(obs, tuple) or (declared is not None and _name_of(keys, declared) in declared):
         return _array(label, obs, "biufcU" if keys else _NUMBERS)
     elif declared is None:
         expected = "a list or an array of steps, or a spec that names a tuple's parts"
@@ -235,8 +239,14 @@ def _arrays(label: str, obs: Any, declared: Collection[str] | None, keys: tuple[
         if isinstance(values, dict):
             arrays |= values
         elif values.size and values.dtype.kind != "U":
-            arrays[part_name((*keys, key))] = values
+            arrays[_name_of((*keys, key), declared)] = values
     return arrays
+
+
+def _name_of(keys: tuple[Any, ...], declared: Collection[str] | None) -> str:
+    """Returns the name of the part under these keys: their path if a spec declares it, otherwise `part_name`."""
+    path = ".".join(map(str, keys))
+    return path if declared is not None and path in declared else part_name(keys)
 
 
 def _array(label: str, values: Any, kinds: str = _NUMBERS) -> NDArray[Any]:
@@ -277,17 +287,18 @@ def _field_of(array: NDArray[Any]) -> Field:
 def _values(label: str, spec: TransitionSpec, obs: Any, rows: int) -> Values:
     """Returns observations [rows, ...] in the spec's form. Raises ValueError or TypeError if they do not fit it."""
     fields, arrays = spec.obs_fields, by_name(obs)
-    if not isinstance(spec.obs, Mapping) and isinstance(obs, Mapping):
+    if isinstance(spec.obs, Field) and isinstance(obs, Mapping):
         raise TypeError(f"{label}: expected {spec.obs.describe()}, got {brief(obs)}")
     if arrays.keys() != fields.keys():
         raise names_error(label, fields, arrays)
     checked = {}
     for name, field in fields.items():
-        part = f"{label}[{name!r}]" if isinstance(spec.obs, Mapping) else label
+        part = label if isinstance(spec.obs, Field) else f"{label}[{name!r}]"
         checked[name] = rows_of(part, field, arrays[name], rows)
         if field.numpy.kind in "fc":
             check_finite(part, checked[name])
-    return in_form(checked, spec.obs)
+    values: Values = nested(checked, spec.obs)
+    return values
 
 
 def _ends(name: str, value: Any, steps: int) -> bool:

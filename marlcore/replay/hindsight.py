@@ -68,6 +68,8 @@ class Hindsight(Declared):
         if None in goals or goals[0] != goals[1]:
             got = {name: field.describe() for name, field in spec.obs_fields.items()}
             raise ValueError(f"hindsight: expected {ACHIEVED} and {DESIRED} of one shape and dtype in obs, got {got}")
+        if spec.reward.shape:
+            raise ValueError(f"hindsight: expected rewards that are numbers, got {spec.reward.describe()}")
         if spec.next_obs:
             raise ValueError("hindsight: expected None, since rows of a spec with next_obs do not follow one another")
 

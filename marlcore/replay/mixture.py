@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Several
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,14 @@ from numpy.typing import ArrayLike, NDArray
 from ..checks import check_type, check_whole, deadline_of, state_array
 from ..errors import LayoutMismatch, NotEnoughData, TimedOut
 from ..fixed import fixed
-from ..memory import check_interruption, one_thread
+from ..memory import Inside, at_first_use, check_interruption, child_number, invalidate_after_fork, one_thread
 from ..observations import Pad
 from ..spec import Sequence
 from ..transitions import Batch, BatchMemory, Layout, Window, spec_difference
 from .buffer import ReplayBuffer
 from .hindsight import Hindsight
 from .prioritized import Prioritized, checked_priorities
-from .rate_limiter import SampleGate, Share, limit_all
+from .rate_limiter import SampleGate, Share, attach_anew, limit_all
 from .row_sampler import Ints, RowSampler, SamplerStats
 from .sampler import Sampler
 
@@ -83,7 +84,7 @@ class Mixture:
         window, seeds = Window(stack, n_step, gamma, pad, sequence, layout), _seeds(seed, count)
         self._parts: list[RowSampler] = []
         self.samplers: list[Sampler] = []
-        self._inside: dict[int, None] = {}  # see guard.py
+        self._inside: Inside = {}
         # For each replay, by its nonce: its gate, and the numbers of its parts whose fraction is above 0
         self._replays: dict[int, tuple[SampleGate | None, list[int]]] = {}
         for i, replay in enumerate(replays):
@@ -98,6 +99,7 @@ class Mixture:
             self.samplers.append(Sampler(part, gate, self._inside))
         self._gates = [(gate, numbers) for gate, numbers in self._replays.values() if gate is not None and numbers]
         self.batch_size, self._owed = self._parts[0].batch_size, np.zeros(count)
+        invalidate_after_fork(self)
 
     @one_thread
     def can_sample(self) -> bool:
@@ -206,6 +208,13 @@ class Mixture:
                     loaded.load_state_dict(old)
                 raise ValueError(f"replay {i}: {error}") from None
         self._owed = owed
+
+    def forked(self) -> None:
+        """Readies the mixture for use in a forked child; see `Sampler`."""
+        for part in self._parts:
+            part.reseed(child_number())
+        gates, checks = [gate for gate, _ in self._replays.values()], [part.check_open for part in self._parts]
+        at_first_use(self._inside, partial(attach_anew, gates, *checks))
 
     def _draw(self, memory: BatchMemory, counts: Ints, deadline: float | None) -> Ints:
         """Fills a batch's memory with `counts` rows from each replay; returns each row's replay."""

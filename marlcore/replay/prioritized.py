@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..arrays import is_tensor, without_grad
 from ..checks import brief, state_array
 from ..declared import Declared, Number, Whole
 from ..kernels import priorities as kernels
@@ -55,8 +56,9 @@ class Prioritized(Declared):
         """Raises ValueError if beta_steps and beta_inserts are given, or `initial` is no float32 scalar of the spec."""
         if self.beta_steps is not None and self.beta_inserts is not None:
             raise ValueError(f"prioritized.beta_inserts: expected None beside beta_steps, got {self.beta_inserts}")
-        if self.initial is not None and spec.extras.get(self.initial) != Field():
-            extra = spec.extras[self.initial].describe() if self.initial in spec.extras else "none of them"
+        extras = spec.extra_fields
+        if self.initial is not None and extras.get(self.initial) != Field():
+            extra = extras[self.initial].describe() if self.initial in extras else "none of them"
             got = f"{self.initial!r}, which is {extra}"
             raise ValueError(f"prioritized.initial: expected the name of a float32 () extra, got {got}")
 
@@ -233,6 +235,8 @@ def checked_priorities(
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Returns the arguments of `Sampler.update_priorities` as arrays; raises the same errors."""
     indices, values = checked_index(index), _array("priority", priority, np.float64)
+    if values.shape == (len(indices), 1):
+        values = values[:, 0]
     if values.shape != indices.shape:
         raise ValueError(f"priority: expected one for each index, shape {indices.shape}, got {values.shape}")
     row = kernels.first_bad(values, limit)
@@ -252,8 +256,8 @@ def checked_index(index: ArrayLike) -> NDArray[np.int64]:
 
 
 def _array(label: str, value: Any, dtype: Any) -> NDArray[Any]:
-    if value.__class__ is not np.ndarray and hasattr(value, "detach"):  # a tensor, perhaps with gradients or on a GPU
-        value = value.detach().cpu().numpy()
+    if is_tensor(value):  # perhaps on a GPU
+        value = without_grad(value).cpu().numpy()
     try:
         return np.asarray(value, dtype, order="C")
     except (ValueError, TypeError) as error:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeAlias
 from ..checks import deadline_of
 from ..declared import Number, Whole, check_declared
 from ..errors import MarlcoreError, NotEnoughData, TimedOut
-from ..memory import LINE, ROOM_OFFSET, Check, Event, File, Segment, Words, sleep_until, slot_lock
+from ..memory import LINE, ROOM_OFFSET, Check, Event, Segment, Words, sleep_until, slot_lock
 from ..transitions import LaneView, share_of
 
 SHARE = Number(above=0, high=1)
@@ -195,9 +195,7 @@ class SampleGate(_Side):
         self._share: Callable[[float], float] | None = None  # the share, if it is a function
         self._priced = (-1, 0)  # the rows drawn before, and those of the batch, for which `_share` last set `_weight`
         self._rows = Event(view.segment.body)
-        self._claim, slot = self._take_slot()
-        self._at = slot * _LINE_WORDS
-        self._slots.store(self._at + _STARVING, 0)
+        self.take_slot()
 
     def _check(self, rows: int) -> None:
         """Raises ValueError if the limiter never allows a batch of `rows` rows."""
@@ -210,11 +208,14 @@ class SampleGate(_Side):
             expected = f"a limiter with {least}, or samplers and writers would both wait"
             raise ValueError(f"tolerance: expected {expected}, got {tolerance:g}")
 
-    def _take_slot(self) -> tuple[File, int]:
+    def take_slot(self) -> None:
+        """Takes a slot for this process. Raises MarlcoreError if other samplers have them all."""
         for slot in range(SLOTS):
             lock = self._segment.lock(slot_lock(self._lanes.count, slot))
             if lock is not None:
-                return lock, slot
+                self._claim, self._at = lock, slot * _LINE_WORDS
+                self._slots.store(self._at + _STARVING, 0)
+                return
         raise MarlcoreError(f"{self._segment.path}: expected at most {SLOTS} samplers of a replay with a limiter")
 
     def limit_to(self, share: Share) -> None:
@@ -284,6 +285,7 @@ class SampleGate(_Side):
     @property
     def due(self) -> bool:
         """Whether a batch is due by samples_per_insert alone, without the tolerance."""
+        self._segment.check_open()
         cost = self._price(self._batch)
         inserted = self._lanes.inserted()
         return inserted >= self._limiter.min_size and self._limiter.balance(inserted, self._sampled()) >= cost
@@ -296,6 +298,14 @@ class SampleGate(_Side):
         inserted = self._lanes.inserted()
         needed = inserted + self._limiter.inserts_missing(inserted, self._sampled(), self._price(rows))
         return f"{self._segment.path}: the limiter expects at least {needed} transitions inserted, got {inserted}"
+
+
+def attach_anew(gates: Sequence[SampleGate | None], *check_open: Check) -> None:
+    """Makes a sampler usable in a forked child: attaches to its replays, and takes slots at their limiters."""
+    for check in check_open:
+        check()
+    for gate in filter(None, gates):
+        gate.take_slot()
 
 
 def limit_all(gates: Sequence[SampleGate | None], share: Share) -> None:

@@ -87,7 +87,7 @@ class RowSampler:
         self._plan = plan = ReadPlan(view, window, self.batch_size, hindsight is not None, replace)
         self._whole = np.arange(self.batch_size)  # the rows of the next batch
         self.memory, self.event, self.check_open = plan.memory, plan.event, view.segment.check_open
-        plan.generator[:] = np.random.SeedSequence(seed).generate_state(4, np.uint64)
+        plan.generator[:] = _state_of(seed)
         if prioritized is None and window.period > 1:
             prioritized = EQUAL  # since few rows begin a sequence, nearly all uniformly drawn rows would be refused
         self._tree = None if prioritized is None else PriorityTree(prioritized, view, plan)
@@ -121,6 +121,10 @@ class RowSampler:
         """Lets the next batch have any row, also one of the last batch."""
         if not self._replace:
             self._plan.begin()
+
+    def reseed(self, number: int) -> None:
+        """Replaces the generator's state by one that follows from it and a number."""
+        self._plan.generator[:] = _state_of([*self._plan.generator.tolist(), number])
 
     def lacking(self) -> int:
         """Returns how many transitions at least must be added before a row can be drawn; 0 if one can be drawn now."""
@@ -262,6 +266,10 @@ class RowSampler:
         if not plan.has_floor and not view.native.cleared():
             return view.native.all_transitions()
         return count_transitions(view, plan.windows[LO], plan.windows[HI], plan.read_windows)
+
+
+def _state_of(seed: int | list[int] | None) -> NDArray[Any]:
+    return np.random.SeedSequence(seed).generate_state(4, np.uint64)
 
 
 class _Uniform:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from numpy.typing import ArrayLike, NDArray
@@ -9,10 +10,10 @@ from numpy.typing import ArrayLike, NDArray
 from ..checks import deadline_of
 from ..errors import NotEnoughData, TimedOut
 from ..fixed import fixed
-from ..memory import one_thread, sleep_until
+from ..memory import Inside, at_first_use, child_number, invalidate_after_fork, one_thread, sleep_until
 from ..transitions import Batch
 from .prioritized import BETA
-from .rate_limiter import SampleGate, Share, limit_all
+from .rate_limiter import SampleGate, Share, attach_anew, limit_all
 from .row_sampler import RowSampler
 
 
@@ -24,6 +25,9 @@ class Sampler:
     end. A sequence can be drawn if all its transitions can. Draws are uniform, with replacement by default, or follow
     priorities.
 
+    A forked child, such as a worker of torch's DataLoader, may use its parent's sampler. It keeps the priorities of the
+    moment of the fork, and draws other rows than its parent and siblings; the seed and the order of forks say which.
+
     Attributes:
         batch_size: rows of a batch, unless `sample` says how many.
         beta: the exponent of the next batch's weights; None for uniform drawing. A value from 0 to 1 that you assign
@@ -32,11 +36,13 @@ class Sampler:
         prioritized: the options of prioritized drawing; None for uniform drawing.
     """
 
-    def __init__(self, rows: RowSampler, gate: SampleGate | None, inside: dict[int, None] | None = None) -> None:
+    def __init__(self, rows: RowSampler, gate: SampleGate | None, inside: Inside | None = None) -> None:
         """`inside`: the guard (see guard.py) that the sampler shares with a Mixture; None: a guard of its own."""
         self.stats, self.prioritized = rows.stats, rows.prioritized
         self._rows, self._gate = rows, gate
-        self._inside = {} if inside is None else inside
+        self._inside: Inside = {} if inside is None else inside
+        if inside is None:
+            invalidate_after_fork(self)
 
     @property
     def batch_size(self) -> int:
@@ -166,6 +172,11 @@ class Sampler:
         self.stats.waited += time.monotonic() - began
         if not enough:
             raise (NotEnoughData if deadline is None else TimedOut)(self._rows.shortage())
+
+    def forked(self) -> None:
+        """Readies the sampler for use in a forked child, where it draws other rows than the parent and siblings do."""
+        self._rows.reseed(child_number())
+        at_first_use(self._inside, partial(attach_anew, [self._gate], self._rows.check_open))
 
     def __repr__(self) -> str:
         return f"<Sampler of {self._rows.path} batch_size={self._rows.batch_size}>"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from ..fixed import refusal
 from ..kernels.plan import COLUMN, NO_NEXT, ONE_MORE, OWN_STACKS, SEPARATE
 from ..lazy import missing
-from ..observations import each, in_form, rows_at
-from ..spec import Field
+from ..observations import each, leaves, nested, rows_at
+from ..pytrees import pytree, register, waiting
+from ..spec import ACTION, Field
 from .layout import LaneView, Place
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ ALIGNMENT = 64  # bytes at which each array begins: a cache line, and what JAX t
 COMPUTED = dict.fromkeys(("reward", "discount", "weight"), "float32")
 COMPUTED |= dict.fromkeys(("terminated", "truncated", "valid", "mask"), "bool")
 COMPUTED |= dict.fromkeys(("policy_version", "index"), "int64")
+
+
+Copy = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -47,13 +51,15 @@ class _Array:
         return np.ndarray(self.shape, self.dtype, root, self.offset, self.strides)
 
 
+@pytree(lambda batch: (tuple(vars(batch).values()), tuple(vars(batch))), lambda names, values: _batch_of(names, values))
 class Batch:
     """B transitions as NumPy arrays; the memory is reused once the batch and its arrays are released.
 
     Attributes:
-        obs: [B, *shape], or [B, stack, *shape] oldest frame first when stack > 1; a dict for dict observations.
-        action: [B, *shape].
-        reward: float32 [B], the n-step return: the rewards of up to n steps, each discounted.
+        obs: [B, *shape], or [B, stack, *shape] oldest frame first when stack > 1; a dict for dict observations, which
+            nests as the spec's does.
+        action: [B, *shape]; a dict for dict actions.
+        reward: float32 [B], the n-step return: the rewards of up to n steps, each discounted; [B, n] for vectors.
         next_obs: like obs, n steps later; the final observation if the episode was truncated earlier; unspecified but
             readable if it terminated.
         discount: float32 [B], gamma^k for the k steps taken, 0 after termination.
@@ -62,7 +68,7 @@ class Batch:
         weight: float32 [B], importance weights; 1 for uniform sampling.
         index: int64 [B], the transition's number in its replay: ticket * lanes + lane.
         policy_version: int64 [B], the version of the weights that acted, modulo 2^32.
-        extras: a dict of arrays [B, *shape].
+        extras: a dict of arrays [B, *shape], which nests as the spec's does.
         mask: in a batch of sequences bool [B, T], False for burn-in and for the places after an episode's end; else
             None. The places after the end hold zeros, but obs and next_obs are unspecified there. Every other array of
             such a batch has the axis T after B, except weight, index (of the sequence's first transition) and extras
@@ -90,12 +96,14 @@ class Batch:
     continues: NDArray[np.bool_] | None = None
     relabelled: NDArray[np.bool_] | None = None
 
-    def __init__(self, fields: dict[str, Any], dicts: tuple[str, ...]) -> None:
-        """Takes the arrays by field; `dicts` names the fields that are dicts, of which each batch has its own copy."""
+    def __init__(self, fields: dict[str, Any], dicts: tuple[tuple[str, Copy], ...]) -> None:
+        """Takes the arrays by field; `dicts` has the fields that are dicts, with what makes each batch's own copy."""
+        if waiting and "jax" in sys.modules:
+            register()
         attributes = self.__dict__
         attributes.update(fields)
-        for name in dicts:
-            attributes[name] = dict(fields[name])
+        for name, copy in dicts:
+            attributes[name] = copy(fields[name])
 
     if not TYPE_CHECKING:  # a type checker that saw it would allow every name
 
@@ -113,6 +121,14 @@ class Batch:
     def torch(self, device: torch.device | str = "cpu") -> TorchBatch:
         """Returns the same fields as tensors: views of this memory on the CPU, copies elsewhere."""
         return TorchBatch(self, device)
+
+
+def _batch_of(names: tuple[str, ...], values: Iterable[Any]) -> Batch:
+    return Batch(dict(zip(names, values, strict=True)), ())
+
+
+def _deep(parts: dict[str, Any]) -> dict[str, Any]:
+    return {name: _deep(part) if isinstance(part, dict) else part for name, part in parts.items()}
 
 
 _NAMES = {*Batch.__annotations__, "numbers", "raw_reward"}  # the last two are added by a run's learner
@@ -137,7 +153,10 @@ class TorchBatch:
                 return each(convert, value)
             if value is None:
                 return None
-            tensor = torch.from_numpy(value)
+            try:
+                tensor = torch.from_numpy(value)
+            except TypeError:  # bfloat16 is not NumPy's own
+                tensor = torch.from_numpy(value.view(np.int16)).view(torch.bfloat16)
             return tensor if stays else tensor.to(device)
 
         self.obs: torch.Tensor | dict[str, torch.Tensor] = convert(batch.obs)
@@ -177,8 +196,9 @@ class BatchLayout:
         self._lead = (batch,) if length is None else (batch, length)
         self._stack = stack
         self._geometry = lanes.geometry
-        self._form, self._obs_names = spec.obs, list(spec.obs_fields)
-        self._extra_names = [name for name, field in spec.extras.items() if field.every == 1 or length is not None]
+        self._spec, self._obs_names = spec, list(spec.obs_fields)
+        extra_fields = spec.extra_fields.items()
+        self._extra_names = [name for name, field in extra_fields if field.every == 1 or length is not None]
         consecutive = ONE_MORE if n_step == 1 or self.length * stack == 1 else OWN_STACKS
         self._next = NO_NEXT if spec.next_obs else SEPARATE if apart else consecutive
         extras = [place for place in layout.of_role("extra") if place.name in self._extra_names]
@@ -191,7 +211,7 @@ class BatchLayout:
         columns += [self._field(place, (batch,)) for place in states]
         for name, dtype in COMPUTED.items():
             once = (batch,) if name in ("index", "weight") else self._lead
-            self._add(name, (*once, stack) if name == "valid" else once, dtype)
+            self._add(name, once + {"valid": (stack,), "reward": spec.reward.shape}.get(name, ()), dtype)
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if self.nbytes > memory:
             expected = f"a batch within this machine's {memory:,} bytes of memory"
@@ -207,11 +227,12 @@ class BatchLayout:
         fields: dict[str, Any] = {name: arrays[name].of(root) for name in COMPUTED}
         if len(self._lead) == 1:
             fields["mask"] = None
-        fields["action"] = arrays["action.action"].of(root)
-        fields["extras"] = {name: arrays[f"extra.{name}"].of(root) for name in self._extra_names}
+        spec = self._spec
+        extras = {name: arrays[f"extra.{name}"].of(root) for name in self._extra_names}
+        actions = {name: arrays[f"action.{name}"].of(root) for name in spec.action_fields}
+        fields["action"], fields["extras"] = nested(actions, spec.action, ACTION), nested(extras, spec.extras)
         for role in ("obs", "next_obs"):
-            arrays_by_name = {name: arrays[f"{role}.{name}"].of(root) for name in self._obs_names}
-            fields[role] = in_form(arrays_by_name, self._form)
+            fields[role] = nested({name: arrays[f"{role}.{name}"].of(root) for name in self._obs_names}, spec.obs)
         return fields
 
     def _add(self, name: str, shape: tuple[int, ...], dtype: Any) -> _Array:
@@ -228,11 +249,11 @@ class BatchLayout:
         alone = self.length * stack  # frames of one field's stacks
         near = alone if self._next == SEPARATE else stack - 1 + self.length + (self._next == ONE_MORE)
         far = alone if self._next == OWN_STACKS else 0
-        block = self._add(f"block.{place.name}", (self.batch_size, near + far, *field.shape), field.dtype)
+        block = self._add(f"block.{place.name}", (self.batch_size, near + far, *field.shape), field.numpy)
         self._view(f"obs.{place.name}", block, 0, field, stack * frame if self._next == SEPARATE else frame)
         then, first = block, {ONE_MORE: 1, OWN_STACKS: near}.get(self._next, 0)
         if self._next == SEPARATE:
-            then = self._add(f"next.{place.name}", (self.batch_size, alone, *field.shape), field.dtype)
+            then = self._add(f"next.{place.name}", (self.batch_size, alone, *field.shape), field.numpy)
         if self._next != NO_NEXT:
             step = frame if self._next == ONE_MORE else stack * frame
             self._view(f"next_obs.{place.name}", then, first, field, step)
@@ -242,7 +263,7 @@ class BatchLayout:
     def _view(self, name: str, block: _Array, first: int, field: Field, step: int) -> None:
         """Adds a view of a block of frames: each slot's stacks begin at frame `first`, `step` bytes apart."""
         frame = field.nbytes
-        shape, strides = field.shape, np.ndarray(field.shape, field.dtype, b"\0" * frame).strides
+        shape, strides = field.shape, np.ndarray(field.shape, field.numpy, b"\0" * frame).strides
         if self._stack > 1:
             shape, strides = (self._stack, *shape), (frame, *strides)
         lead = (block.shape[1] * frame, step)[: len(self._lead)]
@@ -250,7 +271,7 @@ class BatchLayout:
         self._arrays[name] = _Array(offset, (*self._lead, *shape), block.dtype, (*lead, *strides))
 
     def _field(self, place: Place, lead: tuple[int, ...]) -> tuple[int, ...]:
-        array = self._add(f"{place.role}.{place.name}", (*lead, *place.field.shape), place.field.dtype)
+        array = self._add(f"{place.role}.{place.name}", (*lead, *place.field.shape), place.field.numpy)
         return (*self._source(place), place.field.nbytes, array.offset, NO_NEXT, 0, 0, 0)
 
 
@@ -265,7 +286,11 @@ class BatchMemory:
         self.address: int = self.root.ctypes.data  # of the block
         self.fields = layout.carve(self.root)
         self.relabelled = np.zeros(layout.batch_size, np.bool_)  # rows relabelled by hindsight, of any sampler
-        self._dicts = tuple(name for name, value in self.fields.items() if isinstance(value, dict))
+        dicts = {name: value for name, value in self.fields.items() if isinstance(value, dict)}
+        self._dicts: tuple[tuple[str, Copy], ...] = tuple(
+            (name, _deep if any(isinstance(part, dict) for part in value.values()) else dict)
+            for name, value in dicts.items()
+        )
         self._arrays = [self._owner, self.root, *_every_array(self.fields)]
         self._unused = self._references()
 
@@ -286,5 +311,4 @@ class BatchMemory:
 
 def _every_array(fields: dict[str, Any]) -> list[NDArray[Any]]:
     # A function of its own, since local names in `__init__` would count as references.
-    nested = [value.values() if isinstance(value, dict) else [value] for value in fields.values()]
-    return [array for values in nested for array in values if array is not None]
+    return [array for array in leaves(fields).values() if array is not None]

@@ -11,6 +11,7 @@ from ..checks import brief, check_timeout, check_type, check_whole
 from ..closing import ClosedAfterError, Closing
 from ..errors import LayoutMismatch
 from ..memory import File, LaneGeometry, Segment, SegmentHandle, Shared, claim
+from ..observations import leaves
 from ..spec import Field, TransitionSpec
 from .layout import LaneView, RecordLayout
 from .raw_rows import RowsGate, RowsReader, RowsWriter
@@ -184,8 +185,7 @@ def spec_difference(has: TransitionSpec, got: TransitionSpec) -> str:
 
 
 def _parts(spec: TransitionSpec) -> Iterator[tuple[str, str]]:
-    obs = {"obs": spec.obs} if isinstance(spec.obs, Field) else {f"obs[{name!r}]": f for name, f in spec.obs.items()}
-    extras = {f"extras[{name!r}]": f for name, f in spec.extras.items()}
-    for label, field in (obs | {"action": spec.action} | extras).items():
-        yield label, field.describe()
+    for role, form in (("obs", spec.obs), ("action", spec.action), ("extras", spec.extras), ("reward", spec.reward)):
+        for path, field in leaves(form).items():
+            yield (role if isinstance(form, Field) else f"{role}[{path!r}]"), field.describe()
     yield "next_obs", str(spec.next_obs)

@@ -1,8 +1,9 @@
 """Describes where a lane's row holds a transition's fields, and how a process has mapped the lanes.
 
-Column 0 holds the records. A record is a 16-byte head (`struct mc_row` in csrc/api.h), followed by the fields of up to
-INLINE_BYTES each, so that a small transition fits into one cache line. A larger field, such as a frame, has its own
-column. A field that is stored at intervals also has its own column, with one row per interval.
+Column 0 holds the records. A record is a 16-byte head (`struct mc_row` in csrc/api.h), which the reward ends. The rest
+of a reward that is a vector follows, then the fields of up to INLINE_BYTES each, so that a small transition fits into
+one cache line. A larger field, such as a frame, has its own column. A field that is stored at intervals also has its
+own column, with one row per interval.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ INLINE_BYTES = 256
 
 @dataclass(frozen=True)
 class Place:
-    """One stored array: `role` is "obs", "action", "extra" or "next_obs"; `name` is the field's name."""
+    """One stored array: `role` is "obs", "action", "extra" or "next_obs"; `name` is the field's path in it."""
 
     role: str
     name: str
@@ -31,7 +32,7 @@ class Place:
 
     def views(self, records: NDArray[np.uint8]) -> NDArray[Any]:
         """Returns the field in each of n records, uint8 [n, record bytes], as a writable view [n, *shape]."""
-        dtype = np.dtype({"names": ["f"], "formats": [(self.field.dtype, self.field.shape)],
+        dtype = np.dtype({"names": ["f"], "formats": [(self.field.numpy, self.field.shape)],
                           "offsets": [self.offset], "itemsize": records.shape[1]})  # fmt: skip
         return records.view(dtype)[:, 0]["f"]
 
@@ -48,14 +49,11 @@ class RecordLayout:
     @classmethod
     def of(cls, spec: TransitionSpec) -> "RecordLayout":
         """Returns the layout of a spec; equal specs have equal layouts, whatever the order of their fields."""
-        obs, extras = sorted(spec.obs_fields.items()), sorted(spec.extras.items())
-        fields = [("obs", name, field) for name, field in obs]
-        if spec.next_obs:
-            fields += [("next_obs", name, field) for name, field in obs]
-        fields += [("action", "action", spec.action)]
-        fields += [("extra", name, field) for name, field in extras]
+        roles = {"obs": spec.obs_fields, "next_obs": spec.obs_fields if spec.next_obs else {}}
+        roles |= {"action": spec.action_fields, "extra": spec.extra_fields}
+        fields = [(role, *named) for role, parts in roles.items() for named in sorted(parts.items())]
         inline = [entry for entry in fields if _is_inline(entry[2])]
-        offsets, end = _pack([field for _, _, field in inline])
+        offsets, end = _pack([field for _, _, field in inline], REWARD_OFFSET + spec.reward.nbytes)
         places = [Place(*entry, 0, offset) for entry, offset in zip(inline, offsets, strict=True)]
         columns, every = [end], [1]
         for entry in fields:
@@ -84,14 +82,22 @@ class LaneView:
         return replace(self, geometry=geometry, native=geometry.bind(self.segment.body))
 
 
+def rewards_of(spec: TransitionSpec, records: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Returns the rewards of n records, uint8 [n, record bytes], as a writable view [n] or [n, components]."""
+    floats = records.view(np.float32)[:, REWARD_OFFSET // 4 :]
+    return floats[:, : spec.reward.shape[0]] if spec.reward.shape else floats[:, 0]
+
+
 def _is_inline(field: Field) -> bool:
     return field.nbytes <= INLINE_BYTES and field.every == 1
 
 
-def _pack(fields: list[Field]) -> tuple[list[int], int]:
-    """Returns the fields' offsets in a record, widest items first for alignment, and the record's size in bytes."""
+def _pack(fields: list[Field], end: int) -> tuple[list[int], int]:
+    """Returns the fields' offsets behind a record's first `end` bytes, and the record's size in bytes.
+
+    The widest items come first, for alignment.
+    """
     offsets = [0] * len(fields)
-    end = HEAD_BYTES
     for i in sorted(range(len(fields)), key=lambda i: -fields[i].numpy.itemsize):
         alignment = min(fields[i].numpy.itemsize, 8)
         end = -(-end // alignment) * alignment

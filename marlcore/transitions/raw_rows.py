@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..closing import Closing
+from ..errors import ClosedError
 from ..memory import ROOM_OFFSET, SEAM, SKIP, TAKE, Event, File, NativeRows, sleep_until
 from .layout import LaneView
 
@@ -87,7 +88,7 @@ class RowsWriter(Closing):
         `parts`, int64 [n, 6], are the parts of the spans to write, each for another lane: see `mc_part` in csrc/api.h.
         Returns: the rows written of each part, int64 [n].
         """
-        self._view.segment.check_open()
+        self.check_open()
         written = np.zeros(len(parts), np.int64)
         left, deadline = parts.copy(), time.monotonic() + timeout
         while True:
@@ -98,8 +99,10 @@ class RowsWriter(Closing):
                 return written
 
     def check_open(self) -> None:
-        """Raises ClosedError after the target's `close`, StaleHandle in a forked child."""
+        """Raises ClosedError after `close` of this writer or of its target, StaleHandle in a forked child."""
         self._view.segment.check_open()
+        if self._claim.fd < 0:
+            raise ClosedError(f"{self._view.segment.path}: the rows' writer was closed, or belongs to a parent process")
 
     def close(self) -> None:
         """Gives the lanes back; no thread may be inside `append`."""

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import names_error
-from ..spec import Field, TransitionSpec, as_field
+from ..checks import check_finite, names_error
+from ..observations import ALONE, path_to
+from ..spec import ACTION, Field, Fields, TransitionSpec, as_field
 from .layout import Place, RecordLayout
 
 Setter = Callable[[Any], None]
@@ -22,25 +23,30 @@ class FieldSetters:
     def __init__(
         self, spec: TransitionSpec, layout: RecordLayout, put_of: Callable[[Place, str, bool], Setter]
     ) -> None:
-        def observation(role: str, label: str, final: bool = False) -> Setter:
-            places = layout.of_role(role)
-            if isinstance(spec.obs, Field):
-                return put_of(places[0], label, final)
-            puts = {place.name: put_of(place, f"{label}[{place.name!r}]", final) for place in places}
+        def in_role(role: str, final: bool = False) -> Callable[[str, str], Setter]:
+            places = {place.name: place for place in layout.of_role(role)}
+            return lambda path, label: put_of(places[path or ALONE], label, final)
 
-            def put(value: Any) -> None:
-                if not isinstance(value, Mapping):
-                    raise names_error(label, puts.keys(), value)
-                put_all(label, puts, value)
-
-            return put
-
-        self.obs = observation("obs", "obs")
-        self.final_obs = observation("obs", "final_obs", final=True)
-        self.action = put_of(layout.of_role("action")[0], "action", False)
-        self.extras = {place.name: put_of(place, place.name, False) for place in layout.of_role("extra")}
+        self.obs = _setter_of(in_role("obs"), spec.obs, "", "obs")
+        self.final_obs = _setter_of(in_role("obs", final=True), spec.obs, "", "final_obs")
+        self.action = _setter_of(in_role("action"), spec.action, ACTION, "action")
+        self.extras = {name: _setter_of(in_role("extra"), form, name, name) for name, form in spec.extras.items()}
         if spec.next_obs:
-            self.extras["next_obs"] = observation("next_obs", "next_obs")
+            self.extras["next_obs"] = _setter_of(in_role("next_obs"), spec.obs, "", "next_obs")
+
+
+def _setter_of(make: Callable[[str, str], Setter], form: Fields, path: str, label: str) -> Setter:
+    """Returns a setter of a Field's value, or of a dict of values, made by `make(path, label)` for each Field."""
+    if isinstance(form, Field):
+        return make(path, label)
+    puts = {name: _setter_of(make, part, path_to(path, name), f"{label}[{name!r}]") for name, part in form.items()}
+
+    def put(value: Any) -> None:
+        if not isinstance(value, Mapping):
+            raise names_error(label, puts.keys(), value)
+        put_all(label, puts, value)
+
+    return put
 
 
 def put_all(label: str, puts: Mapping[str, Setter], values: Mapping[str, Any]) -> None:
@@ -49,6 +55,21 @@ def put_all(label: str, puts: Mapping[str, Setter], values: Mapping[str, Any]) -
         raise names_error(label, puts.keys(), values)
     for name, put in puts.items():
         put(values[name])
+
+
+class RewardVector:
+    """Stages a reward that is a vector, in the place of the memoryview that takes a single number."""
+
+    def __init__(self, field: Field, view: NDArray[np.float32]) -> None:
+        self._field, self._view = field, view
+
+    def __setitem__(self, index: int, reward: Any) -> None:
+        values = as_field("reward", self._field, reward)
+        check_finite("reward", values)
+        self._view[...] = values
+
+    def __getitem__(self, index: int) -> float:
+        return float(self._view[index])
 
 
 def setter(label: str, field: Field, view: NDArray[Any]) -> Setter:

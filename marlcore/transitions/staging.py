@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import check_finite
 from ..memory import NativeVector, NativeWriter
 from ..spec import Field, rows_of
-from .layout import REWARD_OFFSET, LaneView, Place
+from .layout import LaneView, Place, rewards_of
 from .setters import FieldSetters, Setter, put_all
 
 Bytes = NDArray[np.uint8]
 Flags = NDArray[np.bool_]
 
-_REWARD = Field((), "float32")
 _FLAG = Field((), "bool")
 _FLOATS = frozenset(map(np.dtype, ("float16", "float32", "float64")))
 
@@ -59,6 +59,19 @@ def rows_setter(label: str, field: Field, view: NDArray[Any], slots: Slots) -> S
     return put
 
 
+def _reward_setter(field: Field, view: NDArray[np.float32], rows: Slots) -> Setter:
+    put = rows_setter("reward", field, view, rows)
+    if not field.shape:
+        return put  # the C core refuses those that are not finite
+
+    def put_finite(value: Any) -> None:
+        values = rows_of("reward", field, value, rows.count)
+        check_finite("reward", values)
+        put(values)
+
+    return put_finite
+
+
 class _Staging:
     """Rows on their way into lanes: small fields are staged in records, large ones are lent to the C core.
 
@@ -79,7 +92,7 @@ class _Staging:
         self.lent: dict[tuple[int, bool], Any] = {}  # for one call; keys: the column, and whether boundary rows
         self._ends = ends
         self.some_ended = False  # as staged
-        self.put_reward = rows_setter("reward", _REWARD, records.view(np.float32)[:, REWARD_OFFSET // 4], rows)
+        self.put_reward = _reward_setter(view.spec.reward, rewards_of(view.spec, records), rows)
         self._put_flags = [
             rows_setter(name, _FLAG, ends[i], ended) for i, name in enumerate(("terminated", "truncated"))
         ]
@@ -141,7 +154,7 @@ class BatchStaging(_Staging):
             self._slots, self._finals = Slots(rows, places), Slots(self.boundaries, places[truncated] + 1)
             ends[2, self._finals.where] = True
         super().__init__(view, records, self._slots, self._finals, ends, self._slots)
-        self._rewards = records.view(np.float32)[:, REWARD_OFFSET // 4]
+        self._rewards = rewards_of(view.spec, records)
         self._final_needed = not view.spec.next_obs
         self._append = native.rows_adder(records, ends.view(np.uint8), self._final_needed)
 

@@ -11,9 +11,9 @@ from numpy.typing import ArrayLike, NDArray
 from ..checks import brief
 from ..fixed import fixed
 from ..memory import File, NativeVector, invalidate_after_fork, one_thread
-from ..observations import in_form
-from ..spec import Field, as_field
-from .layout import REWARD_OFFSET, LaneView
+from ..observations import nested
+from ..spec import ACTION, Field, as_field
+from .layout import LaneView, rewards_of
 from .staging import VectorStaging
 from .writer_base import VectorGate, WriterBase
 
@@ -186,9 +186,9 @@ class HeldRows:
             return {name: place.views(self._records) for name, place in places.items() if not place.column} | large
 
         self._large: dict[int, NDArray[Any]] = {}  # by column
-        self.obs, self.extras = in_form(arrays("obs"), view.spec.obs), arrays("extra")
-        self.action = arrays("action")["action"]
-        self.reward = self._records.view(np.float32)[:, REWARD_OFFSET // 4]
+        spec = view.spec
+        self.obs, self.extras = nested(arrays("obs"), spec.obs), nested(arrays("extra"), spec.extras)
+        self.action, self.reward = nested(arrays("action"), spec.action, ACTION), rewards_of(spec, self._records)
 
     def append(self, which: Any, terminated: Any, truncated: Any, final_obs: Any, lanes: Any = None) -> None:
         """Appends the rows `which`, a slice or row numbers, int64 [k]; see `VectorWriter.add`.

@@ -1,5 +1,6 @@
 """The code that all readers of transitions share: windows, memory for batches, and the check after copying."""
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
@@ -192,9 +193,10 @@ class _Sized:
             "repeat": window.pad == "repeat",
             "stored_next": spec.next_obs,
             "state_every": spec.state_every if window.length is not None else 1,
-            "plain": window.stack == window.n_step == 1 and window.length is None,
+            "plain": window.stack == window.n_step == 1 and window.length is None and not spec.reward.shape,
             "far": len(geometry.columns) > 1,
             "batch": layout.batch_size,
+            "rewards": math.prod(spec.reward.shape),
         }
         settings |= {name: getattr(window, name) for name in ("stack", "n_step", "gamma", "burn_in", "period")}
         settings |= {name: getattr(layout, name) for name in ("length", "frames", "fields", "states")}

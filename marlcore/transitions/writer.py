@@ -24,12 +24,12 @@ from ..memory import (
     add_lock,
     check_interruption,
     invalidate_after_fork,
+    let_in,
     one_thread,
-    refuse_second,
 )
-from ..spec import Field, as_field, rows_of
-from .layout import REWARD_OFFSET, LaneView, Place
-from .setters import FieldSetters, Setter, put_all, setter
+from ..spec import Field, as_field, as_flag, rows_of
+from .layout import REWARD_OFFSET, LaneView, Place, rewards_of
+from .setters import FieldSetters, RewardVector, Setter, put_all, setter
 from .staging import BatchStaging
 from .writer_base import Gate, WriterBase
 
@@ -45,9 +45,10 @@ class Writer(WriterBase):
     may call `close`.
 
     Every value is checked before the first write, so that a bad value leaves the replay unchanged. Values of another
-    dtype are accepted if NumPy calls the conversion safe or of the same kind (float64 to float32, not float to int), or
-    if they are integers in the field's range. Rewards must be finite; other floats may be NaN or infinite, but a finite
-    float64 beyond float32's range is refused.
+    dtype are accepted if NumPy calls the conversion safe or of the same kind (float64 to float32, not float to int), if
+    they are integers in the field's range, or 0 and 1 for bools. Rewards must be finite; other floats may be NaN or
+    infinite, but a finite float64 beyond float32's range is refused. Tensors of torch on the CPU are taken like arrays;
+    one that requires grad is detached, of which one warning per process tells.
 
     Attributes:
         lane: the lane's number.
@@ -69,7 +70,9 @@ class Writer(WriterBase):
         self._keep: dict[tuple[int, bool], Any] = {}  # frames lent to the C core for the next row
         self._add_row = self._native.add_row
         self._raw = self._native.raw
-        self._reward = self._records[0, REWARD_OFFSET : REWARD_OFFSET + 4].data.cast("f")
+        self._reward: Any = self._records[0, REWARD_OFFSET : REWARD_OFFSET + 4].data.cast("f")
+        if view.spec.reward.shape:
+            self._reward = RewardVector(view.spec.reward, rewards_of(view.spec, self._records)[0])
         fields = FieldSetters(view.spec, view.layout, self._setter)
         self._put_obs, self._put_final, self._put_action = fields.obs, fields.final_obs, fields.action
         self._extras = fields.extras
@@ -92,8 +95,9 @@ class Writer(WriterBase):
         Args:
             obs: the observation acted on; a dict when the spec's obs is one.
             action: the action taken.
-            reward: the action's reward, finite.
-            terminated: the episode ended in a terminal state.
+            reward: the action's reward, finite; a vector if the spec's reward is one.
+            terminated: the episode ended in a terminal state. Like `truncated` a bool, or 0 or 1, also as an array or
+                tensor without axes.
             truncated: the episode was cut off; needs `final_obs`, from which its return is bootstrapped.
             final_obs: the observation after the last action; only with terminated or truncated.
             extras: every extra field of the spec, and next_obs when the spec stores it.
@@ -108,11 +112,11 @@ class Writer(WriterBase):
         """
         inside, me = self._inside, get_ident()
         if inside:
-            refuse_second(self)
+            let_in(self)
         inside[me] = None
         try:
             if len(inside) > 1:
-                refuse_second(self)
+                let_in(self)
             flags = 0
             if terminated is not False or truncated is not False or final_obs is not None:
                 flags = self._ending(terminated, truncated, final_obs)
@@ -120,8 +124,9 @@ class Writer(WriterBase):
             self._put_action(action)
             try:
                 self._reward[0] = reward
-            except (TypeError, ValueError):
-                raise TypeError(f"reward: expected a number, got {brief(reward)}") from None
+            except (TypeError, ValueError) as error:
+                vector = self._view.spec.reward.shape
+                raise error if vector else TypeError(f"reward: expected a number, got {brief(reward)}") from None
             if extras or self._extras:
                 put_all("extras", self._extras, extras)
             began = None
@@ -182,6 +187,41 @@ class Writer(WriterBase):
         finally:
             staging.lent.clear()
 
+    @one_thread
+    def end_episode(self, *, final_obs: Any, truncated: bool = True) -> int:
+        """Truncates the episode after its last row, for programs that learn of a truncation only after the `add`.
+
+        The row itself stays as it was committed: a boundary row with `final_obs` follows it, which samplers and readers
+        take for the truncation. A row whose return needs later rows is drawn or read only after this call or the next
+        `add`, so no batch shows the row without its end.
+
+        Args:
+            final_obs: the observation after the last action, from which the last row's return is bootstrapped.
+            truncated: True; a terminal state has no boundary row to say so, and must come with its own `add`.
+
+        Returns: the boundary row's ticket; -1 if a queue with "drop_newest" has no room: then the last row cannot be
+            read either, and the next row begins an episode.
+
+        Raises:
+            ValueError: this writer's last row ended its episode, or there is none; `truncated` is False; the spec
+                stores next_obs, so that rows have no boundary rows.
+            The errors of `add`; nothing was written then.
+        """
+        self.check_open()
+        if self._view.spec.next_obs:
+            raise ValueError("end_episode: expected a spec without next_obs, got one whose rows do not follow another")
+        if not as_flag("truncated", truncated):
+            raise ValueError("truncated: expected True, since `add` takes terminated=True with its row, got False")
+        if not self._native.in_episode:
+            raise ValueError("end_episode: expected a last row that did not end its episode, got none")
+        self._put_final(final_obs)
+        if self._gate is not None and not self._gate(0, True, self._timeout, self.check_open):
+            return self._leave_out()
+        ticket = self._native.end_episode()
+        if ticket < 0:
+            raise self._error_of(ticket)
+        return ticket
+
     def new_episode(self) -> None:
         """Makes the next row begin an episode, however the last row ended; no sample crosses the seam."""
         self._native.new_episode()
@@ -220,19 +260,17 @@ class Writer(WriterBase):
         return -1
 
     def _ending(self, terminated: Any, truncated: Any, final_obs: Any) -> int:
-        for name, value in (("terminated", terminated), ("truncated", truncated)):
-            if not isinstance(value, (bool, np.bool_)):
-                raise TypeError(f"{name}: expected a bool, got {brief(value)}")
+        flags = TERMINATED * as_flag("terminated", terminated) | TRUNCATED * as_flag("truncated", truncated)
         if final_obs is None:
-            if truncated and not self._view.spec.next_obs:
+            if flags & TRUNCATED and not self._view.spec.next_obs:
                 raise ValueError("final_obs: expected the observation after a truncated transition, got None")
-            return (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0)
+            return flags
         if self._view.spec.next_obs:
             raise ValueError("final_obs: expected None, since this spec stores next_obs")
-        if not (terminated or truncated):
+        if not flags:
             raise ValueError("final_obs: expected None unless terminated or truncated")
         self._put_final(final_obs)
-        return (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0) | BOUNDARY
+        return flags | BOUNDARY
 
     def _setter(self, place: Place, label: str, final: bool) -> Setter:
         """Returns a setter that checks and stages one value; it lends a large value to the C core, which copies it."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ..closing import Closing
 from ..errors import StaleHandle
-from ..memory import Check, File, NativeVector, NativeWriter, close_when_alone, error_of
+from ..memory import Check, File, Inside, NativeVector, NativeWriter, close_when_alone, error_of
 
 Flags = NDArray[np.bool_]
 # Waits for a limiter or a queue before an add of so many transitions and boundary rows. False: the writer must
@@ -22,12 +22,14 @@ VectorGate = Callable[[NDArray[np.int64], Flags, float | None, Check], Flags | b
 class WriterBase(Closing):
     """The base of Writer and VectorWriter; register it with `invalidate_after_fork` once it is complete."""
 
+    _gate: Any  # see Gate and VectorGate
+
     def __init__(self, claim: File, native: NativeWriter | NativeVector, timeout: float | None) -> None:
         self._claim = claim
         self._native = native
         self._timeout = timeout
         self._forked = False
-        self._inside: dict[int, None] = {}  # see guard.py
+        self._inside: Inside = {}
 
     @property
     def policy_version(self) -> int:
@@ -52,9 +54,14 @@ class WriterBase(Closing):
         """Makes later use in a forked child raise StaleHandle, since the lanes belong to the parent."""
         self._native.close()
         self._forked = True
+        if self._gate is not None:  # which would write to the parent's lanes
+            self._gate = self._refuse
 
     def __reduce__(self) -> Any:
         raise TypeError(f"a {type(self).__name__} belongs to one process: pass the replay and make one there")
+
+    def _refuse(self, *add: Any) -> bool:
+        raise self._error_of(-errno.ESHUTDOWN)
 
     def _error_of(self, code: int) -> Exception:
         if self._forked:

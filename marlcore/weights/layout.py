@@ -93,8 +93,8 @@ class RowLayout:
 
 
 def extra_field(name: str, extra: tuple[int, ...] | Field) -> Field:
-    if not isinstance(name, str) or not name.isidentifier():
-        raise ValueError(f"extras: expected names that are identifiers, got {name!r}")
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"extras: expected names of at least one character, got {name!r}")
     if name == "weights":
         raise ValueError("extras: expected other names than 'weights', an argument of publish")
     return extra if isinstance(extra, Field) else Field(extra, "float64")

@@ -1,6 +1,7 @@
 """Weights of torch users: the tensors of a module become views of a row."""
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain, pairwise, repeat, zip_longest
 from operator import attrgetter
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.overrides import has_torch_function
 
 from ..checks import brief
@@ -25,7 +27,7 @@ _dtype_of = attrgetter("dtype")
 
 @dataclass
 class TensorGroup:
-    """A tensor of a model with all its names; tied weights form one group."""
+    """A tensor of a model with all its names in the model; tied weights form one group."""
 
     spec: TensorSpec
     names: list[str] = field(default_factory=list)
@@ -143,18 +145,36 @@ class ModuleWeights:
 def _unique_tensors(model: torch.nn.Module) -> list[TensorGroup]:
     """Groups parameters and buffers by memory, in module order. Raises ValueError if a tensor cannot be stored."""
     groups: dict[tuple[Any, ...], TensorGroup] = {}
-    for prefix, module in model.named_modules(remove_duplicate=False):
+    for prefix, path, module in _modules(model):
         for key, tensor in chain(module._parameters.items(), module._buffers.items()):
             if tensor is None:
                 continue
-            name = f"{prefix}.{key}" if prefix else key
-            spec = _spec(name, tensor)
+            spec = _spec(_below(path, key), tensor)
             group = groups.setdefault(_memory(tensor), TensorGroup(spec))
-            group.names.append(name)
+            group.names.append(_below(prefix, key))
             if not any(tensor is other for other in group.tensors):
                 group.tensors.append(tensor)
     _check_apart(list(groups.values()))
     return list(groups.values())
+
+
+def _modules(model: torch.nn.Module) -> Iterator[tuple[str, str, torch.nn.Module]]:
+    """Yields each module with its name and with the name that it would have if no module were wrapped."""
+    paths: dict[str, str] = {}
+    inside = set()  # the names of wrapped modules
+    for name, module in model.named_modules(remove_duplicate=False):
+        parent, _, last = name.rpartition(".")
+        above = paths.get(parent, "")
+        paths[name] = above if name in inside else _below(above, last)
+        if isinstance(module, (DataParallel, DistributedDataParallel)):
+            inside.add(_below(name, "module"))
+        elif "_orig_mod" in module._modules:  # of torch.compile
+            inside.add(_below(name, "_orig_mod"))
+        yield name, paths[name], module
+
+
+def _below(name: str, part: str) -> str:
+    return f"{name}.{part}" if name else part
 
 
 def _spec(name: str, tensor: torch.Tensor) -> TensorSpec:

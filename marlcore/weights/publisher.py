@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from ..checks import brief, check_whole
 from ..closing import Closing
-from ..errors import ClosedError
+from ..errors import ClosedError, StaleHandle
 from ..fixed import fixed
-from ..memory import File, NativeLanes, close_when_alone, one_thread
+from ..memory import File, Inside, NativeLanes, close_when_alone, one_thread
 from .layout import MOST_VERSIONS, OWN, fitted_extra
 from .rows import VersionedRows
 from .trees import TreeWeights
@@ -34,7 +34,7 @@ class Publisher(Closing):
         self._weights = weights
         self._claim = claimed
         self._closed = False
-        self._inside: dict[int, None] = {}  # see guard.py
+        self._inside: Inside = {}
         self.version = store.version
         self._given: dict[str, NDArray[Any]] = {}  # each extra's last value
         self._stage(weights.staged())
@@ -73,6 +73,8 @@ class Publisher(Closing):
         self._store.check_open()
         if self._closed:
             raise ClosedError("the publisher was closed")
+        if self._claim.fd < 0:
+            raise StaleHandle("the publisher was made before a fork; the store has its parent as publisher")
         row = self._weights.staged(weights)
         if row is not self._row:
             self._stage(row)
@@ -111,7 +113,7 @@ class MirrorWriter(Closing):
         self._store = store
         self._lanes = lanes
         self._claim = claimed
-        self._inside: dict[int, None] = {}  # see guard.py
+        self._inside: Inside = {}
 
     @one_thread
     def put(self, row: NDArray[np.uint8]) -> bool:

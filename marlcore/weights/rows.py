@@ -26,6 +26,7 @@ class VersionedRows(Shared):
     """One lane whose rows are whole models. The version is the number of rows; a mirror's rows hold their versions."""
 
     kind = "parameter store"
+    _attaches_anew = True
 
     def _understand(self, segment: Segment) -> None:
         self.mode: Mode | int = segment.description["mode"]

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..checks import brief, check_whole
 from ..closing import ClosedAfterError
@@ -23,12 +24,13 @@ from .layout import MOST_VERSIONS, RowLayout, extra_field
 from .publisher import MirrorWriter, Publisher
 from .rows import Mode, VersionedRows, slots_of
 from .subscriber import Subscriber
-from .trees import LoadedWeights, RowWeights, TreeWeights
+from .trees import LoadedWeights, RowWeights, TreeWeights, is_tree
 
 if TYPE_CHECKING:
     import torch
 
-Model: TypeAlias = "torch.nn.Module | Mapping[Any, Any] | Sequence[Any]"  # arrays in mappings, lists and tuples
+# Arrays or tensors, alone or in mappings, lists and tuples
+Model: TypeAlias = "torch.nn.Module | Mapping[Any, Any] | Sequence[Any] | NDArray[Any] | torch.Tensor"
 
 
 @fixed()
@@ -36,11 +38,13 @@ class ParameterStore(VersionedRows):
     """Versions of one model's weights in shared memory: one publisher, any number of subscribers, no locks.
 
     Make it with `create` and pass it, or its `handle`, to other processes: unpickling a ParameterStore attaches to the
-    same memory. After a fork, attach to the handle.
+    same memory; a forked child's first use does so too.
 
-    A model is a torch module, or a mapping of arrays by name; mappings may nest, and hold lists and tuples. A row holds
-    the extras and, in their own dtypes, a mapping's arrays or a module's parameters and buffers: tied tensors once,
-    non-persistent buffers too. With n slots, a read that still lasts when the n-th later publish begins is discarded.
+    A model is a torch module, a mapping of arrays by name, or one array. Mappings may nest, and hold lists and tuples;
+    their arrays may be tensors, such as the adapters among a module's parameters. A module that torch.compile or
+    DistributedDataParallel wraps counts as the module inside. A row holds the extras and, in their own dtypes, a
+    mapping's arrays or a module's parameters and buffers: tied tensors once, non-persistent buffers too. With n slots,
+    a read that still lasts when the n-th later publish begins is discarded.
 
     Attributes:
         mode: "snapshot" (1 slot), "double_buffer" (2) or "triple_buffer" (3); or the number of slots.
@@ -66,7 +70,7 @@ class ParameterStore(VersionedRows):
         """Creates a store with room for the model's weights. The store has no version yet; the model is unchanged.
 
         Args:
-            model: defines the tensors of a row: a module on any device, or a mapping of arrays.
+            model: defines the tensors of a row: a module on any device, or arrays.
             mode: the number of slots, as a name or as a number; more slots keep more old versions readable.
             extras: further arrays published with the weights: a shape for float64, or a Field.
             begins_after: the last version of the store that this one continues; the first publish gets the next
@@ -162,9 +166,9 @@ class ParameterStore(VersionedRows):
         """Returns a subscriber that keeps `local_model` up to date; any number may live at once, in any process.
 
         A module's parameters and buffers become views of one flat tensor; the Parameter objects stay the same. The
-        arrays of a mapping must be writable NumPy arrays, which `pull` fills in place. For any other object, each pull
-        calls the object's method `load(arrays)` with all arrays by name, which change only in the next pull. Without a
-        model, the subscriber has its own arrays, `weights`.
+        arrays of a mapping must be writable NumPy arrays or tensors on the CPU, which `pull` fills in place. For any
+        other object, each pull calls the object's method `load(arrays)` with all arrays by name, which change only in
+        the next pull. Without a model, the subscriber has its own arrays, `weights`.
 
         Raises:
             LayoutMismatch: the model has other tensors than the store.
@@ -177,7 +181,7 @@ class ParameterStore(VersionedRows):
 
 
 def _kind_of(model: Any, loads: bool = False) -> Any:
-    if isinstance(model, (Mapping, list, tuple)):
+    if is_tree(model):
         return TreeWeights
     if loads and hasattr(model, "load") and not hasattr(model, "named_modules"):
         return LoadedWeights

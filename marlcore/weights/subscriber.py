@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ..checks import check_timeout, check_whole
 from ..errors import NotEnoughData, SegmentCorrupt
 from ..fixed import fixed
-from ..memory import NativeLanes, one_thread
+from ..memory import Inside, NativeLanes, at_first_use, invalidate_after_fork, one_thread
 from .publisher import Weights
 from .rows import VersionedRows
 
@@ -52,11 +52,16 @@ class Subscriber:
         self._store = store
         self._lanes = lanes
         self._local = local
-        self._inside: dict[int, None] = {}  # see guard.py
+        self._inside: Inside = {}
         self._arrays: list[NDArray[np.uint8]] = []
         self._slots: dict[int, tuple[Any, dict[str, NDArray[Any]]]] = {}
         self.version = 0
         self.extras: Mapping[str, Any] = {}
+        invalidate_after_fork(self)
+
+    def forked(self) -> None:
+        """Makes the first pull in a forked child attach to the store anew; the local model is the child's copy."""
+        at_first_use(self._inside, self._store.check_open)
 
     @property
     def weights(self) -> Any:

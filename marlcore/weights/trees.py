@@ -9,15 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import array_of, is_tensor
 from ..checks import brief
 from ..errors import LayoutMismatch
 from .layout import OWN, RowLayout, TensorSpec
 
 Arrays = dict[str, NDArray[Any]]
+ALONE = ""  # the name of a single array, the path of no key
 
 
 class TreeWeights:
-    """The arrays of a mapping, whose values may also be mappings, lists, tuples, or None for no array.
+    """The arrays of a mapping, whose values may also be mappings, lists, tuples, or None for no array; or one array.
 
     An array's name is the path to it, joined by ".": "layers.0.bias". The mapping is read at each call, so its arrays
     may be replaced. Their names must match the layout's, in any order. With `fill`, rows are copied into the arrays.
@@ -50,7 +52,7 @@ class TreeWeights:
 
     def staged(self, weights: Any = OWN) -> NDArray[np.uint8]:
         """Copies the mapping's current arrays, or `weights`, into a row in host memory; leaves out the extras."""
-        if weights is not OWN and not isinstance(weights, (Mapping, list, tuple)):
+        if weights is not OWN and not is_tree(weights):
             raise TypeError(f"weights: expected a mapping of arrays, got {brief(weights)}")
         arrays = self._arrays(self.weights if weights is OWN else weights)
         for name, place in self._places.items():
@@ -96,15 +98,15 @@ class TreeWeights:
                 parts = any(name.startswith(f"{spec.name}.") for name in arrays)
                 none = "a list or mapping" if parts else "nothing"
                 got = none if array is None else f"{array.dtype} {array.shape}"
-                raise LayoutMismatch(f"weights {spec.name}: expected {spec.dtype} {spec.shape}, got {got}")
+                raise LayoutMismatch(f"{_label(spec.name)}: expected {spec.dtype} {spec.shape}, got {got}")
         if len(arrays) > len(self.layout.tensors):
             name = next(iter(arrays.keys() - {spec.name for spec in self.layout.tensors}))
-            raise LayoutMismatch(f"weights {name}: expected no such array, got {arrays[name].dtype}")
+            raise LayoutMismatch(f"{_label(name)}: expected no such array, got {arrays[name].dtype}")
         return arrays
 
 
 class RowWeights(TreeWeights):
-    """Read-only arrays by the tensors' names. They lie in two rows that take turns, so that a pull is one copy.
+    """Read-only arrays by the tensors' names, or one array, in two rows that take turns, so that a pull is one copy.
 
     Raises TypeError if NumPy lacks a tensor's dtype.
     """
@@ -112,8 +114,9 @@ class RowWeights(TreeWeights):
     def __init__(self, layout: RowLayout) -> None:
         for spec in layout.tensors:
             if spec.dtype not in np.sctypeDict:
-                raise TypeError(f"weights {spec.name}: expected a dtype of NumPy, got {spec.dtype}")
-        super().__init__({spec.name: np.zeros(spec.shape, spec.dtype) for spec in layout.tensors}, layout, fill=False)
+                raise TypeError(f"{_label(spec.name)}: expected a dtype of NumPy, got {spec.dtype}")
+        zeros = {spec.name: np.zeros(spec.shape, spec.dtype) for spec in layout.tensors}
+        super().__init__(zeros.get(ALONE, zeros), layout, fill=False)
         self._rows.append(np.zeros(layout.nbytes, np.uint8))
         self._trees = [self.named(self.views(row)) for row in self._rows]
 
@@ -133,12 +136,21 @@ class LoadedWeights(RowWeights):
         self._local.load(self.weights)
 
 
+def _label(name: str) -> str:
+    return f"weights {name}" if name else "weights"
+
+
+def is_tree(weights: Any) -> bool:
+    """Whether these are weights of this kind: arrays in mappings, lists or tuples, or a single array."""
+    return isinstance(weights, (Mapping, list, tuple)) or hasattr(weights, "__array__")
+
+
 def _arrays_of(tree: Any, array_of: Callable[[str, Any], NDArray[Any]]) -> Arrays:
     arrays: Arrays = {}
 
     def keep(name: str, leaf: Any) -> None:
         if name in arrays:
-            raise ValueError(f"weights {name}: expected one array of this name, got two")
+            raise ValueError(f"{_label(name)}: expected one array of this name, got two")
         arrays[name] = array_of(name, leaf)
 
     _mapped(keep, tree)
@@ -159,19 +171,23 @@ def _mapped(function: Callable[[str, Any], Any], tree: Any, name: str = "") -> A
 
 def _array(name: str, leaf: Any) -> NDArray[Any]:
     try:
-        array = np.asarray(leaf)
+        array = array_of(leaf.cpu()) if is_tensor(leaf) else np.asarray(leaf)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise TypeError(f"weights {name}: expected an array, got {brief(leaf)} ({brief(error)})") from None
+        raise TypeError(f"{_label(name)}: expected an array, got {brief(leaf)} ({brief(error)})") from None
     if array.dtype.kind in "OSUMmV" and not array.dtype.name.startswith(("bfloat", "float8")):
-        raise TypeError(f"weights {name}: expected an array of numbers, got {brief(leaf)}")
+        raise TypeError(f"{_label(name)}: expected an array of numbers, got {brief(leaf)}")
     if not array.dtype.isnative:
-        raise TypeError(f"weights {name}: expected native byte order, got {array.dtype}")
+        raise TypeError(f"{_label(name)}: expected native byte order, got {array.dtype}")
     return array
 
 
 def _writable(name: str, leaf: Any) -> NDArray[Any]:
+    if is_tensor(leaf):
+        if leaf.device.type != "cpu":
+            raise TypeError(f"{_label(name)}: expected a tensor on the CPU to fill, got one on {leaf.device}")
+        return _array(name, leaf)
     if not isinstance(leaf, np.ndarray):
-        raise TypeError(f"weights {name}: expected a NumPy array to fill, got {type(leaf).__name__}")
+        raise TypeError(f"{_label(name)}: expected a NumPy array to fill, got {type(leaf).__name__}")
     if not leaf.flags.writeable:
-        raise ValueError(f"weights {name}: expected a writable array, got a read-only one")
+        raise ValueError(f"{_label(name)}: expected a writable array, got a read-only one")
     return _array(name, leaf)

@@ -223,6 +223,17 @@ class ReplayMachine(RuleBasedStateMachine):
         self.model.lanes[lane].seam()
 
     @rule(lane=LANE)
+    def truncate_the_last_row(self, lane):
+        lane = self.lane(lane)
+        writer, ends = self.writer(lane), self.model.lanes[lane].episodes[-1].rows and not self.spec.next_obs
+        final_obs = random_row(self.spec, self.rng, 0.0)["obs"]
+        if ends:
+            assert writer.end_episode(final_obs=final_obs) == self.model.lanes[lane].truncate(final_obs)
+        else:
+            with pytest.raises(ValueError, match=r"^end_episode: expected a "):
+                writer.end_episode(final_obs=final_obs)
+
+    @rule(lane=LANE)
     def refuse_a_bad_row(self, lane):
         with pytest.raises(ValueError):
             self.writer(self.lane(lane)).add(**self.row() | {"reward": np.nan})

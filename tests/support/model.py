@@ -73,8 +73,20 @@ class Lane:
             self.next_ticket += 1
         if terminated or truncated:
             self.episodes.append(Episode())
-        self.episodes = [e for e in self.episodes[:-1] if e.rows[-1].ticket >= self.lowest] + self.episodes[-1:]
+        self._forget()
         return ticket
+
+    def truncate(self, final_obs) -> int:
+        """Ends the newest episode after its last row, which was added without its end."""
+        ticket, episode = self.next_ticket, self.episodes[-1]
+        episode.rows[-1].truncated, episode.final = True, (ticket, final_obs)
+        self.next_ticket += 1
+        self.episodes.append(Episode())
+        self._forget()
+        return ticket
+
+    def _forget(self) -> None:
+        self.episodes = [e for e in self.episodes[:-1] if e.rows[-1].ticket >= self.lowest] + self.episodes[-1:]
 
     def held(self) -> int:
         return sum(row.ticket >= self.lowest for episode in self.episodes for row in episode.rows)
@@ -282,12 +294,17 @@ def fill(replay: ReplayBuffer, model: Model, rng: np.random.Generator, rows: lis
     """Writes rows[lane] random transitions to each lane, in episodes that end in every way, with seams."""
     for lane, count in enumerate(rows):
         writer = replay.writer(lane)
-        for _ in range(count):
+        for number in range(count):
             row = random_row(replay.spec, rng, end)
             version = int(rng.integers(2**33))
             writer.policy_version = version
+            late = number % 2 and row["truncated"] and not row["terminated"] and not replay.spec.next_obs
+            final_obs = row["final_obs"]
+            row |= {"truncated": False, "final_obs": None} if late else {}
             ticket = writer.add(**row)
             assert ticket == model.add(lane, version=version, **row)
+            if late:
+                assert writer.end_episode(final_obs=final_obs) == model.lanes[lane].truncate(final_obs)
             if rng.random() < 0.05:
                 writer.close()
                 writer = replay.writer(lane)

@@ -105,11 +105,11 @@ def test_a_source_folder_without_its_core_is_one_line(tmp_path: Path) -> None:
         "sys.meta_path = [it for it in sys.meta_path if 'editable' not in getattr(it, '__module__', '')];"
         "runpy.run_module('marlcore', run_name='__main__', alter_sys=True)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 2 and done.stderr.startswith(
-        f"marlcore: compiled core: expected one in {tmp_path / 'marlcore'}, got none: run `python -m pip install -e .`"
-    )
-    assert len(done.stderr.splitlines()) == 1
+    core = f"compiled core: expected one in {tmp_path / 'marlcore'}, got none: run `python -m pip install -e .`"
+    for before, says in (("", core), ("import sys; sys.modules['_cffi_backend'] = None;", "marlcore needs cffi: ")):
+        done = subprocess.run([sys.executable, "-c", before + code], capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 2 and done.stderr.startswith(f"marlcore: {says}")
+        assert len(done.stderr.splitlines()) == 1
 
 
 def files_of(folder: str) -> set[Path]:

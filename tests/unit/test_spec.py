@@ -97,14 +97,18 @@ def test_a_space_becomes_a_field_that_holds_its_samples(space, field):
 
 
 def test_a_dict_space_becomes_a_dict_of_fields():
-    observation = spaces.Dict(image=BOX, goal=spaces.Discrete(3))
-    spec = TransitionSpec.from_spaces(observation, spaces.Discrete(2), next_obs=True, log_prob=Field())
-    fields = {"image": Field((84, 84), "uint8"), "goal": Field((), "int64")}
-    assert spec == TransitionSpec(fields, Field((), "int64"), {"log_prob": Field()}, next_obs=True)
+    observation = spaces.Dict({"image": BOX, "goal": spaces.Dict({"x.y": spaces.Discrete(3)})})
+    spec = TransitionSpec.from_spaces(observation, spaces.Dict(a=spaces.Discrete(2)), next_obs=True, log_prob=Field())
+    fields = {"image": Field((84, 84), "uint8"), "goal": {"x.y": Field((), "int64")}}
+    assert spec == TransitionSpec(fields, {"a": Field((), "int64")}, {"log_prob": Field()}, next_obs=True)
 
 
 def spec(**arguments):
     return partial(TransitionSpec, **{"obs": OBS, "action": ACTION} | arguments)
+
+
+def in_dicts(levels):
+    return {"x": in_dicts(levels - 1)} if levels else OBS
 
 
 def spaced(observation, action):
@@ -132,11 +136,17 @@ REFUSED: dict[str, Refused] = {
     **{f"dtype {n}": (partial(Field, (), n), TypeError, "Field dtype: expected ") for n in DTYPES},
     "no obs": (spec(obs={}), "TransitionSpec obs: expected at least one Field"),
     "obs": (spec(obs=(4,)), TypeError, "TransitionSpec obs: expected a Field or a dict"),
-    "obs 'a b'": (spec(obs={"a b": OBS}), "TransitionSpec obs: expected names that are identifiers"),
-    "obs 1": (spec(obs={1: OBS}), "TransitionSpec obs: expected names that are identifiers"),
+    "obs ''": (spec(obs={"": OBS}), "TransitionSpec obs: expected names of at least one character, got ''"),
+    "obs 1": (spec(obs={1: OBS}), "TransitionSpec obs: expected names of at least one character, got 1"),
+    "one path": (spec(obs={"a": {"b": OBS}, "a.b": OBS}), "obs: expected one field of the path 'a.b', got two"),
+    "an empty part": (spec(action={"a": {}}), "TransitionSpec action['a']: expected at least one Field, got an empty"),
+    "17 levels": (spec(extras={"x": in_dicts(16)}), "expected dicts in at most 16 levels, got more"),
+    "rewards of integers": (spec(reward=Field((2,), "int64")), "reward: expected float32 () or (n,), got int64 (2,)"),
+    "a matrix as reward": (spec(reward=Field((2, 3))), "reward: expected float32 () or (n,), got float32 (2, 3)"),
+    "a shape as reward": (spec(reward=(3,)), TypeError, "TransitionSpec reward: expected a Field, got (3,)"),
     "a part": (spec(obs={"a": "float32"}), TypeError, "TransitionSpec obs['a']: expected a Field"),
     "obs at intervals": (spec(obs=STATE), "TransitionSpec obs: expected every=1, got every=4"),
-    "a part at intervals": (spec(obs={"h": STATE}), "TransitionSpec h: expected every=1, got every=4"),
+    "a part at intervals": (spec(obs={"h": STATE}), "TransitionSpec obs.h: expected every=1, got every=4"),
     "action at intervals": (spec(action=STATE), "TransitionSpec action: expected every=1, got every=4"),
     "two intervals": (spec(extras={"h": STATE, "c": Field((), every=2)}), "one interval for all, got every=[2, 4]"),
     "next_obs and intervals": (spec(extras={"h": STATE}, next_obs=True), "extras: expected every=1, since"),
@@ -148,9 +158,8 @@ REFUSED: dict[str, Refused] = {
     "next_obs": (spec(next_obs=1), TypeError, "TransitionSpec next_obs: expected a bool"),
     "a Tuple": (spaced(spaces.Tuple([BOX]), TWO), f"observation_space: {KINDS}"),
     "a Text": (spaced(spaces.Text(3), TWO), f"observation_space: {KINDS}, MultiBinary or Dict space, got Text"),
-    "a Dict in a Dict": (spaced(spaces.Dict(a=spaces.Dict(b=BOX)), TWO), f"observation_space['a']: {KINDS}"),
-    "a Dict of actions": (spaced(BOX, spaces.Dict(a=BOX)), f"action_space: {KINDS}"),
-    "no name": (partial(Ragged, "a b", 3, {"x": OBS}), "Ragged a b: expected names that are identifiers"),
+    "a Text in Dicts": (spaced(BOX, spaces.Dict(a=spaces.Dict(b=spaces.Text(3)))), f"action_space['a']['b']: {KINDS}"),
+    "no name": (partial(Ragged, "", 3, {"x": OBS}), "Ragged : expected names of at least one character, got ''"),
     "no maximum": (partial(Ragged, "n", 0, {"x": OBS}), "Ragged n most: expected an integer of at least 1"),
     "no parts": (partial(Ragged, "n", 3, {}), "Ragged n: expected Fields by other names, got {}"),
     "parts": (partial(Ragged, "n", 3, OBS), "Ragged n: expected Fields by other names, got Field("),

@@ -243,7 +243,7 @@ WRONG_STEPS = [
     (1, np.zeros((1, 3), np.float32), ValueError, "next_obs: expected"),
     (2, np.array([0.5, 1.0]), TypeError, "action: expected int64"),
     (3, np.array([0.0, np.nan]), ValueError, "reward: expected finite numbers"),
-    (4, np.array([0.5, 1.0]), TypeError, "done: expected bool"),
+    (4, np.array([0.5, 1.0]), ValueError, "done: expected bool (2,), or 0 and 1, got 0.5"),
     (5, [{}], ValueError, "infos: expected 2 dicts, one of each environment, got"),
 ]
 

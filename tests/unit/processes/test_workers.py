@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import signal
+import subprocess
 import sys
 import textwrap
 import threading
@@ -20,6 +21,7 @@ import pytest
 from meanwhile import Rang
 from processes import segments_of, start_python, state
 from refused import check_refused
+from tiers import long_but
 
 import marlcore as mc
 from marlcore.lazy import is_installed
@@ -318,7 +320,7 @@ REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
         "name: expected one that no other worker has, got 'left'"),
     (lambda group: group.start_named("x" * 65, idle), ValueError, "name: expected at most 64 bytes of"),
     (lambda group: group.start_named("", idle), ValueError, "name: expected at least 1 byte, got ''"),
-    (lambda group: mc.Workers().start(idle), mc.ClosedError, "inside their with-block"),
+    (lambda group: mc.Workers().wait(), mc.ClosedError, "no worker was started yet"),
     (lambda group: group.__enter__(), mc.ClosedError, "entered once"),
 ]  # fmt: skip
 
@@ -332,6 +334,54 @@ def test_refuses(subtests: pytest.Subtests) -> None:
         assert len(group) == 1 and all(worker.running for worker in group)
 
 
+def test_without_a_block_the_first_start_begins_and_close_ends() -> None:
+    before, workers = set(os.listdir("/proc/self/fd")), mc.Workers()
+    workers.close()
+    worker = workers.start(idle)
+    workers.start(ignore)
+    reports_of(workers, 1)
+    check_refused(workers.__enter__, mc.ClosedError, "entered once")
+    assert worker.running
+    workers._grace = 0.1  # `ignore` is killed then
+    workers.close()
+    workers.close()
+    assert not worker.running and set(os.listdir("/proc/self/fd")) <= before
+    check_refused(lambda: workers.start(idle), mc.ClosedError, "the group of workers has ended")
+
+
+def test_close_raises_a_failure_that_was_not_raised_yet() -> None:
+    workers = mc.Workers()
+    worker = workers.start(fail)
+    while worker.running:
+        time.sleep(0.01)
+    with pytest.raises(mc.WorkerFailed, match="the simulator is on fire"):
+        workers.close()
+    workers.close()
+
+
+@pytest.mark.parametrize(
+    "end", long_but([""], ["", "sys.exit(3)", "raise RuntimeError('no')", "os.kill(os.getpid(), signal.SIGTERM)"])
+)
+def test_a_program_that_ends_closes_its_workers(end: str) -> None:
+    code = f"""
+import os, signal, sys, time
+import marlcore as mc
+
+def idle(context):
+    while not context.stopping:
+        time.sleep(0.01)
+    print("ended", flush=True)
+
+workers = mc.Workers()
+print(workers.start(idle).pid, flush=True)
+{end}
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    pid, ended = done.stdout.split()
+    assert ended == "ended"
+    await_end([int(pid)])
+
+
 def test_a_block_that_ended_holds_no_descriptor() -> None:
     """It holds none before a garbage collection either: a loop of blocks would reach the limit of open files."""
     before = set(os.listdir("/proc/self/fd"))
@@ -342,7 +392,7 @@ def test_a_block_that_ended_holds_no_descriptor() -> None:
                 workers.start(idle)
         assert len(workers) == 3
         assert set(os.listdir("/proc/self/fd")) <= before
-        check_refused(lambda: workers.start(idle), mc.ClosedError, "inside their with-block")
+        check_refused(lambda: workers.start(idle), mc.ClosedError, "the group of workers has ended")
         check_refused(workers.__enter__, mc.ClosedError, "entered once")
     finally:
         gc.enable()

@@ -61,7 +61,8 @@ FAULTS: list[tuple[str, Any, type[Exception], Callable[[Shape], str]]] = [
     ("log_prob", 1e39, ValueError, lambda s: "expected values in float32's range, got 1e+39"),
     ("log_prob", "low", TypeError, lambda s: f"expected float32 {s()}, got dtype <U3"),
     ("big", np.zeros(71), ValueError, lambda s: f"expected float32 {s(70)}, got shape {s(71)}"),
-    ("flag", 1, TypeError, lambda s: f"expected bool {s()}, got dtype int64"),
+    ("flag", 2, ValueError, lambda s: f"expected bool {s()}, or 0 and 1, got 2"),
+    ("flag", "on", TypeError, lambda s: f"expected bool {s()}, got dtype <U2"),
 ]
 
 OBS = "obs: expected the fields ['frame', 'id', 'state'], got"
@@ -84,7 +85,9 @@ ROW = [
     ({"reward": "1"}, TypeError, "reward: expected a number, got '1'"),
     ({"reward": np.zeros((9, 9))}, TypeError, "reward: expected a number, got array("),
     ({"reward": 1j}, TypeError, "reward: expected a number, got 1j"),
-    ({"terminated": 1}, TypeError, "terminated: expected a bool, got 1"),
+    ({"terminated": 2}, TypeError, "terminated: expected a bool, got 2"),
+    ({"terminated": None}, TypeError, "terminated: expected a bool, got None"),
+    ({"terminated": [1]}, TypeError, "terminated: expected a bool, got [1]"),
     ({"truncated": np.zeros((5, 5))}, TypeError, "truncated: expected a bool, got array("),
     ({"truncated": True}, ValueError, FINAL),
     ({"terminated": True, "truncated": True}, ValueError, FINAL),
@@ -101,7 +104,8 @@ MANY = [
     ({"reward": np.array([0.0, 1e39, 0.0, 0.0])}, ValueError, "reward: expected values in float32's range, got 1e+39"),
     ({"action": np.ones((ROWS, 2), int)}, ValueError, "action: expected int64 (4,), got shape (4, 2)"),
     ({"terminated": True}, ValueError, "terminated: expected bool (4,), got shape ()"),
-    ({"terminated": [0, 0, 1, 0]}, TypeError, "terminated: expected bool (4,), got dtype int64"),
+    ({"terminated": [0, 0, 2, 0]}, ValueError, "terminated: expected bool (4,), or 0 and 1, got 2"),
+    ({"terminated": [0, 0, math.nan, 0]}, ValueError, "terminated: expected bool (4,), or 0 and 1, got nan"),
     ({"truncated": np.ones(3, bool)}, ValueError, "truncated: expected bool (4,), got shape (3,)"),
     ({"terminated": HALF_DONE, "truncated": True}, ValueError, "truncated: expected bool (4,), got shape ()"),
     ({"truncated": HALF_DONE}, ValueError, FINALS),
@@ -109,9 +113,9 @@ MANY = [
 ]
 BATCH = [
     *(({"reward": value}, ValueError, f"{LENGTH} {value!r}") for value in ([], 1.0, None)),
-    ({"reward": np.ones(3)}, ValueError, "obs['id']: expected int8 (3,), got shape (4,)"),
+    ({"reward": np.ones(3)}, ValueError, "obs['frame']: expected uint8 (3, 20, 20), got shape (4, 20, 20)"),
     ({"truncated": HALF_DONE, "final_obs": observation(3)}, ValueError,
-        "final_obs['id']: expected int8 (2,), got shape (3,)"),
+        "final_obs['frame']: expected uint8 (2, 20, 20), got shape (3, 20, 20)"),
     ({"final_obs": observation(1)}, ValueError, "final_obs: expected None unless rows are truncated"),
     (transition(11), ValueError, ROOM),
     (transition(10, truncated=np.arange(10) == 3, final_obs=observation(1)), ValueError, ROOM),
@@ -120,7 +124,7 @@ VECTOR = [
     ({"reward": 0.0}, ValueError, "reward: expected float32 (4,), got shape ()"),
     ({"reward": np.ones(3)}, ValueError, "reward: expected float32 (4,), got shape (3,)"),
     ({"truncated": HALF_DONE, "final_obs": observation(1)}, ValueError,
-        "final_obs['id']: expected int8 (4,), got shape (1,)"),
+        "final_obs['frame']: expected uint8 (4, 20, 20), got shape (1, 20, 20)"),
     *(
         ({"lanes": lanes}, ValueError, f"{LANES} {lanes}"[:70])
         for lanes in ([0, 1, 2, 4], [0, 1, 2, -1], [0, 1, 2, 2**63 - 1], [0, 1, 2, 2], [0, 1, 2, 3, 0])

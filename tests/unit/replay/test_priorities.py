@@ -173,7 +173,7 @@ REFUSED = [  # the options of a sampler; rows of a batch of 8, or all; prioritie
     *(({"alpha": alpha}, [0, 1], priority, f"{NUMBERS}, not above ")  # an infinite sum
       for alpha, priority in ((2.0, [1e200, 1.0]), (1.0, [1.7e308, 1.0]), (1.0, [1.0, 5e307]))),
     ({}, [0, 1], [1.0], "priority: expected one for each index, shape (2,), got (1,)"),
-    ({}, [0], [[1.0]], "priority: expected one for each index, shape (1,), got (1, 1)"),
+    ({}, [0], [[1.0, 1.0]], "priority: expected one for each index, shape (1,), got (1, 2)"),
     ({}, [[0]], [[1.0]], "index: expected integers (n,), got int64 (1, 1)"),
     ({}, [0.0], [1.0], "index: expected integers (n,), got float64 (1,)"),
     ({}, [True], [1.0], "index: expected integers (n,), got bool (1,)"),

@@ -1,5 +1,6 @@
 """The replay through its public methods: batches have the rows that were added, and bad rows are refused."""
 
+import re
 from contextlib import nullcontext
 
 import numpy as np
@@ -8,7 +9,16 @@ from mapped import Mapped
 from model import SPECS, Model, chi_square_limit, fill
 from seams import trusting
 
-from marlcore import Field, NotEnoughData, RateLimiter, ReplayBuffer, SegmentCorrupt, TransitionSpec
+from marlcore import (
+    ClosedError,
+    Field,
+    NotEnoughData,
+    RateLimiter,
+    ReplayBuffer,
+    SegmentCorrupt,
+    Sequence,
+    TransitionSpec,
+)
 from marlcore.errors import TimedOut
 from marlcore.lazy import is_installed
 from marlcore.observations import each
@@ -81,6 +91,57 @@ def test_rows_with_their_own_next_obs_stand_alone():
             batch = replay.sampler(1, gamma=0.5).sample()
             assert (batch.index, batch.reward, batch.next_obs, batch.discount) == (ticket, 2, 5, discount)
             assert (batch.terminated, batch.truncated) == ("terminated" in end, "truncated" in end)
+
+
+@pytest.mark.parametrize(("n_step", "reward", "discount"), [(1, [1, 1, 1, 4], 0.5), (3, [1.75, 1.5, 1, 4], 0.125)])
+def test_a_truncation_learnt_after_the_add_reads_like_any_other(n_step, reward, discount):
+    """No batch has the last row before its end is known, and what was committed stays as it was."""
+    with ReplayBuffer.create(SCALAR, 16) as replay, replay.writer() as writer:
+        for step in range(3):
+            writer.add(float(step), step, 1.0)
+        sampler, mapped = replay.sampler(64, n_step=n_step, gamma=0.5, min_size=1, seed=0), Mapped(replay)
+        assert not sampler.can_sample() if n_step == 3 else 2 not in sampler.sample().index
+        before = mapped.column(0)[:3].tobytes()
+        assert writer.end_episode(final_obs=9.0) == 3
+        assert mapped.column(0)[:3].tobytes() == before
+        writer.add(5.0, 5, 4.0, terminated=True)
+        batch = sampler.sample()
+        found = {index: row for row, index in enumerate(batch.index.tolist())}
+        rows = [found[index] for index in (0, 1, 2, 4)]
+        assert batch.reward[rows].tolist() == reward
+        assert batch.truncated[rows].tolist() == [n_step == 3, n_step == 3, True, False]
+        assert batch.terminated[rows].tolist() == [False, False, False, True]
+        assert (batch.next_obs[found[2]], batch.discount[found[0]], batch.discount[found[2]]) == (9, discount, 0.5)
+        assert replay.sampler(1, sequence=Sequence(4), seed=0).sample().mask.sum() in (1, 3)
+
+
+ENDED = "end_episode: expected a last row that did not end its episode, got none"
+NO_END = {
+    "no row": ([], {}, ENDED),
+    "terminated": ([{"terminated": True}], {}, ENDED),
+    "truncated": ([{"truncated": True, "final_obs": 1.0}], {}, ENDED),
+    "not truncated": ([{}], {"truncated": False}, "truncated: expected True, since `add` takes terminated=True"),
+    "wrong shape": ([{}], {"final_obs": [1.0]}, "final_obs: expected float32 (), got shape (1,)"),
+}
+
+
+@pytest.mark.parametrize("case", NO_END)
+def test_only_a_last_row_without_an_end_can_be_truncated(case):
+    rows, options, says = NO_END[case]
+    with ReplayBuffer.create(SCALAR, 16) as replay, replay.writer() as writer:
+        for ends in rows:
+            writer.add(0.0, 0, 0.0, **ends)
+        with pytest.raises(ValueError, match=re.escape(says)):
+            writer.end_episode(**{"final_obs": 1.0} | options)
+        assert Mapped(replay).committed() == len(rows) + (case == "truncated")
+
+
+def test_no_row_can_be_truncated_after_the_writer_or_where_rows_stand_alone():
+    with ReplayBuffer.create(TransitionSpec(Field(), Field(), next_obs=True), 8) as replay:
+        with replay.writer() as writer, pytest.raises(ValueError, match=r"^end_episode: expected a spec without next_"):
+            writer.end_episode(final_obs=0.0)
+        with pytest.raises(ClosedError, match="the writer was closed"):
+            writer.end_episode(final_obs=0.0)
 
 
 @pytest.mark.parametrize("options", [{}, {"stack": 3}, {"n_step": 4}])
@@ -220,8 +281,8 @@ def test_the_ends_of_one_batch_are_not_those_of_the_next():
     with ReplayBuffer.create(SCALAR, 64) as replay, replay.writer() as writer:
         writer.add_batch(**rows, terminated=ends)
         writer.add_batch(**rows)
-        with pytest.raises(TypeError, match="truncated"):
-            writer.add_batch(**rows, terminated=ends, truncated=np.zeros(3))
+        with pytest.raises(ValueError, match="truncated"):
+            writer.add_batch(**rows, terminated=ends, truncated=np.full(3, 2))
         writer.add_batch(**rows)
         batch = replay.sampler(64, seed=0, min_size=1).sample()
         assert set(batch.index[batch.terminated].tolist()) == {1}

@@ -25,6 +25,7 @@ TREES: dict[str, Any] = {
     "flat": {"weight": RANDOM.random((3, 4), np.float32), "bias": RANDOM.random(4)},
     "nested": {"a": {"b": {"c": RANDOM.random(3)}}, "d": {1: RANDOM.random(2), "e": RANDOM.random(1)}},
     "lists and tuples": {"layers": [(RANDOM.random((2, 3)), RANDOM.random(3)), Layer(RANDOM.random(3), None)], "n": ()},
+    "an array": RANDOM.random((3, 2)),
     "a list": [RANDOM.random(3), RANDOM.random(2)],
     "scalars and nothing": {"step": np.array(3), "empty": np.zeros((0, 3), np.float32), "none": None, "no": {}},
     "dtypes": {dtype: RANDOM.integers(0, 2, 5).astype(dtype) for dtype in DTYPES},
@@ -186,7 +187,7 @@ NUMBERS = "expected an array of numbers"
 REFUSED: list[Refused] = [
     *((partial(call, bad), error, says) for call, bad, error, says in (
         (ParameterStore.create, 3, TypeError, f"model: {MAPPING} 3"),
-        (ParameterStore.create, W, TypeError, f"model: {MAPPING} array("),
+        (ParameterStore.create, np.array([{}]), TypeError, f"weights: {NUMBERS}"),
         (ParameterStore.create, {"a": {"w": "text"}}, TypeError, f"weights a.w: {NUMBERS}, got 'text'"),
         (ParameterStore.create, {"a": [np.array([{}])]}, TypeError, f"weights a.0: {NUMBERS}"),
         (ParameterStore.create, {"a": np.zeros(2, "f4,f4")}, TypeError, f"weights a: {NUMBERS}"),
@@ -207,7 +208,7 @@ REFUSED: list[Refused] = [
         (publish, {"a": {"w": W}, "b": [1.0, 2.0]}, LayoutMismatch,
             "weights b: expected float64 (2,), got a list or mapping"),
         (publish, None, TypeError, "weights: expected a mapping of arrays, got None"),
-        (publish, W, TypeError, "weights: expected a mapping of arrays, got array("),
+        (publish, W, LayoutMismatch, "weights a.w: expected float32 (2, 3), got nothing"),
         (publish, {"a": {"w": W}, "b": "x"}, TypeError, f"weights b: {NUMBERS}"),
     )),
     (subscribe_to_unknown_dtypes, TypeError, "weights w: expected a dtype of NumPy, got int256"),
