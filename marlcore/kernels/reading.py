@@ -2,7 +2,7 @@
 
 from .gather import take_chosen
 from .jit import inlined, int64_at, jit
-from .rows import BOUNDARY, ENDED, NO_ROWS, age_of, find_seams, flags_of, place_of
+from .rows import BOUNDARY, NO_ROWS, age_of, find_seams, flags_of, has_end, place_of
 
 
 @jit
@@ -49,7 +49,7 @@ def find_episodes(plan, found):
             if flags_of(place_of(p, lane, last)) & BOUNDARY and last > lo:
                 last -= 1
             first, whole = _first_of(p, lane, last)
-            if whole and flags_of(place_of(p, lane, last)) & ENDED:
+            if whole and has_end(p, lane, last):
                 if count < found.shape[1]:
                     found[0, count], found[1, count], found[2, count] = lane, first, last + 1 - first
                 count += 1

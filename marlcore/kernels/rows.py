@@ -141,6 +141,14 @@ def successor_of(p, lane, last, flags):
 
 
 @inlined
+def has_end(p, lane, ticket):
+    """Returns whether an episode ends with a row, by its flags or, if it was truncated late, by its boundary row."""
+    if flags_of(place_of(p, lane, ticket)) & ENDED:
+        return True
+    return ticket + 1 < int64_at(p.hi)[lane] and flags_of(place_of(p, lane, ticket + 1)) & BOUNDARY != 0
+
+
+@inlined
 def _check_return(p, lane, ticket):
     verdict, last, flags = last_of(p, lane, ticket)
     if verdict != SAMPLEABLE:
@@ -183,7 +191,7 @@ def check(p, lane, ticket):
         place = place_of(p, lane, ticket + rows)
         if age_of(place) == 0 or flags_of(place) & BOUNDARY:
             break
-    if p.burn_in == WHOLE and not flags_of(place_of(p, lane, ticket + rows - 1)) & ENDED:
+    if p.burn_in == WHOLE and not has_end(p, lane, ticket + rows - 1):
         return NEVER, age, lowest, rows
     if whole_age > 0 and rows <= p.burn_in:
         return NEVER, age, lowest, rows
