@@ -51,11 +51,10 @@ def play(env: Any, epoch: int, spec: ExperimentSpec, animate: bool) -> Iterator[
 
 def encounters(env: Any) -> dict[str, dict[str, Any]]:
     """Returns what the loop of iowa logs of an epoch: its agents' counts by kind of entity, summed over the agents."""
-    counts = [getattr(agent, "encounters", None) for agent in env.agents] if has_own_loop(env) else [None]
-    if not all(isinstance(of_agent, Mapping) for of_agent in counts):
-        return {}
-    kinds = dict.fromkeys(chain.from_iterable(counts))
-    return {"encounters": {kind: sum(of_agent.get(kind, 0) for of_agent in counts) for kind in kinds}}
+    counts = [getattr(agent, "encounters", None) for agent in env.agents if has_own_loop(env)]
+    known = [of_agent for of_agent in counts if isinstance(of_agent, Mapping)]
+    kinds = dict.fromkeys(chain.from_iterable(known))
+    return {"encounters": {kind: sum(of_agent.get(kind, 0) for of_agent in known) for kind in kinds}} if kinds else {}
 
 
 class Actor(Role):
