@@ -65,7 +65,7 @@ class ReplayBuffer(host.ReplayBuffer):
         self.optimize_memory = optimize_memory
         self.use_drq = use_drq
         self._augmentation = image_augmentation_function
-        self._ring: Ring | None = None
+        self._ring: Any = None  # a Ring, once there is memory
         self.__setstate__({})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -110,12 +110,12 @@ class ReplayBuffer(host.ReplayBuffer):
 
     @property
     def size(self) -> int:
-        return 0 if self._ring is None else self._ring.window().stored
+        return int(self._ring.window().stored) if self.initialized else 0
 
     @property
     def position(self) -> int:
         """The position that is written next."""
-        return 0 if self._ring is None else self._ring.window().head
+        return int(self._ring.window().head) if self.initialized else 0
 
     def add(
         self,
@@ -132,15 +132,14 @@ class ReplayBuffer(host.ReplayBuffer):
         Args:
             state, action, reward, next_state, done, truncated, complementary_info: as in LeRobot, with a leading axis
                 of one or without. Numbers that complementary_info lacks are zero. With `optimize_memory`, next_state
-                may be None in an episode's last row, and is then the state.
+                may be None where done, and is then the state.
 
         Raises: ValueError, TypeError: a value is missing or of another shape or kind; nothing was added.
         """
         with self._lock:
             if self._ring is None:
                 self.allocate(state, action, complementary_info)
-            assert self._ring is not None
-            following = state if next_state is None and self.optimize_memory else next_state
+            following = state if next_state is None and self.optimize_memory and done else next_state
             values: dict[str, Any] = {"action": action, "reward": reward, "done": done, "truncated": truncated}
             for label, part in (("state", state), ("next_state", following)):
                 if part is None or not part.keys() >= {*self._states}:
@@ -158,7 +157,6 @@ class ReplayBuffer(host.ReplayBuffer):
         with self._lock:
             if not self.size:
                 raise RuntimeError("Cannot sample from an empty buffer. Add transitions first.")
-            assert self._ring is not None
             rows, _ = self._ring.whole(min(batch_size, self.size), self._draw)
         tensors = {name: self._tensor(name, array, self.device) for name, array in rows.items()}
         batch = {name: {key: tensors[f"{name}.{key}"] for key in self._states} for name in ("state", "next_state")}
@@ -193,11 +191,11 @@ class ReplayBuffer(host.ReplayBuffer):
     truncateds = property(lambda self: self._column("truncated"))
 
     def _column(self, name: str) -> "Column":
-        return Column(self._ring, name, self._fields[name], functools.partial(self._tensor, name))
+        return Column(self, name)
 
     def _draw(self, count: int) -> Ints:
-        assert self._ring is not None
-        return self._ring.window().draw(count, lambda low, high, n: torch.randint(low, high, (n,)).numpy())
+        tickets: Ints = self._ring.window().draw(count, lambda low, high, n: torch.randint(low, high, (n,)).numpy())
+        return tickets
 
     def _augment(self, states: list[dict[str, torch.Tensor]]) -> None:
         """Replaces the images of all states by augmented ones, all in one call."""
@@ -218,10 +216,12 @@ class ReplayBuffer(host.ReplayBuffer):
         if field == _FLAG:
             array = array.astype(np.bool_)
         if self._uint8 and field.dtype == "uint8" and array.dtype.kind == "f":
-            if not 0 <= array.min() <= array.max() <= 1:
-                raise ValueError(f"{name}: expected an image from 0 to 1, got {array.min():.3g} to {array.max():.3g}")
-            array = np.rint(array * _MOST).astype(np.uint8)
-        if array.size != math.prod(field.shape):
+            levels = np.rint(array * _MOST)
+            with np.errstate(invalid="ignore"):
+                given, array = array, levels.astype(np.uint8)
+            if (levels != array).any():
+                raise ValueError(f"{name}: expected an image from 0 to 1, got {given.min():.3g} to {given.max():.3g}")
+        if array.shape not in (field.shape, (1, *field.shape)) and not array.size == 1 == math.prod(field.shape):
             raise ValueError(f"{name}: expected {field.describe()}, got shape {array.shape}")
         return rows_of(name, field, array.reshape(1, *field.shape), 1)
 
@@ -230,7 +230,7 @@ class ReplayBuffer(host.ReplayBuffer):
         if array.dtype != np.uint8:
             return tensor
         key = name.partition(".")[2]
-        return tensor.float() / _MOST if self._uint8 and key.startswith(OBS_IMAGE) else tensor.float()
+        return tensor.float().div_(_MOST) if self._uint8 and key.startswith(OBS_IMAGE) else tensor.float()
 
 
 class Uint8ReplayBuffer(ReplayBuffer):
@@ -245,17 +245,19 @@ class Uint8ReplayBuffer(ReplayBuffer):
 class Column:
     """A field of all rows by position. An index, as of a NumPy array, gives copies; places without a row hold zeros."""
 
-    def __init__(self, ring: Any, name: str, field: Field, convert: Callable[[NDArray[Any]], torch.Tensor]) -> None:
-        self.shape = torch.Size((ring.capacity, *field.shape))
-        self._ring, self._name, self._convert = ring, name, convert
+    def __init__(self, buffer: ReplayBuffer, name: str) -> None:
+        self.shape = torch.Size((buffer.capacity, *buffer._fields[name].shape))
+        self._buffer, self._name = buffer, name
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        positions = np.arange(len(self))[index]
-        rows = self._convert(self._ring.at(np.atleast_1d(positions), self._name)[self._name])
-        return rows if np.ndim(positions) else rows[0]
+        positions, name = np.arange(len(self))[index], self._name
+        with self._buffer._lock:  # of a thread that prefetches
+            rows = self._buffer._ring.at(np.atleast_1d(positions), name)[name]
+        tensors: torch.Tensor = self._buffer._tensor(name, rows)
+        return tensors if np.ndim(positions) else tensors[0]
 
 
 def _array(value: Any) -> NDArray[Any]:

@@ -117,6 +117,14 @@ def test_images_take_the_memory_that_they_must(kind: str, share: float) -> None:
     assert nbytes(True) == pytest.approx(nbytes(False) / 2, rel=0.05)
 
 
+def test_images_are_rounded_to_the_nearest_level() -> None:
+    buffer, row = ours.Uint8ReplayBuffer(5, **OPTIONS), next(steps(1))
+    row["state"][IMAGE] = torch.rand(1, 3, 8, 8)
+    buffer.add(**row)
+    torch.testing.assert_close(buffer.states[IMAGE][0], row["state"][IMAGE][0], rtol=0, atol=0.501 / 255)
+    buffer.close()
+
+
 def add_all(buffer: Any, seed: int) -> None:
     for row in steps(20, seed):
         buffer.add(**row)
@@ -145,6 +153,8 @@ def test_images_are_augmented_in_one_call_as_in_lerobot() -> None:
     options = {"use_drq": True, "image_augmentation_function": noisy}
     theirs, mine = host.ReplayBuffer(30, **{**OPTIONS, **options}), ours.ReplayBuffer(30, **{**OPTIONS, **options})
     for row in steps(30):
+        for state in (row["state"], row["next_state"]):
+            state["observation.images.wrist"] = state[IMAGE].flip(-1)
         for buffer in (theirs, mine):
             buffer.add(**row)
     check_equal(drawn(mine, 8), drawn(theirs, 8))
@@ -190,12 +200,19 @@ def added(kind: Any = ours.ReplayBuffer, **changed: Any) -> None:
         buffer.close()
 
 
+def optimized(capacity: int, **options: Any) -> Any:
+    return ours.ReplayBuffer(capacity, **options, optimize_memory=True)
+
+
 BRIGHT = {IMAGE: torch.full((3, 8, 8), 1.5), STATE: torch.zeros(4)}
 REFUSED: dict[str, Refused] = {
     "device": (lambda: ours.ReplayBuffer(5, storage_device="cuda:0"), ValueError, "storage_device: expected 'cpu'"),
     "key": (lambda: added(state={STATE: torch.zeros(4)}), ValueError, "state: expected the fields ['observation.imag"),
     "next": (lambda: added(next_state=None), ValueError, "next_state: expected the fields ['observation.images.front"),
     "shape": (lambda: added(action=torch.zeros(3)), ValueError, "action: expected float32 (2,), got shape (3,)"),
+    "order": (lambda: added(state={IMAGE: torch.zeros(8, 8, 3), STATE: torch.zeros(4)}), ValueError,
+        "state.observation.images.front: expected float32 (3, 8, 8), got shape (8, 8, 3)"),
+    "not done": (lambda: added(optimized, next_state=None, truncated=True), ValueError, "next_state: expected the fi"),
     "levels": (lambda: added(ours.Uint8ReplayBuffer, state=BRIGHT), ValueError,
         "state.observation.images.front: expected an image from 0 to 1, got 1.5 to 1.5"),
     "empty": (lambda: pickle.dumps(ours.ReplayBuffer(5, **OPTIONS)), TypeError, "a buffer without memory cannot be p"),
@@ -205,7 +222,7 @@ test_refuses = refusals(REFUSED)
 
 
 def optimized_pickle() -> None:
-    buffer = ours.ReplayBuffer(5, **OPTIONS, optimize_memory=True)
+    buffer = optimized(5, **OPTIONS)
     buffer.add(**next(steps(1)))
     pickle.dumps(buffer)
 

@@ -70,11 +70,12 @@ def filled(buffers: Pair, seed: int = 0, adds: int = 40) -> Pair:
 def check_equal(buffers: Pair, seed: int = 0) -> None:
     """Both have the same rows, links and draws; words of `info` are not stored here."""
     theirs, mine = buffers
-    index = np.arange(theirs.maxsize)
+    parts = zip(theirs._offset, theirs.buffers, strict=True) if hasattr(theirs, "buffers") else [(0, theirs)]
+    index = np.concatenate([start + np.arange(len(part)) for start, part in parts])
     for method in ("prev", "next"):
         np.testing.assert_array_equal(getattr(mine, method)(index), getattr(theirs, method)(index))
     np.testing.assert_array_equal(mine.unfinished_index(), theirs.unfinished_index())
-    for at in (slice(None), index[len(index) // 3 :], 2, slice(1, 4)):
+    for at in (slice(None), index[len(index) // 3 :], int(index[-1]), *[slice(1, 4)] * int(len(mine) == mine.maxsize)):
         check_batch(mine[at], theirs[at])
     for size in (0, 7, None):
         drawn = []
@@ -99,14 +100,14 @@ def check_batch(mine: Any, theirs: Any) -> None:
 def test_everything_is_what_tianshou_has(
     name: str, sizes: tuple[int, ...], given: dict[str, Any], options: str
 ) -> None:
-    """Also after both were cleared, and filled anew for more than a lap."""
+    """Also after both were cleared, and filled anew, in part or for more than a lap."""
     both = pair(name, sizes, {**given, **OPTIONS[options]})
-    for seed in range(2):
-        check_equal(filled(both, seed), seed)
+    for seed, adds in enumerate((40, 3, 40)):
+        check_equal(filled(both, seed, adds), seed)
         if given:
-            errors = np.random.default_rng(seed).standard_normal(12)
+            index = both[0].sample_indices(0)
             for buffer in both:
-                buffer.update_weight(np.arange(12) % buffer.maxsize, errors)
+                buffer.update_weight(index, np.random.default_rng(seed).standard_normal(len(index)))
             check_equal(both, seed)
             both[0].weight[np.arange(both[0].maxsize)] = 0.0  # which Tianshou keeps of deleted rows
         for buffer in both:
@@ -228,6 +229,16 @@ def test_a_collector_fills_it_as_tianshous_own(caplog: Any) -> None:
     for name in ("obs", "act", "rew", "terminated", "truncated", "obs_next"):
         np.testing.assert_array_equal(mine[:][name], theirs[:][name])
     assert "late" not in mine[:].info and mine.names.keys() > {"obs", "info.env_id"}
+
+
+def test_arrays_that_a_host_puts_in_for_a_while_are_read() -> None:
+    """As Tianshou's MultiAgentOffPolicyAlgorithm does with each agent's rewards."""
+    buffer, index = filled(pair(*VECTOR[0]))[1], np.arange(5)
+    kept = buffer.rew
+    buffer._meta.rew = np.arange(float(buffer.maxsize))
+    assert buffer[index].rew.tolist() == index.tolist()
+    buffer._meta.rew = kept
+    np.testing.assert_array_equal(buffer[index].rew, kept[index])
 
 
 def test_another_process_may_sample_the_rows() -> None:
