@@ -22,8 +22,6 @@ from ..notices import say
 from .lane_arrays import Array, Key, LaneArrays, Leaves
 from .replays import ViewedReplay
 
-Added = tuple[Array, Array, Array, Array]
-
 _NEEDED = frozenset(("obs", "act", "rew", "terminated", "truncated"))
 _BESIDE = ("info", "policy")  # trees whose arrays may come and go
 _FIXED = "expected no call, since rows of lanes do not change"
@@ -58,6 +56,30 @@ class _InLanes(host.ReplayBuffer):
         for name in ("obs_next", *_BESIDE):
             vars(batch).setdefault(name, Batch())
         return batch
+
+    def add(self, batch: Batch, buffer_ids: Any = None) -> tuple[Array, ...]:
+        """Adds a row, or in a vector buffer one to each part of `buffer_ids` (default: all), as Tianshou does.
+
+        Returns: indices, and the returns, lengths and first indices of the episodes, [rows] each.
+
+        Raises: ValueError, TypeError: an array is missing, new, or of another shape or kind; nothing was added.
+        """
+        parts, several = _parts(self), "buffers" in vars(self)
+        lanes = list(range(len(parts))) if buffer_ids is None else np.asarray(buffer_ids).tolist()
+        if not several and buffer_ids is not None and (lanes != [0] or len(batch) != 1):
+            raise ValueError(f"buffer_ids: expected None, or [0] and a batch of one row, got {brief(buffer_ids)}")
+        known = {name: part for name, part in vars(batch).items() if not several or name in self._reserved_keys}
+        columns = self._columns(known, stacked=several or buffer_ids is not None)
+        self._store(columns, lanes)
+        rewards, results = columns["rew",], []
+        rewards = rewards.tolist() if rewards.ndim == 1 else rewards
+        for lane, reward, done in zip(lanes, rewards, columns["done",].tolist(), strict=True):
+            start, part = parts[lane]
+            index, total, length, first = _count(part, reward, done)
+            results.append((start + index, total, length, start + first))
+            if several:
+                self.last_index[lane], self._lengths[lane] = start + index, part._size
+        return tuple(map(np.array, zip(*results, strict=True)))
 
     def reset(self, keep_statistics: bool = False) -> None:
         """Deletes all rows and priorities. The next row takes new memory, to which other processes must attach anew."""
@@ -178,40 +200,8 @@ class ReplayBuffer(_InLanes):
 
     _plain = host.ReplayBuffer
 
-    def add(self, batch: Batch, buffer_ids: Any = None) -> Added:
-        """Adds a row; returns its index, and the return, length and first index of its episode, as Tianshou does.
-
-        Raises: ValueError, TypeError: an array is missing, new, or of another shape or kind; nothing was added.
-        """
-        stacked = buffer_ids is not None
-        if stacked and not (len(buffer_ids) == 1 and buffer_ids[0] == 0 and len(batch) == 1):
-            raise ValueError(f"buffer_ids: expected None, or [0] and a batch of one row, got {brief(buffer_ids)}")
-        columns = self._columns(dict(vars(batch)), stacked)
-        self._store(columns, [0])
-        index, total, length, first = _count(self, columns["rew",][0], columns["done",][0])
-        return np.array([index]), np.array([total]), np.array([length]), np.array([first])
-
 
 class _Manager(_InLanes, host.ReplayBufferManager):
-    def add(self, batch: Batch, buffer_ids: Any = None) -> Added:
-        """Adds a row to each buffer of `buffer_ids` (default: all), and returns what Tianshou does, [k] each.
-
-        Raises: ValueError, TypeError: an array is missing, new, or of another shape or kind; nothing was added.
-        """
-        known = {name: part for name, part in vars(batch).items() if name in self._reserved_keys}
-        columns = self._columns(known, stacked=True)
-        lanes = list(range(self.buffer_num)) if buffer_ids is None else np.asarray(buffer_ids).tolist()
-        self._store(columns, lanes)
-        rewards, results = columns["rew",], []
-        rewards = rewards.tolist() if rewards.ndim == 1 else rewards
-        for lane, reward, done in zip(lanes, rewards, columns["done",].tolist(), strict=True):
-            part, start = self.buffers[lane], int(self._offset[lane])
-            index, total, length, first = _count(part, reward, done)
-            results.append((index + start, total, length, first + start))
-            self.last_index[lane], self._lengths[lane] = index + start, part._size
-        indices, totals, lengths, starts = map(np.array, zip(*results, strict=True))
-        return indices, totals, lengths, starts
-
     def sample_indices(self, batch_size: int | None) -> Any:
         """Draws as Tianshou says, but independently: there, the parts have one seed, and often draw alike."""
         if not batch_size or batch_size < 0 or (self._sample_avail and self.stack_num > 1):
