@@ -1,7 +1,7 @@
-"""Peers in environments of their own: `python -m bench install benchmarl`, `sample-factory` or `sorrel`.
+"""Peers in environments of their own: `python -m bench install NAME`, of which `--help` lists the names.
 
-BenchMARL and Sample Factory need older packages. sorrel 1.6.0 needs Python 3.12, 6 GB and the packages of
-marlcore[train]; it finds this checkout's marlcore by PYTHONPATH.
+BenchMARL and Sample Factory need older packages. sorrel 1.6.0 (6 GB) and LeRobot need Python 3.12, Tianshou 3.11, and
+these three the packages of marlcore[train]; they find this checkout's marlcore by PYTHONPATH.
 """
 
 import argparse
@@ -68,10 +68,17 @@ OF_MARLCORE = tuple(
 OF_BENCHMARL = "benchmarl==1.5.1 torchrl==0.10.1 tensordict==0.10.0 torch==2.13.0 pettingzoo==1.24.3 pygame==2.6.1"
 BENCHMARL = Environment("benchmarl", OF_BENCHMARL)
 SAMPLE_FACTORY = Environment("sample-factory", "sample-factory==2.1.1 gymnasium==0.29.1 numpy==1.26.4")
-SORREL = Environment("sorrel", "sorrel==1.6.0 hypothesis pytest-benchmark pytest-xdist", (3, 12), OF_MARLCORE)
+TESTED = "hypothesis pytest-benchmark pytest-xdist"
+SORREL = Environment("sorrel", f"sorrel==1.6.0 {TESTED}", (3, 12), OF_MARLCORE)
+TIANSHOU = Environment("tianshou", f"tianshou==2.0.1 pfrl==0.4.0 {TESTED}", (3, 11), OF_MARLCORE)
+LEROBOT = Environment("lerobot", f"lerobot[dataset]==0.6.1 {TESTED}", (3, 12), OF_MARLCORE)
 
-
-ENVIRONMENTS = {environment.name: environment for environment in (BENCHMARL, SAMPLE_FACTORY, SORREL)}
+TESTS = {
+    SORREL.name: "--long tests/runs/test_sorrel_itself.py tests/runs/test_gallery.py -k sorrel",
+    TIANSHOU.name: "tests/unit/compat/test_compat_tianshou.py tests/unit/compat/test_recipes.py",
+    LEROBOT.name: "--long tests/unit/compat/test_compat_lerobot.py",
+}
+ENVIRONMENTS = {each.name: each for each in (BENCHMARL, SAMPLE_FACTORY, SORREL, TIANSHOU, LEROBOT)}
 
 
 def appo_rate() -> float:
@@ -87,6 +94,5 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> None:
     ENVIRONMENTS[options.peer].install()
-    if options.peer == SORREL.name:
-        tests = "-m pytest --long tests/runs/test_sorrel_itself.py tests/runs/test_gallery.py -k sorrel"
-        say(f"tests: PYTHONPATH={ROOT} {SORREL.python} {tests}")
+    if options.peer in TESTS:
+        say(f"tests: PYTHONPATH={ROOT} {ENVIRONMENTS[options.peer].python} -m pytest {TESTS[options.peer]}")

@@ -3,17 +3,21 @@
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..memory import Segment
+from ..kernels import columns
+from ..kernels.plan import COLUMN
+from ..memory import LINE, Segment
 from ..replay import ReplayBuffer
 from ..spec import Field, TransitionSpec
-from ..transitions import HEAD_BYTES, Place
+from ..transitions import HEAD_BYTES, Place, address_of
 
 R = TypeVar("R", bound=ReplayBuffer)
+K = TypeVar("K")  # what names a field
+Rows = dict[str, NDArray[Any]]
 
 _HEAD = np.dtype([("ordinal", "u4"), ("place", "u4"), ("policy_version", "u4"), ("reward", "f4")])  # csrc/api.h
 _FLAGS_SHIFT = 24
@@ -61,6 +65,39 @@ class ViewedReplay(ReplayBuffer):
         view = np.ndarray((self.lanes, rows, *shape), dtype, self._segment.body, offset, strides)
         view.flags.writeable = False
         return view
+
+
+class RowCopy(Generic[K]):
+    """Copies fields of up to `room` rows of a replay into new memory.
+
+    `numbers`, int64 [n], are tickets in a replay of one lane, otherwise lane * rows of a lane + ticket mod rows of a
+    lane. The copies are named as in `places`, each [n, *shape].
+    """
+
+    def __init__(self, replay: ViewedReplay, places: Mapping[K, Place], room: int) -> None:
+        self.room = room
+        self._capacity = replay.capacity
+        self._columns, self._parts, self._nbytes = np.zeros(len(places), COLUMN), [], 0
+        for i, (name, place) in enumerate(places.items()):
+            field, stride = place.field, replay._mapped.geometry.stride(place.column)
+            into = self._columns[["base", "stride", "size", "out"]]  # a view
+            into[i] = address_of(replay.column(place)), stride, field.nbytes, self._nbytes
+            self._parts.append((name, field.shape, field.numpy, self._nbytes))
+            self._nbytes += -(-room * field.nbytes // LINE) * LINE
+
+    def rows(self, numbers: NDArray[np.int64]) -> dict[K, NDArray[Any]]:
+        count, out = len(numbers), np.empty(self._nbytes, np.uint8)
+        columns.gather(self._columns, self._capacity, numbers, out)
+        return {name: np.ndarray((count, *shape), dtype, out, offset) for name, shape, dtype, offset in self._parts}
+
+    def suits(self, count: int) -> bool:
+        """Returns whether `count` rows fit and do not waste most of the memory."""
+        return count <= self.room <= 4 * count + 8
+
+
+def room_for(count: int) -> int:
+    """Returns the room that a copy for `count` rows should have."""
+    return 1 << max(count - 1, 0).bit_length()
 
 
 def spec_of(fields: Mapping[str, Field]) -> TransitionSpec:

@@ -52,6 +52,15 @@ class Held(NamedTuple):
         positions: Ints = (tickets - self.base) % self.capacity
         return positions
 
+    def draw(self, count: int, integers: Callable[[int, int, int], Ints]) -> Ints:
+        """Draws tickets uniformly, int64 [count]; none while every row is being overwritten.
+
+        `integers(low, high, n)` draws n integers in [low, high).
+        """
+        if self.hi - self.lo == self.stored:
+            return self.tickets(integers(0, self.stored, count))
+        return integers(self.lo, self.hi, count) if self.lo < self.hi else np.zeros(0, np.int64)
+
 
 class Ring:
     """Rows of named fields in shared memory, for every process that has the object; one thread at a time may use it.

@@ -15,12 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import LaneBusy
-from ..kernels import columns
-from ..kernels.plan import COLUMN
-from ..memory import LINE, File, Segment, Words, slot_lock
+from ..memory import File, Segment, Words, slot_lock
 from ..spec import Field
-from ..transitions import Writer, address_of
-from .replays import ViewedReplay, spec_of
+from ..transitions import Writer
+from .replays import RowCopy, Rows, ViewedReplay, room_for, spec_of
 
 # Words beside the lane: the base, written by the holder of the words' lock; a word for the buffer's own use
 BASE, MARK = range(2)
@@ -30,7 +28,6 @@ PATIENCE_S = 10.0  # for a writer stopped inside an add; a killed one does not b
 
 Ints = NDArray[np.int64]
 Path = str | os.PathLike[str]
-Rows = dict[str, NDArray[Any]]
 
 
 class RingLane(ViewedReplay):
@@ -73,8 +70,8 @@ class RingLane(ViewedReplay):
     def gather(self, tickets: Ints, names: tuple[str, ...]) -> tuple[Rows, NDArray[np.bool_] | None]:
         self.check_open()
         count, copy = len(tickets), self._copies.get(names)
-        if copy is None or not count <= copy.room <= 4 * count + 8:
-            copy = self._copies[names] = _Copy(self, names, 1 << max(count - 1, 0).bit_length())
+        if copy is None or not copy.suits(count):
+            copy = self._copies[names] = _Copy(self, names, room_for(count))
         return copy(tickets)
 
     def whole(self, tickets: Ints) -> NDArray[np.bool_] | None:
@@ -102,26 +99,16 @@ class RingLane(ViewedReplay):
         super().close()
 
 
-class _Copy:
+class _Copy(RowCopy[str]):
     def __init__(self, lane: RingLane, names: tuple[str, ...], room: int) -> None:
-        self.room = room
-        self._capacity = lane.capacity
-        self._columns, self._parts, self._nbytes = np.zeros(len(names), COLUMN), [], 0
-        for i, name in enumerate(names):
-            place, field = lane.places[name], lane.places[name].field
-            stride = lane._mapped.geometry.stride(place.column)
-            places = self._columns[["base", "stride", "size", "out"]]  # a view
-            places[i] = address_of(lane.column(place)), stride, field.nbytes, self._nbytes
-            self._parts.append((name, field.shape, field.numpy, self._nbytes))
-            self._nbytes += -(-room * field.nbytes // LINE) * LINE
+        super().__init__(lane, {name: lane.places[name] for name in names}, room)
         self._tickets, self._ok = np.zeros(room, np.int64), np.zeros(room, np.uint8)
         self._validate = lane._mapped.native.validator(np.zeros(room, np.int64), self._tickets, self._ok)
 
     def __call__(self, tickets: Ints) -> tuple[Rows, NDArray[np.bool_] | None]:
-        count, out = len(tickets), np.empty(self._nbytes, np.uint8)
+        count = len(tickets)
         self._tickets[:count] = tickets
-        columns.gather(self._columns, self._capacity, self._tickets[:count], out)
-        rows = {name: np.ndarray((count, *shape), dtype, out, offset) for name, shape, dtype, offset in self._parts}
+        rows = self.rows(self._tickets[:count])
         return rows, self._ok[:count].astype(np.bool_) if self._validate(count) else None
 
 

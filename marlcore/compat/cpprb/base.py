@@ -136,11 +136,7 @@ class RingBuffer:
         """Draws the tickets of rows to sample, int64 [count]; an empty array while every row is being overwritten."""
         window = self._ring.window()
         check_not_empty(window)
-        if window.hi - window.lo == window.stored:
-            return window.tickets(np.random.randint(0, window.stored, count))
-        if window.hi == window.lo:
-            return np.zeros(0, np.int64)
-        return np.random.randint(window.lo, window.hi, count)
+        return window.draw(count, np.random.randint)
 
 
 class MPReplayBuffer(RingBuffer):

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from ..compressed_ring import CompressedRing
 from ..ring import Rows, whole_number
 from ..ring_lane import Path
 from .base import EnvDict, RingBuffer, fields_of
-from .compressed import CompressedRing
 from .files import File, load, save
 from .nstep import NStep, names_of
 from .prioritized import PrioritizedBuffer

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +12,7 @@ from ...processes import READY, STEPS, Metric
 from .buffer import Buffer
 from .memory import rollout_of
 from .messages import as_number
+from .options import has_own_loop
 from .packing import move, networks, pack, tensors_of, unpack
 from .role import ACTOR, MEMORY, ExperimentSpec, ModelSpec, Role, ended_epochs
 
@@ -44,8 +45,16 @@ def play(env: Any, epoch: int, spec: ExperimentSpec, animate: bool) -> Iterator[
     for agent in env.agents:
         env._model_end_epoch_action(agent, epoch)
     env._active_logger = None
-    values = dict(env.aggregate_epoch_stats()) if spec.options.logging else {}
+    values = {**env.aggregate_epoch_stats(), **encounters(env)} if spec.options.logging else {}
     yield env.world.total_reward, env.agents[0].model.epsilon, values, turns
+
+
+def encounters(env: Any) -> dict[str, dict[str, Any]]:
+    """Returns what the loop of iowa logs of an epoch: its agents' counts by kind of entity, summed over the agents."""
+    counts = [getattr(agent, "encounters", None) for agent in env.agents if has_own_loop(env)]
+    known = [of_agent for of_agent in counts if isinstance(of_agent, Mapping)]
+    kinds = dict.fromkeys(chain.from_iterable(known))
+    return {"encounters": {kind: sum(of_agent.get(kind, 0) for of_agent in known) for kind in kinds}} if kinds else {}
 
 
 class Actor(Role):

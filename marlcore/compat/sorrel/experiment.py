@@ -36,9 +36,10 @@ from .actor import Actor
 from .learner import EXTRAS, Learner
 from .memory import give_back, is_rollout, rings_for, rollout_of, take_rollout
 from .messages import Book, Experiment, Mailbox
-from .options import Options, base_of, check_config, check_environment, check_learnable, chosen_options
+from .options import Options, base_of, check_config, check_environment, check_learnable
 from .packing import networks, pack, restore, tensors_of
 from .role import ACTOR, LEARNER, MEMORY, MODEL, ExperimentSpec, ModelSpec, ended_epochs, seed_all
+from .section import chosen_options
 
 POLL_S = 0.05
 GRACE_S = 30.0  # for learners that are told to stop: one update, and a save of the model

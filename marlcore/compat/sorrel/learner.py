@@ -12,7 +12,7 @@ from ...errors import TimedOut
 from ...processes import READY, UPDATES
 from .memory import learners_memory, take_rollout, writes_ignored
 from .messages import as_number
-from .options import of_model
+from .options import of_model, saves_models
 from .packing import move, networks, pack, restore, unpack
 from .role import LEARNER, MEMORY, MODEL, ExperimentSpec, Role, ended_epochs
 
@@ -113,7 +113,7 @@ class Learner(Role):
         for i, agent in zip(self._model_spec.agents, self._agents, strict=True):
             if decay is not None:
                 agent.model.epsilon_decay(decay)
-            if of_model(config, "save_weights") and epoch % config.experiment.record_period == 0:
+            if saves_models(self._env) and epoch % config.experiment.record_period == 0:
                 folder.mkdir(parents=True, exist_ok=True)
                 # The model's tensors are parts of one row; a copy has tensors of its own.
                 copied = unpack(self._packed(), {"memory": self._memory})

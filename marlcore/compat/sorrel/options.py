@@ -1,14 +1,14 @@
 """The options of an experiment, and the checks of its configuration and environment."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 
-from ...checks import absolute, brief, check_type, check_whole, names_error
+from ...checks import absolute, brief, check_whole, names_error
 from ...declared import Number, Rule, Whole, check_declared, choice
 from ...weights import SLOTS
 
@@ -17,7 +17,6 @@ BUFFERS = ("Buffer", "ThreadsafeBuffer", "TransformerBuffer", "ThreadsafeTransfo
 ROLLOUTS = ("RolloutBuffer", "ThreadsafeRolloutBuffer")  # its on-policy memories, which hold one epoch
 OF_SORREL = ("take_turn", "reset", "world", "config")
 OF_1_6 = ("aggregate_epoch_stats", "_model_start_epoch_action", "_model_end_epoch_action", "_model_train_step")
-ALIASES = {"mode": "publish_mode", "train_interval": "publish_interval"}  # other names in the configuration's section
 
 Count = Annotated[int, Whole(1)]
 Seconds = Annotated[float, Number(above=0, finite=False)]
@@ -93,30 +92,14 @@ class Options:
                 raise names_error(option, {"actor", "learner", *names}, value)
 
 
-def chosen_options(env: Any, config: Any, options: Mapping[str, Any]) -> tuple[bool, Options]:
-    """Returns whether to use processes, and the options, from the call or else the section `multiprocessing`."""
-    label, section = "config: multiprocessing", getattr(config, "multiprocessing", None)
-    if not isinstance(section, Mapping | None):
-        raise TypeError(f"{label}: expected a section, got {brief(section)}")
-    chosen = dict(section or {})
-    enabled, learners = chosen.pop("enabled", True), chosen.pop("num_learner_processes", None)
-    check_type(f"{label}.enabled", enabled, bool, expected="true or false")
-    models = len({id(getattr(agent, "model", None)) for agent in getattr(env, "agents", ())})
-    if learners not in (None, models):
-        expected = f"expected null or {models}, one for each model"
-        raise ValueError(f"{label}.num_learner_processes: {expected}, got {brief(learners)}")
-    names = {field.name for field in fields(Options)}
-    if not chosen.keys() <= names | ALIASES.keys():
-        raise names_error(label, {"enabled", "num_learner_processes", *ALIASES, *names}, chosen)
-    for alias, name in ALIASES.items():
-        if {alias, name} <= chosen.keys():
-            raise ValueError(f"{label}: expected {alias} or {name}, got both")
-    return enabled, Options(**{**{ALIASES.get(name, name): value for name, value in chosen.items()}, **options})
-
-
 def of_model(config: Any, name: str) -> Any:
     """Returns a setting of the configuration's section `model`, or None."""
     return getattr(getattr(config, "model", None), name, None)
+
+
+def of_loop(config: Any, name: str) -> Any:
+    """Returns a setting of the configuration's section `experiment`, or None."""
+    return getattr(getattr(config, "experiment", None), name, None)
 
 
 def check_config(config: Any, animate: bool) -> None:
@@ -125,7 +108,7 @@ def check_config(config: Any, animate: bool) -> None:
     if animate or of_model(config, "save_weights"):
         least["record_period"] = 1
     for name, low in least.items():
-        value = getattr(getattr(config, "experiment", None), name, None)
+        value = of_loop(config, name)
         if value is None:
             raise ValueError(f"config: expected experiment.{name}, got a configuration without it")
         check_whole(f"experiment.{name}", value, low)
@@ -145,9 +128,7 @@ def check_learnable(env: Any, options: Options) -> None:
         if not hasattr(env, name):
             raise TypeError(f"env: expected an Environment of sorrel 1.6, got {kind} without {name}; sorrel's earlier "
                             "releases and its development branch are not supported")  # fmt: skip
-    base, loop = base_of(env, "Environment"), getattr(env, "run_experiment", None)
-    own_loop = base is not None and getattr(loop, "__func__", loop) is not getattr(base, "run_experiment", None)
-    if own_loop and not options.replace_loop:
+    if has_own_loop(env) and not options.replace_loop:
         remedy = "pass replace_loop=True to run sorrel's standard loop in its place, or call env.run_experiment"
         raise ValueError(f"env: expected sorrel's own run_experiment, but {kind} overrides it: {remedy}")
     if not getattr(env, "agents", None):
@@ -163,6 +144,18 @@ def check_learnable(env: Any, options: Options) -> None:
         if memory not in (*BUFFERS, *ROLLOUTS):
             shared = "marlcore.compat.sorrel.Buffer"
             raise TypeError(f"{label}.memory: expected sorrel's Buffer, RolloutBuffer or {shared}, got {memory}")
+
+
+def has_own_loop(env: Any) -> bool:
+    """Returns whether the environment overrides sorrel's `run_experiment`, as sorrel's iowa does."""
+    base, loop = base_of(env, "Environment"), getattr(env, "run_experiment", None)
+    return base is not None and getattr(loop, "__func__", loop) is not getattr(base, "run_experiment", None)
+
+
+def saves_models(env: Any) -> bool:
+    """Returns whether models are saved in each record_period: as `save_weights` says, or else as iowa's loop does."""
+    chosen = of_model(env.config, "save_weights")
+    return bool(has_own_loop(env) and of_loop(env.config, "record_period") if chosen is None else chosen)
 
 
 def base_of(thing: Any, name: str) -> Any:

@@ -19,7 +19,9 @@ from marlcore.compat.cpprb import (
     MPReplayBuffer,
     PrioritizedReplayBuffer,
     ReplayBuffer,
+    create_before_add_func,
     create_buffer,
+    create_env_dict,
     train,
 )
 from marlcore.errors import SegmentCorrupt
@@ -371,3 +373,30 @@ def test_trains_functions_replace_its_defaults() -> None:
     )  # fmt: skip
     assert buffer.get_all_transitions()["x"].ravel().tolist() == list(range(8))
     assert seen[1:4] + seen[5:] == [1, 2, 3, 5, 6, 7]
+
+
+def spaced(obs: object, act: object) -> SimpleNamespace:
+    return SimpleNamespace(observation_space=obs, action_space=act)
+
+
+def test_fields_of_an_environment_are_those_of_cpprb() -> None:
+    """Of a Dict space, `before_add` gives the names of the fields, unlike in cpprb."""
+    spaces = pytest.importorskip("gymnasium").spaces
+    box, some = spaces.Box(0, 1, (2, 3)), spaces.MultiDiscrete([2, 3])
+    pair, named = spaces.Tuple([box, some]), spaces.Dict({"far": box, "near": spaces.MultiBinary(4)})
+    cases = [(box, spaces.Discrete(3), ["obs"]), (pair, pair, ["obs0", "obs1"]), (named, some, ["far", "near"])]
+    environments = [spaced(obs, act) for obs, act, _ in cases]
+    for env, (obs, act, names) in zip(environments, cases, strict=True):
+        buffer, before_add = ReplayBuffer(9, create_env_dict(env)), create_before_add_func(env)
+        buffer.add(**before_add(obs.sample(), act.sample(), last := obs.sample(), 1.0, False))
+        held = buffer.get_all_transitions()
+        for name, part in zip(names, [last] if obs is box else getattr(last, "values", lambda: last)(), strict=True):
+            np.testing.assert_array_equal(held[f"next_{name}"].ravel(), part.ravel())
+    check_refused(lambda: create_env_dict(spaced(box, object())), ValueError, "act: expected a Box, Discrete, MultiDis")
+    theirs = pytest.importorskip("cpprb", reason="cpprb has no wheel for this Python", exc_type=ImportError)
+    for env in environments:
+        ours, fields = (create(env, int_type=np.int16) for create in (create_env_dict, theirs.create_env_dict))
+        assert ours.keys() == fields.keys() and all(ours[name]["dtype"] == fields[name]["dtype"] for name in fields)
+        assert all(
+            np.ravel(ours[name]["shape"]).tolist() == np.ravel(fields[name]["shape"]).tolist() for name in fields
+        )

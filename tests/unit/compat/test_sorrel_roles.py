@@ -6,6 +6,7 @@ import signal
 import threading
 from contextlib import ExitStack, closing
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,8 +24,9 @@ from marlcore.compat.sorrel.actor import Actor, play
 from marlcore.compat.sorrel.experiment import Session
 from marlcore.compat.sorrel.learner import Learner
 from marlcore.compat.sorrel.messages import framed
-from marlcore.compat.sorrel.options import Options, chosen_options
+from marlcore.compat.sorrel.options import Options
 from marlcore.compat.sorrel.packing import move
+from marlcore.compat.sorrel.section import chosen_options
 from marlcore.errors import TimedOut
 from marlcore.memory import interrupt_waits_with
 from marlcore.processes import Control, Interrupts
@@ -622,6 +624,38 @@ def test_the_configurations_section_sets_the_options() -> None:
     assert chosen_options(env, SimpleNamespace(multiprocessing=None), {}) == (True, Options())
 
 
+def test_the_section_takes_every_name_of_the_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Timeouts and devices are options; the rest is set elsewhere, and may be repeated here."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    timeouts = {"actor_timeout": 10.0, "learner_timeout": 20}
+    same = {"num_agents": 3, "buffer_capacity": 600, "batch_size": 4, "learning_rate": 0.01, "epsilon_decay": 0.05}
+    nulls = dict.fromkeys(("epsilon_min", "epsilon_decay_freq", "target_update_freq", "model_config", "log_interval"))
+    env = double.make(model=Repeatable, agents=3, epsilon_decay=0.05)
+    section = {**timeouts, **same, **nulls, "device_per_agent": True, "logging": False, "sync_interval": 50}
+    chosen = chosen_options(env, vars_with(env.config, multiprocessing=section), {})[1]
+    assert chosen.timeout == {"actor": 10.0, "learner": 20.0} and (chosen.logging, chosen.sync_interval) == (False, 50)
+    assert chosen.device == {"learner-0": "cuda:0", "learner-1": "cuda:1", "learner-2": "cuda:0"}
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert chosen_options(env, vars_with(env.config, multiprocessing=section), {})[1].device is None
+
+
+def vars_with(config: Any, **others: Any) -> Any:
+    return SimpleNamespace(**{**vars(config), **others})
+
+
+def test_a_replaced_loop_saves_and_logs_as_that_of_iowa(tmp_path: Path) -> None:
+    """Which saves every model in every record_period without being asked, and logs what its agents met."""
+    logger, env = double.Logger(), own_loop()
+    del env.config.multiprocessing
+    for i, agent in enumerate(env.agents):
+        agent.encounters = {"DeckA": i, "DeckB": 0}
+    with InTurn(env, logger, replace_loop=True, output_dir=tmp_path) as run:
+        run.finish()
+    assert [values["encounters"] for values in logger.values] == [{"DeckA": 1, "DeckB": 0}] * 4
+    saved = sorted(file.name.partition("-agent-")[2] for file in (tmp_path / "checkpoints").iterdir())
+    assert {"0.pkl", "1.pkl"} == {*saved}
+
+
 def test_options_by_process() -> None:
     modes = {"learner-1": "snapshot", "learner": "triple_buffer"}
     with InTurn(double.make(), publish_mode=modes, device={"actor": "cpu"}, timeout={"learner": 9}) as run:
@@ -684,10 +718,27 @@ REFUSED: list[Refused] = [
         ("a number above 0", {"timeout": [0]}), ("a device of torch", {"device": ["gpu"]}),
         ("snapshot, double_buffer or triple_buffer", {"publish_mode": ["twice"]}),
     ) for row in each_bad(lambda **options: run(double.make(), **options), expected, **values)),
-    (lambda: run(own_loop(mod=1)), "config: multiprocessing: expected the fields ['actors', 'ahead', 'animate',"),
+    (lambda: run(own_loop(mod=1)), "config: multiprocessing: expected the fields ['actor_timeout', 'actors', 'ahead',"),
     (lambda: run(own_loop(mode="snapshot", publish_mode="snapshot")),
         "config: multiprocessing: expected mode or publish_mode, got both"),
     (lambda: run(own_loop(enabled="no")), TypeError, "config: multiprocessing.enabled: expected true or false, got"),
+    *((partial(lambda name, value: run(own_loop(**{name: value})), name, value),
+        f"config: multiprocessing.{name}: expected {expected}, got {value!r}") for name, value, expected in (
+        ("num_agents", 3, "null or 2, the number of agents"),
+        ("buffer_capacity", 10_000, "null or 600, the capacity of each model's memory"),
+        ("batch_size", 64, "null or 4, the batch_size of each model"),
+        ("learning_rate", 0.00025, "null or 0.01, the rate of each model's optimizer"),
+        ("epsilon_decay", 0.0001, "null or 0.1, model.epsilon_decay of the configuration"),
+        ("epsilon_min", 0.01, "null, the epsilon_min of each model"),
+        ("epsilon_decay_freq", 100, "null, since sorrel's loop decays epsilon once in an epoch"),
+        ("target_update_freq", 4, "null, since each model's train_step updates its target"),
+        ("model_config", {}, "null, since the section model of the configuration has it"),
+        ("log_interval", 100, "null, since the logger gets every epoch"),
+    )),
+    (lambda: run(own_loop(device_per_agent=2)), TypeError,
+        "config: multiprocessing.device_per_agent: expected true or false, got 2"),
+    (lambda: run(own_loop(actor_timeout=1, timeout=2)),
+        "config: multiprocessing: expected actor_timeout or timeout, got both"),
     (lambda: run(own_loop(num_learner_processes=3)),
         "config: multiprocessing.num_learner_processes: expected null or 2, one for each model, got 3"),
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The ring of cpprb's buffers for one process, which stores each frame of a stack and each next value once."""
+"""A ring for one process, which stores each frame of a stack and each next value once: for cpprb and LeRobot."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import StaleHandle
-from ...spec import Field
-from ..ring import Ints, Ring, Rows
-from ..ring_lane import Path, RingLane
+from ..errors import StaleHandle
+from ..spec import Field
+from .ring import Ints, Ring, Rows
+from .ring_lane import Path, RingLane
+
+_INSTEAD = "use MPReplayBuffer of cpprb, or LeRobot's without optimize_memory"
 
 
 class CompressedRing(Ring):
@@ -51,12 +53,12 @@ class CompressedRing(Ring):
         vars(self).update(self._OWN)
 
     def __getstate__(self) -> dict[str, Any]:
-        raise TypeError("ReplayBuffer: expected no pickling of a buffer of one process; use MPReplayBuffer")
+        raise TypeError(f"pickle: expected no buffer of one process; {_INSTEAD}")
 
     @property
     def lane(self) -> RingLane:
         if self._lane is None:
-            raise StaleHandle("ReplayBuffer: expected the process that made it, got a forked child; use MPReplayBuffer")
+            raise StaleHandle(f"buffer: expected the process that made it, got a forked child; {_INSTEAD}")
         return self._lane
 
     def append(self, rows: Mapping[str, Any], count: int) -> int:

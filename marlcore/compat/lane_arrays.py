@@ -1,0 +1,76 @@
+"""Arrays in lanes: one process appends rows to several lanes, and reads the arrays of all lanes in place."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..spec import Field, rows_of
+from ..transitions import VectorWriter
+from .replays import RowCopy, ViewedReplay, room_for, spec_of
+
+Array = NDArray[Any]
+Key = tuple[str, ...]  # of an array in a tree
+Leaves = Mapping[Key, Array]
+
+
+class LaneArrays:
+    """Arrays by key, each [lanes * size, *shape]; the row with a ticket is at lane * size + ticket mod size.
+
+    Args:
+        example: rows, [k, *shape] by key, which give the arrays' shapes and dtypes.
+        lanes, size: the lanes, and the rows of each.
+        name: of the replay in /dev/shm.
+
+    Attributes:
+        fields: a row's arrays by key. names: their names in `replay`, by key. views: read-only views by key.
+    """
+
+    def __init__(self, example: Leaves, lanes: int, size: int, name: str) -> None:
+        self.fields = {key: Field(array.shape[1:], array.dtype.name) for key, array in example.items()}
+        self.names = {key: f"leaf_{i}" for i, key in enumerate(example)}  # a key's parts may be any text
+        spec = spec_of({self.names[key]: field for key, field in self.fields.items()})
+        self.replay = cast(ViewedReplay, ViewedReplay.create(spec, lanes * size, lanes, name=name))
+        places = {place.name: place for place in self.replay._mapped.layout.of_role("extra")}
+        self._places = {key: places[name] for key, name in self.names.items()}
+        columns = {key: self.replay.column(place) for key, place in self._places.items()}
+        self.views = {key: column.reshape(-1, *column.shape[2:]) for key, column in columns.items()}
+        self._every = list(range(lanes))
+        self._writer: VectorWriter | None = None
+        self._copy: RowCopy[Key] | None = None
+        self._unused: dict[int, dict[str, Any]] = {}  # by the number of rows
+
+    def fill(self, lane: int, leaves: Leaves, count: int, head: int) -> None:
+        """Fills an empty lane with the first `count` rows; position `head` is the next one that will be written."""
+        for rows in (count, head % count if count else 0):  # a lap, and what the next one has written
+            if rows:
+                with self.replay.writer(lane) as writer:
+                    writer.add_batch(**_unused(rows), **{self.names[key]: leaves[key][:rows] for key in leaves})
+
+    def append(self, leaves: Leaves, lanes: list[int]) -> None:
+        """Adds a row, [k, *shape] by key, to each of k lanes. Raises ValueError, TypeError: nothing was added."""
+        if self._writer is None:
+            self._writer = self.replay.vector_writer()
+        count, names = len(lanes), self.names
+        if count not in self._unused:
+            self._unused[count] = _unused(count)
+        named = {names[key]: array for key, array in leaves.items()}
+        try:
+            self._writer.add(**self._unused[count], lanes=None if lanes == self._every else lanes, **named)
+        except (ValueError, TypeError):
+            for key, array in leaves.items():
+                rows_of(".".join(key), self.fields[key], array, count)  # raises the error with the caller's name
+            raise
+
+    def at(self, numbers: Array) -> dict[Key, Array]:
+        """Copies the rows with these numbers, int [n] from 0 to lanes * size - 1."""
+        if self._copy is None or not self._copy.suits(len(numbers)):
+            self._copy = RowCopy(self.replay, self._places, room_for(len(numbers)))
+        return self._copy.rows(np.ascontiguousarray(numbers, np.int64))
+
+
+def _unused(count: int) -> dict[str, Any]:
+    """Returns values for the fields of rows that hold extras alone."""
+    nothing = np.zeros(count, np.uint8)
+    return {"obs": nothing, "action": nothing, "reward": np.zeros(count, np.float32), "next_obs": nothing}
