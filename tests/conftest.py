@@ -255,10 +255,10 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 class Program:
     """Python code in a process of its own, which talks in lines over its standard streams."""
 
-    def __init__(self, *parts: str, args: Sequence[object] = ()) -> None:
+    def __init__(self, *parts: str, args: Sequence[object] = (), within: Sequence[str] = ()) -> None:
         code = "".join(textwrap.dedent(part) + "\n" for part in parts)
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", code, *map(str, args)],
+            [*within, sys.executable, "-W", "error", "-c", code, *map(str, args)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         self.pid = self._process.pid
@@ -298,8 +298,8 @@ class Program:
 def _programs() -> Iterator[Callable[..., Program]]:
     started: list[Program] = []
 
-    def start(*parts: str, args: Sequence[object] = ()) -> Program:
-        started.append(Program(*parts, args=args))
+    def start(*parts: str, **options: Any) -> Program:
+        started.append(Program(*parts, **options))
         return started[-1]
 
     yield start
@@ -309,7 +309,10 @@ def _programs() -> Iterator[Callable[..., Program]]:
 
 @pytest.fixture
 def program(leaves_nothing_behind: None) -> Iterator[Callable[..., Program]]:
-    """program(*code, args=[...]) runs code in a process of its own; it is gone when the test ends."""
+    """program(*code, args=[...]) runs code in a process of its own; it is gone when the test ends.
+
+    `within` begins its command: see `Network.within`.
+    """
     with _programs() as start:
         yield start
 

@@ -187,6 +187,7 @@ class WeightsLink:
     def __init__(self, name: str, namespace: str | None = None) -> None:
         self._name, self._namespace = name, namespace
         self._actor: Any = None
+        self._coming: list[Any] | None = None  # the reference of a row that is on its way
 
     def describe(self) -> dict[str, Any]:
         """As `Porter.describe`."""
@@ -194,9 +195,16 @@ class WeightsLink:
         return described
 
     def fetch(self, newer_than: int, timeout: float) -> Any:
-        """As `Porter.fetch`; the row is read-only, in this node's object store."""
-        answer = self._get(lambda actor: actor.fetch.remote(newer_than, timeout), timeout + _ANSWER_S)
-        return None if answer is None else self._get(lambda _: answer[0], _ANSWER_S)
+        """As `Porter.fetch`; the row is read-only, in this node's object store.
+
+        Over a slow network, a row that takes longer than 30 s comes at a later call: no newer row is asked for before.
+        """
+        if self._coming is None:
+            self._coming = self._get(lambda actor: actor.fetch.remote(newer_than, timeout), timeout + _ANSWER_S)
+        if self._coming is None or not _ray("WeightsLink").wait(self._coming, timeout=_ANSWER_S)[0]:
+            return None
+        (row,), self._coming = self._coming, None
+        return self._get(lambda _: row, _ANSWER_S)
 
     def _get(self, reference: Callable[[Any], Any], timeout: float) -> Any:
         ray = _ray("WeightsLink")

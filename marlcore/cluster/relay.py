@@ -22,7 +22,7 @@ from .ingest import Ingest
 from .message import SPAN_WORDS, Compress, codec, rows_offset, seal
 
 INLINE_BYTES = 90_000  # the largest message that a transport carries with the call; above, the cost jumps
-LEAST_BYTES, MOST_BYTES = 8 << 20, 16 << 20  # bytes of rows that are sent at once; the most in one message
+LEAST_BYTES, MOST_BYTES = 16 << 20, 32 << 20  # bytes of rows that are sent at once; the most in one message
 IN_FLIGHT = 2  # messages; while one is written, the next is on its way
 DELAYS = 1000
 LOOK_S = 0.002  # between two looks of `drain`
@@ -119,7 +119,7 @@ class Relay(Closing):
             link: the link to the ingest.
             seat, epoch: see `Ingest.open`.
             flush_seconds: the longest time that a row waits for more rows; a tenth of this time while the waiting rows
-                have at most 90 kB.
+                have at most 90 kB; no time once they fill half of a lane.
             compress: "lz4" compresses messages, which saves time if observations are frames; None does not compress.
             clock: a monotonic clock in seconds.
 
@@ -179,7 +179,7 @@ class Relay(Closing):
             return False
         now = self._clock()
         self._seen = now if self._seen is None else self._seen
-        if len(self._flight) >= IN_FLIGHT or not self._is_due(int(waiting.sum()), now - self._seen):
+        if len(self._flight) >= IN_FLIGHT or not self._is_due(waiting, now - self._seen):
             return False
         sent = self._send(waiting)
         self._hear()
@@ -270,10 +270,11 @@ class Relay(Closing):
         self._acked[lanes] = tickets
         self._rows.release(self._acked)
 
-    def _is_due(self, rows: int, waited: float) -> bool:
-        nbytes = rows * self._rows.row_bytes
+    def _is_due(self, waiting: Ints, waited: float) -> bool:
+        nbytes = int(waiting.sum()) * self._rows.row_bytes
         wait = self._flush_seconds / 10 if nbytes <= INLINE_BYTES else self._flush_seconds
-        return self._hurry or nbytes >= LEAST_BYTES or waited >= wait
+        is_near_lap = bool((2 * waiting >= self._rows.lane_rows).any())
+        return self._hurry or is_near_lap or nbytes >= LEAST_BYTES or waited >= wait
 
     def _send(self, waiting: Ints) -> bool:
         """Sends the next message; returns False if none of the waiting rows may be sent yet."""

@@ -30,6 +30,7 @@ class RowsReader(Closing):
 
     Attributes:
         lo, hi: for each lane, the range [lo, hi) of tickets that `look` found, int64 [lanes].
+        lane_rows: the number of rows that a lane holds.
         row_bytes: the approximate bytes of a row in a message.
         once: whether `release` consumes rows, so that no later reader gets them.
     """
@@ -41,7 +42,7 @@ class RowsReader(Closing):
         self._native = NativeRows(view.native)
         self.lo, self.hi = np.zeros((2, view.geometry.lanes), np.int64)
         self.look = view.native.windows(self.lo, self.hi)
-        layout = view.layout
+        layout, self.lane_rows = view.layout, view.geometry.capacity
         self.row_bytes = sum(size / every for size, every in zip(layout.columns, layout.every, strict=True))
         self.place = self._native.place
         self.read = self._native.read

@@ -12,8 +12,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +97,10 @@ told(run.wait(), answers)
 class Driver:
     """The run's driver, in a process of its own."""
 
-    def __init__(self, address: str, run_dir: Path) -> None:
+    def __init__(self, address: str, run_dir: Path, within: Sequence[str] = ()) -> None:
+        """`within` begins its command: see `Network.within`."""
         answers, theirs = os.pipe()
-        command = [sys.executable, "-c", BEGINNING + MARKED + DRIVER, address, str(run_dir), str(theirs)]
+        command = [*within, sys.executable, "-c", BEGINNING + MARKED + DRIVER, address, str(run_dir), str(theirs)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[theirs], text=True)
         os.close(theirs)
         self._answers = os.fdopen(answers)
@@ -137,7 +140,7 @@ def candidates(what: str, nodes: RayNodes, run: Driver) -> list[int]:
 
 
 def strike(what: str, kills: bool, pid: int, nodes: RayNodes, run: Driver) -> None:
-    """Kills or stops a process; returns when what is lost with it is known to be."""
+    """Kills or stops a process: a strike of `outlived`."""
     lost = run.lost()
     os.kill(pid, signal.SIGKILL if kills else signal.SIGSTOP)
     if what == "raylet" and kills:
@@ -156,26 +159,37 @@ def at_random(seconds: float, generator: random.Random) -> Iterator[tuple[str, b
         time.sleep(max(0.0, EVERY_S - (time.monotonic() - now)))
 
 
-def chaos(
-    nodes: RayNodes, run_dir: Path, strikes: Iterable[tuple[str, bool]], generator: random.Random
-) -> dict[str, Any]:
-    """By victim, the seconds until both nodes step and the learner learns again."""
+def outlived(run: Driver, strikes: Iterable[tuple[str, Callable[[], None]]]) -> dict[str, Any]:
+    """Strikes a run; returns its result and, by name, the seconds until both nodes step and the learner learns again.
+
+    A strike returns when what is lost with it is known to be.
+    """
     recoveries = dict[str, list[float]]()
-    with closing(Driver(nodes.address, run_dir)) as run:
-        until(lambda: run.progress()[2] > 0)
-        for what, kills in strikes:
-            pid = generator.choice(until(lambda what=what: candidates(what, nodes, run)))
-            began = time.monotonic()
-            strike(what, kills, pid, nodes, run)
-            before = run.progress()
-            until(lambda before=before: (np.subtract(run.progress(), before) > 10).all())
-            recoveries.setdefault(f"{what} {'killed' if kills else 'stopped'}", []).append(time.monotonic() - began)
-        found = run.ask("")
-        result = run.hear()
+    until(lambda: run.progress()[2] > 0)
+    for name, strikes_it in strikes:
+        began = time.monotonic()
+        strikes_it()
+        before = run.progress()
+        until(lambda before=before: (np.subtract(run.progress(), before) > 10).all())
+        recoveries.setdefault(name, []).append(time.monotonic() - began)
+    found = run.ask("")
+    result = run.hear()
     each = np.concatenate([*recoveries.values()])
     p50, p99 = np.percentile(each, [50, 99]).round(2).tolist()
     rounded = {name: [round(s, 1) for s in times] for name, times in sorted(recoveries.items())}
     return result | found | {"recoveries": rounded, "strikes": len(each), "p50": p50, "p99": p99}
+
+
+def chaos(
+    nodes: RayNodes, run_dir: Path, strikes: Iterable[tuple[str, bool]], generator: random.Random
+) -> dict[str, Any]:
+    with closing(Driver(nodes.address, run_dir)) as run:
+
+        def named(what: str, kills: bool) -> tuple[str, Callable[[], None]]:
+            pid = generator.choice(until(lambda: candidates(what, nodes, run)))
+            return f"{what} {'killed' if kills else 'stopped'}", partial(strike, what, kills, pid, nodes, run)
+
+        return outlived(run, starmap(named, strikes))
 
 
 @pytest.mark.long

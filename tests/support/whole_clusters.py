@@ -62,13 +62,14 @@ class Drive:
     nodes: RayNodes
     program: Callable[..., Any]
     folder: Path
+    within: Sequence[str] = ()  # begins each command: see `Network.within`
 
     @property
     def run_dir(self) -> Path:
         return self.folder / "run"
 
     def __call__(self, *parts: str, args: Sequence[object] = ()) -> Any:
-        return self.program(BEGINNING, *parts, args=[self.nodes.address, self.run_dir, *args])
+        return self.program(BEGINNING, *parts, args=[self.nodes.address, self.run_dir, *args], within=self.within)
 
     def result(self, *parts: str, args: Sequence[object] = ()) -> Any:
         """What a driver tells at its end; it leaves nothing on the nodes."""

@@ -1,10 +1,13 @@
 """Weights over Ray, between nodes on this machine: mirrors get whole versions, even if porters are killed."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray_nodes import RayNodes
+
+from marlcore.cluster import WeightsLink
 
 DRIVER = """
 import os, signal, sys
@@ -124,3 +127,37 @@ def test_a_porter_that_is_gone_is_named(ray_nodes: RayNodes, program: Callable[.
     assert driver.line().startswith("the porter porter cannot be reached: ")
     assert driver.line() == "WeightsLink: this process is not connected to Ray; call ray.init first"
     driver.finish()
+
+
+class SlowRay:
+    """A Ray whose rows need three waits to arrive; its porter has a newer row at each call, and counts the calls."""
+
+    exceptions = SimpleNamespace(RayError=ConnectionError)
+
+    def __init__(self) -> None:
+        self.calls, self.waits = 0, dict[str, int]()
+
+    def get_actor(self, name: str, namespace: str | None) -> Any:
+        return SimpleNamespace(fetch=SimpleNamespace(remote=lambda newer_than, timeout: "answer"))
+
+    def get(self, reference: str, timeout: float) -> Any:
+        if reference == "answer":
+            self.calls += 1
+            return [f"row {self.calls}"]
+        if self.waits.get(reference, 0) < 3:
+            raise ConnectionError("the row did not come in time")
+        return reference
+
+    def wait(self, references: list[str], timeout: float) -> tuple[list[str], list[str]]:
+        (reference,) = references
+        self.waits[reference] = self.waits.get(reference, 0) + 1
+        return (references, []) if self.waits[reference] == 3 else ([], references)
+
+
+def test_a_row_that_is_slow_to_come_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newer row, asked for instead, would begin its way anew: weights would never come over a slow network."""
+    ray = SlowRay()
+    monkeypatch.setattr("marlcore.cluster.ray_actors._ray", lambda _: ray)
+    link = WeightsLink("porter")
+    assert [link.fetch(0, 0.5) for _ in range(4)] == [None, None, "row 1", None]
+    assert ray.calls == 2

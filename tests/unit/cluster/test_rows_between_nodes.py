@@ -285,7 +285,7 @@ def test_a_thread_tells_what_ended_it(home, source) -> None:
 
 def test_few_bytes_wait_a_tenth_of_the_flush_and_many_not_at_all(home, source) -> None:
     now = [0.0]
-    here, there = home(FRAMES, capacity=60_000, seats=(range(1),)), source(FRAMES, capacity=60_000, lanes=1)
+    here, there = home(FRAMES, capacity=100_000, seats=(range(1),)), source(FRAMES, capacity=100_000, lanes=1)
     with here.relay(there, clock=lambda: now[0], flush_seconds=0.2) as relay, there.writer() as writer:
 
         def write(rows: int) -> None:
@@ -299,11 +299,22 @@ def test_few_bytes_wait_a_tenth_of_the_flush_and_many_not_at_all(home, source) -
         assert [sent_after(0.0), sent_after(0.019), sent_after(0.002)] == [False, False, True]
         write(1000)  # 0.45 MB
         assert [sent_after(0.0), sent_after(0.19), sent_after(0.02)] == [False, False, True]
-        write(20_000)  # 8.9 MB
+        write(40_000)  # 17.8 MB
         assert sent_after(0.0)
-        write(39_000)  # 17 MB: one message takes 16 MiB of it
+        write(78_000)  # 34.7 MB: one message takes 32 MiB of it
         assert [sent_after(0.0), sent_after(0.0), sent_after(0.3)] == [True, False, True]
     assert relay.stats.messages == 5
+
+
+def test_rows_that_fill_half_of_a_lane_do_not_wait(home, source) -> None:
+    """Else a fast writer would lap rows that wait for more bytes."""
+    here, there = home(), source(capacity=200)
+    with here.relay(there, clock=lambda: 0.0) as relay, there.writer(lane=1) as writer:
+        for number in range(50):
+            assert not relay.poll()
+            writer.add(**row(SMALL, number))
+        assert relay.poll()
+    assert here.ingest.stats.rows == 50
 
 
 REFUSED = {
