@@ -209,7 +209,7 @@ class Writer(WriterBase):
         """
         self.check_open()
         if self._view.spec.next_obs:
-            raise ValueError("end_episode: expected a spec without next_obs, got one whose rows do not follow another")
+            raise ValueError("end_episode: expected a spec without next_obs, whose rows follow one another")
         if not as_flag("truncated", truncated):
             raise ValueError("truncated: expected True, since `add` takes terminated=True with its row, got False")
         if not self._native.in_episode:
