@@ -14,6 +14,7 @@ import os
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "all but sequences": {"stack": 4, "n_step": 3, "prioritized": Prioritized(**OPTIONS)},
     "sequence": {"sequence": Sequence(8, 2, 4)},
     "sequence, stack, n_step": {"sequence": Sequence(6, 1, 4), "stack": 2, "n_step": 2, "pad": "zero"},
+    "different": {"replace": False, "stack": 2},
+    "whole episodes": {"sequence": Sequence(24, whole=True), "min_size": 1},
     "all": {"sequence": Sequence(8, 4, 4), "stack": 4, "n_step": 3, "prioritized": Prioritized(**OPTIONS)},
 }
 
@@ -123,13 +126,15 @@ class Check:
     def __init__(self, options: dict[str, Any], written: Written) -> None:
         self.stack, self.n_step = options.get("stack", 1), options.get("n_step", 1)
         self.repeat = options.get("pad", "repeat") == "repeat"
-        self.sequence = options.get("sequence")
+        self.sequence, self.different = options.get("sequence"), not options.get("replace", True)
         self.written = written
         self.found: Counter[str] = Counter()
         self.rows = 0
 
     def batch(self, batch: Any) -> None:
         ticket, lane = (part[:, None] for part in np.divmod(batch.index, LANES))
+        if self.different:
+            self.found["wrong"] += len(batch) - len({*batch.index.tolist()})
         obs, next_obs = self.places(batch.obs, True), self.places(batch.next_obs, True)
         episode, place = (obs[:, 0, -1, word].astype(np.int64)[:, None] for word in (1, 2))
         length = self.written.length(ticket, lane, episode, place)
@@ -176,7 +181,7 @@ class Check:
         """Counts wrong masks and first steps, and torn states at a sequence's first step."""
         learned = np.arange(real.shape[1]) >= np.where(place > 0, self.sequence.burn_in, 0)
         self.found["wrong"] += int((batch.mask != (real & learned)).any(1).sum())
-        self.found["wrong"] += int((place % self.sequence.period != 0).sum())
+        self.found["wrong"] += int((place % (self.sequence.period or 2**20) != 0).sum())
         state = filled(batch.obs.shape[-1], ticket[:, 0], episode[:, 0], place[:, 0])[:, ::-1] * (place > 0)
         self.found["torn"] += int((batch.extras["state"] != state).any(1).sum())
 
@@ -272,6 +277,7 @@ class Samplers:
     def __init__(self, replay: ReplayBuffer, kinds: list[str], batch_size: int, written: Written) -> None:
         self.samplers = [replay.sampler(batch_size, gamma=GAMMA, seed=0, **KINDS[kind]) for kind in kinds]
         self.checks = [Check(KINDS[kind], written) for kind in kinds]
+        self.replay, self.reading, self.reads = replay, Check({}, written), 0
         self.masses = [Masses() if sampler.prioritized else None for sampler in self.samplers]
         self.rng = np.random.default_rng(0)
 
@@ -285,6 +291,17 @@ class Samplers:
                 sampler.update_priorities(batch.index, priority)
                 masses.update(batch.index, priority)
 
+    def read(self) -> None:
+        """Reads all that is held, in batches and in episodes, in the order of writing; and then its rows again."""
+        for verb in (partial(self.replay.batches, 64), self.replay.episodes):
+            for batch in verb(gamma=GAMMA):
+                again = self.replay.read(batch.index, gamma=GAMMA, missing="skip")
+                for read in (batch, again):
+                    self.reading.batch(read)
+                    lanes = [read.index[read.index % LANES == lane] for lane in range(LANES)]
+                    self.reading.found["wrong"] += sum(int((np.diff(tickets) <= 0).sum()) for tickets in lanes)
+                self.reads += 1
+
     @property
     def rows(self) -> int:
         return sum(check.rows for check in self.checks)
@@ -295,7 +312,7 @@ class Samplers:
 
     @property
     def found(self) -> Counter[str]:
-        return sum((check.found for check in self.checks), Counter())
+        return sum((check.found for check in (*self.checks, self.reading)), Counter())
 
 
 @dataclass
@@ -325,12 +342,16 @@ def sample_live(kinds, words, batch_size, rows, deaths=0, until=None) -> Outcome
             samplers = Samplers(replay, kinds, batch_size, writers.written)
         while (samplers.rows < rows or not samplers.lapped) and not samplers.found[until]:
             samplers.sample()
+            if not until:
+                samplers.read()
             if writers.kills < deaths and samplers.rows * (deaths + 1) > rows * (writers.kills + 1):
                 writers.replace(writers.kills % LANES)
         for lane in range(LANES):
             writers.kill(lane)
         for _ in range(10):  # what they left, perhaps inside an add, is whole too
             samplers.sample()
+        samplers.read()
+        assert samplers.reads > 10
         laps = sum(map(Mapped(replay).committed, range(LANES))) // ROWS
         return Outcome(samplers.rows, samplers.found, laps, samplers.lapped, writers.kills, writers.inside)
 

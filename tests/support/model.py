@@ -313,6 +313,19 @@ def fill(replay: ReplayBuffer, model: Model, rng: np.random.Generator, rows: lis
         model.lanes[lane].seam()
 
 
+def filled(spec: TransitionSpec, rows: list[int], lane_rows: int) -> tuple[ReplayBuffer, Model]:
+    """A new replay of random rows, as many as said in each lane, and its model."""
+    lanes = len(rows)
+    replay, model = ReplayBuffer.create(spec, lanes * lane_rows, lanes), Model(spec, lanes, lane_rows)
+    fill(replay, model, np.random.default_rng(lanes + lane_rows), rows)
+    return replay, model
+
+
+def allowed_in(model: Model, window: dict[str, Any]) -> dict[int, tuple[Episode, int]]:
+    """What a sampler with these options may draw."""
+    return model.sampleable(window.get("stack", 1), window.get("n_step", 1), window.get("sequence"))
+
+
 def add_batch(writer, model: Model, lane: int, rows: list[dict[str, Any]], version: int = 0) -> None:
     """Writes rows with one call, as far as that can say how they end: only a truncated one has its final_obs."""
     rows = [row | {"final_obs": row["final_obs"] if row["truncated"] else None} for row in rows]

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 from mapped import Mapped
-from model import SPECS, Model, Priorities, fill
+from model import SPECS, Model, Priorities, allowed_in, fill, filled
 from refused import check_refused
 
 import marlcore as mc
@@ -25,12 +25,6 @@ def window_of(options):
     return {name: options[name] for name in ("stack", "n_step", "sequence") if name in options}
 
 
-def filled(rows=(70, 20), lane_rows=40):
-    replay, model = mc.ReplayBuffer.create(SPEC, lane_rows * len(rows), len(rows)), Model(SPEC, len(rows), lane_rows)
-    fill(replay, model, np.random.default_rng(3), list(rows))
-    return replay, model
-
-
 def clear(replay, model):
     replay.clear()
     for lane in model.lanes:
@@ -40,8 +34,7 @@ def clear(replay, model):
 @pytest.mark.parametrize("options", OPTIONS, ids=["rows", "stacks", "sequences", "episodes", "different"])
 def test_only_rows_from_after_a_clear_are_drawn_read_and_saved(options, tmp_path):
     """The model's floor says which rows there are; samplers were made before the clear, or after it."""
-    replay, model = filled()
-    allowed_now = partial(model.sampleable, options.get("stack", 1), options.get("n_step", 1), options.get("sequence"))
+    replay, model = filled(SPEC, [70, 20], 40)
     window, rng = window_of(options), np.random.default_rng(4)
     with replay:
         make = partial(replay.sampler, 4, seed=0, min_size=1, **options)
@@ -52,7 +45,7 @@ def test_only_rows_from_after_a_clear_are_drawn_read_and_saved(options, tmp_path
             assert len(replay) == len(model) == 0 and not any(sampler.can_sample() for sampler in samplers)
             assert [*replay.batches(8)] == [*replay.episodes()] == []
             fill(replay, model, rng, more)
-            allowed, samplers = allowed_now(), [*samplers, make()]
+            allowed, samplers = allowed_in(model, options), [*samplers, make()]
             for sampler in samplers:
                 seen = {i for _ in range(300) for i in model.check(sampler.sample(), allowed=allowed, **window)}
                 assert seen == set(allowed)
@@ -67,7 +60,7 @@ def test_only_rows_from_after_a_clear_are_drawn_read_and_saved(options, tmp_path
 
 def test_a_sampler_without_a_clear_draws_the_older_rows():
     """This is the control of the test above: the model's floor notices them."""
-    replay, model = filled()
+    replay, model = filled(SPEC, [70, 20], 40)
     with replay:
         for lane in model.lanes:
             lane.clear()
@@ -94,22 +87,6 @@ def test_priorities_are_forgotten_also_the_highest():
             model.check(batch := sampler.sample(), allowed=known.catch_up(), weighted=True)
             known.check(batch, sampler, 0.4)
             known.check_masses(sampler)
-
-
-def test_a_saved_state_keeps_its_priorities_after_a_clear():
-    """A clear from before the state was saved, or from before it was loaded, is not a new one."""
-    replay, _ = filled()
-    with replay:
-        replay.clear()
-        fill(replay, Model(SPEC, 2, 40), np.random.default_rng(1), [0, 0])
-        with replay.writer() as writer:
-            for _ in range(20):
-                writer.add(np.zeros(4), 0, 0.0, terminated=True, log_prob=0.0, done=False)
-        one, other = (replay.sampler(8, seed=seed, prioritized=mc.Prioritized()) for seed in (1, 2))
-        one.update_priorities(one.sample().index, np.full(8, 5.0))
-        other.load_state_dict(one.state_dict())
-        other.sample()
-        np.testing.assert_array_equal(other.state_dict()["masses"], one.state_dict()["masses"])
 
 
 def test_min_size_counts_from_the_clear():
@@ -166,7 +143,7 @@ def attached_clear(replay):
 
 
 def test_any_process_may_clear_and_several_take_turns():
-    replay, model = filled()
+    replay, model = filled(SPEC, [70, 20], 40)
     with replay:
         sampler = replay.sampler(4)
         sampler.sample()
@@ -184,7 +161,7 @@ def test_any_process_may_clear_and_several_take_turns():
 
 
 def test_a_floor_above_its_lanes_rows_is_refused():
-    replay, _ = filled()
+    replay, _ = filled(SPEC, [70, 20], 40)
     with replay:
         sampler = replay.sampler(4)
         mapped = Mapped(replay)
@@ -195,7 +172,7 @@ def test_a_floor_above_its_lanes_rows_is_refused():
 
 
 def test_a_process_that_watches_may_not_clear():
-    replay, _ = filled()
+    replay, _ = filled(SPEC, [70, 20], 40)
     with replay, mc.ReplayBuffer.watch(replay.handle) as watching:
         replay.clear()
         assert len(watching) == 0

@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from model import SPECS, Model, fill
+from model import SPECS, allowed_in, fill, filled
 from refused import check_refused
 from seams import trusting
 from tiers import long_but
@@ -14,19 +14,13 @@ import marlcore as mc
 from marlcore.errors import NotHeld
 from marlcore.transitions import ReadPlan
 
+ROWS = [100, 19, 45]
 TICKETS = mc.TransitionSpec(mc.Field(), mc.Field((), "int64"))
 WINDOWS = [
     {}, {"stack": 4, "layout": "separate"}, {"n_step": 3, "gamma": 0.9}, {"stack": 3, "n_step": 2, "pad": "zero"}
 ]  # fmt: skip
 CASES = [(name, window) for name in SPECS for window in (WINDOWS if not SPECS[name].next_obs else WINDOWS[:1])]
 QUICK = [("vector", WINDOWS[0]), ("vector", WINDOWS[3]), ("odd sizes", WINDOWS[1]), ("next_obs", {})]
-
-
-def filled(name="vector", rows=(100, 19, 45), lane_rows=36, end=0.15):
-    lanes = len(rows)
-    replay, model = mc.ReplayBuffer.create(SPECS[name], lanes * lane_rows, lanes), Model(SPECS[name], lanes, lane_rows)
-    fill(replay, model, np.random.default_rng(len(name)), list(rows), end)
-    return replay, model
 
 
 def add_tickets(replay, first, end, lane=0, last=()):
@@ -40,13 +34,9 @@ def checked(model, batch, allowed, layout=None, **window):
     return model.check(batch, allowed=allowed, **window)
 
 
-def allowed_in(model, window):
-    return model.sampleable(window.get("stack", 1), window.get("n_step", 1), window.get("sequence"))
-
-
 @pytest.mark.parametrize(("name", "window"), long_but(QUICK, CASES))
 def test_chosen_rows_are_as_the_oracle_says(name, window):
-    replay, model = filled(name)
+    replay, model = filled(SPECS[name], ROWS, 36)
     with replay:
         windows = [window, *([] if SPECS[name].next_obs else [window | {"sequence": mc.Sequence(4, 1)}])]
         for options in windows:
@@ -61,7 +51,7 @@ def test_chosen_rows_are_as_the_oracle_says(name, window):
 
 @pytest.mark.parametrize(("name", "window"), long_but(QUICK, CASES))
 def test_batches_have_each_held_row_once_and_in_order(name, window):
-    replay, model = filled(name)
+    replay, model = filled(SPECS[name], ROWS, 36)
     with replay:
         allowed = allowed_in(model, window)
         for size in (1, 7, 16, len(allowed), 1000):
@@ -76,7 +66,7 @@ def test_batches_have_each_held_row_once_and_in_order(name, window):
     ("name", "window"), [case for case in long_but(QUICK[:3], CASES) if case.values[0] != "next_obs"]
 )
 def test_each_whole_episode_comes_once_and_in_order(name, window):
-    replay, model = filled(name)
+    replay, model = filled(SPECS[name], ROWS, 36)
     with replay:
         allowed = allowed_in(model, window)
         expected = model.whole_episodes()
@@ -110,7 +100,7 @@ def test_a_missing_row_is_refused_by_name_or_left_out():
 
 
 def test_the_index_of_a_sampler_of_some_lanes_counts_in_these():
-    replay, model = filled(rows=(30, 30, 30, 30))
+    replay, model = filled(SPECS["vector"], [30] * 4, 36)
     with replay:
         for options in ({}, {"lanes": range(1, 3)}):
             batch = replay.sampler(64, seed=0, min_size=1, **options).sample()
@@ -124,7 +114,7 @@ def test_the_index_of_a_sampler_of_some_lanes_counts_in_these():
 
 def test_tensors_name_rows_and_batches_become_tensors():
     torch = pytest.importorskip("torch")
-    replay, _ = filled()
+    replay, _ = filled(SPECS["vector"], ROWS, 36)
     with replay:
         drawn = replay.sampler(16, seed=0, min_size=1).sample().torch()
         again = replay.read(drawn.index).torch()
@@ -133,7 +123,7 @@ def test_tensors_name_rows_and_batches_become_tensors():
 
 
 def test_a_copy_stays_as_it_is_whatever_is_read_later():
-    replay, model = filled()
+    replay, model = filled(SPECS["vector"], ROWS, 36)
     with replay:
         batches = [*replay.batches(5), *replay.episodes(), replay.read([*model.sampleable(1, 1)])]
         kept = [batch.obs.tolist() for batch in batches]
@@ -183,7 +173,7 @@ def test_rows_overwritten_while_they_are_copied_are_left_out(verb, trusted, monk
 
 
 def test_a_closed_replay_gives_no_more_batches():
-    replay, _ = filled()
+    replay, _ = filled(SPECS["vector"], ROWS, 36)
     iterators = [replay.batches(4), replay.episodes()]
     for iterator in iterators:
         next(iterator)

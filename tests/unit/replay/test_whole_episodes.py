@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from model import SPECS, Model, chi_square_limit, fill
+from model import SPECS, allowed_in, chi_square_limit, filled
 from refused import check_refused
 from tiers import long_but
 
@@ -20,20 +20,14 @@ QUICK = [("vector", WINDOWS[0]), ("vector", WINDOWS[2]), ("states", WINDOWS[1])]
 LENGTH = 5
 
 
-def filled(spec, rows=(90, 30), lane_rows=60):
-    replay, model = mc.ReplayBuffer.create(spec, lane_rows * len(rows), len(rows)), Model(spec, len(rows), lane_rows)
-    fill(replay, model, np.random.default_rng(8), list(rows), 0.15)
-    return replay, model
-
-
 @pytest.mark.parametrize(("name", "window"), long_but(QUICK, CASES))
 def test_every_whole_episode_is_drawn_as_the_oracle_says(name, window):
-    replay, model = filled(NAMES[name])
+    replay, model = filled(NAMES[name], [90, 30], 60)
     with replay:
         sequence = mc.Sequence(LENGTH, whole=True)
         sampler = replay.sampler(16, seed=2, min_size=1, sequence=sequence, **window)
         given = {key: value for key, value in window.items() if key in ("stack", "n_step", "gamma")}
-        allowed = model.sampleable(given.get("stack", 1), given.get("n_step", 1), sequence)
+        allowed = allowed_in(model, given | {"sequence": sequence})
         longest = max(len(episode.rows) for episode, _ in allowed.values())
         lengths = [len(e.rows) for lane in model.lanes for e in lane.episodes if e.ended]
         assert len(allowed) > 8 and max(lengths) > LENGTH >= longest, "some are too long"
@@ -46,7 +40,7 @@ def test_every_whole_episode_is_drawn_as_the_oracle_says(name, window):
 
 
 def test_each_episode_is_equally_likely_whatever_its_length():
-    replay, model = filled(SPECS["vector"])
+    replay, model = filled(SPECS["vector"], [90, 30], 60)
     with replay:
         sequence = mc.Sequence(LENGTH, whole=True)
         allowed = sorted(model.sampleable(1, 1, sequence))
@@ -85,7 +79,7 @@ def test_an_episode_that_a_seam_cuts_is_never_drawn():
 
 
 def test_mixtures_prefetches_and_tensors_have_whole_episodes():
-    replay, model = filled(SPECS["vector"])
+    replay, model = filled(SPECS["vector"], [90, 30], 60)
     sequence = mc.Sequence(LENGTH, whole=True)
     with replay:
         mixture = mc.Mixture([replay] * 2, [0.5, 0.5], 8, sequence=sequence, lanes=[range(1), range(1, 2)])
@@ -105,7 +99,7 @@ def test_whole_episodes_that_cannot_be_are_refused():
     check_refused(partial(mc.Sequence, 8, 2, whole=True), ValueError, f"{says} 2 and None")
     check_refused(partial(mc.Sequence, 8, 0, 4, whole=True), ValueError, f"{says} 0 and 4")
     check_refused(partial(mc.Sequence, 8, whole=1), TypeError, "sequence.whole: expected a bool, got 1")
-    replay, _ = filled(SPECS["vector"], (0,), 8)
+    replay, _ = filled(SPECS["vector"], [0], 8)
     with replay:
         sampler = partial(replay.sampler, 4, sequence=mc.Sequence(8, whole=True))
         check_refused(sampler, ValueError, "expected at most the 8 rows of a lane, got 1 + 1 + 7")

@@ -168,6 +168,7 @@ FIRST_BATCHES = """if True:
             {"n_step": 3},
             {"prioritized": mc.Prioritized(), "stack": 2},
             {"sequence": mc.Sequence(4, period=2)},
+            {"replace": False},
             {"hindsight": mc.Hindsight(compute_reward=lambda achieved, desired, info: np.zeros(len(achieved)))},
         ):
             sampler = replay.sampler(8, **options)
@@ -175,6 +176,7 @@ FIRST_BATCHES = """if True:
             if sampler.prioritized:
                 sampler.update_priorities(index, np.ones(8))
             sampler.load_state_dict(sampler.state_dict())
+        assert len(replay.read([0])) == 1 and len([*replay.batches(8), *replay.episodes()])
 """
 
 
