@@ -105,17 +105,14 @@ class ReplayBuffer(host.ReplayBuffer):
             self._ring.close()
 
     @property
-    def initialized(self) -> bool:
-        return self._ring is not None
-
-    @property
     def size(self) -> int:
-        return int(self._ring.window().stored) if self.initialized else 0
+        """The number of rows held."""
+        return 0 if self._ring is None else int(self._ring.window().stored)
 
     @property
     def position(self) -> int:
         """The position that is written next."""
-        return int(self._ring.window().head) if self.initialized else 0
+        return 0 if self._ring is None else int(self._ring.window().head)
 
     def add(
         self,
@@ -172,26 +169,16 @@ class ReplayBuffer(host.ReplayBuffer):
             complementary_info=info if self.has_complementary_info else None,
         )
 
-    @property
-    def states(self) -> dict[str, "Column"]:
-        """The states by key; see Column."""
-        return {key: self._column(f"state.{key}") for key in self._states}
-
-    @property
-    def next_states(self) -> dict[str, "Column"]:
-        return {key: self._column(f"next_state.{key}") for key in self._states}
-
-    @property
-    def complementary_info(self) -> dict[str, "Column"]:
-        return {key: self._column(f"info.{key}") for key in self.complementary_info_keys}
-
-    actions = property(lambda self: self._column("action"))
-    rewards = property(lambda self: self._column("reward"))
-    dones = property(lambda self: self._column("done"))
-    truncateds = property(lambda self: self._column("truncated"))
-
-    def _column(self, name: str) -> "Column":
-        return Column(self, name)
+    # What LeRobot keeps as tensors
+    states = property(lambda self: {key: Column(self, f"state.{key}") for key in self._states})
+    next_states = property(lambda self: {key: Column(self, f"next_state.{key}") for key in self._states})
+    complementary_info = property(
+        lambda self: {key: Column(self, f"info.{key}") for key in self.complementary_info_keys}
+    )
+    actions = property(lambda self: Column(self, "action"))
+    rewards = property(lambda self: Column(self, "reward"))
+    dones = property(lambda self: Column(self, "done"))
+    truncateds = property(lambda self: Column(self, "truncated"))
 
     def _draw(self, count: int) -> Ints:
         tickets: Ints = self._ring.window().draw(count, lambda low, high, n: torch.randint(low, high, (n,)).numpy())

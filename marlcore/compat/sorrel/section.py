@@ -32,7 +32,7 @@ def chosen_options(env: Any, config: Any, options: Mapping[str, Any]) -> tuple[b
     known = {"enabled", _DEALT_OUT, *_ALIASES, *_TIMEOUTS, *elsewhere, *names}
     if not chosen.keys() <= known:
         raise names_error(_LABEL, known, chosen)
-    for name in chosen.keys() & elsewhere.keys():
+    for name in filter(chosen.__contains__, elsewhere):
         _check(name, chosen.pop(name), *elsewhere[name])
     for alias, name in _ALIASES.items():
         _rename(chosen, [alias], name, lambda given: next(iter(given.values())))

@@ -1,12 +1,6 @@
-"""Tianshou's replay buffers with their rows in marlcore's lanes: a lane for each environment.
+"""Tianshou's buffers, single and for several environments, whose arrays lie in lanes."""
 
-    from marlcore.compat.tianshou import PrioritizedVectorReplayBuffer, VectorReplayBuffer
-
-replaces the same names of `tianshou.data`. The classes derive from Tianshou's, so indices, priorities, stacks and
-n-step returns are Tianshou's own; `add` writes a row to each lane in one call, and one kernel copies a batch.
-"""
-
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from copy import deepcopy
 from typing import Any, NoReturn
 
@@ -14,13 +8,13 @@ import numpy as np
 import tianshou.data as host
 from numpy.typing import NDArray
 from tianshou.data import Batch
-from tianshou.data.utils.converter import to_numpy
 
-from ..checks import brief, names_error
-from ..errors import ClosedError
-from ..notices import say
-from .lane_arrays import Array, Key, LaneArrays, Leaves
-from .replays import ViewedReplay
+from ...checks import brief, names_error
+from ...errors import ClosedError
+from ...notices import say
+from ..lane_arrays import Array, Key, LaneArrays
+from ..replays import ViewedReplay
+from .trees import are_indices, as_array, count_row, leaves_of, parts_of, show, state_of, tree_of
 
 _NEEDED = frozenset(("obs", "act", "rew", "terminated", "truncated"))
 _BESIDE = ("info", "policy")  # trees whose arrays may come and go
@@ -49,10 +43,10 @@ class _InLanes(host.ReplayBuffer):
 
     def __getitem__(self, index: Any) -> Batch:
         rows = self._rows
-        quick = rows is not None and self.stack_num == 1 and self._save_obs_next and _are_indices(index, self.maxsize)
+        quick = rows is not None and self.stack_num == 1 and self._save_obs_next and are_indices(index, self.maxsize)
         if rows is None or not quick or [*map(id, vars(self._meta).values())] != self._shown:
             return super().__getitem__(index)
-        batch = _tree(rows.at(index))
+        batch = tree_of(rows.at(index))
         for name in ("obs_next", *_BESIDE):
             vars(batch).setdefault(name, Batch())
         return batch
@@ -64,7 +58,7 @@ class _InLanes(host.ReplayBuffer):
 
         Raises: ValueError, TypeError: an array is missing, new, or of another shape or kind; nothing was added.
         """
-        parts, several = _parts(self), "buffers" in vars(self)
+        parts, several = parts_of(self), "buffers" in vars(self)
         lanes = list(range(len(parts))) if buffer_ids is None else np.asarray(buffer_ids).tolist()
         if not several and buffer_ids is not None and (lanes != [0] or len(batch) != 1):
             raise ValueError(f"buffer_ids: expected None, or [0] and a batch of one row, got {brief(buffer_ids)}")
@@ -75,7 +69,7 @@ class _InLanes(host.ReplayBuffer):
         rewards = rewards.tolist() if rewards.ndim == 1 else rewards
         for lane, reward, done in zip(lanes, rewards, columns["done",].tolist(), strict=True):
             start, part = parts[lane]
-            index, total, length, first = _count(part, reward, done)
+            index, total, length, first = count_row(part, reward, done)
             results.append((start + index, total, length, start + first))
             if several:
                 self.last_index[lane], self._lengths[lane] = start + index, part._size
@@ -93,7 +87,7 @@ class _InLanes(host.ReplayBuffer):
         if self._rows is not None:
             self._rows.replay.close()
         self._rows = None
-        _show(self, Batch())
+        show(self, Batch())
 
     def update(self, buffer: host.ReplayBuffer) -> NDArray[np.int64]:
         """Adds the rows of another buffer, and returns their indices; it copies all rows of this one."""
@@ -105,8 +99,8 @@ class _InLanes(host.ReplayBuffer):
     def to_tianshou(self) -> Any:
         """Returns a buffer of Tianshou's own class with copies of the rows, statistics and priorities."""
         plain = self._plain.__new__(self._plain)
-        vars(plain).update(_state(self))
-        _show(plain, deepcopy(self._meta))
+        vars(plain).update(state_of(self))
+        show(plain, deepcopy(self._meta))
         return plain
 
     @classmethod
@@ -145,10 +139,10 @@ class _InLanes(host.ReplayBuffer):
     set_array_at_key = dropnull = set_batch
 
     def _become(self, plain: host.ReplayBuffer) -> None:
-        self.__dict__.update(_state(plain))
+        self.__dict__.update(state_of(plain))
         self.close()
-        leaves = dict(_leaves(vars(plain._meta)))
-        for lane, (start, part) in enumerate(_parts(self) if leaves else ()):
+        leaves = dict(leaves_of(vars(plain._meta)))
+        for lane, (start, part) in enumerate(parts_of(self) if leaves else ()):
             rows = self._rows or self._allocated(leaves)
             held = {key: leaves[key][start : start + part.maxsize] for key in rows.names}
             rows.fill(lane, held, len(part), part._insertion_idx)
@@ -165,9 +159,9 @@ class _InLanes(host.ReplayBuffer):
 
     def _allocated(self, leaves: dict[Key, Array]) -> LaneArrays:
         self._leave_out(leaves, [key for key, array in leaves.items() if array.dtype.kind not in "biufc"])
-        parts = _parts(self)
+        parts = parts_of(self)
         self._rows = LaneArrays(leaves, len(parts), parts[0][1].maxsize, "tianshou")
-        _show(self, _tree(self._rows.views))
+        show(self, tree_of(self._rows.views))
         self._shown = [*map(id, vars(self._meta).values())]
         return self._rows
 
@@ -188,11 +182,11 @@ class _InLanes(host.ReplayBuffer):
             parts.pop("obs_next", None)
         for name in {"obs", "obs_next"} & parts.keys() if self._save_only_last_obs else ():
             parts[name] = parts[name][:, -1] if stacked else parts[name][-1]
-        parts["rew"] = _array(parts["rew"]).astype(np.float64, copy=False)
+        parts["rew"] = as_array(parts["rew"]).astype(np.float64, copy=False)
         for name in ("terminated", "truncated"):
-            parts[name] = _array(parts[name]).astype(np.bool_, copy=False)
+            parts[name] = as_array(parts[name]).astype(np.bool_, copy=False)
         parts["done"] = parts["terminated"] | parts["truncated"]
-        return dict(_leaves(parts)) if stacked else {key: array[np.newaxis] for key, array in _leaves(parts)}
+        return dict(leaves_of(parts)) if stacked else {key: array[np.newaxis] for key, array in leaves_of(parts)}
 
 
 class ReplayBuffer(_InLanes):
@@ -233,62 +227,3 @@ class PrioritizedVectorReplayBuffer(host.PrioritizedVectorReplayBuffer, _Manager
         """Sets the exponent of the weights in batches; in Tianshou's own class, the call changes no batch."""
         super().set_beta(beta)
         self._beta = beta
-
-
-def _count(part: Any, reward: Any, done: bool) -> tuple[int, Any, int, int]:
-    """Counts a row of a part as Tianshou does, in an eighth of the time; returns what `add` does for one row."""
-    state = vars(part)  # each assignment of an attribute is checked by Tianshou
-    index, first, size = state["_insertion_idx"], state["_ep_start_idx"], state["maxsize"]
-    total, length = state["_ep_return"] + reward, state["_ep_len"] + 1
-    part.last_index[0] = index
-    state.update(_size=min(state["_size"] + 1, size), _insertion_idx=(index + 1) % size)
-    if done:
-        state.update(_ep_return=0.0, _ep_len=0, _ep_start_idx=state["_insertion_idx"])
-        return index, total, length, first
-    state.update(_ep_return=total, _ep_len=length)
-    return index, np.zeros_like(total) if isinstance(total, np.ndarray) else 0.0, 0, first
-
-
-def _are_indices(index: Any, size: int) -> bool:
-    arrays = isinstance(index, np.ndarray) and index.ndim == 1 and index.dtype.kind == "i" and len(index) > 0
-    return arrays and 0 <= index.min() <= index.max() < size
-
-
-def _array(value: Any) -> Array:
-    return value if value.__class__ is np.ndarray else np.asarray(to_numpy(value))
-
-
-def _leaves(tree: dict[str, Any], key: Key = ()) -> Iterator[tuple[Key, Array]]:
-    for name, part in tree.items():
-        if isinstance(part, np.ndarray) or not isinstance(part, Batch):
-            yield (*key, name), _array(part)
-        else:
-            yield from _leaves(vars(part), (*key, name))
-
-
-def _tree(leaves: Leaves) -> Batch:
-    tree = Batch()
-    for key, array in leaves.items():
-        node = tree
-        for name in key[:-1]:
-            node = vars(node).setdefault(name, Batch())
-        vars(node)[key[-1]] = array
-    return tree
-
-
-def _parts(buffer: Any) -> list[tuple[int, Any]]:
-    """Returns the parts of a manager, which keep no rows, each with its first index; otherwise the buffer itself."""
-    return [*zip(buffer._offset.tolist(), buffer.buffers, strict=True)] if "buffers" in vars(buffer) else [(0, buffer)]
-
-
-def _show(buffer: Any, rows: Batch) -> None:
-    """Makes a buffer and its parts read these rows, or none."""
-    for start, part in _parts(buffer):
-        vars(part)["_meta"] = rows[start : start + part.maxsize] if vars(rows) else rows
-    vars(buffer)["_meta"] = rows
-
-
-def _state(buffer: Any) -> dict[str, Any]:
-    """Returns copies of what a buffer knows beside its rows."""
-    rows = {id(part._meta): Batch() for part in (buffer, *(part for _, part in _parts(buffer)))}
-    return deepcopy({name: part for name, part in vars(buffer).items() if name not in ("_rows", "_shown")}, rows)
