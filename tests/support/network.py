@@ -124,6 +124,6 @@ def _within(pid: int) -> list[str]:
 def _skip_without_rights() -> None:
     if missing := [name for name in ("unshare", "nsenter", "setpriv", "ip") if shutil.which(name) is None]:
         pytest.skip(f"hosts of a test need {', '.join(missing)} (Debian: util-linux, iproute2)")
-    tried = subprocess.run([*UNSHARE, "ip", "link", "set", "lo", "up"], capture_output=True, text=True)
+    tried = subprocess.run([*UNSHARE, "ip", "link", "add", "type", "veth"], capture_output=True, text=True)
     if tried.returncode:
         pytest.skip(f"this kernel or container lets no test make hosts: {tried.stderr.strip()}")

@@ -28,9 +28,9 @@ class RayHosts(Network):
         address: for `ray.init`.
     """
 
-    def __init__(self, hosts: int, clocks: Sequence[int] = (), cpus: int = 2) -> None:
+    def __init__(self, hosts: int, clocks: Sequence[int] = ()) -> None:
         super().__init__(hosts, clocks)
-        self.address, self._cpus = f"{self.address_of(0)}:{PORT}", cpus
+        self.address = f"{self.address_of(0)}:{PORT}"
         with ClosedAfterError(self):
             for host in range(hosts):
                 self.start(host)
@@ -46,7 +46,7 @@ class RayHosts(Network):
         else:
             place = [f"--address={self.address}"]
         options = [
-            f"--node-ip-address={self.address_of(host)}", f"--num-cpus={self._cpus}", "--num-gpus=0",
+            f"--node-ip-address={self.address_of(host)}", "--num-cpus=2", "--num-gpus=0",
             f"--object-store-memory={OBJECT_STORE}", f'--resources={{"host{host}": 1000}}', "--disable-usage-stats",
         ]  # fmt: skip
         done = subprocess.run([*self.within(host), RAY, "start", *place, *options], capture_output=True, text=True)

@@ -10,7 +10,7 @@ import json
 import sys
 from functools import partial
 from threading import Thread
-from time import monotonic, sleep
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,9 @@ from relayed import raw
 from marlcore import Field, ReplayBuffer, TrajectoryQueue, TransitionSpec
 from marlcore.cluster import Bookings, Ingest, Leases, RayLink, Relay, start_ingest
 
-LANES, WORDS, AT_ONCE, CAPACITY = 4, 5, 50, 1_600_000
+LANES, WORDS, CAPACITY = 4, 5, 1_600_000
 ROOM = 8000  # rows that wait to be sent
-PAUSE_S = 0.002
+AT_ONCE, PAUSE_S = 50, 0.002  # rows of a lane that are written at once, and the pause before
 SPEC = TransitionSpec(Field((WORDS,), "uint64"), Field((), "int64"))
 
 
@@ -44,15 +44,14 @@ class Sender:
 
     def _write(self, first: int, end: int) -> None:
         for number in range(first, end, AT_ONCE):
-            sleep(PAUSE_S)  # so that a fault comes between them
+            sleep(PAUSE_S)
             numbers = np.arange(number, min(end, number + AT_ONCE))
             for lane, writer in enumerate(self._writers):
                 obs = filled(WORDS, lane, numbers)
                 writer.add_batch(obs=obs, action=numbers, reward=np.zeros(len(numbers)))
 
-    def state(self) -> dict[str, Any]:
-        stats = self._relay.stats
-        return {"error": repr(self._relay.error), "rewinds": stats.rewinds, "gaps": stats.gaps, "rows": stats.rows}
+    def error(self) -> str:
+        return repr(self._relay.error)
 
 
 def make(target: Any, bookings: Any, leases: Any, forgets: bool) -> dict[str, Ingest]:
@@ -61,40 +60,39 @@ def make(target: Any, bookings: Any, leases: Any, forgets: bool) -> dict[str, In
 
 
 class Rows:
+    """The home of the rows: a replay and its ingest; and a sender, once it is started."""
+
     def __init__(self, forgets: bool) -> None:
         self._home, self._bookings = ReplayBuffer.create(SPEC, CAPACITY, LANES, name="home"), Bookings.create(LANES)
         self._leases, self._forgets = Leases.create(1), forgets
         start = partial(make, self._home.handle, self._bookings.handle, self._leases.handle, forgets)
         self._ingest, self._written = start_ingest(start), 0
-        self._began = 0.0
         self._sender: Any = None
-        self._old: Any = None
+        self._successors = -1  # of the first sender
 
-    def sender(self) -> int:
-        """Starts a sender, which replaces the one before; returns its epoch."""
+    def sender(self) -> None:
+        """Starts a sender, which replaces the one before."""
         import ray
 
         there = ray.remote(Sender).options(resources={"host1": 1}, num_cpus=0, max_concurrency=4)
-        epoch = self._leases.grant(0)
-        self._old, self._sender = self._sender, there.remote(self._ingest, epoch, self._forgets)
-        return epoch
+        self._successors += 1
+        self._sender = there.remote(self._ingest, self._leases.grant(0), self._forgets)
 
     def write(self, rows: str) -> None:
         """Has the sender begin to write so many rows to each lane."""
-        self._written, self._began = self._written + int(rows), monotonic()
+        self._written += int(rows)
         self._sender.write.remote(int(rows))
 
     def arrived(self) -> int:
         return sum(self._home._mapped.native.committed(lane) for lane in range(LANES))
 
-    def all(self) -> dict[str, Any]:
-        """Waits until as many rows have arrived as were written; returns the seconds since `write`, and `faults`."""
+    def await_all(self) -> None:
+        """Waits until as many rows have arrived as were written."""
         until(lambda: self.arrived() >= self._written * LANES)
-        return {"seconds": monotonic() - self._began, **self.faults()}
 
-    def faults(self) -> dict[str, Any]:
-        """Returns, over all lanes, the rows that are torn or in a foreign lane, and those that do not follow the row
-        before them; the first row of a sender follows any.
+    def faults(self) -> dict[str, int]:
+        """Returns what is wrong with the rows here: how many are torn or in a foreign lane, do not follow the row
+        before them, or were lost. Each later sender begins anew once.
         """
         misplaced = disordered = 0
         for lane in range(LANES):
@@ -102,8 +100,11 @@ class Rows:
             rows = place.views(raw(self._home, lane))
             misplaced += int((torn(rows, 2) | (rows[:, 0] != lane)).sum())
             numbers = rows[:, 1].astype(np.int64)
-            disordered += int(((np.diff(numbers, prepend=-1) != 1) & (numbers != 0)).sum())
-        return {"misplaced": misplaced, "disordered": disordered, "lost": self._bookings.lost}
+            follows = np.diff(numbers, prepend=-1) == 1
+            begins_anew = ~follows & (numbers == 0)
+            disordered += int((~follows & ~begins_anew).sum()) + max(0, int(begins_anew.sum()) - self._successors)
+        found = {"misplaced": misplaced, "disordered": disordered, "lost": self._bookings.lost}
+        return {name: count for name, count in found.items() if count}
 
     def kill(self) -> None:
         """Kills the ingest, which Ray starts again."""
@@ -112,14 +113,15 @@ class Rows:
         ray.kill(self._ingest, no_restart=False)
 
     def fence(self) -> int:
-        """Ends the sender's lease; returns the rows that are here once no message is being taken."""
+        """Ends the sender's lease; returns the number of rows that are here."""
         self._leases.fence(0)
         return self.arrived()
 
-    def state(self, which: str = "new") -> Any:
+    def error(self) -> str:
+        """Returns what ended the sender's relay; "None" while it works."""
         import ray
 
-        return ray.get((self._sender if which == "new" else self._old).state.remote())
+        return ray.get(self._sender.error.remote())
 
 
 def main(address: str, forgets: str = "") -> None:

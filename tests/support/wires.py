@@ -15,6 +15,7 @@ import select
 import socket
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 SOL_PACKET, VNET_HDR, IGNORE_OUTGOING = 263, 15, 23  # linux/if_packet.h
@@ -79,10 +80,8 @@ class Wires:
         """Delivers the frames that have arrived; returns the seconds until the next."""
         while self._under_way and (wait := self._under_way[0][0] - time.monotonic()) <= 0:
             _, _, target, frame = heapq.heappop(self._under_way)
-            try:
+            with suppress(OSError):  # the receiver has no room, or is gone
                 self.ports[target].send(frame)
-            except OSError:  # the receiver has no room, or is gone
-                continue
         return wait if self._under_way else None
 
 
