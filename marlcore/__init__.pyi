@@ -5,6 +5,7 @@ from .processes import WorkerContext as WorkerContext
 from .processes import Workers as Workers
 from .queue import TrajectoryQueue as TrajectoryQueue
 from .queue import TrajectoryReader as TrajectoryReader
+from .replay import Durable as Durable
 from .replay import Hindsight as Hindsight
 from .replay import Mixture as Mixture
 from .replay import Prefetch as Prefetch

@@ -8,18 +8,21 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ..checks import as_path, brief, check_type
+from ..closing import ClosedAfterError
 from ..fixed import fixed
-from ..memory import Segment
+from ..memory import Marks, Put, Recovered, Segment, check_keeps
 from ..observations import Pad
 from ..spec import Sequence, TransitionSpec
 from ..transitions import LaneView, Layout, TransitionLanes, Window, Writer
+from .durable import Durability, Durable
 from .episodes import RecordedEpisodes, rows_taken
 from .hindsight import Hindsight
+from .kept_state import KeptState
 from .prioritized import Prioritized
 from .rate_limiter import SLOTS, RateLimiter, SampleGate, WriteGate
 from .row_sampler import RowSampler
 from .sampler import Sampler
-from .saving import UNLIMITED, Stateful, copy_segment, read_state, save_segment
+from .saving import DURABLE, UNLIMITED, Stateful, copy_segment, read_state, save_segment
 
 
 @fixed()
@@ -35,6 +38,9 @@ class ReplayBuffer(TransitionLanes):
         capacity: rows in all lanes together; a boundary row (an episode's final_obs) takes one too.
         lanes: the number of lanes.
         limiter: the rate limiter between writers and samplers; None if neither waits.
+        durable: how the replay survives the end of the machine; None if it need not.
+        recovered: what was left of a durable replay when the machine stopped, if this process is the first to attach
+            since then; otherwise None.
     """
 
     kind = "replay"
@@ -42,7 +48,14 @@ class ReplayBuffer(TransitionLanes):
 
     def _understand(self, segment: Segment) -> None:
         self.limiter = RateLimiter.of(segment)
+        every_s = segment.description.get(DURABLE)
+        self.durable = None if every_s is None else Durable(every_s)
         super()._understand(segment)
+        self._durability: Durability | None = None
+        if self.durable is not None:
+            with ClosedAfterError(segment):
+                self._durability = Durability(self._mapped, self.durable)
+        self.recovered: Recovered | None = self._durability and self._durability.recovered
 
     @classmethod
     def create(
@@ -54,6 +67,7 @@ class ReplayBuffer(TransitionLanes):
         limiter: RateLimiter | None = None,
         name: str = "replay",
         path: str | os.PathLike[str] | None = None,
+        durable: Durable | None = None,
     ) -> "ReplayBuffer":
         """Creates an empty replay.
 
@@ -65,6 +79,8 @@ class ReplayBuffer(TransitionLanes):
             limiter: makes samplers and writers, in any process, wait for each other; None lets both run free.
             name: part of the segment's name in /dev/shm: letters, digits, "_" and ".".
             path: an ordinary file that holds the replay, which may be larger than memory; it stays until `unlink`.
+            durable: keeps the file's rows through power cuts, up to a watermark; see docs/reliability.md. The path must
+                be on a file system that keeps what it has synced.
 
         Raises:
             ValueError, TypeError: an argument is out of range. SharedMemoryFull: no room for the replay.
@@ -76,7 +92,22 @@ class ReplayBuffer(TransitionLanes):
         if lane_rows < 2 and not spec.next_obs:
             least = f"at least {2 * lanes}, 2 rows a lane for a truncated transition and its final_obs"
             raise ValueError(f"capacity: expected {least}, got {capacity}")
-        return cls._create(spec, lanes, lane_rows, name, path, limiter=limiter and asdict(limiter))
+        described: dict[str, Any] = {"limiter": limiter and asdict(limiter)}
+        check_type("durable", durable, Durable, or_none=True)
+        if durable is None:
+            return cls._create(spec, lanes, lane_rows, name, path, **described)
+        if path is None:
+            raise ValueError("path: expected an ordinary file for a durable replay, got None")
+        check_keeps(as_path("path", path).absolute().parent)
+        replay = cls._create(spec, lanes, lane_rows, name, path, **described, **{DURABLE: float(durable.every_s)})
+        try:
+            assert replay._durability is not None
+            replay._durability.begin()
+        except BaseException:
+            replay.unlink()
+            replay.close()
+            raise
+        return replay
 
     @classmethod
     def load(
@@ -247,6 +278,7 @@ class ReplayBuffer(TransitionLanes):
         lanes: range | None = None,
         hindsight: Hindsight | None = None,
         layout: Layout | None = None,
+        name: str | None = None,
     ) -> Sampler:
         """Returns a sampler of batches. Any number may live at once, in any process, each with its own priorities.
 
@@ -267,13 +299,26 @@ class ReplayBuffer(TransitionLanes):
             layout: "separate": obs and next_obs are contiguous arrays, aligned to 64 bytes. "shared": they are views
                 of one block that has each frame once, which is less to copy for stacks and sequences. None: separate
                 without stack and sequence, where that costs nothing; otherwise shared.
+            name: of a durable replay, makes the sampler continue where the last one of this name ended or was killed:
+                with its generator, counts and priorities as they were at most `every_s` seconds of drawing before.
 
-        Raises: ValueError, TypeError: an option is out of range, one draw would read more rows than a lane has, or a
-            batch would take more bytes than the machine has memory.
+        Raises:
+            ValueError, TypeError: an option is out of range, one draw would read more rows than a lane has, a batch
+                would take more bytes than the machine has memory, or the sampler of this name had other options.
+            LaneBusy: a living process has a sampler of this name.
         """
         view, window = self.view(lanes), Window(stack, n_step, gamma, pad, sequence, layout)
         rows = RowSampler(view, window, batch_size, min_size, prioritized, seed, hindsight)
-        return Sampler(rows, SampleGate.of(view, rows.batch_size))
+        inside: dict[int, None] = {}
+        kept = None if name is None else self._kept_state(name, view, rows, inside)
+        return Sampler(rows, SampleGate.of(view, rows.batch_size), inside, kept)
+
+    def _kept_state(self, name: str, view: LaneView, rows: RowSampler, inside: dict[int, None]) -> KeptState:
+        if self._durability is None:
+            raise ValueError(f"name: expected None, since this replay is not durable, got {brief(name)}")
+        kept = KeptState(name, view, self._durability, rows, inside)
+        self._ends.add(kept)
+        return kept
 
     def view(self, lanes: range | None = None) -> LaneView:
         """Returns a view of consecutive lanes, by default of all. Raises ValueError if some of them do not exist."""
@@ -292,6 +337,33 @@ class ReplayBuffer(TransitionLanes):
         """
         self._segment.check_open()
         return self._mapped.native.all_transitions()
+
+    def close(self) -> None:
+        """Closes the writers that this object made, and releases the memory; a segment in /dev/shm disappears.
+
+        A durable replay is put on disk once more. Raises the error, if any, that kept earlier rows from the disk.
+        """
+        try:
+            if self._durability is not None:
+                self._durability.close()
+        finally:
+            super().close()
+
+    def unlink(self) -> None:
+        """Removes the segment's name, and the files of a durable replay's samplers; other processes keep the memory."""
+        super().unlink()
+        if self._durability is not None:
+            self._durability.unlink()
+
+    @classmethod
+    def _body_bytes(cls, description: dict[str, Any]) -> int:
+        geometry = cls._geometry_of(description)
+        return Marks.body_bytes(geometry) if DURABLE in description else geometry.nbytes
+
+    @classmethod
+    def _fill(cls, description: dict[str, Any], put: Put) -> None:
+        if DURABLE in description:
+            put(*Marks.first(cls._geometry_of(description)))
 
     @classmethod
     def _slots(cls, description: dict[str, Any]) -> int:

@@ -174,6 +174,15 @@ class RowSampler:
             state["floor"] = self._plan.floor.copy()
         return state
 
+    def state_below(self, tickets: Ints) -> dict[str, NDArray[Any]]:
+        """Returns a state that knows, of each lane, only rows below the lane's entry of `tickets`, int64 [lanes]."""
+        state = self.state_dict()
+        if self._tree is not None:
+            self._tree.forget(state, tickets)
+        if "floor" in state:
+            state["floor"] = np.minimum(state["floor"], tickets)
+        return state
+
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         generator = state_array(state, "generator", (4,), np.uint64)
         if not generator.any():

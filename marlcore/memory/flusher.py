@@ -1,0 +1,113 @@
+"""The flusher of a durable segment: a thread that puts rows on disk, then marks how many; see watermark.py."""
+
+import errno
+import logging
+import threading
+import weakref
+from pathlib import Path
+
+import numpy as np
+
+from ..closing import Closing
+from ..errors import SegmentCorrupt
+from .files import File
+from .guard import invalidate_after_fork
+from .lanes import LaneGeometry
+from .native import LINE, NativeLanes, Words
+from .segment import Segment
+from .watermark import NEWEST, PROMISED, WATERMARK, Mark, Marks, boot_id
+
+log = logging.getLogger(__name__)
+
+_LEAST_AHEAD = 1024  # rows that a lane may grow by at once, before its writer must pledge
+
+
+class Flushing:
+    """Writes the marks of one segment. One process does that at a time, the holder of the file `held`."""
+
+    def __init__(self, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, marks: Marks, held: File) -> None:
+        self.path: Path = segment.path
+        self.error: Exception | None = None
+        self._lanes, self._geometry, self._marks, self._held = lanes, geometry, marks, held
+        self._slots = Words(segment.body[geometry.slot_offset(0) : geometry.slot_offset(geometry.slots)])
+        self._row = np.zeros(geometry.stride(0), np.uint8)
+        self._turn = threading.Lock()
+        self._last: Mark | None = None  # the last mark on disk, of this flusher
+
+    def flush(self) -> None:
+        """Puts every row that is committed now on disk, then a mark that says so. Raises OSError, SegmentCorrupt."""
+        with self._turn:
+            if self.error is not None:  # pages whose writing failed once count as written to the kernel
+                raise self.error
+            before = self._last or self._marks.newest()
+            mark = self._next(before)
+            if mark is self._last:
+                return
+            self._held.sync()  # also the mark that a dead predecessor had written
+            self._marks.write(mark)
+            self._held.sync()
+            self._marks.publish(mark)
+            self._last = mark
+
+    def _next(self, before: Mark) -> Mark:
+        """Returns the mark of what is committed now, or `before` if nothing was added."""
+        counts = [self._slots.load(slot * LINE // 8) for slot in range(self._geometry.slots)]
+        lanes = np.zeros_like(before.lanes)
+        for lane in range(self._geometry.lanes):
+            lanes[WATERMARK, lane], lanes[NEWEST, lane] = self._newest_row(lane)
+        if before is self._last and (lanes[WATERMARK] == before.lanes[WATERMARK]).all() and counts == [*before.counts]:
+            return before
+        added = lanes[WATERMARK] - before.lanes[WATERMARK]
+        capacity = self._geometry.capacity
+        ahead = np.clip(2 * added, min(_LEAST_AHEAD, max(1, capacity // 4)), max(1, capacity // 2))
+        lanes[PROMISED] = np.maximum(lanes[WATERMARK] + ahead, before.lanes[PROMISED])
+        return Mark(before.number + 1, boot_id(), lanes, np.array(counts, np.int64))
+
+    def _newest_row(self, lane: int) -> tuple[int, int]:
+        """Returns how many rows a lane has, and the first word of the newest one."""
+        while committed := self._lanes.committed(lane):
+            if self._lanes.read(lane, committed - 1, 1, self._row) != -errno.ESTALE:
+                return committed, int(self._row[:8].view(np.int64)[0])
+        return 0, 0
+
+
+class Flusher(Closing):
+    """Runs `Flushing.flush` each `every_s` seconds in a thread, and once more at its end."""
+
+    def __init__(self, flushing: Flushing, every_s: float) -> None:
+        self._flushing = flushing
+        stopping = threading.Event()
+        # The thread does not reference this object, so that an abandoned one is collected and ends the thread.
+        thread = threading.Thread(
+            target=_flush_until, args=(flushing, every_s, stopping), name="marlcore-flusher", daemon=True
+        )
+        self._finalizer = weakref.finalize(self, _stop, stopping, thread)
+        invalidate_after_fork(self)
+        thread.start()
+
+    def close(self) -> None:
+        """Ends the thread, after a last mark. Raises the error that ended the thread earlier, once."""
+        self._finalizer()
+        error, self._flushing.error = self._flushing.error, None
+        if error is not None:
+            raise error
+
+    def forked(self) -> None:
+        """Forgets the thread in a forked child, which lacks it."""
+        self._finalizer.detach()
+
+
+def _flush_until(flushing: Flushing, every_s: float, stopping: threading.Event) -> None:
+    try:
+        flushing.flush()
+        while not stopping.wait(every_s):
+            flushing.flush()
+        flushing.flush()
+    except (OSError, SegmentCorrupt) as error:
+        flushing.error = error
+        log.error("%s: rows from now on survive no power cut: %s", flushing.path, error)
+
+
+def _stop(stopping: threading.Event, thread: threading.Thread) -> None:
+    stopping.set()
+    thread.join()
