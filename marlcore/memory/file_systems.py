@@ -19,10 +19,11 @@ _OTHERS = {
 }  # fmt: skip
 
 
-def check_keeps(directory: Path) -> None:
-    """Raises ValueError if the directory's file system may lose, at a power cut, what it has synced."""
+def check_keeps(target: Path) -> None:
+    """Raises ValueError if the file system of a new file may lose, at a power cut, what it has synced."""
+    directory = target.parent
     if not stat.S_ISDIR(mode_of(directory)):
-        raise ValueError(f"path: expected a file in a directory that exists, got one in {directory}")
+        return  # `open_nameless` refuses it
     with File() as file:
         file.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         magic = checked(lib.mc_file_system(file.fd))

@@ -99,7 +99,6 @@ class Flusher(Closing):
 
 def _flush_until(flushing: Flushing, every_s: float, stopping: threading.Event) -> None:
     try:
-        flushing.flush()
         while not stopping.wait(every_s):
             flushing.flush()
         flushing.flush()

@@ -14,7 +14,7 @@ from ..memory import Marks, Put, Recovered, Segment, check_keeps
 from ..observations import Pad
 from ..spec import Sequence, TransitionSpec
 from ..transitions import LaneView, Layout, TransitionLanes, Window, Writer
-from .durable import Durability, Durable
+from .durable import Durability, Durable, newest_version
 from .episodes import RecordedEpisodes, rows_taken
 from .hindsight import Hindsight
 from .kept_state import KeptState
@@ -98,7 +98,7 @@ class ReplayBuffer(TransitionLanes):
             return cls._create(spec, lanes, lane_rows, name, path, **described)
         if path is None:
             raise ValueError("path: expected an ordinary file for a durable replay, got None")
-        check_keeps(as_path("path", path).absolute().parent)
+        check_keeps(as_path("path", path).absolute())
         replay = cls._create(spec, lanes, lane_rows, name, path, **described, **{DURABLE: float(durable.every_s)})
         try:
             assert replay._durability is not None
@@ -319,6 +319,11 @@ class ReplayBuffer(TransitionLanes):
         kept = KeptState(name, view, self._durability, rows, inside)
         self._ends.add(kept)
         return kept
+
+    def newest_version(self) -> int:
+        """Returns the highest `policy_version` of the lanes' newest rows; 0 without rows."""
+        self._segment.check_open()
+        return newest_version(self._mapped)
 
     def view(self, lanes: range | None = None) -> LaneView:
         """Returns a view of consecutive lanes, by default of all. Raises ValueError if some of them do not exist."""

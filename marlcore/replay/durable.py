@@ -5,10 +5,13 @@ from glob import escape
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
+
 from ..closing import ClosedAfterError, Closing
 from ..declared import Declared, Number
+from ..kernels.rows import POLICY_VERSION
 from ..memory import BOUNDARY, Flusher, Flushing, Marks, sync_directory, take_flushing
-from ..transitions import LaneView
+from ..transitions import HEAD_BYTES, LaneView
 
 _STATE = ".sampler"
 _COUNT = 2**32 - 1
@@ -71,6 +74,15 @@ class Durability(Closing):
                 flusher.close()
             finally:
                 self._held.close()
+
+
+def newest_version(view: LaneView) -> int:
+    """Returns the highest `policy_version` of the lanes' newest rows, 0 without rows; a lane's versions only grow."""
+    row, highest = np.zeros(view.geometry.stride(0), np.uint8), 0
+    for lane in range(view.geometry.lanes):
+        if (committed := view.native.committed(lane)) and not view.native.read(lane, committed - 1, 1, row):
+            highest = max(highest, int(row[:HEAD_BYTES].view(np.uint32)[POLICY_VERSION]))
+    return highest
 
 
 def _hollow(word: int) -> int:
