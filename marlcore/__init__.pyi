@@ -5,7 +5,6 @@ from .processes import WorkerContext as WorkerContext
 from .processes import Workers as Workers
 from .queue import TrajectoryQueue as TrajectoryQueue
 from .queue import TrajectoryReader as TrajectoryReader
-from .replay import Durable as Durable
 from .replay import Hindsight as Hindsight
 from .replay import Mixture as Mixture
 from .replay import Prefetch as Prefetch
@@ -108,6 +107,10 @@ from .spec import Ragged as Ragged
 # isort: split
 # Many machines
 from . import cluster as cluster
+
+# isort: split
+# Further names of the core
+from .replay import Durable as Durable
 
 # isort: split
 # Further errors

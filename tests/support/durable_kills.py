@@ -16,6 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +24,7 @@ import numpy as np
 from core import report
 from filled import rows
 from mapped import Mapped
+from processes import until
 from seams import replace
 from victims import fork, kill, shared_numbers
 
@@ -83,14 +85,17 @@ class Kills:
         self.told = shared_numbers(1, LANES)[0]  # tickets below these were added
         self.sampled = self.batches = 0
 
-    def cycle(self) -> None:
-        rebooted = random.random() < 0.1
+    def cycle(self, number: int) -> None:
+        rebooted = number % 10 == 9
         if rebooted:
             self.counts["reboots"] += 1
             replace("memory", boot_id=partial(bytes, os.urandom(16)))
         roles: list[Callable[[Path, np.ndarray], None]] = [add, add_vector, sample, come_and_go]
         random.shuffle(roles)
         victims = [fork(role, self.path, self.told) for role in roles]
+        if number % 10 == 0:
+            before = self.state()
+            until(lambda: self.state() != before)
         time.sleep(random.random() * 0.06)
         for pid in victims:
             kill(pid)
@@ -98,6 +103,12 @@ class Kills:
         with ReplayBuffer.attach(self.path) as replay:
             self.counts["lost"] += replay.recovered is not None and not rebooted
             self.look(replay, rebooted)
+
+    def state(self) -> int:
+        """The file of the sampler's state: another one after each write."""
+        with suppress(FileNotFoundError):
+            return os.stat(f"{self.path}.{NAME}.sampler").st_ino
+        return 0
 
     def look(self, replay: ReplayBuffer, rebooted: bool) -> None:
         mapped = Mapped(replay)
@@ -128,8 +139,8 @@ def main() -> int:
     replace("memory", check_keeps=lambda directory: None)
     replace("replay", check_keeps=lambda directory: None)
     kills = Kills(Path(folder) / "replay")
-    for _ in range(int(cycles)):
-        kills.cycle()
+    for number in range(int(cycles)):
+        kills.cycle(number)
     counts = kills.counts
     report({**dict.fromkeys(FAULTS, 0), **counts, "cycles": int(cycles)})
     return int(any(counts[fault] for fault in FAULTS))

@@ -3,16 +3,22 @@
  * mc_lane_pledge, by hand.
  *
  * Two rows of two words, each word in a page of its own; a page with the counters; and of each place of a mark two
- * pages. The kernel may write a page to the disk at any moment. */
+ * pages. The kernel may write a page to the disk at any moment, so the machine that stops chooses of each page any
+ * state since it was last put there. */
 
 #define ROWS 2
+#ifndef TICKETS
 #define TICKETS 4
-#define AHEAD 1
+#endif
 #ifndef CUTS
 #define CUTS 2
 #endif
 #ifndef KILLS
+#ifdef PREDECESSORS_PLEDGE_BELIEVED
 #define KILLS 1
+#else
+#define KILLS 0
+#endif
 #endif
 #define HOLLOW 200
 
@@ -22,18 +28,20 @@
 typedef state {
     byte row[ROWS * 2];    /* what each word holds: ticket + 1, and 10 more for each cut before */
     byte committed, reserved, pledged;
-    byte number[2], watermark[2];                 /* of each place: its first page */
-    byte again[2], promised[2], boot[2];          /* its second page, whose number is the checksum */
+    byte number[2], made[2], watermark[2];          /* of each place: its first page, with its boot */
+    byte again[2], promised[2], boot[2];          /* its second page: number and boot stand for the checksum */
 };
-state memory, disk;
+state memory, disk;         /* disk: as it was when a call last waited for it */
+byte between[ROWS * 2];     /* what a word held before its last change since then */
 byte promised, upheld;      /* the words that writers read; no disk is asked for them */
 byte truth[TICKETS + 1];    /* what was committed as each ticket's row */
 byte boot;
 bool down;                  /* the machine stopped; it recovers */
+bool alive[3];              /* the writer, the flusher */
 byte doomed;                /* 1: the writer, 2: the flusher */
 byte kills;
 
-#define agrees(s, p) (s.number[p] == s.again[p] && s.number[p] % 2 == p)
+#define agrees(s, p) (s.number[p] == s.again[p] && s.made[p] == s.boot[p] && s.number[p] % 2 == p)
 #ifdef CHECKSUM_OF_THE_WRONG_PLACE
 #define valid(s, p) agrees(s, 1 - p)
 #else
@@ -48,41 +56,69 @@ byte kills;
 inline copy(to, from) {
     to.row[0] = from.row[0]; to.row[1] = from.row[1]; to.row[2] = from.row[2]; to.row[3] = from.row[3];
     to.committed = from.committed; to.reserved = from.reserved; to.pledged = from.pledged;
-    to.number[0] = from.number[0]; to.watermark[0] = from.watermark[0];
-    to.number[1] = from.number[1]; to.watermark[1] = from.watermark[1];
+    to.number[0] = from.number[0]; to.made[0] = from.made[0]; to.watermark[0] = from.watermark[0];
+    to.number[1] = from.number[1]; to.made[1] = from.made[1]; to.watermark[1] = from.watermark[1];
     to.again[0] = from.again[0]; to.promised[0] = from.promised[0]; to.boot[0] = from.boot[0];
     to.again[1] = from.again[1]; to.promised[1] = from.promised[1]; to.boot[1] = from.boot[1]
 }
 
-/* Pages that are written later than others of the same call are what the kernel writes back afterwards. */
-inline sync() { d_step { copy(disk, memory) } }
+/* A call that waits for the disk. What the kernel wrote back of a page meanwhile is among the states below. */
+inline sync() {
+    d_step {
+        copy(disk, memory);
+        between[0] = memory.row[0]; between[1] = memory.row[1];
+        between[2] = memory.row[2]; between[3] = memory.row[3]
+    }
+}
 
-proctype kernel() {
-end:
-    do
-    :: d_step { disk.row[0] != memory.row[0] -> disk.row[0] = memory.row[0] }
-    :: d_step { disk.row[1] != memory.row[1] -> disk.row[1] = memory.row[1] }
-    :: d_step { disk.row[2] != memory.row[2] -> disk.row[2] = memory.row[2] }
-    :: d_step { disk.row[3] != memory.row[3] -> disk.row[3] = memory.row[3] }
-    :: d_step { disk.committed != memory.committed || disk.reserved != memory.reserved ||
-            disk.pledged != memory.pledged ->
-        disk.committed = memory.committed; disk.reserved = memory.reserved; disk.pledged = memory.pledged }
-    :: d_step { disk.number[0] != memory.number[0] || disk.watermark[0] != memory.watermark[0] ->
-        disk.number[0] = memory.number[0]; disk.watermark[0] = memory.watermark[0] }
-    :: d_step { disk.number[1] != memory.number[1] || disk.watermark[1] != memory.watermark[1] ->
-        disk.number[1] = memory.number[1]; disk.watermark[1] = memory.watermark[1] }
-    :: d_step { disk.again[0] != memory.again[0] ->
-        disk.again[0] = memory.again[0]; disk.promised[0] = memory.promised[0]; disk.boot[0] = memory.boot[0] }
-    :: d_step { disk.again[1] != memory.again[1] ->
-        disk.again[1] = memory.again[1]; disk.promised[1] = memory.promised[1]; disk.boot[1] = memory.boot[1] }
-    od
+inline put(word, content) {
+    d_step { between[word] = memory.row[word]; memory.row[word] = content }
+}
+
+/* What a page is on the disk: as it was put there, or as it was at any moment since. */
+inline lose_word(word) {
+    if
+    :: memory.row[word] = disk.row[word]
+    :: memory.row[word] != disk.row[word] -> skip
+    :: between[word] != disk.row[word] && between[word] != memory.row[word] -> memory.row[word] = between[word]
+    fi
+}
+
+inline lose_place(place) {
+    if
+    :: memory.number[place] = disk.number[place]; memory.made[place] = disk.made[place];
+        memory.watermark[place] = disk.watermark[place]
+    :: memory.number[place] != disk.number[place] || memory.made[place] != disk.made[place] ||
+        memory.watermark[place] != disk.watermark[place] -> skip
+    fi;
+    if
+    :: memory.again[place] = disk.again[place]; memory.promised[place] = disk.promised[place];
+        memory.boot[place] = disk.boot[place]
+    :: memory.again[place] != disk.again[place] || memory.promised[place] != disk.promised[place] ||
+        memory.boot[place] != disk.boot[place] -> skip
+    fi
+}
+
+inline lose() {
+    lose_word(0);
+    lose_word(1);
+    lose_word(2);
+    lose_word(3);
+    if
+    :: memory.committed = disk.committed; memory.reserved = disk.reserved; memory.pledged = disk.pledged
+    :: memory.committed != disk.committed || memory.reserved != disk.reserved ||
+        memory.pledged != disk.pledged -> skip
+    fi;
+    lose_place(0);
+    lose_place(1);
+    sync()
 }
 
 proctype writer() {
     byte c, top, value;
 restart:
+    atomic { !down -> alive[1] = true };
     {
-        !down;
 end:
         do
         :: memory.committed < TICKETS ->
@@ -100,7 +136,7 @@ end:
             :: top > larger(promised, upheld) ->
 #endif
 #ifndef NO_PROMISE
-                memory.pledged = larger(memory.pledged, top + AHEAD);
+                memory.pledged = larger(memory.pledged, top);
 #ifndef PLEDGE_NOT_ON_DISK
                 d_step {
                     disk.committed = memory.committed;
@@ -114,16 +150,14 @@ end:
 #endif
             fi;
             memory.reserved = top;
-            memory.row[2 * (c % ROWS)] = value;
-            memory.row[2 * (c % ROWS) + 1] = value;
+            put(2 * (c % ROWS), value);
+            put(2 * (c % ROWS) + 1, value);
             d_step { truth[c] = value; memory.committed = c + 1 }
         od
     } unless { down || doomed == 1 };
     d_step {
-        if
-        :: doomed == 1 -> doomed = 0
-        :: else
-        fi;
+        doomed = (doomed == 1 -> 0 : doomed);
+        alive[1] = false;
         c = 0; top = 0; value = 0
     };
     goto restart
@@ -132,8 +166,8 @@ end:
 proctype flusher() {
     byte n, w, p, place, ahead;
 restart:
+    atomic { !down -> alive[2] = true };
     {
-        !down;
 end:
         do
         :: d_step { memory.watermark[newest(memory)] < memory.committed ->
@@ -146,8 +180,8 @@ end:
             sync();
 #endif
             if  /* by how fast rows came before */
-            :: ahead = 1
-            :: ahead = 2
+            :: ahead = 0
+            :: ahead = 3
             fi;
 #ifdef PROMISE_LOWERED
             p = w + ahead;
@@ -163,7 +197,7 @@ end:
 #ifdef PROMISED_BEFORE_THE_DISK
             promised = p;
 #endif
-            d_step { memory.number[place] = n; memory.watermark[place] = w };
+            d_step { memory.number[place] = n; memory.made[place] = boot; memory.watermark[place] = w };
             d_step { memory.again[place] = n; memory.promised[place] = p; memory.boot[place] = boot };
             sync();
             promised = larger(promised, p);
@@ -171,10 +205,8 @@ end:
         od
     } unless { down || doomed == 2 };
     d_step {
-        if
-        :: doomed == 2 -> doomed = 0
-        :: else
-        fi;
+        doomed = (doomed == 2 -> 0 : doomed);
+        alive[2] = false;
         n = 0; w = 0; p = 0; place = 0; ahead = 0
     };
     goto restart
@@ -208,7 +240,7 @@ end:
     do
     :: cuts < CUTS ->
 stop:  skip;
-        d_step { cuts++; down = true; doomed = 0; boot++; copy(memory, disk); promised = 0; upheld = 0 };
+        atomic { cuts++; down = true; boot++; promised = 0; upheld = 0; lose() };
         assert(valid(memory, 0) || valid(memory, 1));
         d_step {
             place = newest(memory);
@@ -254,6 +286,7 @@ stop:  skip;
             t = memory.number[place] + 1;
             h = (w == 0 -> ROWS : h);
             memory.number[t % 2] = t;
+            memory.made[t % 2] = boot;
             memory.watermark[t % 2] = w
         };
         if
@@ -268,7 +301,7 @@ stop:  skip;
         sync();
         d_step { memory.pledged = 0; promised = h; t = 0 };
 up:     skip;
-        d_step { down = false; place = 0; w = 0; h = 0 }
+        d_step { !alive[1] && !alive[2] -> down = false; place = 0; w = 0; h = 0 }
     od
 }
 
@@ -279,5 +312,5 @@ init {
         copy(disk, memory);
         promised = ROWS
     };
-    atomic { run kernel(); run writer(); run flusher(); run killer(); run power() }
+    atomic { run writer(); run flusher(); run killer(); run power() }
 }
