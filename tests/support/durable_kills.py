@@ -104,11 +104,12 @@ class Kills:
             self.counts["lost"] += replay.recovered is not None and not rebooted
             self.look(replay, rebooted)
 
-    def state(self) -> int:
+    def state(self) -> tuple[int, int]:
         """The file of the sampler's state: another one after each write."""
         with suppress(FileNotFoundError):
-            return os.stat(f"{self.path}.{NAME}.sampler").st_ino
-        return 0
+            status = os.stat(f"{self.path}.{NAME}.sampler")
+            return status.st_ino, status.st_mtime_ns
+        return 0, 0
 
     def look(self, replay: ReplayBuffer, rebooted: bool) -> None:
         mapped = Mapped(replay)
