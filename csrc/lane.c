@@ -42,6 +42,8 @@ static int mc_lane_pledge(const struct mc_lane *lane, uint64_t top, uint64_t *li
     uint64_t least = lane->capacity / 4 < MC_LEAST_PLEDGE ? lane->capacity / 4 : MC_LEAST_PLEDGE;
     uint64_t ahead = top - (uint64_t)mc_word_load(lane->promised, MC_WATERMARK);
     uint64_t pledged = mc_load_pledged(counters);
+    if (ahead >= MC_TICKET_LIMIT) /* the watermark is damaged */
+        ahead = 0;
     *limit = top + (ahead < least ? least : ahead);
     if (*limit < pledged)
         *limit = pledged;
@@ -52,8 +54,8 @@ static int mc_lane_pledge(const struct mc_lane *lane, uint64_t top, uint64_t *li
     return error;
 }
 
-/* The lane's writer, before it reserves tickets below `top`, more than it knows to be promised. 0, -EUCLEAN
- * if the lane is not durable, -errno of the disk. */
+/* The lane's writer, before it takes tickets below `top`, of which it does not know whether they are
+ * promised. 0, -EUCLEAN if the lane is not durable, -errno of the disk. */
 static int mc_lane_extend(struct mc_lane *lane, uint64_t top) {
     if (!lane->promised || top >= MC_TICKET_LIMIT)
         return -EUCLEAN;
@@ -67,34 +69,50 @@ static int mc_lane_extend(struct mc_lane *lane, uint64_t top) {
     return error;
 }
 
-/* Whether n rows may be appended: in `top`, the counter reserved as it will be. A predecessor killed inside a
- * longer append may have reserved more. Lowering reserved would let a reader accept a row that the
- * predecessor had begun to overwrite. */
-static int mc_lane_admit(struct mc_lane *lane, uint64_t committed, uint64_t reserved, uint64_t n,
-                         uint64_t *top) {
+/* Whether n rows may be appended: 0, -EINVAL, -EUCLEAN, or -EDQUOT if their tickets are withheld. */
+static int mc_lane_admits(const struct mc_lane *lane, uint64_t committed, uint64_t reserved, uint64_t n) {
     if (n < 1 || n > lane->capacity)
         return -EINVAL;
-    *top = reserved < committed + n ? committed + n : reserved;
     if (committed > reserved || reserved - committed > lane->capacity)
         return -EUCLEAN;
-    return *top + lane->withheld < MC_TICKET_LIMIT ? 0 : mc_lane_extend(lane, *top);
+    uint64_t top = reserved < committed + n ? committed + n : reserved;
+    return top + lane->withheld < MC_TICKET_LIMIT ? 0 : -EDQUOT;
+}
+
+/* Apart from the calls that are repeated once more tickets are promised, for these to stay short. */
+__attribute__((noinline)) static int mc_lane_next_withheld(struct mc_lane *lane, uint64_t n,
+                                                           uint64_t *first) {
+    const struct mc_counters *counters = mc_counters_of(lane);
+    uint64_t top = mc_load_committed(counters) + n;
+    int error = mc_lane_extend(lane, top < mc_load_reserved(counters) ? mc_load_reserved(counters) : top);
+    return error ? error : mc_lane_next(lane, n, first);
 }
 
 int mc_lane_next(struct mc_lane *lane, uint64_t n, uint64_t *first) {
     const struct mc_counters *counters = mc_counters_of(lane);
-    uint64_t top;
     *first = mc_load_committed(counters);
-    return mc_lane_admit(lane, *first, mc_load_reserved(counters), n, &top);
+    int error = mc_lane_admits(lane, *first, mc_load_reserved(counters), n);
+    return error == -EDQUOT ? mc_lane_next_withheld(lane, n, first) : error;
+}
+
+__attribute__((noinline)) static int mc_lane_reserve_withheld(struct mc_lane *lane, uint64_t n,
+                                                              uint64_t *first) {
+    int error = mc_lane_next_withheld(lane, n, first);
+    return error ? error : mc_lane_reserve(lane, n, first);
 }
 
 int mc_lane_reserve(struct mc_lane *lane, uint64_t n, uint64_t *first) {
     struct mc_counters *counters = mc_counters_of(lane);
     uint64_t c = mc_load_committed(counters);
     uint64_t r = mc_load_reserved(counters);
-    uint64_t bytes = 0, top;
-    int error = mc_lane_admit(lane, c, r, n, &top);
+    uint64_t bytes = 0;
+    int error = mc_lane_admits(lane, c, r, n);
+    if (error == -EDQUOT)
+        return mc_lane_reserve_withheld(lane, n, first);
     if (error)
         return error;
+    /* A predecessor killed inside a longer append may have reserved more. Lowering reserved would let a
+     * reader accept a row that the predecessor had begun to overwrite. */
     if (r < c + n)
         mc_store_reserved(counters, c + n);
     for (uint64_t k = 0; k < lane->columns; k++)
