@@ -20,8 +20,10 @@ static_assert(sizeof(struct mc_counters) <= MC_LINE && sizeof(struct mc_event) <
 /* Copies of at least this many bytes may use non-temporal stores. */
 #define MC_STREAMING_BYTES ((uint64_t)32 * 1024)
 
-/* The least rows that a writer pledges, of a lane with more than four times as many. */
+/* The rows that a writer pledges: at least a quarter of the lane or so many, and at most so many or an eighth
+ * of the lane. */
 #define MC_LEAST_PLEDGE ((uint64_t)1024)
+#define MC_MOST_PLEDGE ((uint64_t)65536)
 
 static inline struct mc_counters *mc_counters_of(const struct mc_lane *lane) {
     return (struct mc_counters *)(void *)lane->counters;

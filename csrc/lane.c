@@ -34,17 +34,21 @@ static int mc_counters_sync(struct mc_counters *counters) {
     return msync(begin, (size_t)(line + MC_LINE - begin), MS_SYNC) ? -errno : 0;
 }
 
-/* The writer's own promise that tickets below `top` may be overwritten, and again as many as it is ahead of
- * the watermark, since a pledge costs a write to the disk. Killed in between, it leaves a pledge that is not
- * upheld. 0, -errno. */
+/* A word of the flusher. */
+static uint64_t mc_lane_told(const struct mc_lane *lane, int word) {
+    return mc_load_word((mc_word *)(void *)lane->promised + word);
+}
+
+/* The writer's own promise that tickets below `top` may be overwritten, and again about as many as it is
+ * ahead of the watermark, since a pledge costs a write to the disk. Killed in between, it leaves a pledge
+ * that is not upheld. 0, -errno. */
 static int mc_lane_pledge(const struct mc_lane *lane, uint64_t top, uint64_t *limit) {
     struct mc_counters *counters = mc_counters_of(lane);
     uint64_t least = lane->capacity / 4 < MC_LEAST_PLEDGE ? lane->capacity / 4 : MC_LEAST_PLEDGE;
-    uint64_t ahead = top - (uint64_t)mc_word_load(lane->promised, MC_WATERMARK);
+    uint64_t most = lane->capacity / 8 < MC_MOST_PLEDGE ? MC_MOST_PLEDGE : lane->capacity / 8;
+    uint64_t ahead = top - mc_lane_told(lane, MC_WATERMARK);
     uint64_t pledged = mc_load_pledged(counters);
-    if (ahead >= MC_TICKET_LIMIT) /* the watermark is damaged */
-        ahead = 0;
-    *limit = top + (ahead < least ? least : ahead);
+    *limit = top + (ahead < least ? least : ahead > most ? most : ahead);
     if (*limit < pledged)
         *limit = pledged;
     mc_store_pledged(counters, *limit);
@@ -59,7 +63,7 @@ static int mc_lane_pledge(const struct mc_lane *lane, uint64_t top, uint64_t *li
 static int mc_lane_extend(struct mc_lane *lane, uint64_t top) {
     if (!lane->promised || top >= MC_TICKET_LIMIT)
         return -EUCLEAN;
-    uint64_t limit = (uint64_t)mc_word_load(lane->promised, MC_PROMISED);
+    uint64_t limit = mc_lane_told(lane, MC_PROMISED);
     uint64_t upheld = mc_load_upheld(mc_counters_of(lane));
     if (limit < upheld)
         limit = upheld;

@@ -86,6 +86,8 @@ MODELS = (
             "NO_PROMISE",
             "PROMISED_BEFORE_THE_DISK",
             "PROMISE_LOWERED",
+            "LOWERED_BESIDE_A_WRITER",
+            "LOWERED_BELOW_THE_RESERVATION",
             "PLEDGE_NOT_ON_DISK",
             "PREDECESSORS_PLEDGE_BELIEVED",
             "PLEDGE_CLEARED_TOO_EARLY",

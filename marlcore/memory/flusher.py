@@ -12,10 +12,10 @@ from ..closing import Closing
 from ..errors import SegmentCorrupt
 from .files import File
 from .guard import invalidate_after_fork
-from .lanes import LaneGeometry
+from .lanes import LaneGeometry, writer_lock
 from .native import LINE, NativeLanes, Words
 from .segment import Segment
-from .watermark import NEWEST, PROMISED, WATERMARK, Mark, Marks, boot_id
+from .watermark import NEWEST, PROMISED, WATERMARK, Ints, Mark, Marks, boot_id
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +28,11 @@ class Flushing:
     def __init__(self, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, marks: Marks, held: File) -> None:
         self.path: Path = segment.path
         self.error: Exception | None = None
-        self._lanes, self._geometry, self._marks, self._held = lanes, geometry, marks, held
+        self._segment, self._marks, self._held = segment, marks, held
+        self._lanes, self._geometry = lanes, geometry
         self._slots = Words(segment.body[geometry.slot_offset(0) : geometry.slot_offset(geometry.slots)])
+        first, end = geometry.counters_offset(0), geometry.counters_offset(geometry.lanes)
+        self._reserved = segment.body[first:end].view(np.int64)[1 :: LINE // 8]
         self._row = np.zeros(geometry.stride(0), np.uint8)
         self._turn = threading.Lock()
         self._last: Mark | None = None  # the last mark on disk, of this flusher
@@ -55,13 +58,26 @@ class Flushing:
         lanes = np.zeros_like(before.lanes)
         for lane in range(self._geometry.lanes):
             lanes[WATERMARK, lane], lanes[NEWEST, lane] = self._newest_row(lane)
-        if before is self._last and (lanes[WATERMARK] == before.lanes[WATERMARK]).all() and counts == [*before.counts]:
+        capacity, added = self._geometry.capacity, lanes[WATERMARK] - before.lanes[WATERMARK]
+        ahead = np.clip(2 * added, min(_LEAST_AHEAD, max(1, capacity // 4)), max(1, capacity // 4))
+        lanes[PROMISED] = self._promises(lanes[WATERMARK] + ahead, before.lanes[PROMISED])
+        if before is self._last and (lanes == before.lanes).all() and counts == [*before.counts]:
             return before
-        added = lanes[WATERMARK] - before.lanes[WATERMARK]
-        capacity = self._geometry.capacity
-        ahead = np.clip(2 * added, min(_LEAST_AHEAD, max(1, capacity // 4)), max(1, capacity // 2))
-        lanes[PROMISED] = np.maximum(lanes[WATERMARK] + ahead, before.lanes[PROMISED])
         return Mark(before.number + 1, boot_id(), lanes, np.array(counts, np.int64))
+
+    def _promises(self, wanted: Ints, before: Ints) -> Ints:
+        """Returns each lane's next promise: the wanted one, but no lower than before if a writer may rely on that.
+
+        A writer knows what it has read of a promise. So a lower one is told first, and if no process then has the
+        right to write to the lane, each later writer reads that. The last one may have been killed inside an append.
+        """
+        promises = np.maximum(wanted, before)
+        for lane in np.flatnonzero(wanted < before).tolist():
+            self._marks.promise(lane, int(wanted[lane]))
+            if not self._segment.is_locked(writer_lock(lane)):
+                promises[lane] = max(wanted[lane], self._reserved[lane])
+            self._marks.promise(lane, int(promises[lane]))
+        return promises
 
     def _newest_row(self, lane: int) -> tuple[int, int]:
         """Returns how many rows a lane has, and the first word of the newest one."""

@@ -13,7 +13,8 @@ one of the two places always holds a whole mark, of which the checksum tells. A 
 
 Then it stores each lane's PROMISED and WATERMARK in the lane's two `words`. A writer takes a ticket only if it is below
 the promise there. Where the flusher is late, the writer does not wait: it puts a promise of its own, its pledge, on
-disk (`mc_lane_pledge` in csrc/lane.c).
+disk (`mc_lane_pledge` in csrc/lane.c). The words have one writer, the flusher; the pledge has one, the lane's. A later
+mark may promise less only of a lane without a living writer.
 
 When the machine stops, the disk holds, of each page, what was written back at some moment since the page was last put
 on disk. Let W be the watermark of the newest whole mark, and H the higher of its promise and of the pledge on disk. No
@@ -37,7 +38,7 @@ from numpy.typing import NDArray
 
 from ..errors import SegmentCorrupt
 from .lanes import LaneGeometry
-from .native import Words
+from .native import TICKETS, Words
 
 WATERMARK, PROMISED, NEWEST = range(3)
 _HEAD = struct.Struct("<8sQ16sQQ")  # magic, number, boot, lanes, slots
@@ -107,7 +108,9 @@ class Marks:
         if not of_this or zlib.crc32(raw[: -_CHECKSUM.size]) != checksum:
             return None
         numbers = np.frombuffer(raw, np.int64, 3 * lanes + slots, _HEAD.size)
-        return Mark(number, boot, numbers[: 3 * lanes].reshape(3, lanes), numbers[3 * lanes :])
+        mark = Mark(number, boot, numbers[: 3 * lanes].reshape(3, lanes), numbers[3 * lanes :])
+        whole, promised = mark.lanes[WATERMARK], mark.lanes[PROMISED]
+        return mark if ((whole >= 0) & (whole <= promised) & (promised < TICKETS)).all() else None
 
     def write(self, mark: Mark) -> None:
         """Writes a mark over the older one. The caller has put the rows on disk, and puts this page there next."""
@@ -117,6 +120,10 @@ class Marks:
         """Tells writers and samplers of a mark that is on disk."""
         for word, numbers in enumerate((mark.lanes[PROMISED], mark.lanes[WATERMARK])):
             self._words.store_each(word, _WORDS, np.ascontiguousarray(numbers))
+
+    def promise(self, lane: int, ticket: int) -> None:
+        """Tells a lane's later writers of another promise."""
+        self._words.store(_WORDS * lane, ticket)
 
     def durable(self) -> Ints:
         """Returns the published watermark of each lane, int64 [lanes]."""

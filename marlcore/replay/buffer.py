@@ -55,7 +55,7 @@ class ReplayBuffer(TransitionLanes):
         if self.durable is not None:
             with ClosedAfterError(segment):
                 self._durability = Durability(self._mapped, self.durable)
-        self.recovered: Recovered | None = self._durability and self._durability.recovered
+        self.recovered: Recovered | None = None if self._durability is None else self._durability.recovered
 
     @classmethod
     def create(

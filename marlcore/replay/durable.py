@@ -1,5 +1,6 @@
 """Durable replays: rows that survive the end of every process, and of the machine up to a watermark."""
 
+import logging
 from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
@@ -12,6 +13,8 @@ from ..declared import Declared, Number
 from ..kernels.rows import POLICY_VERSION
 from ..memory import BOUNDARY, Flusher, Flushing, Marks, sync_directory, take_flushing
 from ..transitions import HEAD_BYTES, LaneView
+
+log = logging.getLogger(__name__)
 
 _STATE = ".sampler"
 _COUNT = 2**32 - 1
@@ -42,6 +45,10 @@ class Durability(Closing):
         self.options, self.path = options, Path(segment.path)
         self.marks = Marks(self.path, segment.body, geometry)
         held, self.recovered = take_flushing(segment, geometry, self.marks, _hollow)
+        if self.recovered is not None:
+            rows, cut, overwritten = self.recovered.rows, self.recovered.cut, self.recovered.overwritten
+            left = f"{rows:,} rows are whole, {cut:,} newer and {overwritten:,} older ones are lost"
+            log.warning("%s: the machine stopped while the replay was in use: %s", self.path, left)
         self._flushing: Flushing | None = None
         self._flusher: Flusher | None = None
         self._held = held

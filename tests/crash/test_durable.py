@@ -20,7 +20,7 @@ pytestmark = pytest.mark.long
 KILLS, CUTS = SUPPORT / "durable_kills.py", SUPPORT / "power_cuts.py"
 BROKEN = [
     "marks_before_rows", "promises_before_the_disk", "one_place", "no_checksum", "no_boot", "no_promise",
-    "pledges_forgotten", "pledges_in_memory_alone",
+    "pledges_forgotten", "pledges_in_memory_alone", "lowers_beside_writers",
 ]  # fmt: skip
 
 

@@ -10,6 +10,7 @@ that. It reports what it counted; its status is 1 if there was any fault.
 """
 
 import itertools
+import logging
 import os
 import random
 import sys
@@ -121,7 +122,7 @@ class Kills:
             tickets = np.arange(max(0, reserved - ROWS), committed)
             place = mapped.column(0, lane)[tickets % ROWS].view(np.uint32)[:, PLACE]
             tickets = tickets[place >> 24 & BOUNDARY == 0]  # without the row of no content that recovery leaves
-            written = rows(SPEC, tickets * LANES + lane, LANES)["obs"].view(np.uint8).reshape(len(tickets), -1)
+            written = rows(SPEC, tickets * LANES + lane, LANES)["obs"].view(np.uint8).reshape(len(tickets), 800)
             self.counts["torn"] += int((mapped.column(1, lane)[tickets % ROWS] != written).any(1).sum())
             self.counts["rows"] += len(tickets)
             self.told[lane] = committed
@@ -137,6 +138,7 @@ class Kills:
 
 def main() -> int:
     _, folder, cycles = sys.argv
+    logging.disable()  # of what is recovered
     replace("memory", check_keeps=lambda directory: None)
     replace("replay", check_keeps=lambda directory: None)
     kills = Kills(Path(folder) / "replay")

@@ -11,6 +11,7 @@ machine begins with one of these disks. The program reports what it counted; its
 
 import ctypes
 import importlib.util
+import logging
 import random
 import sys
 from collections import Counter
@@ -157,7 +158,7 @@ class Lives:
             self.lineage(*self.rng.choice(SPECS))
 
     def lineage(self, spec: TransitionSpec, capacity: int, lanes: int) -> None:
-        path = self.folder / "replay"
+        path, flusher._LEAST_AHEAD = self.folder / "replay", self.rng.choice([2, 1024])
         limiter = RateLimiter(1.0, 1, 1e6) if self.rng.random() < 0.3 else None
         ReplayBuffer.create(spec, capacity, lanes, path=path, durable=Durable(1.0), limiter=limiter).close()
         self.boot += 1
@@ -205,6 +206,8 @@ class Lives:
                     truth[lane] += [row_bytes(mapped, lane, ticket + i) for i in range(1 + bool(ends))]
                     if self.rng.random() < 0.03:
                         machine.flush()
+            if self.rng.random() < 0.3:  # when no writer lives
+                machine.flush()
 
     def check(self, path: Path, cut: Cut, truth: list[list[bytes]]) -> list[int]:
         """Attaches to what a cut left; returns each lane's watermark. Counts rows that are not as they were written."""
@@ -293,15 +296,20 @@ def pledges_in_memory_alone() -> None:
     Machine.told = lambda self, address, nbytes, told=Machine.told: told(self, None, 0)
 
 
+def lowers_beside_writers() -> None:
+    flusher.Segment.is_locked = lambda self, offset: False
+
+
 RULES = (
     marks_before_rows, promises_before_the_disk, one_place, no_checksum, no_boot, no_promise, pledges_forgotten,
-    pledges_in_memory_alone,
+    pledges_in_memory_alone, lowers_beside_writers,
 )  # fmt: skip
 FAULTS = ("torn", "lost", "corrupt", "failed")
 
 
 def main() -> int:
     _, _, folder, cuts, *sabotage = sys.argv
+    logging.disable()  # of what is recovered
     lives = Lives(Path(folder), seed=1)
     for rule in RULES:
         if rule.__name__ in sabotage:

@@ -14,7 +14,7 @@
 #define CUTS 2
 #endif
 #ifndef KILLS
-#ifdef PREDECESSORS_PLEDGE_BELIEVED
+#if defined(PREDECESSORS_PLEDGE_BELIEVED) || defined(LOWERED_BELOW_THE_RESERVATION)
 #define KILLS 1
 #else
 #define KILLS 0
@@ -186,7 +186,24 @@ end:
 #ifdef PROMISE_LOWERED
             p = w + ahead;
 #else
-            p = larger(p, w + ahead);
+            if
+            :: w + ahead >= p -> p = w + ahead
+            :: w + ahead < p ->
+                promised = w + ahead;  /* later writers read it */
+                if
+#ifndef LOWERED_BESIDE_A_WRITER
+                :: alive[1] -> promised = p
+                :: !alive[1] ->
+#else
+                :: true ->
+#endif
+#ifndef LOWERED_BELOW_THE_RESERVATION
+                    p = larger(w + ahead, memory.reserved)  /* of a writer that was killed inside an append */
+#else
+                    p = w + ahead
+#endif
+                fi
+            fi;
 #endif
 #ifdef ONE_PLACE
             place = newest(memory);
@@ -200,7 +217,7 @@ end:
             d_step { memory.number[place] = n; memory.made[place] = boot; memory.watermark[place] = w };
             d_step { memory.again[place] = n; memory.promised[place] = p; memory.boot[place] = boot };
             sync();
-            promised = larger(promised, p);
+            promised = p;
             d_step { n = 0; w = 0; p = 0; place = 0; ahead = 0 }
         od
     } unless { down || doomed == 2 };

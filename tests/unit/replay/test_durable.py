@@ -21,6 +21,7 @@ from victims import fork, kill, reap
 import marlcore as mc
 from marlcore.errors import SegmentCorrupt
 from marlcore.memory import File, LaneGeometry, Marks, Recovered, Segment
+from marlcore.memory.watermark import PROMISED
 from marlcore.transitions import RecordLayout
 
 SPEC = mc.TransitionSpec(mc.Field((3,)), mc.Field((), "int64"))
@@ -151,6 +152,24 @@ def test_rows_whose_place_was_promised_to_others_are_left_out(path: Path, reboot
         assert len(replay) == len(held)
         add(replay, LANE)
         assert actions(replay) == [*range(35, 35 + LANE)]
+
+
+def test_a_promise_sinks_once_nothing_is_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows in its reach are lost to a power cut. A living writer may have read the higher promise, so it stays."""
+    patch(monkeypatch, "memory", _LEAST_AHEAD=1)
+    with create(path) as replay:
+        add(replay, LANE)
+        flush(replay)
+        with replay.writer() as writer:
+            writer.add(np.zeros(3), 0, 0.0)
+            flush(replay)
+            assert promised(replay) == LANE + 10
+        flush(replay)
+        assert promised(replay) == LANE + 2
+
+
+def promised(replay: mc.ReplayBuffer) -> int:
+    return int(replay._durability.marks.newest().lanes[PROMISED, 0])
 
 
 def test_a_lane_whose_rows_are_all_in_doubt_counts_on(path: Path, reboot: Callable[[], None]) -> None:
