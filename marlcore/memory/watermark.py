@@ -75,6 +75,8 @@ class Marks:
     """The marks and words in a durable segment's body."""
 
     def __init__(self, path: Path, body: NDArray[np.uint8], geometry: LaneGeometry) -> None:
+        if self.body_bytes(geometry) > len(body):
+            raise ValueError(f"body: expected {self.body_bytes(geometry)} bytes of lanes and marks, got {len(body)}")
         self._path, self._lanes, self._slots = path, geometry.lanes, geometry.slots
         first, step = _up_to_page(geometry.nbytes), _place_bytes(geometry)
         self._places = [body[first + place * step :][: _mark_bytes(geometry)] for place in (0, 1)]

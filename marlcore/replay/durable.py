@@ -26,11 +26,11 @@ class Durable(Declared):
     """How a replay in a file survives the end of the machine.
 
     Attributes:
-        every_s: seconds between two watermarks: a power cut loses the rows of at most so long, and of the time that
-            the disk takes to write them.
+        every_s: seconds between two watermarks, above 0 and at most a day: a power cut loses the rows of at most so
+            long, and of the time that the disk takes to write them.
     """
 
-    every_s: Annotated[float, Number(above=0)] = 2.0
+    every_s: Annotated[float, Number(above=0, high=86_400)] = 2.0
 
 
 class Durability(Closing):

@@ -42,6 +42,11 @@ def test_no_row_is_lost_when_all_processes_are_killed(tmp_path: Path) -> None:
     assert min(counts["resumed"], counts["reboots"]) > 0
 
 
+def test_rows_that_are_cut_although_the_machine_ran_on_are_missed(tmp_path: Path) -> None:
+    """The positive control of the test above."""
+    assert counted(python(KILLS, tmp_path, 12, "cut"))["lost"] > 0
+
+
 def test_what_a_power_cut_leaves_is_whole_up_to_the_watermark(core: Path, tmp_path: Path) -> None:
     done = python(CUTS, core, tmp_path, 2000)
     assert done.returncode == 0, done.stdout + done.stderr

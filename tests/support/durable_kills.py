@@ -1,12 +1,13 @@
 """All processes of a durable replay are killed at once, at any moment: every row that was added is there.
 
-    python tests/support/durable_kills.py FOLDER CYCLES
+    python tests/support/durable_kills.py FOLDER CYCLES [cut]
 
 In each cycle four processes attach to the file, the first of them the flusher: two writers, one of them of several
 lanes, a sampler with priorities, and one that attaches and leaves again and again. They are killed with SIGKILL. Then
 this process attaches, and looks at every row, at the sampler's state and at the limiter's counts. Now and then the
 processes find the file as after a power cut, so that one of them recovers it, killed or not, and the others wait for
-that. It reports what it counted; its status is 1 if there was any fault.
+that. With `cut` this process finds it so each time, and misses rows. The program reports what it counted; its status is
+1 if there was any fault.
 """
 
 import itertools
@@ -74,13 +75,17 @@ def come_and_go(path: Path, told: np.ndarray) -> None:
             assert len(replay) <= LANES * ROWS
 
 
+def reboot() -> None:
+    replace("memory", boot_id=partial(bytes, os.urandom(16)))
+
+
 def priority_of(index: np.ndarray) -> np.ndarray:
     return 2.0 + index % 1000
 
 
 class Kills:
-    def __init__(self, path: Path) -> None:
-        self.path, self.counts = path, Counter[str]()
+    def __init__(self, path: Path, cuts: bool) -> None:
+        self.path, self.cuts, self.counts = path, cuts, Counter[str]()
         limiter = RateLimiter(0.5, 1, 1e9)
         ReplayBuffer.create(SPEC, LANES * ROWS, LANES, path=path, durable=Durable(EVERY_S), limiter=limiter).close()
         self.told = shared_numbers(1, LANES)[0]  # tickets below these were added
@@ -88,9 +93,9 @@ class Kills:
 
     def cycle(self, number: int) -> None:
         rebooted = number % 10 == 9
+        self.counts["reboots"] += rebooted
         if rebooted:
-            self.counts["reboots"] += 1
-            replace("memory", boot_id=partial(bytes, os.urandom(16)))
+            reboot()
         roles: list[Callable[[Path, np.ndarray], None]] = [add, add_vector, sample, come_and_go]
         random.shuffle(roles)
         victims = [fork(role, self.path, self.told) for role in roles]
@@ -101,8 +106,9 @@ class Kills:
         for pid in victims:
             kill(pid)
         self.counts["kills"] += len(victims)
+        if self.cuts:
+            reboot()
         with ReplayBuffer.attach(self.path) as replay:
-            self.counts["lost"] += replay.recovered is not None and not rebooted
             self.look(replay, rebooted)
 
     def state(self) -> tuple[int, int]:
@@ -137,11 +143,11 @@ class Kills:
 
 
 def main() -> int:
-    _, folder, cycles = sys.argv
+    _, folder, cycles, *cut = sys.argv
     logging.disable()  # of what is recovered
     replace("memory", check_keeps=lambda directory: None)
     replace("replay", check_keeps=lambda directory: None)
-    kills = Kills(Path(folder) / "replay")
+    kills = Kills(Path(folder) / "replay", bool(cut))
     for number in range(int(cycles)):
         kills.cycle(number)
     counts = kills.counts

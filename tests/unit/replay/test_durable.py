@@ -7,6 +7,7 @@ import errno
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -323,6 +324,27 @@ def test_two_damaged_marks_are_refused(path: Path) -> None:
     check_refused(lambda: mc.ReplayBuffer.attach(path), SegmentCorrupt, "two damaged ones")
 
 
+def test_no_numbers_of_marks_and_counters_end_a_process(path: Path, reboot: Callable[[], None]) -> None:
+    """Whatever stands in them, recovery works or is refused, and readers and writers go on or refuse the lane."""
+    create(path, 2).close()
+    segment = Segment.attach(path)
+    geometry, rng = LaneGeometry(2, LANE, RecordLayout.of(SPEC).columns), np.random.default_rng(0)
+    marks, numbers = Marks(path, segment.body, geometry), [0, 1, 39, 90, -1, 2**62, 2**63 - 1, -(2**63)]
+    counters = segment.body[geometry.counters_offset(0) : geometry.counters_offset(2)].view(np.int64)
+    for _ in range(100):
+        lanes = rng.choice(numbers, (3, 2)).astype(np.int64)
+        marks.write(replace(marks.newest(), number=marks.newest().number + 1, lanes=lanes, boot=bytes(16)))
+        counters[:6] = rng.choice(numbers, 6)
+        reboot()
+        try:
+            with mc.ReplayBuffer.attach(path) as replay:
+                assert len(replay) <= 2 * LANE
+                add(replay, 3)
+        except SegmentCorrupt as error:
+            assert "\n" not in str(error)
+    segment.close()
+
+
 def damage(path: Path, places: int) -> None:
     """Flips a bit in the newest mark, or in both."""
     segment = Segment.attach(path)
@@ -383,6 +405,7 @@ def test_a_save_of_a_durable_replay_is_an_ordinary_one(path: Path) -> None:
             assert actions(loaded) == [*range(30)]
 
 
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # the flusher is a thread
 def test_a_forked_child_leaves_the_flusher_to_its_parent(path: Path) -> None:
     with create(path) as replay:
         add(replay, 5)
@@ -412,7 +435,7 @@ test_bad_input_is_refused = refusals(
             TypeError,
             "durable: expected a Durable or None, got 2.0",
         ),
-        "no seconds": (lambda: mc.Durable(every_s=0), "every_s: expected a finite number above 0, got 0"),
+        "no seconds": (lambda: mc.Durable(every_s=0), "every_s: expected a number in (0, 86400], got 0"),
         "no directory": (
             lambda: create(Path("/no/directory/replay")),
             "path: expected a file in a directory that exists, got /no/directory/replay",
