@@ -27,7 +27,7 @@ class Flushing:
 
     def __init__(self, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, marks: Marks, held: File) -> None:
         self.path: Path = segment.path
-        self.error: Exception | None = None
+        self.error: Exception | None = None  # which ended the thread
         self._segment, self._marks, self._held = segment, marks, held
         self._lanes, self._geometry = lanes, geometry
         self._slots = Words(segment.body[geometry.slot_offset(0) : geometry.slot_offset(geometry.slots)])
@@ -40,17 +40,29 @@ class Flushing:
     def flush(self) -> None:
         """Puts every row that is committed now on disk, then a mark that says so. Raises OSError, SegmentCorrupt."""
         with self._turn:
-            if self.error is not None:  # pages whose writing failed once count as written to the kernel
-                raise self.error
-            before = self._last or self._marks.newest()
-            mark = self._next(before)
-            if mark is self._last:
-                return
-            self._held.sync()  # also the mark that a dead predecessor had written
+            if self._marks.failed:
+                raise OSError(errno.EIO, "an earlier write of the file failed, so rows may never have reached the disk")
+            try:
+                self._flush()
+            except OSError:
+                self._marks.fail()  # the kernel takes pages whose writing failed once for written
+                raise
+
+    def _flush(self) -> None:
+        before = self._last or self._adopted()
+        mark = self._next(before)
+        if mark is not self._last:
+            self._held.sync()
             self._marks.write(mark)
             self._held.sync()
             self._marks.publish(mark)
             self._last = mark
+
+    def _adopted(self) -> Mark:
+        """Returns the mark that a predecessor left, which may have died before the mark was on disk."""
+        mark = self._marks.newest()
+        self._held.sync()
+        return mark
 
     def _next(self, before: Mark) -> Mark:
         """Returns the mark of what is committed now, or `before` if nothing was added."""
@@ -125,4 +137,5 @@ def _flush_until(flushing: Flushing, every_s: float, stopping: threading.Event) 
 
 def _stop(stopping: threading.Event, thread: threading.Thread) -> None:
     stopping.set()
-    thread.join()
+    if thread is not threading.current_thread():  # which may collect garbage too
+        thread.join()

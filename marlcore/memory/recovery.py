@@ -53,9 +53,9 @@ def take_flushing(
         if held is not None:
             with ClosedAfterError(held):
                 mark = marks.newest()  # another process may have recovered it just now
-                return held, _recover(
-                    segment.body, geometry, marks, mark, held, seal
-                ) if mark.boot != boot_id() else None
+                if mark.boot == boot_id():
+                    return held, None
+                return held, _recover(segment.body, geometry, marks, mark, held, seal)
         time.sleep(_PAUSE_S)
     return segment.lock(flusher_lock(geometry)) if writable else None, None
 
@@ -85,6 +85,7 @@ def _recover(body: Bytes, geometry: LaneGeometry, marks: Marks, mark: Mark, held
     held.sync()
     counters[:, [_PLEDGED, _UPHELD]] = 0
     marks.publish(now)
+    marks.fail(False)
     held_before, rows = np.minimum(whole, geometry.capacity), whole - np.maximum(0, reserved - geometry.capacity)
     return Recovered(int(rows.sum()), int((known - whole).sum()), int((held_before - rows).sum()))
 

@@ -2,7 +2,7 @@
 
 After the lanes, the body of a durable segment has, each from a new page on:
 
-    place 0 | place 1 | words
+    place 0 | place 1 | words: two of each lane, and one that says whether a write of the file failed
 
 The flusher, one process, writes a mark into the places in turn, and puts it on disk before it writes the next one. So
 one of the two places always holds a whole mark, of which the checksum tells. A mark has three numbers of each lane:
@@ -82,10 +82,11 @@ class Marks:
         self._places = [body[first + place * step :][: _mark_bytes(geometry)] for place in (0, 1)]
         self.words_offset = first + 2 * step
         self._words = Words(body[self.words_offset :])
+        self._failure = _WORDS * geometry.lanes
 
     @staticmethod
     def body_bytes(geometry: LaneGeometry) -> int:
-        return _up_to_page(geometry.nbytes) + 2 * _place_bytes(geometry) + 8 * _WORDS * geometry.lanes
+        return _up_to_page(geometry.nbytes) + 2 * _place_bytes(geometry) + 8 * (_WORDS * geometry.lanes + 1)
 
     @staticmethod
     def first(geometry: LaneGeometry) -> tuple[int, NDArray[np.uint8]]:
@@ -126,6 +127,14 @@ class Marks:
     def promise(self, lane: int, ticket: int) -> None:
         """Tells a lane's later writers of another promise."""
         self._words.store(_WORDS * lane, ticket)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a write of the file has failed since the machine's start; then no later mark can be believed."""
+        return self._words.load(self._failure) != 0
+
+    def fail(self, failed: bool = True) -> None:
+        self._words.store(self._failure, int(failed))
 
     def durable(self) -> Ints:
         """Returns the published watermark of each lane, int64 [lanes]."""

@@ -1,6 +1,7 @@
 """The replay buffer: lanes of transitions in one segment; actors write them and learners sample them."""
 
 import os
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import chain, islice
 from typing import Any
@@ -105,7 +106,8 @@ class ReplayBuffer(TransitionLanes):
             replay._durability.begin()
         except BaseException:
             replay.unlink()
-            replay.close()
+            with suppress(OSError):  # of the disk that has just failed
+                replay.close()
             raise
         return replay
 

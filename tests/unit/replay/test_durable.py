@@ -362,7 +362,9 @@ def test_who_only_watches_does_not_recover(path: Path, reboot: Callable[[], None
     mc.ReplayBuffer.watch(path).close()
 
 
-def test_a_disk_that_fails_ends_the_marks(path: Path, failing: Callable[[], None], reboot: Callable[[], None]) -> None:
+def test_a_disk_that_fails_ends_the_marks(
+    path: Path, monkeypatch: pytest.MonkeyPatch, failing: Callable[[], None], reboot: Callable[[], None]
+) -> None:
     """After a failed sync, the kernel takes the pages for written: no later one may say that they are on disk."""
     replay = create(path)
     add(replay, 10)
@@ -371,7 +373,15 @@ def test_a_disk_that_fails_ends_the_marks(path: Path, failing: Callable[[], None
     failing()
     with pytest.raises(OSError, match="Input/output error"):
         replay.close()
+    monkeypatch.undo()
+    heir = mc.ReplayBuffer.attach(path)
+    assert actions(heir) == [*range(15)]
+    with pytest.raises(OSError, match="an earlier write of the file failed"):
+        heir.close()
     reboot()
+    with mc.ReplayBuffer.attach(path) as left:
+        assert actions(left) == [*range(10)]
+        flush(left)
 
 
 def test_a_replay_that_cannot_be_put_on_disk_is_not_made(path: Path, failing: Callable[[], None]) -> None:
