@@ -34,11 +34,17 @@ struct mc_column {
 
 struct mc_lane {       /* private to a process: the lane's mapping */
     uint64_t capacity; /* rows */
+    uint64_t withheld; /* the highest tickets, which no append may take before they are promised; or 0 */
+    uint8_t *promised; /* of a durable lane: two words of its flusher; or NULL */
     uint8_t *counters;
     uint8_t *event;
     uint64_t columns;
     struct mc_column column[MC_MAX_COLUMNS];
 };
+
+/* The words of `promised`, both on disk: tickets below the one may be overwritten, rows below the other are
+ * whole. */
+enum { MC_PROMISED, MC_WATERMARK };
 
 /* The holder of the lane's lock. 0, or -EUCLEAN if the counters contradict each other. */
 int mc_lane_check(const struct mc_lane *lane);
@@ -204,6 +210,8 @@ int mc_file_link(struct mc_file *file);
 int mc_file_close(struct mc_file *file);
 /* Allocates every byte of a file, without writing to it. 0, -errno. */
 int mc_file_allocate(int fd, int64_t nbytes);
+/* The magic number of the file's file system, see statfs(2); -errno. */
+int64_t mc_file_system(int fd);
 
 /* ---- mappings: each belongs to a struct that exists before it ---- */
 

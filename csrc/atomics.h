@@ -15,6 +15,10 @@ static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "a lock 
 struct mc_counters {
     mc_word committed;
     mc_word reserved;
+    mc_word of_queues[2]; /* see marlcore/queue/cursor.py */
+    mc_word pledged; /* of a durable lane: the tickets below it that its writer may overwrite, by itself */
+    mc_word upheld;  /* the pledge that is on disk; see mc_lane_pledge */
+    mc_word of_clears[2]; /* see marlcore/memory/native.py */
 };
 
 struct mc_event {
@@ -37,6 +41,22 @@ static inline void mc_store_reserved(struct mc_counters *c, uint64_t value) {
 }
 static inline uint64_t mc_load_reserved(const struct mc_counters *c) {
     return atomic_load_explicit(&((struct mc_counters *)c)->reserved, memory_order_relaxed);
+}
+
+/* pledged: ordered by the system call that puts it on disk. */
+static inline void mc_store_pledged(struct mc_counters *c, uint64_t value) {
+    atomic_store_explicit(&c->pledged, value, memory_order_relaxed);
+}
+static inline uint64_t mc_load_pledged(const struct mc_counters *c) {
+    return atomic_load_explicit(&((struct mc_counters *)c)->pledged, memory_order_relaxed);
+}
+
+/* upheld: the release keeps it behind the pledge, whose successors load both under the lane's lock. */
+static inline void mc_store_upheld(struct mc_counters *c, uint64_t value) {
+    atomic_store_explicit(&c->upheld, value, memory_order_release);
+}
+static inline uint64_t mc_load_upheld(const struct mc_counters *c) {
+    return atomic_load_explicit(&((struct mc_counters *)c)->upheld, memory_order_relaxed);
 }
 
 /* Between reserving and writing rows: a reader that reads a new word also reads the reservation.

@@ -20,6 +20,11 @@ static_assert(sizeof(struct mc_counters) <= MC_LINE && sizeof(struct mc_event) <
 /* Copies of at least this many bytes may use non-temporal stores. */
 #define MC_STREAMING_BYTES ((uint64_t)32 * 1024)
 
+/* The rows that a writer pledges: at least a quarter of the lane or so many, and at most so many or an eighth
+ * of the lane. */
+#define MC_LEAST_PLEDGE ((uint64_t)1024)
+#define MC_MOST_PLEDGE ((uint64_t)65536)
+
 static inline struct mc_counters *mc_counters_of(const struct mc_lane *lane) {
     return (struct mc_counters *)(void *)lane->counters;
 }
@@ -30,7 +35,7 @@ void mc_copy_out(void *dest, const uint8_t *row, uint64_t size);
 
 /* Whether n rows may be appended, without a write: the ticket of the first, or the error of mc_lane_reserve.
  */
-int mc_lane_next(const struct mc_lane *lane, uint64_t n, uint64_t *first);
+int mc_lane_next(struct mc_lane *lane, uint64_t n, uint64_t *first);
 
 /* An append in four steps, for rows that come from several places. */
 int mc_lane_reserve(struct mc_lane *lane, uint64_t n, uint64_t *first);

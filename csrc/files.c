@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "core.h"
@@ -46,3 +47,8 @@ int mc_file_close(struct mc_file *file) {
 }
 
 int mc_file_allocate(int fd, int64_t nbytes) { return fallocate(fd, 0, 0, nbytes) ? -errno : 0; }
+
+int64_t mc_file_system(int fd) {
+    struct statfs status;
+    return fstatfs(fd, &status) ? -errno : (int64_t)(uint64_t)status.f_type;
+}

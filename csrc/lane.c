@@ -1,5 +1,8 @@
 /* The lane: the one lock-free structure. Protocol and proof obligations: see docs/how-it-works.md. */
+#define _GNU_SOURCE
 #include <errno.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "core.h"
 
@@ -23,16 +26,83 @@ int64_t mc_lane_committed(const struct mc_lane *lane) {
     return c < MC_TICKET_LIMIT ? (int64_t)c : -EUCLEAN;
 }
 
-static int mc_counters_admit(uint64_t committed, uint64_t reserved, uint64_t capacity, uint64_t n) {
-    if (n < 1 || n > capacity)
-        return -EINVAL;
-    return mc_counters_sane(committed, reserved, capacity) && committed + n < MC_TICKET_LIMIT ? 0 : -EUCLEAN;
+/* Puts the counters' page on disk. 0, -errno. */
+static int mc_counters_sync(struct mc_counters *counters) {
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uint8_t *line = (uint8_t *)counters;
+    uint8_t *begin = line - (uintptr_t)line % page;
+    return msync(begin, (size_t)(line + MC_LINE - begin), MS_SYNC) ? -errno : 0;
 }
 
-int mc_lane_next(const struct mc_lane *lane, uint64_t n, uint64_t *first) {
+/* A word of the flusher. */
+static uint64_t mc_lane_told(const struct mc_lane *lane, int word) {
+    return mc_load_word((mc_word *)(void *)lane->promised + word);
+}
+
+/* The writer's own promise that tickets below `top` may be overwritten, and again about as many as it is
+ * ahead of the watermark, since a pledge costs a write to the disk. Killed in between, it leaves a pledge
+ * that is not upheld. 0, -errno. */
+static int mc_lane_pledge(const struct mc_lane *lane, uint64_t top, uint64_t *limit) {
+    struct mc_counters *counters = mc_counters_of(lane);
+    uint64_t least = lane->capacity / 4 < MC_LEAST_PLEDGE ? lane->capacity / 4 : MC_LEAST_PLEDGE;
+    uint64_t most = lane->capacity / 8 < MC_MOST_PLEDGE ? MC_MOST_PLEDGE : lane->capacity / 8;
+    uint64_t ahead = top - mc_lane_told(lane, MC_WATERMARK);
+    uint64_t pledged = mc_load_pledged(counters);
+    *limit = top + (ahead < least ? least : ahead > most ? most : ahead);
+    if (*limit < pledged)
+        *limit = pledged;
+    mc_store_pledged(counters, *limit);
+    int error = mc_counters_sync(counters);
+    if (!error)
+        mc_store_upheld(counters, *limit);
+    return error;
+}
+
+/* The lane's writer, before it takes tickets below `top`, of which it does not know whether they are
+ * promised. 0, -EUCLEAN if the lane is not durable, -errno of the disk. */
+static int mc_lane_extend(struct mc_lane *lane, uint64_t top) {
+    if (!lane->promised || top >= MC_TICKET_LIMIT)
+        return -EUCLEAN;
+    uint64_t limit = mc_lane_told(lane, MC_PROMISED);
+    uint64_t upheld = mc_load_upheld(mc_counters_of(lane));
+    if (limit < upheld)
+        limit = upheld;
+    int error = limit < top ? mc_lane_pledge(lane, top, &limit) : 0;
+    if (!error)
+        lane->withheld = limit < MC_TICKET_LIMIT ? MC_TICKET_LIMIT - 1 - limit : 0;
+    return error;
+}
+
+/* Whether n rows may be appended: 0, -EINVAL, -EUCLEAN, or -EDQUOT if their tickets are withheld. */
+static int mc_lane_admits(const struct mc_lane *lane, uint64_t committed, uint64_t reserved, uint64_t n) {
+    if (n < 1 || n > lane->capacity)
+        return -EINVAL;
+    if (committed > reserved || reserved - committed > lane->capacity)
+        return -EUCLEAN;
+    uint64_t top = reserved < committed + n ? committed + n : reserved;
+    return top + lane->withheld < MC_TICKET_LIMIT ? 0 : -EDQUOT;
+}
+
+/* Apart from the calls that are repeated once more tickets are promised, for these to stay short. */
+__attribute__((noinline)) static int mc_lane_next_withheld(struct mc_lane *lane, uint64_t n,
+                                                           uint64_t *first) {
+    const struct mc_counters *counters = mc_counters_of(lane);
+    uint64_t top = mc_load_committed(counters) + n;
+    int error = mc_lane_extend(lane, top < mc_load_reserved(counters) ? mc_load_reserved(counters) : top);
+    return error ? error : mc_lane_next(lane, n, first);
+}
+
+int mc_lane_next(struct mc_lane *lane, uint64_t n, uint64_t *first) {
     const struct mc_counters *counters = mc_counters_of(lane);
     *first = mc_load_committed(counters);
-    return mc_counters_admit(*first, mc_load_reserved(counters), lane->capacity, n);
+    int error = mc_lane_admits(lane, *first, mc_load_reserved(counters), n);
+    return error == -EDQUOT ? mc_lane_next_withheld(lane, n, first) : error;
+}
+
+__attribute__((noinline)) static int mc_lane_reserve_withheld(struct mc_lane *lane, uint64_t n,
+                                                              uint64_t *first) {
+    int error = mc_lane_next_withheld(lane, n, first);
+    return error ? error : mc_lane_reserve(lane, n, first);
 }
 
 int mc_lane_reserve(struct mc_lane *lane, uint64_t n, uint64_t *first) {
@@ -40,7 +110,9 @@ int mc_lane_reserve(struct mc_lane *lane, uint64_t n, uint64_t *first) {
     uint64_t c = mc_load_committed(counters);
     uint64_t r = mc_load_reserved(counters);
     uint64_t bytes = 0;
-    int error = mc_counters_admit(c, r, lane->capacity, n);
+    int error = mc_lane_admits(lane, c, r, n);
+    if (error == -EDQUOT)
+        return mc_lane_reserve_withheld(lane, n, first);
     if (error)
         return error;
     /* A predecessor killed inside a longer append may have reserved more. Lowering reserved would let a
@@ -153,6 +225,8 @@ int64_t mc_lane_read_newest(const struct mc_lane *lane, void *dest) {
 void mc_lanes_nth(const struct mc_lane *lanes, uint64_t i, struct mc_lane *lane) {
     *lane = *lanes;
     lane->counters += i * MC_LINE;
+    if (lane->promised)
+        lane->promised += i * sizeof(mc_word[2]);
     for (uint64_t k = 0; k < lane->columns; k++)
         lane->column[k].base += i * (lane->capacity / lane->column[k].every) * lane->column[k].stride;
 }

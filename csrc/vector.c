@@ -34,7 +34,7 @@ int mc_vector_check(struct mc_vector *vector, uint64_t n, const int64_t *which, 
     if (error)
         return error;
     for (uint64_t i = 0; i < n; i++) {
-        const struct mc_lane *lane = &vector->writers[which[i]].lane;
+        struct mc_lane *lane = &vector->writers[which[i]].lane;
         int flags = mc_vector_flags(n, i, ends, finals);
         uint64_t first;
         if (!mc_reward_finite(mc_vector_record(vector, i)))

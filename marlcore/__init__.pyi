@@ -109,6 +109,10 @@ from .spec import Ragged as Ragged
 from . import cluster as cluster
 
 # isort: split
+# Further names of the core
+from .replay import Durable as Durable
+
+# isort: split
 # Further errors
 from .errors import CallbackFailed as CallbackFailed
 from .errors import ClosedError as ClosedError

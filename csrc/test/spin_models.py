@@ -76,6 +76,26 @@ MODELS = (
         ),
     ),
     Model(
+        "durable",
+        (
+            "WATERMARK_BEFORE_ROWS",
+            "ONE_PLACE",
+            "NO_BOOT_ID",
+            "NO_CHECKSUM",
+            "CHECKSUM_OF_THE_WRONG_PLACE",
+            "NO_PROMISE",
+            "PROMISED_BEFORE_THE_DISK",
+            "PROMISE_LOWERED",
+            "LOWERED_BESIDE_A_WRITER",
+            "LOWERED_BELOW_THE_RESERVATION",
+            "PLEDGE_NOT_ON_DISK",
+            "PREDECESSORS_PLEDGE_BELIEVED",
+            "PREDECESSORS_MARK_BELIEVED",
+            "PLEDGE_CLEARED_TOO_EARLY",
+        ),
+        sizes=(("CUTS=1",), ("TICKETS=3",), ("CUTS=1", "KILLS=1", "TICKETS=3")),
+    ),
+    Model(
         "relay",
         (
             "CURSOR_AFTER_ROWS",

@@ -22,7 +22,7 @@ OF_REPLAY = [f"replay.{name}" for name in ReplayConfig.__dataclass_fields__ if n
 OF_ACTING = (
     *("total_steps", "stages", "stage_names", "self_play", "stop.episodes", "learner.warmup"),
     *(f"actor.{name}" for name in ActorConfig.__dataclass_fields__ if name != "device"),  # an evaluator acts on it
-    *(f"replay.{name}" for name in ("capacity", "save", "clear_at_stage", "mixture", "path", "hindsight")),
+    *(f"replay.{name}" for name in ("capacity", "save", "clear_at_stage", "mixture", "path", "durable", "hindsight")),
 )
 READS_ONCE = "reads each transition once"
 RECORDED = "a run on recorded data has no use for it"

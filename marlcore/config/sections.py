@@ -223,6 +223,9 @@ class ReplayConfig(Declared):
     path: Annotated[str | None, existing_directory] = None
     """An existing directory for the replays' files, for replays larger than memory; the files are removed at the end.
     By default they are in /dev/shm."""
+    durable: bool = False
+    """Keep the replays' files, in `path`, after the run's end and through power cuts, so that a resumed run starts with
+    these rows and their priorities; see docs/reliability.md."""
     prioritized: bool = False
     """Draw transitions in proportion to their priorities (Schaul et al. 2016, arXiv:1511.05952)."""
     alpha: Annotated[float, Number(0)] = 0.6

@@ -5,9 +5,21 @@ writer and any number of readers; a reader validates each row after copying it. 
 The room knows nothing of transitions, weights or learning, and blocks only callers that asked to wait.
 """
 
-from .files import File, same_file, too_many_files
+from .file_systems import check_keeps
+from .files import File, same_file, sync_directory, too_many_files
+from .flusher import Flusher, Flushing
 from .guard import Inside, at_first_use, child_number, close_when_alone, invalidate_after_fork, let_in, one_thread
-from .lanes import ROOM_OFFSET, LaneGeometry, add_lock, claim, claim_clearing, claim_reader, slot_lock, writer_lock
+from .lanes import (
+    ROOM_OFFSET,
+    LaneGeometry,
+    add_lock,
+    claim,
+    claim_clearing,
+    claim_reader,
+    name_lock,
+    slot_lock,
+    writer_lock,
+)
 from .native import (
     BOUNDARY,
     LINE,
@@ -24,6 +36,7 @@ from .native import (
 )
 from .native_writers import AFTER, FIRST, LANE, ROWS, SEAM, SKIP, TAKE, NativeRows, NativeVector, NativeWriter
 from .new_file import Put, replace_file
+from .recovery import Recovered, take_flushing
 from .segment import Segment, SegmentHandle
 from .shared_object import Shared, described_workers
 from .space import SHM_DIR
@@ -36,3 +49,4 @@ from .waiting import (
     interrupting_own_waits,
     sleep_until,
 )
+from .watermark import Marks

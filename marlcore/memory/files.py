@@ -55,6 +55,10 @@ class File(Closing):
         """Allocates every byte of the file and keeps its content. Raises OSError."""
         _raise_os_error(lib.mc_file_allocate(self.fd, nbytes), self.name)
 
+    def sync(self) -> None:
+        """Waits until the disk has everything written to the file, also through mappings. Raises OSError."""
+        os.fdatasync(self.fd)
+
     def close(self) -> None:
         """Closes the file and removes its name; may be repeated. Raises OSError if the name remains."""
         _raise_os_error(lib.mc_file_close(self.raw), self.name)
@@ -62,6 +66,13 @@ class File(Closing):
     def forked(self) -> None:
         """Closes the descriptor in a forked child; the parent keeps its locks."""
         self.close()
+
+
+def sync_directory(path: Path) -> None:
+    """Waits until the disk has the directory's names. Raises OSError."""
+    with File() as directory:
+        directory.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        os.fsync(directory.fd)
 
 
 class MappedFile:

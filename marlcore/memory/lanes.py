@@ -7,9 +7,11 @@ an append is held only during the append. In a segment of L lanes, the locked by
 1 + L + lane       one append to a shared lane
 1 + 2 L + slot     a sampler's slot in a replay with a limiter, or (slot 0) a trajectory queue's reader
 1 + 2 L + slots    a process that clears a replay
+2 + 2 L + slots    a durable replay's flusher; behind it, at a distance that the name gives, each sampler that has one
 """
 
 import time
+import zlib
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -101,6 +103,14 @@ def add_lock(lanes: int, lane: int) -> int:
 
 def slot_lock(lanes: int, slot: int) -> int:
     return 1 + 2 * lanes + slot
+
+
+def flusher_lock(geometry: LaneGeometry) -> int:
+    return slot_lock(geometry.total, geometry.slots) + 1
+
+
+def name_lock(geometry: LaneGeometry, name: str) -> int:
+    return flusher_lock(geometry) + 1 + zlib.crc32(name.encode())
 
 
 def claim(segment: Segment, lanes: NativeLanes, *numbers: int, shared: bool = False) -> File:

@@ -34,12 +34,13 @@ MAX_COLUMNS: int = lib.MC_MAX_COLUMNS
 TERMINATED: int = lib.MC_TERMINATED
 TRUNCATED: int = lib.MC_TRUNCATED
 BOUNDARY: int = lib.MC_BOUNDARY
+TICKETS = 1 << 62  # more than a lane ever has
 EVERYTHING = 2**32 - 1  # more than any waiter waits for
 
 _WATCH_S = 0.01
-# Words of a lane's counters line after those of its writer: the lowest ticket that readers may see, and a number that
-# grows with each clear
-_FLOOR, _CLEARS = 4, 5
+# The last words of a lane's counters line, see struct mc_counters: the lowest ticket that readers may see, and a
+# number that grows with each clear
+_FLOOR, _CLEARS = 6, 7
 _LINE_WORDS = LINE // 8
 _LANES_KEPT = 1024  # cached lane structs, so that memory does not grow with the number of lanes
 
@@ -105,6 +106,11 @@ class NativeLanes:
             return one
 
         self._nth = nth
+
+    def withhold(self, promised: int) -> None:
+        """Makes writers ask the flusher's words before they take tickets; `promised` is their offset in the body."""
+        self.raw.promised = self._memory + promised
+        self.raw.withheld = TICKETS
 
     def check(self, lane: int) -> None:
         """Checks a lane's counters, for the lane's writer. Raises SegmentCorrupt if they contradict each other."""

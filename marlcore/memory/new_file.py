@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..closing import ClosedAfterError
 from ..errors import MarlcoreError
 from ..regular_files import mode_of
-from .files import File
+from .files import File, sync_directory
 from .header import CHECKSUM, Header
 from .native import LINE, try_lock
 from .space import SHM_DIR, free_bytes, full, noticing_full
@@ -127,6 +127,4 @@ def replace_file(target: Path, description: dict[str, Any], body_bytes: int, fil
         hold(file, target)  # so that no other process removes the file as left behind
         give_name(file, aside)
         os.replace(aside, target)
-    with File() as directory:
-        directory.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
-        os.fsync(directory.fd)
+    sync_directory(target.parent)

@@ -41,6 +41,7 @@ from .run_directory import (
     check_same_run,
     checkpoint_path,
     dated_paths,
+    durable_note,
     has_all_steps,
     has_ended,
     holds_files,

@@ -155,7 +155,8 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any], policies: tupl
     # An older version's run lacks entries for newer settings, whose defaults are that version's behaviour.
     before = dict(flattened(_as_json(Config().to_dict()), Config)) | dict(flattened(read_config(run_dir), Config))
     prioritized = any(chosen for *_, chosen in _each("replay.prioritized", before, now))
-    fixed = fixed_settings(any((Path(run_dir) / "checkpoints").glob("*.replay")), prioritized)
+    checkpoints = Path(run_dir) / "checkpoints"
+    fixed = fixed_settings(any((*checkpoints.glob("*.replay"), *checkpoints.glob("*.durable"))), prioritized)
     if not all(settings.get("actor.processes") or settings.get("cluster.address") for settings in (before, now)):
         fixed["actor.processes"] = "a run on recorded data has no actors, and its steps are updates"
     for label, reason in fixed.items():

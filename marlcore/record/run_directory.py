@@ -150,6 +150,11 @@ def checkpoint_path(run_dir: Path, policy: str, which: str = "last") -> Path:
     return run_dir / "checkpoints" / f"{_file_name(policy)}{'' if which == 'last' else '.' + which}.pt"
 
 
+def durable_note(saved: Path) -> Path:
+    """Returns the file that tells where a policy's durable replay is, given the path of its saved replay."""
+    return saved.with_suffix(".durable")
+
+
 def located(config: Config, resume: str | Path | None) -> tuple[Config, Path | None, str | None]:
     """Returns the settings with absolute paths and, if any, the local run to resume and the run's remote address."""
     if resume is not None:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import chain, islice
 from typing import Any, Literal
@@ -10,19 +11,22 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..checks import as_path, brief, check_type
+from ..closing import ClosedAfterError
 from ..fixed import fixed
-from ..memory import Segment, claim_clearing
+from ..memory import Inside, Marks, Put, Recovered, Segment, check_keeps, claim_clearing
 from ..observations import Pad
 from ..spec import Sequence, TransitionSpec
 from ..transitions import Batch, LaneView, Layout, TransitionLanes, Window, Writer, count_transitions
+from .durable import Durability, Durable, newest_version
 from .episodes import RecordedEpisodes, rows_taken
 from .hindsight import Hindsight
+from .kept_state import KeptState
 from .prioritized import Prioritized
 from .rate_limiter import SLOTS, RateLimiter, SampleGate, WriteGate
 from .reading import RowReader, read_batches, read_episodes, read_rows
 from .row_sampler import RowSampler
 from .sampler import Sampler
-from .saving import UNLIMITED, Stateful, copy_segment, read_state, save_segment
+from .saving import DURABLE, UNLIMITED, Stateful, copy_segment, read_state, save_segment
 
 
 @fixed()
@@ -38,6 +42,9 @@ class ReplayBuffer(TransitionLanes):
         capacity: rows in all lanes together; a boundary row (an episode's final_obs) takes one too.
         lanes: the number of lanes.
         limiter: the rate limiter between writers and samplers; None if neither waits.
+        durable: how the replay survives the end of the machine; None if it need not.
+        recovered: what was left of a durable replay when the machine stopped, if this process is the first to attach
+            since then; otherwise None.
     """
 
     kind = "replay"
@@ -47,7 +54,14 @@ class ReplayBuffer(TransitionLanes):
     def _understand(self, segment: Segment) -> None:
         self.limiter = RateLimiter.of(segment)
         self._readers: dict[Any, RowReader] = {}
+        every_s = segment.description.get(DURABLE)
+        self.durable = None if every_s is None else Durable(every_s)
         super()._understand(segment)
+        self._durability: Durability | None = None
+        if self.durable is not None:
+            with ClosedAfterError(segment):
+                self._durability = Durability(self._mapped, self.durable)
+        self.recovered: Recovered | None = None if self._durability is None else self._durability.recovered
 
     @classmethod
     def create(
@@ -59,6 +73,7 @@ class ReplayBuffer(TransitionLanes):
         limiter: RateLimiter | None = None,
         name: str = "replay",
         path: str | os.PathLike[str] | None = None,
+        durable: Durable | None = None,
     ) -> "ReplayBuffer":
         """Creates an empty replay.
 
@@ -70,6 +85,8 @@ class ReplayBuffer(TransitionLanes):
             limiter: makes samplers and writers, in any process, wait for each other; None lets both run free.
             name: part of the segment's name in /dev/shm: letters, digits, "_" and ".".
             path: an ordinary file that holds the replay, which may be larger than memory; it stays until `unlink`.
+            durable: keeps the file's rows through power cuts, up to a watermark; see docs/reliability.md. The path must
+                be on a file system that keeps what it has synced.
 
         Raises:
             ValueError, TypeError: an argument is out of range. SharedMemoryFull: no room for the replay.
@@ -81,7 +98,23 @@ class ReplayBuffer(TransitionLanes):
         if lane_rows < 2 and not spec.next_obs:
             least = f"at least {2 * lanes}, 2 rows a lane for a truncated transition and its final_obs"
             raise ValueError(f"capacity: expected {least}, got {capacity}")
-        return cls._create(spec, lanes, lane_rows, name, path, limiter=limiter and asdict(limiter))
+        described: dict[str, Any] = {"limiter": limiter and asdict(limiter)}
+        check_type("durable", durable, Durable, or_none=True)
+        if durable is None:
+            return cls._create(spec, lanes, lane_rows, name, path, **described)
+        if path is None:
+            raise ValueError("path: expected an ordinary file for a durable replay, got None")
+        check_keeps(as_path("path", path).absolute())
+        replay = cls._create(spec, lanes, lane_rows, name, path, **described, **{DURABLE: float(durable.every_s)})
+        try:
+            assert replay._durability is not None
+            replay._durability.begin()
+        except BaseException:
+            replay.unlink()
+            with suppress(OSError):  # of the disk that has just failed
+                replay.close()
+            raise
+        return replay
 
     @classmethod
     def load(
@@ -253,6 +286,7 @@ class ReplayBuffer(TransitionLanes):
         hindsight: Hindsight | None = None,
         layout: Layout | None = None,
         replace: bool = True,
+        name: str | None = None,
     ) -> Sampler:
         """Returns a sampler of batches. Any number may live at once, in any process, each with its own priorities.
 
@@ -275,16 +309,34 @@ class ReplayBuffer(TransitionLanes):
                 without stack and sequence, where that costs nothing; otherwise shared.
             replace: whether a batch may have a row twice. False gives batches of different transitions, or sequences,
                 each set of which is equally likely; not with priorities.
+            name: of a durable replay, makes the sampler continue where the last one of this name ended or was killed:
+                with its generator, counts and priorities as they were at most `every_s` seconds of drawing before.
 
-        Raises: ValueError, TypeError: an option is out of range, one draw would read more rows than a lane has, or a
-            batch would take more bytes than the machine has memory.
+        Raises:
+            ValueError, TypeError: an option is out of range, one draw would read more rows than a lane has, a batch
+                would take more bytes than the machine has memory, or the sampler of this name had other options.
+            LaneBusy: a living process has a sampler of this name.
         """
         view, window = self.view(lanes), Window(stack, n_step, gamma, pad, sequence, layout)
         rows = RowSampler(view, window, batch_size, min_size, prioritized, seed, hindsight, replace)
         most = view.geometry.lanes * view.geometry.capacity
         if not replace and rows.batch_size > most:
             raise ValueError(f"batch_size: expected at most the {most} rows, since none comes twice, got {batch_size}")
-        return Sampler(rows, SampleGate.of(view, rows.batch_size))
+        inside: Inside = {}
+        kept = None if name is None else self._kept_state(name, view, rows, inside)
+        return Sampler(rows, SampleGate.of(view, rows.batch_size), None if kept is None else inside, kept)
+
+    def _kept_state(self, name: str, view: LaneView, rows: RowSampler, inside: Inside) -> KeptState:
+        if self._durability is None:
+            raise ValueError(f"name: expected None, since this replay is not durable, got {brief(name)}")
+        kept = KeptState(name, view, self._durability, rows, inside)
+        self._ends.add(kept)
+        return kept
+
+    def newest_version(self) -> int:
+        """Returns the highest `policy_version` of the lanes' newest rows; 0 without rows."""
+        self._segment.check_open()
+        return newest_version(self._mapped)
 
     def read(
         self,
@@ -383,14 +435,17 @@ class ReplayBuffer(TransitionLanes):
         Every lane then begins anew: `len` is 0, and no sampler, reader or save sees a row from before the call, nor a
         stack, a sequence or an episode that begins with one. Samplers start anew with their next draw: they forget all
         priorities, and wait for `min_size` transitions again. Batches that a Prefetch holds ready are dropped by its
-        own `clear`. A limiter counts on: rows that were inserted and drawn stay so.
+        own `clear`. A limiter counts on: rows that were inserted and drawn stay so. Of a durable replay, the call is on
+        disk when it returns.
 
         Any process may call it; calls of several processes take turns. `Sampler.clear` affects one sampler alone.
 
         Raises: MarlcoreError: this process only watches the replay. SegmentCorrupt: a lane's counters are damaged.
         """
-        with claim_clearing(self._segment, self._mapped.geometry):
+        with claim_clearing(self._segment, self._mapped.geometry) as held:
             self._mapped.native.clear()
+            if self.durable is not None:
+                held.sync()
 
     def __len__(self) -> int:
         """Counts the transitions held, without boundary rows.
@@ -403,6 +458,33 @@ class ReplayBuffer(TransitionLanes):
             return native.all_transitions()
         lo, hi = np.zeros((2, self.lanes), np.int64)
         return count_transitions(self._mapped, lo, hi, native.windows(lo, hi))
+
+    def close(self) -> None:
+        """Closes the writers that this object made, and releases the memory; a segment in /dev/shm disappears.
+
+        A durable replay is put on disk once more. Raises the error, if any, that kept earlier rows from the disk.
+        """
+        try:
+            if self._durability is not None:
+                self._durability.close()
+        finally:
+            super().close()
+
+    def unlink(self) -> None:
+        """Removes the segment's name, and the files of a durable replay's samplers; other processes keep the memory."""
+        super().unlink()
+        if self._durability is not None:
+            self._durability.unlink()
+
+    @classmethod
+    def _body_bytes(cls, description: dict[str, Any]) -> int:
+        geometry = cls._geometry_of(description)
+        return Marks.body_bytes(geometry) if DURABLE in description else geometry.nbytes
+
+    @classmethod
+    def _fill(cls, description: dict[str, Any], put: Put) -> None:
+        if DURABLE in description:
+            put(*Marks.first(cls._geometry_of(description)))
 
     @classmethod
     def _slots(cls, description: dict[str, Any]) -> int:

@@ -197,6 +197,20 @@ class PriorityTree:
             "batches": np.array(self.batches),
         }
 
+    def forget(self, state: dict[str, NDArray[Any]], tickets: NDArray[np.int64]) -> None:
+        """Removes from a state, of each lane, the rows from the lane's entry of `tickets` on, int64 [lanes]."""
+        reach = np.minimum(state["reach"], tickets, out=state["reach"])
+        behind = self._behind(reach)
+        for name in ("masses", "marks"):
+            state[name].reshape(behind.shape)[behind] = 0
+
+    def _behind(self, reach: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Marks the leaves, bool [lanes, rows], of no ticket in [floor, caught), the rows of `reach`."""
+        floor, caught = reach[:, :, None]
+        per_lane = self._leaves // self._lane_count
+        behind: NDArray[np.bool_] = (np.arange(per_lane) - floor) % per_lane >= caught - floor
+        return behind
+
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         for name, array in self.state_dict().items():
             if name != "beta":
@@ -219,7 +233,7 @@ class PriorityTree:
             raise ValueError("state: expected the state of a sampler of this replay, got tickets that it does not have")
         if (caught - floor > per_lane).any():
             raise ValueError(f"state: expected at most the {per_lane} rows of a lane, got more")
-        behind = (np.arange(per_lane) - floor) % per_lane >= caught - floor
+        behind = self._behind(state["reach"])
         if masses.reshape(behind.shape)[behind].any():
             raise ValueError("state: expected masses of 0 for rows that the sampler has not seen, got others")
         self._tree[: self._leaves] = masses

@@ -215,6 +215,18 @@ class RowSampler:
             state["floor"] = self._plan.floor.copy()
         return state
 
+    def state_below(self, tickets: Ints) -> dict[str, NDArray[Any]]:
+        """Returns a state that depends on no row from the lanes' entries of `tickets` on, int64 [lanes].
+
+        If other rows take these tickets, the last rows below them begin no windows any more, which may reach that far.
+        """
+        state = self.state_dict()
+        if self._tree is not None:
+            self._tree.forget(state, np.maximum(0, tickets - self._window.least_rows(self._view.spec)))
+        if "floor" in state:
+            state["floor"] = np.minimum(state["floor"], tickets)
+        return state
+
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         generator = state_array(state, "generator", (4,), np.uint64)
         if not generator.any():

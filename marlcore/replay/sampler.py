@@ -12,6 +12,7 @@ from ..errors import NotEnoughData, TimedOut
 from ..fixed import fixed
 from ..memory import Inside, at_first_use, child_number, invalidate_after_fork, one_thread, sleep_until
 from ..transitions import Batch
+from .kept_state import KeptState
 from .prioritized import BETA
 from .rate_limiter import SampleGate, Share, attach_anew, limit_all
 from .row_sampler import RowSampler
@@ -36,12 +37,14 @@ class Sampler:
         prioritized: the options of prioritized drawing; None for uniform drawing.
     """
 
-    def __init__(self, rows: RowSampler, gate: SampleGate | None, inside: Inside | None = None) -> None:
-        """`inside`: the guard (see guard.py) that the sampler shares with a Mixture; None: a guard of its own."""
+    def __init__(
+        self, rows: RowSampler, gate: SampleGate | None, inside: Inside | None = None, kept: KeptState | None = None
+    ) -> None:
+        """`inside`: the guard (see guard.py) that the sampler shares with others; None: a guard of its own."""
         self.stats, self.prioritized = rows.stats, rows.prioritized
-        self._rows, self._gate = rows, gate
+        self._rows, self._gate, self._kept = rows, gate, kept
         self._inside: Inside = {} if inside is None else inside
-        if inside is None:
+        if inside is None or kept is not None:  # otherwise the mixture does this
             invalidate_after_fork(self)
 
     @property
@@ -100,6 +103,8 @@ class Sampler:
         if self._gate is not None:
             self._gate.count(len(whole))
         rows.finish(memory, whole, beta)
+        if self._kept is not None:
+            self._kept.look()
         return rows.batch(memory)
 
     @property
@@ -138,6 +143,8 @@ class Sampler:
                 was closed.
         """
         self._rows.update_priorities(index, priority)
+        if self._kept is not None:
+            self._kept.look()
 
     @one_thread
     def clear(self) -> None:

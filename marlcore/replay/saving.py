@@ -21,6 +21,7 @@ from ..regular_files import naming
 from ..transitions import LaneView
 
 STATE = "sampler"  # the key of a description that lists the arrays of a sampler's state
+DURABLE = "durable"  # the key that tells how often a durable replay is put on disk; see durable.py
 UNLIMITED = "unlimited"  # the key that marks a copy without the original's limiter, but with the limiter's slots
 _KINDS = "biufc"
 
@@ -38,20 +39,14 @@ def save_segment(view: LaneView, path: str | os.PathLike[str], state: Mapping[st
     if segment.is_at(target):
         raise ValueError(f"path: expected another file than the replay's own, got {target}")
     arrays = {name: _checked_array(name, value) for name, value in (state or {}).items()}
-    places: dict[str, dict[str, Any]] = {}
-    end = view.geometry.nbytes
-    for name, array in arrays.items():
-        offset = -(-end // LINE) * LINE
-        places[name] = {"dtype": array.dtype.name, "shape": array.shape, "offset": offset}
-        end = offset + array.nbytes
-    description = {key: value for key, value in segment.description.items() if key != STATE}
+    places, end = place_arrays(arrays, view.geometry.nbytes)
+    description = {key: value for key, value in segment.description.items() if key not in (STATE, DURABLE)}
     if state is not None:
         description[STATE] = places
 
     def fill(put: Put) -> None:
         _put_cut(put, view)
-        for name, array in arrays.items():
-            put(places[name]["offset"], array.reshape(-1).view(np.uint8))
+        put_arrays(put, arrays, places)
 
     earlier = "the earlier save is kept" if target.exists() else "there is no earlier save"
     failure = f"the replay was not saved, {earlier}"
@@ -65,23 +60,40 @@ def save_segment(view: LaneView, path: str | os.PathLike[str], state: Mapping[st
 def copy_segment(view: LaneView, name: str, path: str | os.PathLike[str] | None, limited: bool) -> Segment:
     """Returns a new segment with the rows of a replay, and the sampler's arrays after them; see `ReplayBuffer.load`."""
     segment, end = view.segment, view.geometry.nbytes
-    _saved_arrays(view)
+    body = segment.body if DURABLE not in segment.description else segment.body[:end]
+    arrays_in(segment, end)
     for lane in range(view.geometry.lanes):
         view.native.check(lane)
 
     def fill(put: Put) -> None:
         _put_cut(put, view)
-        put(end, segment.body[end:])
+        put(end, body[end:])
 
     description = segment.description if limited else {**segment.description, "limiter": None, UNLIMITED: True}
-    return Segment.create(name, description, len(segment.body), path, fill)
+    description = {key: value for key, value in description.items() if key != DURABLE}
+    return Segment.create(name, description, len(body), path, fill)
 
 
 def read_state(view: LaneView) -> dict[str, NDArray[Any]] | None:
     """Returns copies of the saved sampler's arrays; None if there are none. Raises SegmentCorrupt."""
     if STATE not in view.segment.description:
         return None
-    return {name: array.copy() for name, array in _saved_arrays(view).items()}
+    return {name: array.copy() for name, array in arrays_in(view.segment, view.geometry.nbytes).items()}
+
+
+def place_arrays(arrays: Mapping[str, NDArray[Any]], end: int) -> tuple[dict[str, dict[str, Any]], int]:
+    """Returns the places of arrays that follow byte `end` of a body, for its description; and the last one's end."""
+    places: dict[str, dict[str, Any]] = {}
+    for name, array in arrays.items():
+        offset = -(-end // LINE) * LINE
+        places[name] = {"dtype": array.dtype.name, "shape": array.shape, "offset": offset}
+        end = offset + array.nbytes
+    return places, end
+
+
+def put_arrays(put: Put, arrays: Mapping[str, NDArray[Any]], places: Mapping[str, Mapping[str, Any]]) -> None:
+    for name, array in arrays.items():
+        put(places[name]["offset"], array.reshape(-1).view(np.uint8))
 
 
 def _put_cut(put: Put, view: LaneView) -> None:
@@ -129,11 +141,10 @@ def _checked_array(name: Any, value: Any) -> NDArray[Any]:
     return array
 
 
-def _saved_arrays(view: LaneView) -> dict[str, NDArray[Any]]:
-    """Returns views of the saved sampler's arrays, and checks that each lies in the body after the lanes."""
-    segment = view.segment
+def arrays_in(segment: Segment, start: int) -> dict[str, NDArray[Any]]:
+    """Returns views of the described arrays, each of which lies in the body from `start` on. Raises SegmentCorrupt."""
     described = segment.description.get(STATE, {})
-    array_at = partial(_array_at, segment.body, view.geometry.nbytes)
+    array_at = partial(_array_at, segment.body, start)
     try:
         return {name: array_at(**place) for name, place in described.items()}
     except (TypeError, ValueError, AttributeError, SyntaxError) as error:  # SyntaxError: a dtype name with a comma

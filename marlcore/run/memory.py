@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from collections.abc import Collection, Mapping, Sequence
@@ -13,19 +14,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import printable
 from ..config import AssignedPolicy, Config, Crew, actor_names, node_names, numbers_at, schedules_of
 from ..interfaces import RETURN, QueueSource
 from ..memory import PREFIX, Segment, SegmentHandle, survey_segments
 from ..processes import SHARE, STEPS, Control
 from ..queue import TrajectoryQueue, lane_rows_for
-from ..record import Hold, checkpoint_path
-from ..replay import ReplayBuffer
+from ..record import Hold, checkpoint_path, durable_note, read_json, write_json
+from ..replay import Durable, ReplayBuffer
 from ..self_play import SelfPlay, odds_fields, published_numbers
 from ..spec import Field, TransitionSpec
 from ..weights import ParameterStore
 
 if TYPE_CHECKING:
     from ..loops import PolicyModel
+
+log = logging.getLogger(__name__)
 
 TRANSIENT = f"{PREFIX}of-a-run-"  # files in replay.path that no longer matter when no process holds them
 
@@ -93,7 +97,7 @@ def create_transitions(
     if not isinstance(source, QueueSource):
         replay = _create_replay(stack, policy, config, saved)
         (version,) = (replay.sampler_state or {}).get("version", [0])
-        return replay.handle, int(version)
+        return replay.handle, max(int(version), replay.newest_version() if replay.durable else 0)
     config = config.of(policy.name)
     spec = transition_spec(policy, config)
     frames, block = config.replay.frames, spec.state_every
@@ -106,27 +110,58 @@ def create_transitions(
 
 def _create_replay(stack: ExitStack, policy: AssignedPolicy, config: Config, saved: Path) -> ReplayBuffer:
     lanes, config = len(policy.agents) * config.lanes, config.of(policy.name)
+    limiter, settings = config.limiter(policy.name, lanes), config.replay
+    lanes *= settings.parts
+    other = saved if settings.durable else durable_note(saved)
+    if os.path.lexists(other):
+        expected = f"resume: expected replay.durable {not settings.durable}, as the run had it, got {settings.durable}"
+        raise ValueError(f"{expected}; to begin with an empty replay, remove {str(other)!r}")
+    make = _durable_replay if settings.durable else _transient_replay
+    replay = make(stack, policy, config, saved, {"lanes": lanes, "limiter": limiter})
+    expected = f"resume: expected a configuration that gives {policy.name} the"
+    if replay.lanes != lanes:
+        raise ValueError(f"{expected} {replay.lanes} lanes of its saved replay, got {lanes} (cluster.address)")
+    if replay.limiter != limiter:
+        raise ValueError(f"{expected} limiter of its saved replay, {replay.limiter}, got {limiter}")
+    return replay
+
+
+def _transient_replay(
+    stack: ExitStack, policy: AssignedPolicy, config: Config, saved: Path, options: dict[str, Any]
+) -> ReplayBuffer:
+    """Makes a replay that the run's end removes; a saved one gives it its rows."""
     settings, spec = config.replay, transition_spec(policy, config)
-    limiter, name = config.limiter(policy.name, lanes), f"replay.{policy.index}"
-    lanes, file = lanes * settings.parts, None
+    name, file = f"replay.{policy.index}", None
     if settings.path is not None:
         directory = Path(settings.path)
         survey_segments(directory, TRANSIENT, remove=True)  # files of runs that were killed
         file = directory / f"{TRANSIENT}{secrets.token_hex(4)}-{saved.name}"
     if not os.path.lexists(saved):
-        replay = ReplayBuffer.create(spec, settings.capacity, lanes, limiter=limiter, name=name, path=file)
+        replay = ReplayBuffer.create(spec, settings.capacity, name=name, path=file, **options)
         stack.enter_context(replay)
     else:
         replay = stack.enter_context(ReplayBuffer.load(saved, spec, name=name, into=file))
         OwnerOf(policy.name).check(replay, saved)
-        expected = f"resume: expected a configuration that gives {policy.name} the"
-        if replay.lanes != lanes:
-            raise ValueError(f"{expected} {replay.lanes} lanes of its saved replay, got {lanes} (cluster.address)")
-        if replay.limiter != limiter:
-            raise ValueError(f"{expected} limiter of its saved replay, {replay.limiter}, got {limiter}")
     if file is not None:
         stack.callback(replay.unlink)
     return replay
+
+
+def _durable_replay(
+    stack: ExitStack, policy: AssignedPolicy, config: Config, saved: Path, options: dict[str, Any]
+) -> ReplayBuffer:
+    """Makes a replay that outlives the run and its path, which a note in the run's directory has; or attaches to it."""
+    settings, spec, note = config.replay, transition_spec(policy, config), durable_note(saved)
+    assert settings.path is not None
+    file = Path(read_json(note)["path"]) if note.exists() else None
+    if file is not None and file.exists():
+        return stack.enter_context(ReplayBuffer.attach(file, spec))
+    if file is not None:
+        log.warning("resume: the replay of %s is not there, and begins empty: %s", printable(policy.name), file)
+    else:
+        file = Path(settings.path) / f"{saved.stem}-{secrets.token_hex(4)}.marlcore"
+        write_json(note, {"path": str(file)})  # first: a run that is killed now begins here when it is resumed
+    return stack.enter_context(ReplayBuffer.create(spec, settings.capacity, path=file, durable=Durable(), **options))
 
 
 def attach_transitions(handle: SegmentHandle) -> ReplayBuffer | TrajectoryQueue:

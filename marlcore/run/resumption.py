@@ -24,6 +24,7 @@ from ..record import (
     changed_hyperparameters,
     check_resumed,
     describe,
+    durable_note,
     each_metric,
     environment_of,
     load_checkpoint,
@@ -119,7 +120,8 @@ class ResumedRun(NewRun):
                 log.warning("resume: %s has no checkpoint yet, its learner starts from scratch", printable(name))
         policies = [policy for policy in self._spec.policies if policy.name not in self._spec.recorded]
         replays = [policy.name for policy in policies if isinstance(policy.source, ReplaySource)]
-        if empty := [name for name in replays if not os.path.lexists(directory.replay_path(name))]:
+        kept = [name for name in replays if durable_note(directory.replay_path(name)).exists()]
+        if empty := [name for name in replays if name not in kept and not os.path.lexists(directory.replay_path(name))]:
             why = "before the run ended" if self._config.replay.save else "(replay.save)"
             log.warning("resume: replays were not saved %s: empty at first for %s", why, printable(", ".join(empty)))
         if self._config.stop != StopConfig():

@@ -3,6 +3,7 @@
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from ..checks import brief, check_timeout, check_type, check_whole
 from ..closing import ClosedAfterError, Closing
 from ..errors import LayoutMismatch
-from ..memory import File, LaneGeometry, Segment, SegmentHandle, Shared, claim
+from ..memory import File, LaneGeometry, Put, Segment, SegmentHandle, Shared, claim
 from ..observations import leaves
 from ..spec import Field, TransitionSpec
 from .layout import LaneView, RecordLayout
@@ -67,7 +68,8 @@ class TransitionLanes(Shared):
     ) -> T:
         description = {"kind": cls.kind, "spec": spec.to_dict(), "lanes": int(lanes), "lane_rows": lane_rows}
         description |= described
-        return cls(Segment.create(name, description, cls._geometry_of(description).nbytes, path, spill=cls._spills))
+        fill = partial(cls._fill, description)
+        return cls(Segment.create(name, description, cls._body_bytes(description), path, fill, spill=cls._spills))
 
     @classmethod
     def attach(cls: type[T], handle: SegmentHandle | str | os.PathLike[str], spec: TransitionSpec | None = None) -> T:
@@ -124,9 +126,11 @@ class TransitionLanes(Shared):
 
         A segment in /dev/shm disappears when its creator closes it.
         """
-        for end in list(self._ends):
-            end.close()
-        super().close()
+        try:
+            for end in list(self._ends):
+                end.close()
+        finally:
+            super().close()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._segment.path} capacity={self.capacity} lanes={self.lanes}>"
@@ -136,6 +140,14 @@ class TransitionLanes(Shared):
         layout = RecordLayout.of(TransitionSpec.from_dict(description["spec"]))
         lanes, lane_rows = description["lanes"], description["lane_rows"]
         return LaneGeometry(lanes, lane_rows, layout.columns, layout.every, cls._slots(description))
+
+    @classmethod
+    def _body_bytes(cls, description: dict[str, Any]) -> int:
+        return cls._geometry_of(description).nbytes
+
+    @classmethod
+    def _fill(cls, description: dict[str, Any], put: Put) -> None:
+        """Writes what a new segment's body holds beside zeros."""
 
     @classmethod
     def _slots(cls, description: dict[str, Any]) -> int:

@@ -9,6 +9,8 @@ import pytest
 import torch
 from crowd import Crowd
 from processes import kill_once, sweep
+from refused import check_refused
+from seams import patch
 from whole_runs import LONG, MODES, Runs, checkpoint, past, updating, values_of
 
 import marlcore as mc
@@ -104,6 +106,65 @@ def test_replays_in_files_are_gone_after_the_run(tmp_path: Path, large: Path, mo
     assert files(large) == [] and result.steps >= steps
 
 
+@pytest.fixture
+def durable(large: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    patch(monkeypatch, "replay", check_keeps=lambda target: None)  # the tests' folder may be in memory
+    return {"path": str(large), "durable": True}
+
+
+@MODES
+def test_a_durable_replay_outlives_its_run(tmp_path: Path, large: Path, durable: dict[str, Any], mode: str) -> None:
+    """With its rows and priorities; a resumed run adds to them at once."""
+    runs.train(tmp_path, ALONE, FAVOURING, mode=mode, total_steps=600, replay=durable)
+    file, state = files(large)
+    assert file.startswith("agent_0-")
+    assert state == f"{file}.learner.sampler"
+    with mc.ReplayBuffer.attach(large / file) as replay:
+        assert len(replay) >= 600
+        versions = replay.newest_version()
+    more = runs.train(tmp_path, ALONE, FAVOURING, mode=mode, total_steps=900, replay=durable, resume=True)
+    assert files(large) == [file, state]
+    with mc.ReplayBuffer.attach(large / file) as replay:
+        assert len(replay) >= 900
+        assert replay.newest_version() >= versions
+    assert min(values_of(more.run_dir, "rows")[-3:]) > 600
+    assert max(values_of(more.run_dir, "policy_lag")) < checkpoint(more.run_dir)["version"]
+
+
+def test_a_run_keeps_to_its_kind_of_replay(tmp_path: Path, durable: dict[str, Any]) -> None:
+    kinds = [{"path": durable["path"], "save": True}, durable]
+    for name, first, other in (("a", *kinds), ("b", *reversed(kinds))):
+        runs.train(tmp_path / name, ALONE, mode="serial", total_steps=300, replay=first)
+        again = partial(runs.train, tmp_path / name, ALONE, mode="serial", total_steps=600, resume=True)
+        check_refused(partial(again, replay=other), ValueError, "resume: expected replay.durable")
+        again(replay=first)
+
+
+@LONG
+def test_a_killed_run_resumes_with_its_rows(tmp_path: Path, large: Path, durable: dict[str, Any]) -> None:
+    kill_once(lambda: [*large.glob("*.sampler")], DURABLE_PROGRAM, tmp_path, large, beside=__file__)
+    (file,) = large.glob("*.marlcore")
+    with mc.ReplayBuffer.attach(file) as replay:
+        before, masses = len(replay), replay.sampler(8, prioritized=PRIORITIES, n_step=3, name="learner").state_dict()
+    assert before > 100
+    assert masses["masses"].any()
+    steps = before + 500
+    more = runs.train(tmp_path, ALONE, FAVOURING, total_steps=steps, replay=durable, resume=True)
+    assert more.steps >= steps
+    with mc.ReplayBuffer.attach(file) as replay:
+        assert len(replay) > before
+    sweep()
+
+
+PRIORITIES = mc.Prioritized(alpha=1.0, beta=0.2, beta_steps=200)
+DURABLE_PROGRAM = """
+import sys
+from pathlib import Path
+from seams import replace
+from test_replay_settings import ALONE, ENDLESS, FAVOURING, runs
+replace("replay", check_keeps=lambda target: None)
+runs.train(Path(sys.argv[1]), ALONE, FAVOURING, replay={"path": sys.argv[2], "durable": True}, **ENDLESS)
+"""
 ENDLESS = {"learner": {"checkpoint_interval": 20}, "total_steps": 10**9}
 PROGRAM = """
 import sys

@@ -96,8 +96,8 @@ def call_names(compiler: str = "gcc") -> dict[int, str]:
     return names
 
 
-def build_crash_points(core: Path, folder: Path) -> Path:
-    """marlcore._core of the sources in `core`, which can be killed at each of its points; see crash_points.h."""
+def build_crash_points(core: Path, folder: Path, points: str = "crash_points", flags: Sequence[str] = ()) -> Path:
+    """marlcore._core of the sources in `core`, with a point at each store; see crash_points.h and `points`.c."""
     from cffi import FFI
 
     ffi = FFI()
@@ -106,7 +106,7 @@ def build_crash_points(core: Path, folder: Path) -> Path:
     generated, built, header = folder / "_core.c", folder / "_core.abi3.so", core / "test" / "crash_points.h"
     ffi.emit_c_code(str(generated))
     mutants.compile_with(
-        ["gcc", *CRASH_FLAGS, "-include", str(header), f"-I{core}", "-isystem", sysconfig.get_path("include"),
-         str(generated), *map(str, sorted(core.glob("*.c"))), str(header.with_suffix(".c")), "-o", str(built)]
+        ["gcc", *CRASH_FLAGS, *flags, "-include", str(header), f"-I{core}", "-isystem", sysconfig.get_path("include"),
+         str(generated), *map(str, sorted(core.glob("*.c"))), str(core / "test" / f"{points}.c"), "-o", str(built)]
     )  # fmt: skip
     return built

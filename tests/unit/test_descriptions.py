@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from seams import patch
 
 import marlcore as mc
 from marlcore.cluster import Leases
@@ -24,6 +25,8 @@ NUMBERS: list[Any] = [-1, True, 1.5, 2**63, 2**64, 2**200, -(2**200), float("inf
 def made(kind: str, path: Path) -> Any:
     if kind == "replay":
         return mc.ReplayBuffer.create(SPEC, 96, 2, limiter=mc.RateLimiter(1.0, 1, 8.0), path=path)
+    if kind == "durable":
+        return mc.ReplayBuffer.create(SPEC, 96, 2, path=path, durable=mc.Durable(every_s=60))
     if kind == "queue":
         return mc.TrajectoryQueue.create(SPEC, 96, 2, path=path)
     if kind == "store":
@@ -41,7 +44,12 @@ def numbers_in(plain: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ..
         yield keys
 
 
-@pytest.mark.parametrize("kind", ["replay", "queue", "store", "control", "leases"])
+@pytest.fixture(autouse=True)
+def any_file_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    patch(monkeypatch, "replay", check_keeps=lambda target: None)
+
+
+@pytest.mark.parametrize("kind", ["replay", "durable", "queue", "store", "control", "leases"])
 def test_a_number_of_a_description_is_refused_in_one_line(kind: str, tmp_path: Path) -> None:
     with made(kind, tmp_path / "segment") as shared:
         description, body = shared._segment.description, bytes(shared._segment.body)

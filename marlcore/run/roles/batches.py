@@ -57,8 +57,9 @@ class ReplayBatches:
         if config.replay.mixture:
             self._sampler = _mixture_of(replay, len(policy.agents) * config.lanes, config, options)
         else:
+            options["name"] = "learner" if replay.durable else None  # to continue where the last learner was
             self._sampler = replay.sampler(learner.batch_size, min_size=learner.warmup, **options)
-        if "sampler" in state:  # else the state is empty, or another run's (init_from)
+        if "sampler" in state and not replay.durable:  # else the state is empty, or another run's (init_from)
             self._restore(state, updates != state.get("updates"))  # before a thread draws ahead
         ahead = learner.prefetch if config.mode == "async" else 0
         self._limited_ahead = bool(ahead) and config.updates_per_step is not None and not config.offline

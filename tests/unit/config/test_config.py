@@ -39,7 +39,7 @@ WRONG = {
     "learner.checkpoint_seconds": math.inf, "learner.threads": 10**6, "learner.timeout": 0,
     "replay.capacity": 0, "replay.stack": 0, "replay.pad": "one", "replay.mixture": {"a": 2}, "replay.path": "/no",
     "replay.alpha": math.inf, "replay.beta": 2, "replay.beta_steps": 0, "replay.save": 3, "replay.clear_at_stage": 3,
-    "replay.prioritized": "no", "replay.hindsight": "on", "replay.hindsight_k": 0,
+    "replay.durable": True, "replay.prioritized": "no", "replay.hindsight": "on", "replay.hindsight_k": 0,
     "exploration.epsilon": 2, "exploration.ladder": math.inf, "exploration.schedules": {"odds": 1},
     "exploration.script": "bot",
     "evaluation.interval": -1, "evaluation.episodes": 0, "evaluation.envs": 0, "evaluation.keep": 1.5,

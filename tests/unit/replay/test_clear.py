@@ -165,8 +165,8 @@ def test_a_floor_above_its_lanes_rows_is_refused():
     with replay:
         sampler = replay.sampler(4)
         mapped = Mapped(replay)
-        mapped.words(mapped.geometry.counters_offset(1))[4] = 10**6
-        mapped.words(mapped.geometry.counters_offset(0))[5] = 1
+        mapped.words(mapped.geometry.counters_offset(1))[6] = 10**6
+        mapped.words(mapped.geometry.counters_offset(0))[7] = 1
         for call in (sampler.sample, replay.__len__, partial(replay.batches, 4), replay.episodes):
             check_refused(call, mc.errors.SegmentCorrupt, "contradict one another")
 

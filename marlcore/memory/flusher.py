@@ -1,0 +1,141 @@
+"""The flusher of a durable segment: a thread that puts rows on disk, then marks how many; see watermark.py."""
+
+import errno
+import logging
+import threading
+import weakref
+from pathlib import Path
+
+import numpy as np
+
+from ..closing import Closing
+from ..errors import SegmentCorrupt
+from .files import File
+from .guard import invalidate_after_fork
+from .lanes import LaneGeometry, writer_lock
+from .native import LINE, NativeLanes, Words
+from .segment import Segment
+from .watermark import NEWEST, PROMISED, WATERMARK, Ints, Mark, Marks, boot_id
+
+log = logging.getLogger(__name__)
+
+_LEAST_AHEAD = 1024  # rows that a lane may grow by at once, before its writer must pledge
+
+
+class Flushing:
+    """Writes the marks of one segment. One process does that at a time, the holder of the file `held`."""
+
+    def __init__(self, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, marks: Marks, held: File) -> None:
+        self.path: Path = segment.path
+        self.error: Exception | None = None  # which ended the thread
+        self._segment, self._marks, self._held = segment, marks, held
+        self._lanes, self._geometry = lanes, geometry
+        self._slots = Words(segment.body[geometry.slot_offset(0) : geometry.slot_offset(geometry.slots)])
+        first, end = geometry.counters_offset(0), geometry.counters_offset(geometry.lanes)
+        self._reserved = segment.body[first:end].view(np.int64)[1 :: LINE // 8]
+        self._row = np.zeros(geometry.stride(0), np.uint8)
+        self._turn = threading.Lock()
+        self._last: Mark | None = None  # the last mark on disk, of this flusher
+
+    def flush(self) -> None:
+        """Puts every row that is committed now on disk, then a mark that says so. Raises OSError, SegmentCorrupt."""
+        with self._turn:
+            if self._marks.failed:
+                raise OSError(errno.EIO, "an earlier write of the file failed, so rows may never have reached the disk")
+            try:
+                self._flush()
+            except OSError:
+                self._marks.fail()  # the kernel takes pages whose writing failed once for written
+                raise
+
+    def _flush(self) -> None:
+        before = self._last or self._adopted()
+        mark = self._next(before)
+        if mark is not self._last:
+            self._held.sync()
+            self._marks.write(mark)
+            self._held.sync()
+            self._marks.publish(mark)
+            self._last = mark
+
+    def _adopted(self) -> Mark:
+        """Returns the mark that a predecessor left, which may have died before the mark was on disk."""
+        mark = self._marks.newest()
+        self._held.sync()
+        return mark
+
+    def _next(self, before: Mark) -> Mark:
+        """Returns the mark of what is committed now, or `before` if nothing was added."""
+        counts = [self._slots.load(slot * LINE // 8) for slot in range(self._geometry.slots)]
+        lanes = np.zeros_like(before.lanes)
+        for lane in range(self._geometry.lanes):
+            lanes[WATERMARK, lane], lanes[NEWEST, lane] = self._newest_row(lane)
+        capacity, added = self._geometry.capacity, lanes[WATERMARK] - before.lanes[WATERMARK]
+        ahead = np.clip(2 * added, min(_LEAST_AHEAD, max(1, capacity // 4)), max(1, capacity // 4))
+        lanes[PROMISED] = self._promises(lanes[WATERMARK] + ahead, before.lanes[PROMISED])
+        if before is self._last and (lanes == before.lanes).all() and counts == [*before.counts]:
+            return before
+        return Mark(before.number + 1, boot_id(), lanes, np.array(counts, np.int64))
+
+    def _promises(self, wanted: Ints, before: Ints) -> Ints:
+        """Returns each lane's next promise: the wanted one, but no lower than before if a writer may rely on that.
+
+        A writer knows what it has read of a promise. So a lower one is told first, and if no process then has the
+        right to write to the lane, each later writer reads that. The last one may have been killed inside an append.
+        """
+        promises = np.maximum(wanted, before)
+        for lane in np.flatnonzero(wanted < before).tolist():
+            self._marks.promise(lane, int(wanted[lane]))
+            if not self._segment.is_locked(writer_lock(lane)):
+                promises[lane] = max(wanted[lane], self._reserved[lane])
+            self._marks.promise(lane, int(promises[lane]))
+        return promises
+
+    def _newest_row(self, lane: int) -> tuple[int, int]:
+        """Returns how many rows a lane has, and the first word of the newest one."""
+        while committed := self._lanes.committed(lane):
+            if self._lanes.read(lane, committed - 1, 1, self._row) != -errno.ESTALE:
+                return committed, int(self._row[:8].view(np.int64)[0])
+        return 0, 0
+
+
+class Flusher(Closing):
+    """Runs `Flushing.flush` each `every_s` seconds in a thread, and once more at its end."""
+
+    def __init__(self, flushing: Flushing, every_s: float) -> None:
+        self._flushing = flushing
+        stopping = threading.Event()
+        # The thread does not reference this object, so that an abandoned one is collected and ends the thread.
+        thread = threading.Thread(
+            target=_flush_until, args=(flushing, every_s, stopping), name="marlcore-flusher", daemon=True
+        )
+        self._finalizer = weakref.finalize(self, _stop, stopping, thread)
+        invalidate_after_fork(self)
+        thread.start()
+
+    def close(self) -> None:
+        """Ends the thread, after a last mark. Raises the error that ended the thread earlier, once."""
+        self._finalizer()
+        error, self._flushing.error = self._flushing.error, None
+        if error is not None:
+            raise error
+
+    def forked(self) -> None:
+        """Forgets the thread in a forked child, which lacks it."""
+        self._finalizer.detach()
+
+
+def _flush_until(flushing: Flushing, every_s: float, stopping: threading.Event) -> None:
+    try:
+        while not stopping.wait(every_s):
+            flushing.flush()
+        flushing.flush()
+    except (OSError, SegmentCorrupt) as error:
+        flushing.error = error
+        log.error("%s: rows from now on survive no power cut: %s", flushing.path, error)
+
+
+def _stop(stopping: threading.Event, thread: threading.Thread) -> None:
+    stopping.set()
+    if thread is not threading.current_thread():  # which may collect garbage too
+        thread.join()

@@ -1,0 +1,99 @@
+"""Opens a durable segment: after the machine has stopped, only the rows that are whole on disk are taken over."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..closing import ClosedAfterError
+from ..errors import SegmentCorrupt
+from .files import File
+from .lanes import ROOM_OFFSET, LaneGeometry, flusher_lock
+from .native import LINE
+from .segment import Segment
+from .watermark import NEWEST, PROMISED, WATERMARK, Mark, Marks, boot_id
+
+_PAUSE_S = 1e-3
+_COMMITTED, _RESERVED, _PLEDGED, _UPHELD, _FLOOR = 0, 1, 4, 5, 6  # words of a lane's counters line: struct mc_counters
+
+Bytes = NDArray[np.uint8]
+Seal = Callable[[int], int]  # of a row's first word: that of a row of no content that may take its place
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What was left of a durable replay when the machine stopped, in rows of all lanes together.
+
+    Attributes:
+        rows: rows that the replay has; each is whole.
+        cut: rows written after the last watermark, as far as the disk knows of them.
+        overwritten: older rows in whose place newer ones may have been written.
+    """
+
+    rows: int
+    cut: int
+    overwritten: int
+
+
+def take_flushing(
+    segment: Segment, geometry: LaneGeometry, marks: Marks, seal: Seal
+) -> tuple[File | None, Recovered | None]:
+    """Opens a durable segment; returns the flusher's lock if no living process holds it, and what was recovered.
+
+    If the marks are of another boot, the first process that opens the segment recovers it, and the others wait for
+    that. Raises SegmentCorrupt if the marks are damaged, or the segment is read-only and not yet recovered.
+    """
+    writable = segment.body.flags.writeable
+    while (mark := marks.newest()).boot != boot_id():
+        if not writable:
+            raise SegmentCorrupt(f"{segment.path}: expected a replay recovered by `attach`, got one of an earlier boot")
+        held = segment.lock(flusher_lock(geometry))
+        if held is not None:
+            with ClosedAfterError(held):
+                mark = marks.newest()  # another process may have recovered it just now
+                if mark.boot == boot_id():
+                    return held, None
+                return held, _recover(segment.body, geometry, marks, mark, held, seal)
+        time.sleep(_PAUSE_S)
+    return segment.lock(flusher_lock(geometry)) if writable else None, None
+
+
+def _recover(body: Bytes, geometry: LaneGeometry, marks: Marks, mark: Mark, held: File, seal: Seal) -> Recovered:
+    """Restores each lane's counters from the last mark, and then marks this as the present boot's."""
+    first, end = geometry.counters_offset(0), geometry.counters_offset(geometry.lanes)
+    counters = body[first:end].view(np.int64).reshape(-1, LINE // 8)
+    whole, promised = mark.lanes[WATERMARK], np.maximum(mark.lanes[PROMISED], counters[:, _PLEDGED])
+    known = np.clip(counters[:, _COMMITTED], whole, promised)
+    # A lane whose rows are all in doubt keeps one row without content, for the count of what was ever written.
+    reserved = np.minimum(promised, np.where(whole > 0, whole - 1 + geometry.capacity, 0))
+    newest = mark.lanes[NEWEST].copy()
+    for lane in np.flatnonzero((reserved < promised) & (whole > 0)).tolist():
+        newest[lane] = seal(int(newest[lane]))
+        _put_hollow_row(body, geometry, lane, int(whole[lane]) - 1, newest[lane])
+    body[: ROOM_OFFSET + LINE] = 0  # of processes that slept
+    counters[:, _COMMITTED], counters[:, _RESERVED] = whole, reserved
+    counters[:, _FLOOR] = np.minimum(counters[:, _FLOOR], whole)  # a clear may have reached the disk before its rows
+    slots = body[geometry.slot_offset(0) : geometry.slot_offset(geometry.slots)].view(np.int64).reshape(-1, LINE // 8)
+    slots[:] = 0
+    slots[:, 0] = mark.counts
+    held.sync()
+    # Until the new mark is on disk the pledges stay, which the old mark needs if the machine stops again.
+    lanes = np.stack([whole, np.where(whole > 0, reserved, geometry.capacity), newest])
+    now = Mark(mark.number + 1, boot_id(), lanes, mark.counts)
+    marks.write(now)
+    held.sync()
+    counters[:, [_PLEDGED, _UPHELD]] = 0
+    marks.publish(now)
+    marks.fail(False)
+    held_before, rows = np.minimum(whole, geometry.capacity), whole - np.maximum(0, reserved - geometry.capacity)
+    return Recovered(int(rows.sum()), int((known - whole).sum()), int((held_before - rows).sum()))
+
+
+def _put_hollow_row(body: Bytes, geometry: LaneGeometry, lane: int, ticket: int, word: int) -> None:
+    stride = geometry.stride(0)
+    begin = geometry.column_offset(0) + (lane * geometry.capacity + ticket % geometry.capacity) * stride
+    row = body[begin : begin + stride]
+    row[:] = 0
+    row[:8].view(np.int64)[0] = word

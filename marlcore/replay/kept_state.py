@@ -1,0 +1,126 @@
+"""A named sampler's state, kept in a file beside a durable replay.
+
+The sampler's own thread takes the state while it draws, at most every `every_s` seconds; a second thread writes it, so
+that drawing never waits for the disk. The file replaces the earlier one whole. The state knows only rows below the
+watermark, which no power cut takes from the replay: otherwise later rows with the same tickets would get the priorities
+of rows that were lost.
+"""
+
+import re
+import threading
+import time
+from contextlib import closing
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ..checks import brief
+from ..closing import ClosedAfterError, Closing
+from ..errors import LaneBusy, SegmentNotFound, UsedByTwoThreads
+from ..memory import File, Inside, Put, Segment, name_lock, one_thread, replace_file
+from ..transitions import LaneView
+from .durable import Durability
+from .row_sampler import RowSampler
+from .saving import STATE, arrays_in, place_arrays, put_arrays
+
+State = dict[str, NDArray[Any]]
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+_KIND, _OF = "sampler_state", "of"
+
+
+class KeptState(Closing):
+    """Writes the state of a sampler `rows` now and then, and at `close`; it shares the sampler's guard `inside`."""
+
+    def __init__(self, name: str, view: LaneView, durability: Durability, rows: RowSampler, inside: Inside) -> None:
+        """Restores the state that an earlier sampler of this name left.
+
+        Raises:
+            ValueError: the name has other characters, or the earlier sampler had other options. LaneBusy: a living
+            process has a sampler of this name.
+        """
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ValueError(f"name: expected at most 100 letters, digits, '_', '.' and '-', got {brief(name)}")
+        self._segment, self._path = view.segment, durability.state_path(name)
+        self._every_s, self._marks = durability.options.every_s, durability.marks
+        self._lanes = slice(view.geometry.first, view.geometry.first + view.geometry.lanes)
+        self._rows, self._inside = rows, inside
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+        self._due = time.monotonic() + self._every_s
+        claim = view.segment.lock(name_lock(view.geometry, name))
+        if claim is None:
+            raise LaneBusy(f"{view.segment.path}: the sampler {name!r} is in use by a living process")
+        self._claim: File = claim
+        with ClosedAfterError(claim):
+            self._restore()
+
+    def _restore(self) -> None:
+        try:
+            segment = Segment.attach(self._path, writable=False)
+        except SegmentNotFound:
+            return
+        with closing(segment):
+            if segment.description.get(_OF) != self._segment.nonce:  # of a replay that had this path before
+                return
+            segment.verify()
+            state = {name: array.copy() for name, array in arrays_in(segment, 0).items()}
+        try:
+            self._rows.load_state_dict(state)
+        except ValueError as error:
+            raise ValueError(f"{self._path}: {error}; remove the file to begin anew") from None
+
+    def look(self) -> None:
+        """Begins to write the state if it is time to, and the earlier write has ended. Raises that write's error."""
+        if time.monotonic() < self._due or (self._thread is not None and self._thread.is_alive()):
+            return
+        if self._claim.fd < 0:  # in a forked child
+            return
+        self._raise_error()
+        self._due = time.monotonic() + self._every_s
+        state = self._rows.state_below(self._marks.durable()[self._lanes])
+        self._thread = threading.Thread(target=self._try_to_write, args=(state,), name="marlcore-state", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Writes the last state, unless another thread is drawing, and gives the name back. Raises a write's error."""
+        if self._claim.fd < 0:
+            return
+        with ClosedAfterError(self._claim):
+            if self._thread is not None:
+                self._thread.join()
+            self._raise_error()
+            self._write_last()
+        self._claim.close()
+
+    def _write_last(self) -> None:
+        try:
+            state = self._last_state()
+        except UsedByTwoThreads:  # the state of before holds
+            return
+        self._write(state)
+
+    @one_thread
+    def _last_state(self) -> State:
+        return self._rows.state_below(self._marks.durable()[self._lanes])
+
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _try_to_write(self, state: State) -> None:
+        try:
+            self._write(state)
+        except Exception as error:
+            self._error = error
+
+    def _write(self, state: State) -> None:
+        if not self._segment.is_at(self._segment.path):  # the replay was unlinked
+            return
+        places, end = place_arrays(state, 0)
+        description = {"kind": _KIND, _OF: self._segment.nonce, STATE: places}
+
+        def fill(put: Put) -> None:
+            put_arrays(put, state, places)
+
+        replace_file(self._path, description, end, fill)

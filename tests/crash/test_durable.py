@@ -1,0 +1,68 @@
+"""Durable replays: killed at any moment, and cut off from power at any moment, they hold what was promised.
+
+What the processes and the model machine do, and what is checked, is in durable_kills.py and power_cuts.py;
+
+    python tests/long.py durable kills 10000
+    python tests/long.py durable cuts 100000
+
+end with what was found in so many cycles or cuts.
+"""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from core import CORE, SUPPORT, build_crash_points, counted, python
+
+pytestmark = pytest.mark.long
+KILLS, CUTS = SUPPORT / "durable_kills.py", SUPPORT / "power_cuts.py"
+BROKEN = [
+    "marks_before_rows", "promises_before_the_disk", "one_place", "no_checksum", "no_boot", "no_promise",
+    "pledges_forgotten", "pledges_in_memory_alone", "lowers_beside_writers",
+]  # fmt: skip
+
+
+def build(folder: Path) -> Path:
+    return build_crash_points(CORE, folder, "power_cuts", ["-Dmsync=mc_point_msync"])
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("core"))
+
+
+def test_no_row_is_lost_when_all_processes_are_killed(tmp_path: Path) -> None:
+    done = python(KILLS, tmp_path, 60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    counts = counted(done)
+    assert counts["kills"] == 4 * counts["cycles"] == 240
+    assert counts["rows"] > 10_000
+    assert min(counts["resumed"], counts["reboots"]) > 0
+
+
+def test_rows_that_are_cut_although_the_machine_ran_on_are_missed(tmp_path: Path) -> None:
+    """The positive control of the test above."""
+    assert counted(python(KILLS, tmp_path, 12, "cut"))["lost"] > 0
+
+
+def test_what_a_power_cut_leaves_is_whole_up_to_the_watermark(core: Path, tmp_path: Path) -> None:
+    done = python(CUTS, core, tmp_path, 2000)
+    assert done.returncode == 0, done.stdout + done.stderr
+    counts = counted(done)
+    assert counts["cuts"] >= 2000
+    assert min(counts["rows"], counts["cut"], counts["overwritten"]) > 1000
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+def test_a_broken_rule_is_found_out(rule: str, core: Path, tmp_path: Path) -> None:
+    done = python(CUTS, core, tmp_path, 2000, rule)
+    assert done.returncode == 1, done.stdout + done.stderr
+
+
+def main(what: str, count: int) -> int:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        program = [KILLS, folder] if what == "kills" else [CUTS, build(folder), folder]
+        return subprocess.run([sys.executable, "-W", "error", *map(str, program), str(count)]).returncode
