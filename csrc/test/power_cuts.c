@@ -1,5 +1,5 @@
-/* In place of crash_points.c, with the same points: each calls a function of the test, which may let the kernel
- * write pages back, or stop the machine. What the core puts on disk is told, and stays undone. */
+/* In place of crash_points.c, with the same points: each calls a function of the test, which may let the
+ * kernel write pages back, or stop the machine. What the core puts on disk is told, and stays undone. */
 #include "crash_points.h"
 #undef memcpy
 

@@ -194,6 +194,27 @@ TEST(counters_that_contradict_one_another_quarantine_the_lane) {
     free_lane(&lane);
 }
 
+TEST(a_durable_lanes_writer_pledges_what_was_not_promised) {
+    struct mc_lane lane = make_lane(8, 1, one_word);
+    struct mc_counters *counters = mc_counters_of(&lane);
+    uint64_t rows[8] = {0}, words[2] = {[MC_PROMISED] = 3, [MC_WATERMARK] = 2};
+    const void *sources[] = {rows};
+    lane.withheld = MC_TICKET_LIMIT;
+    CHECK(mc_lane_append(&lane, 1, sources) == -EUCLEAN && committed_of(&lane) == 0); /* not durable */
+    lane.promised = (uint8_t *)words;
+    CHECK(mc_lane_append(&lane, 3, sources) == 0 && mc_load_pledged(counters) == 0);
+    CHECK(mc_lane_append(&lane, 1, sources) == 0);
+    CHECK(mc_load_pledged(counters) == 4 + 2 && mc_load_upheld(counters) == 6); /* as far as it is ahead */
+    CHECK(mc_lane_append(&lane, 2, sources) == 0 && mc_load_pledged(counters) == 6);
+    words[MC_PROMISED] = 20; /* a successor asks the flusher, who promised more meanwhile */
+    lane.withheld = MC_TICKET_LIMIT;
+    CHECK(mc_lane_append(&lane, 8, sources) == 0 && mc_load_pledged(counters) == 6);
+    words[MC_WATERMARK] = MC_TICKET_LIMIT; /* damaged */
+    CHECK(mc_lane_append(&lane, 8, sources) == 0 && mc_load_pledged(counters) == 22 + MC_MOST_PLEDGE);
+    CHECK(committed_of(&lane) == 22);
+    free_lane(&lane);
+}
+
 TEST(a_window_of_tickets_out_of_range_is_refused) {
     struct mc_lane lane = make_lane(4, 1, one_word);
     int64_t lo, hi;

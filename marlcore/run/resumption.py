@@ -136,9 +136,7 @@ class ResumedRun(NewRun):
         self.described["init_from"] = read_config(self.directory.path).get("init_from", {}) | self._sources
         super().commit(control, machines)
         self.directory.replace_config(self.described)  # after the weights that `init_from` names were saved
-        if not (
-            self._config.replay.save or self._config.replay.durable
-        ):  # saved replays would be older than the next checkpoints
+        if not self._config.replay.save:  # saved replays would be older than the next checkpoints
             for name in self._spec.names:
                 self.directory.replay_path(name).unlink(missing_ok=True)
         return self._restore_progress(control)
