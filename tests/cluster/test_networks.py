@@ -35,6 +35,7 @@ CONDITIONS: dict[str, dict[str, float]] = {
     "all three": {"delay": 0.1, "loss": 0.01, "rate": 10 * MBIT},
 }  # fmt: skip
 CUT_S = 2.0  # for which rows are cut off
+STILL_S = 10.0  # more than a lease
 GIVEN_UP_S = 45.0  # far more than Ray needs to give up a machine that it does not hear
 ROWS = 10_000  # of each lane
 STEPS = 500  # of each node, and updates, under each condition
@@ -200,9 +201,15 @@ def strikes(hosts: RayHosts, run: Driver) -> Iterator[tuple[str, Callable[[], No
             until(lambda host=host: not hosts.has_ray(host))
             hosts.start(host)
 
-    def signalled(signum: int) -> None:
-        for pid in hosts.processes(1):
+    def signalled(host: int, signum: int) -> None:
+        for pid in hosts.processes(host):
             os.kill(pid, signum)
+
+    def head_stands_still() -> None:
+        """To the head, its clock jumps."""
+        signalled(0, signal.SIGSTOP)
+        time.sleep(STILL_S)
+        signalled(0, signal.SIGCONT)
 
     heal = hosts.set_all
     for name, condition in CONDITIONS.items():
@@ -214,8 +221,9 @@ def strikes(hosts: RayHosts, run: Driver) -> Iterator[tuple[str, Callable[[], No
     yield "head cut off", partial(until_lost, 2, partial(hosts.set_all, 0, cut=True), heal)
     yield (
         "host 1 stands still",
-        partial(until_lost, 1, partial(signalled, signal.SIGSTOP), partial(signalled, signal.SIGCONT)),
+        partial(until_lost, 1, partial(signalled, 1, signal.SIGSTOP), partial(signalled, 1, signal.SIGCONT)),
     )
+    yield "head stands still", head_stands_still
     yield "head cut off until the machines are given up", given_up
 
 
