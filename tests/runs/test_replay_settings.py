@@ -1,5 +1,6 @@
 """Settings of the replay in whole runs: priorities, files instead of memory, batches drawn ahead."""
 
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from seams import patch
 from whole_runs import LONG, MODES, Runs, checkpoint, past, updating, values_of
 
 import marlcore as mc
+from marlcore.memory import Segment
+from marlcore.replay.saving import arrays_in
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -140,9 +143,17 @@ def test_a_run_keeps_to_its_kind_of_replay(tmp_path: Path, durable: dict[str, An
         again(replay=first)
 
 
+def has_priorities(state: Path) -> bool:
+    """Whether a kept state knows rows: those below the watermark, of which there may be none at first."""
+    with closing(Segment.attach(state, writable=False)) as segment:
+        return bool(arrays_in(segment, 0)["masses"].any())
+
+
 @LONG
 def test_a_killed_run_resumes_with_its_rows(tmp_path: Path, large: Path, durable: dict[str, Any]) -> None:
-    kill_once(lambda: [*large.glob("*.sampler")], DURABLE_PROGRAM, tmp_path, large, beside=__file__)
+    kill_once(
+        lambda: any(map(has_priorities, large.glob("*.sampler"))), DURABLE_PROGRAM, tmp_path, large, beside=__file__
+    )
     (file,) = large.glob("*.marlcore")
     with mc.ReplayBuffer.attach(file) as replay:
         before, masses = len(replay), replay.sampler(8, prioritized=PRIORITIES, n_step=3, name="learner").state_dict()
