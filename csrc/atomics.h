@@ -18,7 +18,7 @@ struct mc_counters {
     mc_word of_queues[2]; /* see marlcore/queue/cursor.py */
     mc_word pledged; /* of a durable lane: the tickets below it that its writer may overwrite, by itself */
     mc_word upheld;  /* the pledge that is on disk; see mc_lane_pledge */
-    mc_word of_clears[2]; /* see marlcore/memory/native.py */
+    mc_word of_clears[3]; /* see marlcore/memory/native.py */
 };
 
 struct mc_event {

@@ -144,7 +144,11 @@ def _ticket_of(p, leaf):
 
 @inlined
 def _choose(p, q, first, count):
-    """Chooses slots [first, count): one from each of as many parts of the mass, or the newly marked of all of it."""
+    """Chooses a ticket for each of the slots [first, count), from as many equal parts of the mass; returns `count`.
+
+    If no row may be drawn twice, each point is one of the whole mass, and slots whose rows were chosen before are
+    dropped; then returns the end of the others.
+    """
     tree, offsets = float64_array(q.tree, q.nodes), int64_array(q.offsets, q.levels + 1)
     generator, lanes, tickets = uint64_at(p.generator), int64_at(p.lane), int64_at(p.ticket)
     total, left = tree[q.nodes - 1], count - first

@@ -38,9 +38,9 @@ TICKETS = 1 << 62  # more than a lane ever has
 EVERYTHING = 2**32 - 1  # more than any waiter waits for
 
 _WATCH_S = 0.01
-# The last words of a lane's counters line, see struct mc_counters: the lowest ticket that readers may see, and a
-# number that grows with each clear
-_FLOOR, _CLEARS = 6, 7
+# The last words of a lane's counters line, see struct mc_counters: the lowest ticket that readers may see, after an
+# even and an odd number of clears; and, in the segment's lane 0, this number, whose store completes a clear
+_FLOORS, _CLEARS = 6, 8
 _LINE_WORDS = LINE // 8
 _LANES_KEPT = 1024  # cached lane structs, so that memory does not grow with the number of lanes
 
@@ -94,9 +94,9 @@ class NativeLanes:
             raw.column[k].stride = geometry.stride(k)
             raw.column[k].every = geometry.every[k]
 
-        first = geometry.counters_offset(0)
-        self._lines = Words(body[first : first + LINE * self.count])
-        self._clears = body[first + 8 * _CLEARS : first + 8 * (_CLEARS + 1)].data.cast("q")
+        first, at = geometry.counters_offset(0), geometry.counters_offset(-geometry.first) + 8 * _CLEARS
+        self._lines, self._clears = Words(body[first : first + LINE * self.count]), Words(body[at : at + 8])
+        self._glance = body[at : at + 8].data.cast("q")  # the same word, without a call
         self.floors, self._cleared = np.zeros(self.count, np.int64), 0  # as of the last look
 
         @lru_cache(_LANES_KEPT)
@@ -173,11 +173,11 @@ class NativeLanes:
 
         The function returns what `cleared` returns.
         """
-        low, high, clears = pointer_to(lo, "int64_t[]"), pointer_to(hi, "int64_t[]"), self._clears
+        low, high, clears = pointer_to(lo, "int64_t[]"), pointer_to(hi, "int64_t[]"), self._glance
         floors = pointer_to(self.floors, "int64_t[]")
 
         def fill() -> int:
-            if clears[0] != self._cleared:  # without a call, since every draw looks
+            if clears[0] != self._cleared:
                 self.cleared()
             code = lib.mc_lanes_window(self.raw, self.count, low, high)
             if not code and self._cleared:
@@ -190,20 +190,16 @@ class NativeLanes:
 
     def clear(self) -> None:
         """Hides the rows of all lanes from every reader; only one process at a time may be inside."""
+        clears = self._clears.load(0) + 1
         for lane in range(self.count):
-            self._lines.store(lane * _LINE_WORDS + _FLOOR, self.committed(lane))
-        clears = self._lines.load(_CLEARS) + 1
-        for lane in range(self.count):
-            self._lines.store(lane * _LINE_WORDS + _CLEARS, clears)
+            self._lines.store(_floor_word(lane, clears), self.committed(lane))
+        self._clears.store(0, clears)
 
     def cleared(self) -> int:
-        """Returns a number that grows with each clear, 0 before the first; renews `floors` if it has grown.
-
-        Counters that are loaded later are not below the floors.
-        """
-        if self._clears[0] != self._cleared:
-            cleared = self._lines.load(_CLEARS)
-            self.floors[:] = [self._lines.load(lane * _LINE_WORDS + _FLOOR) for lane in range(self.count)]
+        """Returns the number of clears so far; if it has grown, renews `floors`, which later counters are not below."""
+        if self._glance[0] != self._cleared:
+            cleared = self._clears.load(0)
+            self.floors[:] = [self._lines.load(_floor_word(lane, cleared)) for lane in range(self.count)]
             self._cleared = cleared
         return self._cleared
 
@@ -214,6 +210,10 @@ class NativeLanes:
         """
         lanes, tickets, whole = pointer_to(lane, "int64_t[]"), pointer_to(lowest, "int64_t[]"), pointer_to(ok)
         return lambda n: int(lib.mc_lanes_validate(self.raw, n, lanes, tickets, whole))
+
+
+def _floor_word(lane: int, clears: int) -> int:
+    return lane * _LINE_WORDS + _FLOORS + clears % 2
 
 
 class Event:

@@ -16,7 +16,8 @@ from .segment import Segment
 from .watermark import NEWEST, PROMISED, WATERMARK, Mark, Marks, boot_id
 
 _PAUSE_S = 1e-3
-_COMMITTED, _RESERVED, _PLEDGED, _UPHELD, _FLOOR = 0, 1, 4, 5, 6  # words of a lane's counters line: struct mc_counters
+_COMMITTED, _RESERVED, _PLEDGED, _UPHELD = 0, 1, 4, 5  # words of a lane's counters line: struct mc_counters
+_FLOORS = slice(6, 8)
 
 Bytes = NDArray[np.uint8]
 Seal = Callable[[int], int]  # of a row's first word: that of a row of no content that may take its place
@@ -74,7 +75,8 @@ def _recover(body: Bytes, geometry: LaneGeometry, marks: Marks, mark: Mark, held
         _put_hollow_row(body, geometry, lane, int(whole[lane]) - 1, newest[lane])
     body[: ROOM_OFFSET + LINE] = 0  # of processes that slept
     counters[:, _COMMITTED], counters[:, _RESERVED] = whole, reserved
-    counters[:, _FLOOR] = np.minimum(counters[:, _FLOOR], whole)  # a clear may have reached the disk before its rows
+    # A clear may have reached the disk before its rows.
+    counters[:, _FLOORS] = np.minimum(counters[:, _FLOORS], whole[:, None])
     slots = body[geometry.slot_offset(0) : geometry.slot_offset(geometry.slots)].view(np.int64).reshape(-1, LINE // 8)
     slots[:] = 0
     slots[:, 0] = mark.counts

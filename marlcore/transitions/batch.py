@@ -66,7 +66,7 @@ class Batch:
         terminated, truncated: bool [B], whether the episode ended this way within the n steps.
         valid: bool [B, stack], False for padding frames of obs.
         weight: float32 [B], importance weights; 1 for uniform sampling.
-        index: int64 [B], the transition's number in its replay: ticket * lanes + lane.
+        index: int64 [B], the transition's number in its replay: ticket * lanes + lane. `ReplayBuffer.read` takes it.
         policy_version: int64 [B], the version of the weights that acted, modulo 2^32.
         extras: a dict of arrays [B, *shape], which nests as the spec's does.
         mask: in a batch of sequences bool [B, T], False for burn-in and for the places after an episode's end; else

@@ -33,7 +33,7 @@ POINTS = {
     "add_shared": {"store": 7, "copy": 4, "futex": 1, "fcntl": 2},
     "add_limited": {"store": 12, "futex": 1},
     "draw": {"store": 3},
-    "clear": {"openat": 1, "fcntl": 1, "store": 2},
+    "clear": {"openat": 1, "fcntl": 1, "store": 4},  # the lanes' floors, and the clear
     "publish": {"store": 4, "copy": 2, "futex": 1},
     "save": {"fallocate": 1, "pwrite64": 5, "fsync": 2, "linkat": 1, "rename": 1},
     "close": {"unlink": 1, "close": 2},

@@ -347,21 +347,28 @@ class Save(Add):
         self.watch(live)
 
 
-class Clear(Add):
-    """A process clears a replay."""
+class Clear(AddVector):
+    """A process clears a replay of three lanes, not for the first time."""
 
     written, writes = 0, False
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.replay.clear()
+        self.write(range(5))
 
     def act(self) -> None:
         self.own.clear()
 
     def check(self, done: bool) -> None:
-        """All rows are hidden, or none; then another clear hides all, and the next rows are drawn alone."""
-        assert len(self.replay) in ((0,) if done else (0, CAPACITY))
+        """All rows are hidden from all, or none; then another clear hides all, and the next rows are drawn alone."""
+        with ReplayBuffer.attach(self.replay.handle) as newcomer:
+            assert len(newcomer) == len(self.replay) in ((0,) if done else (0, 15)), "hidden in part"
         self.replay.clear()
         assert len(self.replay) == 0 and not self.sampler.can_sample()
-        self.write(range(BEFORE, BEFORE + 3))
-        assert len(self.replay) == 3 and set(self.draw()) == {BEFORE, BEFORE + 1}
+        first = self.lanes * self.committed[0]
+        self.write(range(3))
+        assert len(self.replay) == 9 and set(self.draw()) == {*range(first, first + 2 * self.lanes)}
 
 
 class Draw(Add):

@@ -38,11 +38,11 @@ def test_only_rows_from_after_a_clear_are_drawn_read_and_saved(options, tmp_path
     window, rng = window_of(options), np.random.default_rng(4)
     with replay:
         make = partial(replay.sampler, 4, seed=0, min_size=1, **options)
-        samplers = [make()]
+        samplers, part = [make()], replay.sampler(1, lanes=range(1, 2))
         samplers[0].sample()
         for more in ([30, 9], [9, 55]):
             clear(replay, model)
-            assert len(replay) == len(model) == 0 and not any(sampler.can_sample() for sampler in samplers)
+            assert len(replay) == len(model) == 0 and not any(sampler.can_sample() for sampler in [*samplers, part])
             assert [*replay.batches(8)] == [*replay.episodes()] == []
             fill(replay, model, rng, more)
             allowed, samplers = allowed_in(model, options), [*samplers, make()]
@@ -165,8 +165,8 @@ def test_a_floor_above_its_lanes_rows_is_refused():
     with replay:
         sampler = replay.sampler(4)
         mapped = Mapped(replay)
-        mapped.words(mapped.geometry.counters_offset(1))[6] = 10**6
-        mapped.words(mapped.geometry.counters_offset(0))[7] = 1
+        mapped.words(mapped.geometry.counters_offset(1))[7] = 10**6
+        mapped.words(mapped.geometry.counters_offset(0))[8] = 1
         for call in (sampler.sample, replay.__len__, partial(replay.batches, 4), replay.episodes):
             check_refused(call, mc.errors.SegmentCorrupt, "contradict one another")
 
