@@ -2,8 +2,8 @@
 
 What the processes and the model machine do, and what is checked, is in durable_kills.py and power_cuts.py;
 
-    python tests/long.py durable kills 10000
-    python tests/long.py durable cuts 100000
+    python tests/long.py durability kills 10000
+    python tests/long.py durability cuts 100000
 
 end with what was found in so many cycles or cuts.
 """
