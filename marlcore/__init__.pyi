@@ -122,6 +122,7 @@ from .errors import EnvironmentFailed as EnvironmentFailed
 from .errors import Fenced as Fenced
 from .errors import LayoutMismatch as LayoutMismatch
 from .errors import NotEnoughMemory as NotEnoughMemory
+from .errors import NotHeld as NotHeld
 from .errors import SegmentCorrupt as SegmentCorrupt
 from .errors import SegmentNotFound as SegmentNotFound
 from .errors import StaleHandle as StaleHandle

@@ -58,7 +58,8 @@ class LaneBusy(MarlcoreError):
     """The lane has a living writer, as proved by its kernel lock.
 
     Choose another lane, close the first writer, or open the lane with `shared=True`. A dead writer
-    loses its lock; a stopped process (SIGSTOP, a debugger) lives and keeps its lane.
+    loses its lock; a stopped process (SIGSTOP, a debugger) lives and keeps its lane. The name of a durable
+    replay's sampler is held in the same way, until that sampler is closed.
     """
 
 

@@ -129,13 +129,20 @@ class VectorEnvironment(Protocol):
     Call `observe`, then `act` once for each turn that it returned, and repeat. After an episode's end, a copy begins
     the next episode without a call. With a `state_space`, a Box, and a method `states()`, critics see the environment's
     state; see envs/joint_vector.py.
+
+    Attributes:
+        copies: their number.
+        agents: every agent that may ever act, in a fixed order.
+        spaces: the mc.Spaces of each agent, by name.
+        episodes: episodes that ended since `reset`, in all copies together.
+        ended: int64 [copies], episodes that ended in each copy.
     """
 
     copies: int
-    agents: tuple[str, ...]  # every agent that may ever act, in a fixed order
-    spaces: Mapping[str, Spaces]  # by agent
-    episodes: int  # episodes that ended since `reset`, in all copies together
-    ended: NDArray[np.int64]  # [copies], episodes that ended in each copy
+    agents: tuple[str, ...]
+    spaces: Mapping[str, Spaces]
+    episodes: int
+    ended: NDArray[np.int64]
 
     def reset(self, seed: int) -> None:
         """Begins an episode in every copy; the seed determines this episode and all later ones."""

@@ -29,7 +29,7 @@ class CommandLine:
 
     def __init__(self, command: str, arguments: list[str]) -> None:
         self.words: dict[str, list[str]] = {}  # by name of an option, with underscores
-        self.asks_for_help = not {"-h", "--help"}.isdisjoint(arguments)
+        self.asks_for_help = any(argument.partition("=")[0] in ("-h", "--help") for argument in arguments)
         self._command = command
         self._see = f"; see marlcore {command} --help"
         self._free: list[str] = []

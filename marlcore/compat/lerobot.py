@@ -19,6 +19,7 @@ from lerobot.utils.constants import OBS_IMAGE
 from numpy.typing import NDArray
 
 from ..checks import brief, names_error
+from ..memory import invalidate_after_fork
 from ..spec import Field, rows_of
 from .compressed_ring import CompressedRing
 from .ring import Ints, Ring
@@ -70,8 +71,13 @@ class ReplayBuffer(host.ReplayBuffer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=threading.Lock())
+        invalidate_after_fork(self)
         default = torch.compile(functools.partial(host.random_shift, pad=4))  # LeRobot's, which cannot be pickled
         self.image_augmentation_function = self._augmentation or default
+
+    def forked(self) -> None:
+        """In a forked child: a thread of the parent may have held the lock."""
+        self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state for another process, which uses the same rows."""

@@ -221,8 +221,8 @@ class ReplayConfig(Declared):
     """Parts of each policy's replay by tag, with their shares of a batch, such as anchor 0.3 pool 0.7. A row is stored
     in the part of its episode's tag: the opponent's name in self-play, otherwise info["tag"]. Empty: one part."""
     path: Annotated[str | None, existing_directory] = None
-    """An existing directory for the replays' files, for replays larger than memory; the files are removed at the end.
-    By default they are in /dev/shm."""
+    """An existing directory for the replays' files, for replays larger than memory; the files are removed at the end
+    unless `durable` is set. By default they are in /dev/shm."""
     durable: bool = False
     """Keep the replays' files, in `path`, after the run's end and through power cuts, so that a resumed run starts with
     these rows and their priorities; see docs/reliability.md."""

@@ -13,7 +13,7 @@ from ..errors import SegmentCorrupt
 from .files import File
 from .guard import invalidate_after_fork
 from .lanes import LaneGeometry, writer_lock
-from .native import LINE, NativeLanes, Words
+from .native import LINE, NativeLanes, Words, is_locked
 from .segment import Segment
 from .watermark import NEWEST, PROMISED, WATERMARK, Ints, Mark, Marks, boot_id
 
@@ -47,6 +47,10 @@ class Flushing:
             except OSError:
                 self._marks.fail()  # the kernel takes pages whose writing failed once for written
                 raise
+
+    def release(self) -> None:
+        """Lets another process be the flusher; the thread's last step, so that no two ever write marks."""
+        self._held.close()
 
     def _flush(self) -> None:
         before = self._last or self._adopted()
@@ -86,7 +90,7 @@ class Flushing:
         promises = np.maximum(wanted, before)
         for lane in np.flatnonzero(wanted < before).tolist():
             self._marks.promise(lane, int(wanted[lane]))
-            if not self._segment.is_locked(writer_lock(lane)):
+            if not is_locked(self._held.fd, writer_lock(lane)):
                 promises[lane] = max(wanted[lane], self._reserved[lane])
             self._marks.promise(lane, int(promises[lane]))
         return promises
@@ -133,6 +137,8 @@ def _flush_until(flushing: Flushing, every_s: float, stopping: threading.Event) 
     except (OSError, SegmentCorrupt) as error:
         flushing.error = error
         log.error("%s: rows from now on survive no power cut: %s", flushing.path, error)
+    finally:
+        flushing.release()
 
 
 def _stop(stopping: threading.Event, thread: threading.Thread) -> None:

@@ -49,7 +49,7 @@ def one_thread(method: F) -> F:
 def close_when_alone(claim: File, inside: Collection[int]) -> None:
     """Waits until no other thread is in a guarded method, then closes the claim that these methods need."""
     me = get_ident()
-    while claim.fd >= 0 and any(thread != me for thread in [*inside]):  # in a forked child it is closed
+    while claim.fd >= 0 and any(thread not in (me, _FORKED) for thread in [*inside]):  # in a forked child it is closed
         time.sleep(_PAUSE_S)
     claim.close()
 

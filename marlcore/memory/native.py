@@ -174,26 +174,35 @@ class NativeLanes:
         The function returns what `cleared` returns.
         """
         low, high, clears = pointer_to(lo, "int64_t[]"), pointer_to(hi, "int64_t[]"), self._glance
-        floors = pointer_to(self.floors, "int64_t[]")
+        own, seen = np.zeros(self.count, np.int64), 0
+        floors = pointer_to(own, "int64_t[]")
 
         def fill() -> int:
-            if clears[0] != self._cleared:
-                self.cleared()
+            nonlocal seen
+            if clears[0] != seen:
+                seen = self.cleared()
+                own[:] = self.floors
             code = lib.mc_lanes_window(self.raw, self.count, low, high)
-            if not code and self._cleared:
+            if not code and seen:
                 code = lib.mc_windows_raise(self.count, floors, high, low)
             if code:
                 raise error_of(code)
-            return self._cleared
+            return seen
 
         return fill
 
-    def clear(self) -> None:
-        """Hides the rows of all lanes from every reader; only one process at a time may be inside."""
+    def clear(self, settle: Callable[[], None] = lambda: None) -> None:
+        """Hides the rows of all lanes from every reader; only one process at a time may be inside.
+
+        `settle` puts what was stored on disk, if the segment is durable: the number of clears chooses among floors on
+        several pages, so these come first.
+        """
         clears = self._clears.load(0) + 1
         for lane in range(self.count):
             self._lines.store(_floor_word(lane, clears), self.committed(lane))
+        settle()
         self._clears.store(0, clears)
+        settle()
 
     def cleared(self) -> int:
         """Returns the number of clears so far; if it has grown, renews `floors`, which later counters are not below."""

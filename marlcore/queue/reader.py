@@ -120,6 +120,10 @@ class TrajectoryReader(Closing):
             self._rows.copy(self._read_plan.memory(), self._prepare)
         invalidate_after_fork(self)
 
+    def _take_end_anew(self) -> None:
+        self._claim.close()  # of an attempt that an interrupt ended
+        self._take_end()
+
     def _take_end(self) -> None:
         """Takes the queue's reading end, and continues at its cursor. Raises LaneBusy if the queue has a reader."""
         self.check_open()
@@ -197,7 +201,7 @@ class TrajectoryReader(Closing):
 
     def forked(self) -> None:
         """Makes the first use in a forked child take the reading end, once the parent has closed its reader."""
-        at_first_use(self._inside, self._take_end)
+        at_first_use(self._inside, self._take_end_anew)
 
     def __reduce__(self) -> Any:
         raise TypeError("a TrajectoryReader belongs to one process: pass the queue and call its `reader` there")

@@ -140,7 +140,8 @@ class ReplayBuffer(TransitionLanes):
 
         Raises:
             SegmentNotFound: the file does not exist. SegmentCorrupt: the file is no save of a replay, or its checksum
-                is wrong or missing. A replay made in a file has no checksum, nor has a save that was used in place.
+                is wrong. A replay made in a file has none, nor has a save that was used in place: they are taken as
+                they are, without the rows that their writers overwrite meanwhile.
             LayoutMismatch: the save has another spec. SharedMemoryFull: no room for the replay.
         """
         with cls.attach(as_path("path", path).resolve(), spec) as saved:
@@ -309,12 +310,14 @@ class ReplayBuffer(TransitionLanes):
                 without stack and sequence, where that costs nothing; otherwise shared.
             replace: whether a batch may have a row twice. False gives batches of different transitions, or sequences,
                 each set of which is equally likely; not with priorities.
-            name: of a durable replay, makes the sampler continue where the last one of this name ended or was killed:
-                with its generator, counts and priorities as they were at most `every_s` seconds of drawing before.
+            name: of a durable replay, makes the sampler continue where the last one of this name was: with its
+                generator, batches counted for beta, and priorities as of its close, or, if it was killed or dropped, of
+                at most `every_s` seconds of drawing before.
 
         Raises:
             ValueError, TypeError: an option is out of range, one draw would read more rows than a lane has, a batch
-                would take more bytes than the machine has memory, or the sampler of this name had other options.
+                would take more bytes than the machine has memory; or a sampler of this name had priorities, and another
+                window, other lanes or exponents.
             LaneBusy: a living process has a sampler of this name.
         """
         view, window = self.view(lanes), Window(stack, n_step, gamma, pad, sequence, layout)
@@ -443,9 +446,7 @@ class ReplayBuffer(TransitionLanes):
         Raises: MarlcoreError: this process only watches the replay. SegmentCorrupt: a lane's counters are damaged.
         """
         with claim_clearing(self._segment, self._mapped.geometry) as held:
-            self._mapped.native.clear()
-            if self.durable is not None:
-                held.sync()
+            self._mapped.native.clear(*([] if self.durable is None else [held.sync]))
 
     def __len__(self) -> int:
         """Counts the transitions held, without boundary rows.

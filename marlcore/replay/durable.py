@@ -16,7 +16,7 @@ from ..transitions import HEAD_BYTES, LaneView
 
 log = logging.getLogger(__name__)
 
-_STATE = ".sampler"
+_OF, _STATE = "@", ".sampler"  # the former is in no sampler's name
 _COUNT = 2**32 - 1
 _FLAGS = 56  # of a row's first word, see struct mc_row
 
@@ -44,7 +44,7 @@ class Durability(Closing):
         segment, geometry = view.segment, view.geometry
         self.options, self.path = options, Path(segment.path)
         self.marks = Marks(self.path, segment.body, geometry)
-        held, self.recovered = take_flushing(segment, geometry, self.marks, _hollow)
+        held, self.recovered = take_flushing(segment, geometry, self.marks, hollow)
         if self.recovered is not None:
             rows, cut, overwritten = self.recovered.rows, self.recovered.cut, self.recovered.overwritten
             left = f"{rows:,} rows are whole, {cut:,} newer and {overwritten:,} older ones are lost"
@@ -66,21 +66,21 @@ class Durability(Closing):
 
     def state_path(self, name: str) -> Path:
         """Returns the file of the sampler of this name."""
-        return self.path.with_name(f"{self.path.name}.{name}{_STATE}")
+        return self.path.with_name(f"{self.path.name}{_OF}{name}{_STATE}")
 
     def unlink(self) -> None:
         """Removes the samplers' files."""
-        for file in self.path.parent.glob(f"{escape(self.path.name)}.*{_STATE}"):
-            file.unlink(missing_ok=True)
+        for file in self.path.parent.glob(f"{escape(self.path.name)}{_OF}*{_STATE}"):
+            if (
+                file.name.count(_OF) == self.path.name.count(_OF) + 1
+            ):  # otherwise it belongs to a replay of a longer name
+                file.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Puts the rows on disk once more, and lets another process be the flusher. Raises the flusher's error."""
-        if self._flusher is not None and self._held is not None:
+        if self._flusher is not None:
             flusher, self._flusher = self._flusher, None
-            try:
-                flusher.close()
-            finally:
-                self._held.close()
+            flusher.close()
 
 
 def newest_version(view: LaneView) -> int:
@@ -92,7 +92,7 @@ def newest_version(view: LaneView) -> int:
     return highest
 
 
-def _hollow(word: int) -> int:
+def hollow(word: int) -> int:
     """Turns the first word of a row into that of a boundary row that follows it."""
     ordinal, is_boundary = word & _COUNT, word >> _FLAGS & BOUNDARY
     return (ordinal + (not is_boundary)) & _COUNT | BOUNDARY << _FLAGS

@@ -25,7 +25,7 @@ from .saving import STATE, arrays_in, place_arrays, put_arrays
 
 State = dict[str, NDArray[Any]]
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
-_KIND, _OF = "sampler_state", "of"
+_KIND, _OF, _PRIORITIES = "sampler_state", "of", "masses"
 
 
 class KeptState(Closing):
@@ -49,7 +49,9 @@ class KeptState(Closing):
         self._due = time.monotonic() + self._every_s
         claim = view.segment.lock(name_lock(view.geometry, name))
         if claim is None:
-            raise LaneBusy(f"{view.segment.path}: the sampler {name!r} is in use by a living process")
+            raise LaneBusy(
+                f"{view.segment.path}: the sampler {name!r} is in use, here or elsewhere, until it is closed"
+            )
         self._claim: File = claim
         with ClosedAfterError(claim):
             self._restore()
@@ -64,6 +66,9 @@ class KeptState(Closing):
                 return
             segment.verify()
             state = {name: array.copy() for name, array in arrays_in(segment, 0).items()}
+        if self._rows.prioritized is None and _PRIORITIES in state:  # which this sampler's own state would replace
+            got = f"{self._path}: expected a prioritized sampler, as the last one of this name was, got a uniform one"
+            raise ValueError(got)
         try:
             self._rows.load_state_dict(state)
         except ValueError as error:

@@ -108,14 +108,16 @@ class Mixture:
             part.resize()
         if not all(gate.may_sample(self.batch_size) for gate, _ in self._gates):
             return False
-        found, least = 0, self._parts[0].least_drawable
+        found, least, short = 0, self._parts[0].least_drawable, list[SampleGate]()
         for gate, numbers in self._replays.values():
             here = sum(self._parts[i].ready() for i in numbers)
             found += here
             if found >= least:
                 return True
             if here < least and gate is not None and numbers:
-                gate.starve()
+                short.append(gate)
+        for gate in short:
+            gate.starve()
         return False
 
     @one_thread

@@ -13,6 +13,7 @@ from ..arrays import is_tensor, without_grad
 from ..checks import brief, state_array
 from ..declared import Declared, Number, Whole
 from ..kernels import priorities as kernels
+from ..kernels import uniform
 from ..kernels.sumtree import empty_tree, level_offsets, repair_range
 from ..spec import Field, TransitionSpec
 from ..transitions import BatchMemory, LaneView, ReadPlan, RecordLayout, address_of
@@ -145,7 +146,9 @@ class PriorityTree:
 
     def drawable(self, most: int) -> int:
         self._catch_up()
-        return min(most, math.ceil(self.total))  # for `most` above 1, all masses are 1
+        if most == 1:
+            return min(1, math.ceil(self.total))
+        return int(uniform.list_sampleable(self._read_plan.plan, np.zeros((2, most), np.int64)))
 
     def draw(self, memory: BatchMemory, rows: NDArray[np.int64]) -> tuple[int, int]:
         """Does `_Uniform.draw`. Raises ValueError for an actor's bad priority, which then counts as the highest."""

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..checks import check_type, check_whole, state_array
 from ..errors import MarlcoreError
 from ..kernels import uniform
-from ..kernels.rows import HI, LO
+from ..kernels.rows import HI, LO, WHOLE
 from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, LaneView, ReadPlan, Window, count_transitions
 from .hindsight import Hindsight, Relabelling
 from .prioritized import EQUAL, Prioritized, PriorityTree
@@ -252,7 +252,10 @@ class RowSampler:
         elif self._tree is not None and self._tree.all_zero:
             why = f"each of the {count} transitions has a priority of 0, and epsilon is 0"
         elif not self._replace:
-            why = f"fewer than {len(self._whole)} of the {count} transitions can be drawn"
+            rows = "transitions" if window.length is None else "sequences"
+            why = f"expected {len(self._whole)} different {rows}, got fewer among the {count} transitions"
+        elif window.length is not None and window.burn_in == WHOLE:
+            why = f"none of the {count} transitions begins an episode of at most {window.length} that is held whole"
         elif window.length is not None:
             why = f"none of the {count} transitions begins a sequence of {window.length} that is held whole"
         else:

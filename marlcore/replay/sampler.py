@@ -8,6 +8,7 @@ from typing import Any
 from numpy.typing import ArrayLike, NDArray
 
 from ..checks import deadline_of
+from ..closing import Closing
 from ..errors import NotEnoughData, TimedOut
 from ..fixed import fixed
 from ..memory import Inside, at_first_use, child_number, invalidate_after_fork, one_thread, sleep_until
@@ -19,7 +20,7 @@ from .row_sampler import RowSampler
 
 
 @fixed()
-class Sampler:
+class Sampler(Closing):
     """Draws batches from one replay, for one thread at a time; `ReplayBuffer.sampler` makes it.
 
     A transition can be drawn if the replay holds its whole stack, and its next n steps or all steps to its episode's
@@ -27,7 +28,8 @@ class Sampler:
     priorities.
 
     A forked child, such as a worker of torch's DataLoader, may use its parent's sampler. It keeps the priorities of the
-    moment of the fork, and draws other rows than its parent and siblings; the seed and the order of forks say which.
+    moment of the fork, and draws other rows than its parent and siblings; the seed and the number of forks so far say
+    which. The parent ignores priorities of rows that only the child drew.
 
     Attributes:
         batch_size: rows of a batch, unless `sample` says how many.
@@ -98,8 +100,8 @@ class Sampler:
         if self._gate is not None:
             self.stats.waited += self._gate.wait(len(whole), deadline)
         while len(left := rows.fill(memory, left)):
+            left = rows.resize(n)  # before the wait, for which rows of this try would count as drawn
             self._wait(deadline)
-            left = rows.resize(n)
         if self._gate is not None:
             self._gate.count(len(whole))
         rows.finish(memory, whole, beta)
@@ -179,6 +181,14 @@ class Sampler:
         self.stats.waited += time.monotonic() - began
         if not enough:
             raise (NotEnoughData if deadline is None else TimedOut)(self._rows.shortage())
+
+    def close(self) -> None:
+        """Writes the state of a named sampler, and gives its name back; `ReplayBuffer.close` does this as well.
+
+        Without a name, there is nothing to close. Raises OSError: the state, or an earlier one, could not be written.
+        """
+        if self._kept is not None:
+            self._kept.close()
 
     def forked(self) -> None:
         """Readies the sampler for use in a forked child, where it draws other rows than the parent and siblings do."""

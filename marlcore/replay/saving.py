@@ -19,6 +19,7 @@ from ..errors import SegmentCorrupt, SharedMemoryFull
 from ..memory import LINE, LaneGeometry, Put, Segment, replace_file
 from ..regular_files import naming
 from ..transitions import LaneView
+from .durable import hollow
 
 STATE = "sampler"  # the key of a description that lists the arrays of a sampler's state
 DURABLE = "durable"  # the key that tells how often a durable replay is put on disk; see durable.py
@@ -105,6 +106,7 @@ def _put_cut(put: Put, view: LaneView) -> None:
     lines = body[geometry.slot_offset(0) : geometry.slot_offset(geometry.slots)]
     slots[:, 0] = lines.view(np.int64).reshape(slots.shape)[:, 0]
     lanes.windows(lo, hi)()
+    newest = [_first_word(view, lane, int(hi[lane])) for lane in range(lanes.count)]
     for lane in range(lanes.count):
         for begin, end in _runs(geometry, lane, int(lo[lane]), int(hi[lane])):
             put(begin, body[begin:end])
@@ -112,10 +114,22 @@ def _put_cut(put: Put, view: LaneView) -> None:
         if validate(1):  # its fence orders the copy above before the counters read from here on
             look_again()
             lo[lane] = min(now[0, lane], hi[lane])
+        if lo[lane] == hi[lane] > 0:  # a lane without rows keeps one without content, for the count of what was written
+            lo[lane] -= 1
+            row = np.zeros(geometry.stride(0) // 8, np.int64)
+            row[0] = hollow(newest[lane])
+            at = lane * geometry.capacity + int(lo[lane]) % geometry.capacity
+            put(geometry.column_offset(0) + at * geometry.stride(0), row.view(np.uint8))
         # committed, reserved: a reader's window is [reserved - capacity, committed).
         counters = np.array([hi[lane], lo[lane] + geometry.capacity], np.int64)
         put(geometry.counters_offset(lane), counters.view(np.uint8))
     put(geometry.slot_offset(0), slots.reshape(-1).view(np.uint8))  # the samplers' counts, without their starving flags
+
+
+def _first_word(view: LaneView, lane: int, end: int) -> int:
+    """Returns the first word of the row before ticket `end`; 0 without one, or if it was overwritten."""
+    row = np.zeros(view.geometry.stride(0), np.uint8)
+    return 0 if end == 0 or view.native.read(lane, end - 1, 1, row) else int(row[:8].view(np.int64)[0])
 
 
 def _runs(geometry: LaneGeometry, lane: int, lo: int, hi: int) -> Iterator[tuple[int, int]]:

@@ -153,15 +153,26 @@ def _durable_replay(
     """Makes a replay that outlives the run and its path, which a note in the run's directory has; or attaches to it."""
     settings, spec, note = config.replay, transition_spec(policy, config), durable_note(saved)
     assert settings.path is not None
-    file = Path(read_json(note)["path"]) if note.exists() else None
-    if file is not None and file.exists():
-        return stack.enter_context(ReplayBuffer.attach(file, spec))
-    if file is not None:
-        log.warning("resume: the replay of %s is not there, and begins empty: %s", printable(policy.name), file)
-    else:
-        file = Path(settings.path) / f"{saved.stem}-{secrets.token_hex(4)}.marlcore"
+    known = Path(read_json(note)["path"]) if note.exists() else None
+    file = Path(settings.path) / (f"{saved.stem}-{secrets.token_hex(4)}.marlcore" if known is None else known.name)
+    if known is not None and known.exists() and not file.exists():
+        raise ValueError(f"replay.path: expected {known.parent}, where the run's replays are, got {settings.path}")
+    if file != known:
         write_json(note, {"path": str(file)})  # first: a run that is killed now begins here when it is resumed
-    return stack.enter_context(ReplayBuffer.create(spec, settings.capacity, path=file, durable=Durable(), **options))
+    if known is not None and file.exists():
+        return stack.enter_context(ReplayBuffer.attach(file, spec))
+    if known is not None:
+        log.warning("resume: the replay of %s is not there, and begins empty: %s", printable(policy.name), file)
+    replay = ReplayBuffer.create(spec, settings.capacity, path=file, durable=Durable(), **options)
+    stack.enter_context(replay)
+    stack.callback(_remove_unused, replay)
+    return replay
+
+
+def _remove_unused(replay: ReplayBuffer) -> None:
+    """Removes the file of a run that failed before its first row."""
+    if not any(map(replay.view().native.committed, range(replay.lanes))):
+        replay.unlink()
 
 
 def attach_transitions(handle: SegmentHandle) -> ReplayBuffer | TrajectoryQueue:

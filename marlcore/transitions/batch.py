@@ -116,7 +116,7 @@ class Batch:
         return len(self.reward)
 
     def __repr__(self) -> str:
-        return f"<Batch {' x '.join(map(str, self.reward.shape))} of {', '.join(['obs', 'action', *self.extras])}>"
+        return f"<Batch {' x '.join(map(str, self.discount.shape))} of {', '.join(['obs', 'action', *self.extras])}>"
 
     def torch(self, device: torch.device | str = "cpu") -> TorchBatch:
         """Returns the same fields as tensors: views of this memory on the CPU, copies elsewhere."""

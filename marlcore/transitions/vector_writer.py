@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..checks import brief
+from ..checks import brief, check_finite
 from ..fixed import fixed
 from ..memory import File, NativeVector, invalidate_after_fork, one_thread
 from ..observations import nested
@@ -167,7 +167,7 @@ class HeldRows:
         writer: the VectorWriter that appends the rows.
         obs: an array [rows, *shape], or a dict of arrays if the spec's obs is one.
         action: [rows, *shape].
-        reward: float32 [rows]; `append` refuses numbers that are not finite.
+        reward: float32 [rows], or [rows, n] of vectors; `append` refuses numbers that are not finite.
         extras: arrays [rows, *shape], by name.
     """
 
@@ -201,6 +201,8 @@ class HeldRows:
             staging.records[::2] = self._records[which]
         elif lanes is not None:
             staging.which[:] = writer._indices(lanes)
+        if self.reward.ndim > 1:  # of which the core checks the first number
+            check_finite("reward", self.reward[which])
         try:
             if staging.some_ended or terminated is not None or final_obs is not None:
                 staging.put_ends(terminated, truncated, final_obs)

@@ -85,7 +85,8 @@ class Window(Declared):
         """Returns how many rows a lane needs to hold a whole window at all times; windows begin every `period` rows."""
         if self.length is None:
             return self.stack + self.n_step
-        return max(self.stack, spec.state_every) + self.n_step + self.length - 1 + self.period - 1
+        between = 0 if self.whole else self.period - 1
+        return max(self.stack, spec.state_every) + self.n_step + self.length - 1 + between
 
     def check_periods(self, spec: TransitionSpec, lane_rows: int) -> None:
         """Raises ValueError if a lane may at times hold no whole window of a sequence."""

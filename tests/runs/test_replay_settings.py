@@ -121,7 +121,7 @@ def test_a_durable_replay_outlives_its_run(tmp_path: Path, large: Path, durable:
     runs.train(tmp_path, ALONE, FAVOURING, mode=mode, total_steps=600, replay=durable)
     file, state = files(large)
     assert file.startswith("agent_0-")
-    assert state == f"{file}.learner.sampler"
+    assert state == f"{file}@learner.sampler"
     with mc.ReplayBuffer.attach(large / file) as replay:
         assert len(replay) >= 600
         versions = replay.newest_version()

@@ -114,7 +114,7 @@ class Kills:
     def state(self) -> tuple[int, int]:
         """The file of the sampler's state: another one after each write."""
         with suppress(FileNotFoundError):
-            status = os.stat(f"{self.path}.{NAME}.sampler")
+            status = os.stat(f"{self.path}@{NAME}.sampler")
             return status.st_ino, status.st_mtime_ns
         return 0, 0
 

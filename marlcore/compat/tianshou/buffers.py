@@ -64,16 +64,26 @@ class _InLanes(host.ReplayBuffer):
             raise ValueError(f"buffer_ids: expected None, or [0] and a batch of one row, got {brief(buffer_ids)}")
         known = {name: part for name, part in vars(batch).items() if not several or name in self._reserved_keys}
         columns = self._columns(known, stacked=several or buffer_ids is not None)
-        self._store(columns, lanes)
-        rewards, results = columns["rew",], []
+        rewards = columns["rew",]
         rewards = rewards.tolist() if rewards.ndim == 1 else rewards
-        for lane, reward, done in zip(lanes, rewards, columns["done",].tolist(), strict=True):
-            start, part = parts[lane]
-            index, total, length, first = count_row(part, reward, done)
-            results.append((start + index, total, length, start + first))
-            if several:
-                self.last_index[lane], self._lengths[lane] = start + index, part._size
+        counts = zip(lanes, rewards, columns["done",].tolist(), strict=True)
+        try:
+            self._store(columns, lanes)
+            results = [self._counted(*count) for count in counts]
+        except BaseException:
+            heads = self._rows.replay.windows()[1] if self._rows else np.zeros(len(parts), np.int64)
+            for lane, reward, done in zip(lanes, rewards, columns["done",].tolist(), strict=True):
+                if heads[lane] % parts[lane][1].maxsize != parts[lane][1]._insertion_idx:  # an interrupt after the row
+                    self._counted(lane, reward, done)
+            raise
         return tuple(map(np.array, zip(*results, strict=True)))
+
+    def _counted(self, lane: int, reward: Any, done: bool) -> tuple[int, Any, int, int]:
+        start, part = parts_of(self)[lane]
+        index, total, length, first = count_row(part, reward, done)
+        if "buffers" in vars(self):
+            self.last_index[lane], self._lengths[lane] = start + index, part._size
+        return start + index, total, length, start + first
 
     def reset(self, keep_statistics: bool = False) -> None:
         """Deletes all rows and priorities. The next row takes new memory, to which other processes must attach anew."""
@@ -182,9 +192,10 @@ class _InLanes(host.ReplayBuffer):
             parts.pop("obs_next", None)
         for name in {"obs", "obs_next"} & parts.keys() if self._save_only_last_obs else ():
             parts[name] = parts[name][:, -1] if stacked else parts[name][-1]
-        parts["rew"] = as_array(parts["rew"]).astype(np.float64, copy=False)
-        for name in ("terminated", "truncated"):
-            parts[name] = as_array(parts[name]).astype(np.bool_, copy=False)
+        for name, kind in {"rew": np.float64, "terminated": np.bool_, "truncated": np.bool_}.items():
+            if (array := as_array(parts[name])).dtype.kind not in "biuf":
+                raise TypeError(f"{name}: expected numbers, got {brief(parts[name])}")
+            parts[name] = array.astype(kind, copy=False)
         parts["done"] = parts["terminated"] | parts["truncated"]
         return dict(leaves_of(parts)) if stacked else {key: array[np.newaxis] for key, array in leaves_of(parts)}
 

@@ -177,3 +177,20 @@ def test_a_process_that_watches_may_not_clear():
         replay.clear()
         assert len(watching) == 0
         check_refused(watching.clear, mc.MarlcoreError, "got one that only watches it")
+
+
+def test_a_save_after_a_clear_counts_on(tmp_path):
+    """Its limiter needs the number of rows that were ever inserted, of which the save holds none."""
+    limiter = mc.RateLimiter(samples_per_insert=1.0, min_size=10, tolerance=100)
+    with mc.ReplayBuffer.create(TICKETS, 80, limiter=limiter) as replay:
+        with replay.writer() as writer:
+            for ticket in range(32):
+                writer.add(ticket, ticket, 0.0)
+        replay.clear()
+        replay.save(tmp_path / "save")
+    with mc.ReplayBuffer.load(tmp_path / "save") as copy, copy.writer(timeout=0.0) as writer:
+        assert len(copy) == 0 and not copy.sampler(8).can_sample()
+        for ticket in range(20):
+            writer.add(ticket, ticket, 0.0)
+        assert len(copy.sampler(8).sample()) == 8
+        assert copy.view().native.inserted() == 52

@@ -271,7 +271,7 @@ def test_the_state_is_written_while_drawing(path: Path) -> None:
         replay = create(path, durable=mc.Durable(every_s=1e-3))
         add(replay, 30)
         sampler = replay.sampler(8, prioritized=mc.Prioritized(), name="learner")
-        while not path.with_name(f"{path.name}.learner.sampler").exists():
+        while not path.with_name(f"{path.name}@learner.sampler").exists():
             sampler.sample()
         return replay
 
@@ -441,7 +441,7 @@ def test_a_named_sampler_in_a_forked_child_leaves_its_file_to_the_parent(path: P
         sampler = replay.sampler(8, seed=1, name="learner")
         sampler.sample()
         sampler._kept._thread.join()
-        file = path.with_name(f"{path.name}.learner.sampler")
+        file = path.with_name(f"{path.name}@learner.sampler")
         before = file.stat().st_ino
 
         def draw() -> None:
@@ -502,3 +502,54 @@ def test_only_samplers_of_durable_replays_have_names(path: Path) -> None:
     with create(path) as replay:
         got = "name: expected at most 100 letters, digits, '_', '.' and '-', got 'a/b'"
         check_refused(lambda: replay.sampler(8, name="a/b"), ValueError, got)
+
+
+def test_a_uniform_sampler_does_not_replace_priorities(path: Path) -> None:
+    with create(path) as replay:
+        add(replay, 20)
+        with replay.sampler(8, seed=1, prioritized=mc.Prioritized(), name="learner") as sampler:
+            sampler.update_priorities(sampler.sample().index, np.full(8, 9.0))
+            state = sampler.state_dict()
+        expected = "expected a prioritized sampler, as the last one of this name was, got a uniform one"
+        check_refused(lambda: replay.sampler(8, name="learner"), ValueError, expected)
+        again = replay.sampler(8, prioritized=mc.Prioritized(), name="learner").state_dict()
+        np.testing.assert_array_equal(again["generator"], state["generator"])
+        assert again["highest"] == state["highest"] > 8.0
+
+
+def test_a_sampler_of_whole_episodes_keeps_its_priorities(path: Path) -> None:
+    options: dict[str, Any] = {"sequence": mc.Sequence(4, whole=True), "prioritized": mc.Prioritized(), "name": "rnn"}
+    with create(path, durable=mc.Durable(every_s=1e-6)) as replay, replay.writer() as writer:
+        for ticket in range(24):
+            writer.add(np.full(3, ticket, np.float32), ticket, 0.0, terminated=ticket % 3 == 2)
+        flush(replay)
+        with replay.sampler(8, seed=1, **options) as sampler:
+            sampler.update_priorities(sampler.sample().index, np.arange(1.0, 9.0))
+            masses = sampler.state_dict()["masses"]
+        again = replay.sampler(8, **options).state_dict()["masses"]
+        assert len(np.unique(masses)) > 3
+        np.testing.assert_array_equal(again[:18], masses[:18])
+
+
+def test_unlink_leaves_the_files_of_a_replay_whose_name_is_longer(path: Path) -> None:
+    other = path.with_name(f"{path.name}@eval")
+    for each in (path, other):
+        with create(each) as replay:
+            add(replay, 20)
+            with replay.sampler(8, name="learner") as sampler:
+                sampler.sample()
+    with mc.ReplayBuffer.attach(path) as replay:
+        replay.unlink()
+    assert [file.name for file in sorted(path.parent.iterdir())] == [other.name, f"{other.name}@learner.sampler"]
+
+
+def test_the_floors_of_a_clear_are_on_disk_before_their_number(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be on other pages: with the number alone, some lanes would have the floors of an earlier clear."""
+    with create(path) as replay:
+        add(replay, 5)
+        seen: list[list[int]] = []
+        words = Mapped(replay).words(Mapped(replay).geometry.counters_offset(0))
+        monkeypatch.setattr(File, "sync", lambda file: seen.append(words[6:9].tolist()))
+        replay.clear()
+        assert seen == [[0, 5, 0], [0, 5, 1]]
+        monkeypatch.undo()

@@ -164,7 +164,7 @@ def test_a_wholly_lapped_lane_is_saved_empty(tmp_path, monkeypatch):
         monkeypatch.setattr(os, "pwrite", lap)
         replay.save(tmp_path / "save")
     with mc.ReplayBuffer.load(tmp_path / "save") as copy:
-        assert window(copy) == [(8, 8)]
+        assert window(copy) == [(7, 8)]  # a row without content, for the count of what was written
         assert len(copy) == 0
         with copy.writer() as writer:
             assert writer.add(np.zeros(4, np.uint64), 0, 1.0, True) == 8

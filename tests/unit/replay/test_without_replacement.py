@@ -2,6 +2,7 @@
 
 from functools import partial
 from itertools import combinations
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,6 +15,11 @@ from marlcore.transitions import ReadPlan
 SPEC = SPECS["vector"]
 TICKETS = mc.TransitionSpec(mc.Field(), mc.Field((), "int64"))
 WINDOWS = [{}, {"stack": 3, "n_step": 2}, {"sequence": mc.Sequence(4, 1)}]
+
+
+def add_tickets(writer, count):
+    for _ in range(count):
+        writer.add(0.0, 0, 0.0)
 
 
 @pytest.mark.parametrize("window", WINDOWS)
@@ -79,7 +85,7 @@ def test_a_batch_waits_for_enough_different_rows():
         for ticket in range(8):
             writer.add(ticket, ticket, 0.0)
             assert not sampler.can_sample()
-            with pytest.raises(mc.NotEnoughData, match=r"fewer than 8 of the \d transitions can be drawn"):
+            with pytest.raises(mc.NotEnoughData, match=r"expected 8 different transitions, got fewer among the \d"):
                 sampler.sample()
         writer.add(8, 8, 0.0)
         assert sorted(sampler.sample().action.tolist()) == [*range(8)]
@@ -109,3 +115,33 @@ def test_what_cannot_be_without_replacement_is_refused():
         check_refused(partial(replay.sampler, 8, replace=0), TypeError, "replace: expected a bool, got 0")
         says = "batch_size: expected at most the 80 rows, since none comes twice, got 81"
         check_refused(partial(replay.sampler, 81, replace=False), ValueError, says)
+
+
+def test_rows_of_a_failed_try_count_again_while_a_sampler_waits():
+    with mc.ReplayBuffer.create(TICKETS, 100) as replay, replay.writer() as writer:
+        sampler = replay.sampler(8, replace=False, min_size=1, seed=0)
+        add_tickets(writer, 6)
+        waits = iter([partial(add_tickets, writer, 4)])
+
+        def wait(lacking, event, until, check_open):
+            next(waits)()
+            return lacking() == 0
+
+        with mock.patch("marlcore.replay.sampler.sleep_until", wait):
+            assert len({*sampler.sample(timeout=60.0).index.tolist()}) == 8
+
+
+def test_a_mixture_that_can_draw_switches_no_limiter_off():
+    limiter = mc.RateLimiter(samples_per_insert=1.0, min_size=1, tolerance=20)
+    with (
+        mc.ReplayBuffer.create(TICKETS, 1000, limiter=limiter) as limited,
+        mc.ReplayBuffer.create(TICKETS, 1000) as free,
+    ):
+        writer = limited.writer(timeout=0.0)
+        add_tickets(writer, 8)
+        with free.writer() as other:
+            add_tickets(other, 100)
+        mixture = mc.Mixture([limited, free], [0.25, 0.75], 20, replace=False, seed=0)
+        assert mixture.can_sample()
+        with pytest.raises(TimeoutError):
+            add_tickets(writer, 100)
