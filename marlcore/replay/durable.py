@@ -71,9 +71,8 @@ class Durability(Closing):
     def unlink(self) -> None:
         """Removes the samplers' files."""
         for file in self.path.parent.glob(f"{escape(self.path.name)}{_OF}*{_STATE}"):
-            if (
-                file.name.count(_OF) == self.path.name.count(_OF) + 1
-            ):  # otherwise it belongs to a replay of a longer name
+            # Otherwise it belongs to a replay of a longer name.
+            if file.name.count(_OF) == self.path.name.count(_OF) + 1:
                 file.unlink(missing_ok=True)
 
     def close(self) -> None:
