@@ -88,7 +88,7 @@ def api_page(name: str, title: str, modules: list[str]) -> str:
     for module in modules:
         home, chosen = import_module(module), sections(module)
         if name in TITLES:
-            chosen = {"": chosen[TITLES[name]]}
+            chosen = {"": chosen[TITLES[name]] + chosen.get(f"Further names of the {name}", [])}
         if len(modules) > 1:
             lines += [f"## {module}", "", *linked((inspect.getdoc(home) or "").partition("\n\n")[0]).splitlines(), ""]
         lines += [f"`import {module}{' as mc' if module == 'marlcore' else ''}`", ""]

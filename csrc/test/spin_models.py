@@ -90,7 +90,6 @@ MODELS = (
             "LOWERED_BELOW_THE_RESERVATION",
             "PLEDGE_NOT_ON_DISK",
             "PREDECESSORS_PLEDGE_BELIEVED",
-            "PREDECESSORS_MARK_BELIEVED",
             "PLEDGE_CLEARED_TOO_EARLY",
         ),
         sizes=(("CUTS=1",), ("TICKETS=3",), ("CUTS=1", "KILLS=1", "TICKETS=3")),

@@ -203,6 +203,11 @@ TEST(counters_that_contradict_one_another_quarantine_the_lane) {
 
 TEST(a_durable_lanes_writer_pledges_what_was_not_promised) {
     struct mc_lane lane = make_lane(8, 1, one_word);
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    free(lane.counters);
+    lane.counters = aligned_alloc(page, page); /* as a segment's: the whole page is put on disk */
+    CHECK(lane.counters);
+    memset(lane.counters, 0, page);
     struct mc_counters *counters = mc_counters_of(&lane);
     uint64_t rows[8] = {0}, words[2] = {[MC_PROMISED] = 3, [MC_WATERMARK] = 2};
     const void *sources[] = {rows};

@@ -14,8 +14,7 @@
 #define CUTS 2
 #endif
 #ifndef KILLS
-#if defined(PREDECESSORS_PLEDGE_BELIEVED) || defined(PREDECESSORS_MARK_BELIEVED) || \
-    defined(LOWERED_BELOW_THE_RESERVATION)
+#if defined(PREDECESSORS_PLEDGE_BELIEVED) || defined(LOWERED_BELOW_THE_RESERVATION)
 #define KILLS 1
 #else
 #define KILLS 0
@@ -177,9 +176,6 @@ end:
                 p = memory.promised[place];
                 w = memory.committed
             };
-#ifdef PREDECESSORS_MARK_BELIEVED
-            promised = larger(promised, p);
-#endif
 #ifndef WATERMARK_BEFORE_ROWS
             sync();
 #endif
