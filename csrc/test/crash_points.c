@@ -1,8 +1,7 @@
 /* Points at which a process dies or a system call fails: a seccomp filter traps each system call but those
  * that the handler of the trap makes itself, so that none escapes, whoever makes it. */
 #define _GNU_SOURCE
-#include "crash_points.h"
-#undef memcpy
+#include "copy_in_halves.h"
 
 #include <errno.h>
 #include <linux/filter.h>
@@ -62,17 +61,6 @@ static void mc_die(void) { (void)mc_call(SYS_kill, (long[6]){mc_call_0(SYS_getpi
 void mc_point(int64_t what) {
     if (!injected && mc_point_strikes(what))
         mc_die();
-}
-
-void *mc_copy_in_halves(void *to, const void *from, size_t size) {
-    size_t half = size / 2;
-    if (size < 256) /* within private memory; rows so short go word by word */
-        return memcpy(to, from, size);
-    mc_point(MC_POINT_COPY);
-    memcpy(to, from, half);
-    mc_point(MC_POINT_COPY);
-    memcpy((char *)to + half, (const char *)from + half, size - half);
-    return to;
 }
 
 /* No points: calls that never fail, and the memory allocator's own, whose failures are no concern of the

@@ -146,7 +146,8 @@ def _read(line: CommandLine) -> tuple[TrainOptions, str, Any, Config]:
         topic = line.word("help")
         if topic == "all":
             _show_help(line, name, kind(**chosen), settings)
-        _show_topic(line, str(topic), kind(**chosen), settings.config)
+        else:
+            _show_topic(line, str(topic), kind(**chosen), settings.config)
 
     def refuse(option: str) -> str:
         return f"{option} is no option of {name}" if option.startswith("--algorithm.") else f"unknown option {option}"

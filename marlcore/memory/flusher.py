@@ -28,12 +28,11 @@ class Flushing:
     def __init__(self, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, marks: Marks, held: File) -> None:
         self.path: Path = segment.path
         self.error: Exception | None = None  # which ended the thread
-        self._segment, self._marks, self._held = segment, marks, held
+        self._marks, self._held = marks, held
         self._lanes, self._geometry = lanes, geometry
         self._slots = Words(segment.body[geometry.slot_offset(0) : geometry.slot_offset(geometry.slots)])
         first, end = geometry.counters_offset(0), geometry.counters_offset(geometry.lanes)
         self._reserved = segment.body[first:end].view(np.int64)[1 :: LINE // 8]
-        self._row = np.zeros(geometry.stride(0), np.uint8)
         self._turn = threading.Lock()
         self._last: Mark | None = None  # the last mark on disk, of this flusher
 
@@ -98,8 +97,8 @@ class Flushing:
     def _newest_row(self, lane: int) -> tuple[int, int]:
         """Returns how many rows a lane has, and the first word of the newest one."""
         while committed := self._lanes.committed(lane):
-            if self._lanes.read(lane, committed - 1, 1, self._row) != -errno.ESTALE:
-                return committed, int(self._row[:8].view(np.int64)[0])
+            if (record := self._lanes.record(lane, committed - 1)) is not None:
+                return committed, int(record.view(np.int64)[0])
         return 0, 0
 
 

@@ -60,6 +60,10 @@ class LaneGeometry:
     def counters_offset(self, lane: int) -> int:
         return LINE * (2 + self.first + lane)
 
+    def record_offset(self, lane: int, ticket: int) -> int:
+        """Returns the offset in the body, in bytes, of a ticket's record."""
+        return self.column_offset(0) + (lane * self.capacity + ticket % self.capacity) * self.stride(0)
+
     def slot_offset(self, slot: int) -> int:
         return LINE * (2 + self.total + slot)
 

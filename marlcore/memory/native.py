@@ -40,7 +40,7 @@ EVERYTHING = 2**32 - 1  # more than any waiter waits for
 _WATCH_S = 0.01
 # The last words of a lane's counters line, see struct mc_counters: the lowest ticket that readers may see, after an
 # even and an odd number of clears; and, in the segment's lane 0, this number, whose store completes a clear
-_FLOORS, _CLEARS = 6, 8
+FLOORS, _CLEARS = 6, 8
 _LINE_WORDS = LINE // 8
 _LANES_KEPT = 1024  # cached lane structs, so that memory does not grow with the number of lanes
 
@@ -168,6 +168,11 @@ class NativeLanes:
         raw, pointer = self._nth(lane), pointer_to(dest.view(np.uint8))
         return lambda: None if (count := lib.mc_lane_read_newest(raw, pointer)) == -errno.ESTALE else count
 
+    def record(self, lane: int, ticket: int) -> Bytes | None:
+        """Returns a copy of a row's record, uint8 [stride]; None if it is overwritten, not written yet, or below 0."""
+        record = np.zeros(self.raw.column[0].stride, np.uint8)
+        return None if ticket < 0 or self.read(lane, ticket, 1, record) else record
+
     def windows(self, lo: Ints, hi: Ints) -> Callable[[], int]:
         """Returns a function that fills lo and hi, int64 [lanes], with each lane's range [lo, hi) of whole tickets.
 
@@ -222,7 +227,7 @@ class NativeLanes:
 
 
 def _floor_word(lane: int, clears: int) -> int:
-    return lane * _LINE_WORDS + _FLOORS + clears % 2
+    return lane * _LINE_WORDS + FLOORS + clears % 2
 
 
 class Event:

@@ -11,13 +11,13 @@ from ..closing import ClosedAfterError
 from ..errors import SegmentCorrupt
 from .files import File
 from .lanes import ROOM_OFFSET, LaneGeometry, flusher_lock
-from .native import LINE
+from .native import FLOORS, LINE
 from .segment import Segment
 from .watermark import NEWEST, PROMISED, WATERMARK, Mark, Marks, boot_id
 
 _PAUSE_S = 1e-3
 _COMMITTED, _RESERVED, _PLEDGED, _UPHELD = 0, 1, 4, 5  # words of a lane's counters line: struct mc_counters
-_FLOORS = slice(6, 8)
+_FLOORS = slice(FLOORS, FLOORS + 2)
 
 Bytes = NDArray[np.uint8]
 Seal = Callable[[int], int]  # of a row's first word: that of a row of no content that may take its place
@@ -94,8 +94,7 @@ def _recover(body: Bytes, geometry: LaneGeometry, marks: Marks, mark: Mark, held
 
 
 def _put_hollow_row(body: Bytes, geometry: LaneGeometry, lane: int, ticket: int, word: int) -> None:
-    stride = geometry.stride(0)
-    begin = geometry.column_offset(0) + (lane * geometry.capacity + ticket % geometry.capacity) * stride
-    row = body[begin : begin + stride]
+    begin = geometry.record_offset(lane, ticket)
+    row = body[begin : begin + geometry.stride(0)]
     row[:] = 0
     row[:8].view(np.int64)[0] = word

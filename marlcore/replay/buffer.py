@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..checks import as_path, brief, check_type
 from ..closing import ClosedAfterError
 from ..fixed import fixed
-from ..memory import Inside, Marks, Put, Recovered, Segment, check_keeps, claim_clearing
+from ..memory import Marks, Put, Recovered, Segment, check_keeps, claim_clearing
 from ..observations import Pad
 from ..spec import Sequence, TransitionSpec
 from ..transitions import Batch, LaneView, Layout, TransitionLanes, Window, Writer, count_transitions
@@ -325,14 +325,13 @@ class ReplayBuffer(TransitionLanes):
         most = view.geometry.lanes * view.geometry.capacity
         if not replace and rows.batch_size > most:
             raise ValueError(f"batch_size: expected at most the {most} rows, since none comes twice, got {batch_size}")
-        inside: Inside = {}
-        kept = None if name is None else self._kept_state(name, view, rows, inside)
-        return Sampler(rows, SampleGate.of(view, rows.batch_size), None if kept is None else inside, kept)
+        kept = None if name is None else self._kept_state(name, view, rows)
+        return Sampler(rows, SampleGate.of(view, rows.batch_size), kept=kept)
 
-    def _kept_state(self, name: str, view: LaneView, rows: RowSampler, inside: Inside) -> KeptState:
+    def _kept_state(self, name: str, view: LaneView, rows: RowSampler) -> KeptState:
         if self._durability is None:
             raise ValueError(f"name: expected None, since this replay is not durable, got {brief(name)}")
-        kept = KeptState(name, view, self._durability, rows, inside)
+        kept = KeptState(name, view, self._durability, rows)
         self._ends.add(kept)
         return kept
 

@@ -12,7 +12,7 @@ from ..closing import ClosedAfterError, Closing
 from ..declared import Declared, Number
 from ..kernels.rows import POLICY_VERSION
 from ..memory import BOUNDARY, Flusher, Flushing, Marks, sync_directory, take_flushing
-from ..transitions import HEAD_BYTES, LaneView
+from ..transitions import LaneView
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,6 @@ class Durability(Closing):
             log.warning("%s: the machine stopped while the replay was in use: %s", self.path, left)
         self._flushing: Flushing | None = None
         self._flusher: Flusher | None = None
-        self._held = held
         view.native.withhold(self.marks.words_offset)
         if held is not None:
             with ClosedAfterError(held):
@@ -84,11 +83,8 @@ class Durability(Closing):
 
 def newest_version(view: LaneView) -> int:
     """Returns the highest `policy_version` of the lanes' newest rows, 0 without rows; a lane's versions only grow."""
-    row, highest = np.zeros(view.geometry.stride(0), np.uint8), 0
-    for lane in range(view.geometry.lanes):
-        if (committed := view.native.committed(lane)) and not view.native.read(lane, committed - 1, 1, row):
-            highest = max(highest, int(row[:HEAD_BYTES].view(np.uint32)[POLICY_VERSION]))
-    return highest
+    newest = (view.native.record(lane, view.native.committed(lane) - 1) for lane in range(view.geometry.lanes))
+    return max((int(record.view(np.uint32)[POLICY_VERSION]) for record in newest if record is not None), default=0)
 
 
 def hollow(word: int) -> int:

@@ -29,9 +29,9 @@ _KIND, _OF, _PRIORITIES = "sampler_state", "of", "masses"
 
 
 class KeptState(Closing):
-    """Writes the state of a sampler `rows` now and then, and at `close`; it shares the sampler's guard `inside`."""
+    """Writes the state of a sampler `rows` now and then, and at `close`; the sampler shares its guard."""
 
-    def __init__(self, name: str, view: LaneView, durability: Durability, rows: RowSampler, inside: Inside) -> None:
+    def __init__(self, name: str, view: LaneView, durability: Durability, rows: RowSampler) -> None:
         """Restores the state that an earlier sampler of this name left.
 
         Raises:
@@ -43,7 +43,8 @@ class KeptState(Closing):
         self._segment, self._path = view.segment, durability.state_path(name)
         self._every_s, self._marks = durability.options.every_s, durability.marks
         self._lanes = slice(view.geometry.first, view.geometry.first + view.geometry.lanes)
-        self._rows, self._inside = rows, inside
+        self._rows = rows
+        self._inside: Inside = {}
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._due = time.monotonic() + self._every_s

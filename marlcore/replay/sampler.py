@@ -42,11 +42,12 @@ class Sampler(Closing):
     def __init__(
         self, rows: RowSampler, gate: SampleGate | None, inside: Inside | None = None, kept: KeptState | None = None
     ) -> None:
-        """`inside`: the guard (see guard.py) that the sampler shares with others; None: a guard of its own."""
+        """`inside`: the guard (see guard.py) of the Mixture that has this sampler; without one, or `kept`, its own."""
         self.stats, self.prioritized = rows.stats, rows.prioritized
         self._rows, self._gate, self._kept = rows, gate, kept
-        self._inside: Inside = {} if inside is None else inside
-        if inside is None or kept is not None:  # otherwise the mixture does this
+        own: Inside = {} if kept is None else kept._inside
+        self._inside = own if inside is None else inside
+        if inside is None:  # otherwise the mixture does this
             invalidate_after_fork(self)
 
     @property

@@ -106,7 +106,7 @@ def _put_cut(put: Put, view: LaneView) -> None:
     lines = body[geometry.slot_offset(0) : geometry.slot_offset(geometry.slots)]
     slots[:, 0] = lines.view(np.int64).reshape(slots.shape)[:, 0]
     lanes.windows(lo, hi)()
-    newest = [_first_word(view, lane, int(hi[lane])) for lane in range(lanes.count)]
+    newest = [lanes.record(lane, int(hi[lane]) - 1) for lane in range(lanes.count)]
     for lane in range(lanes.count):
         for begin, end in _runs(geometry, lane, int(lo[lane]), int(hi[lane])):
             put(begin, body[begin:end])
@@ -117,19 +117,13 @@ def _put_cut(put: Put, view: LaneView) -> None:
         if lo[lane] == hi[lane] > 0:  # a lane without rows keeps one without content, for the count of what was written
             lo[lane] -= 1
             row = np.zeros(geometry.stride(0) // 8, np.int64)
-            row[0] = hollow(newest[lane])
-            at = lane * geometry.capacity + int(lo[lane]) % geometry.capacity
-            put(geometry.column_offset(0) + at * geometry.stride(0), row.view(np.uint8))
+            record = newest[lane]
+            row[0] = hollow(0 if record is None else int(record.view(np.int64)[0]))
+            put(geometry.record_offset(lane, int(lo[lane])), row.view(np.uint8))
         # committed, reserved: a reader's window is [reserved - capacity, committed).
         counters = np.array([hi[lane], lo[lane] + geometry.capacity], np.int64)
         put(geometry.counters_offset(lane), counters.view(np.uint8))
     put(geometry.slot_offset(0), slots.reshape(-1).view(np.uint8))  # the samplers' counts, without their starving flags
-
-
-def _first_word(view: LaneView, lane: int, end: int) -> int:
-    """Returns the first word of the row before ticket `end`; 0 without one, or if it was overwritten."""
-    row = np.zeros(view.geometry.stride(0), np.uint8)
-    return 0 if end == 0 or view.native.read(lane, end - 1, 1, row) else int(row[:8].view(np.int64)[0])
 
 
 def _runs(geometry: LaneGeometry, lane: int, lo: int, hi: int) -> Iterator[tuple[int, int]]:

@@ -69,17 +69,17 @@ class _InLanes(host.ReplayBuffer):
         counts = zip(lanes, rewards, columns["done",].tolist(), strict=True)
         try:
             self._store(columns, lanes)
-            results = [self._counted(*count) for count in counts]
+            results = [self._counted(parts, *count) for count in counts]
         except BaseException:
             heads = self._rows.replay.windows()[1] if self._rows else np.zeros(len(parts), np.int64)
             for lane, reward, done in zip(lanes, rewards, columns["done",].tolist(), strict=True):
                 if heads[lane] % parts[lane][1].maxsize != parts[lane][1]._insertion_idx:  # an interrupt after the row
-                    self._counted(lane, reward, done)
+                    self._counted(parts, lane, reward, done)
             raise
         return tuple(map(np.array, zip(*results, strict=True)))
 
-    def _counted(self, lane: int, reward: Any, done: bool) -> tuple[int, Any, int, int]:
-        start, part = parts_of(self)[lane]
+    def _counted(self, parts: list[tuple[int, Any]], lane: int, reward: Any, done: bool) -> tuple[int, Any, int, int]:
+        start, part = parts[lane]
         index, total, length, first = count_row(part, reward, done)
         if "buffers" in vars(self):
             self.last_index[lane], self._lengths[lane] = start + index, part._size
