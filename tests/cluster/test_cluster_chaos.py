@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from processes import family, until
+from processes import children, family, until
 from ray_nodes import RayNodes
 from whole_clusters import BEGINNING, called, left_on, title_of
 
@@ -80,14 +80,15 @@ def faults():
 supervision = mc.SupervisionConfig(max_restarts=10**6, backoff=0.1)
 learner = mc.LearnerConfig(device="cpu", warmup=100, publish_interval=2)
 config = configured(sys.argv[2], 10**9, updates_per_step=0.5, supervision=supervision, learner=learner,
-                    replay=mc.ReplayConfig(capacity=10**6), cluster={"lease_seconds": 3.0})
+                    replay=mc.ReplayConfig(capacity=10**6), cluster={"lease_seconds": 6.0})
 run = mc.start(marked, "dqn", config)
 until(lambda: all(words(run, name)[0] > 20 for name in ("node-0", "node-1")), lambda: run.status().running)
 for line in sys.stdin:  # each asks for the state
     if not line.strip():
         break
     state = {name: words(run, name) for name in ("node-0", "node-1")}
-    print(json.dumps([state, run.status().updates["agent_0"]]), file=answers, flush=True)
+    agents = [agent.found["pid"] for agent in run._session._machines._cluster.agents if agent.has_begun]
+    print(json.dumps([state, run.status().updates["agent_0"], agents]), file=answers, flush=True)
 print(json.dumps(faults()), file=answers, flush=True)
 run.stop()
 told(run.wait(), answers)
@@ -119,11 +120,15 @@ class Driver:
 
     def progress(self) -> list[int]:
         """The nodes' steps, and the learner's updates."""
-        nodes, updates = self.ask()
+        nodes, updates, _ = self.ask()
         return [nodes["node-0"][0], nodes["node-1"][0], updates]
 
     def lost(self) -> int:
         return sum(restarts for _, restarts in self.ask()[0].values())
+
+    def agents(self) -> list[int]:
+        """The processes of the agents that have seats: one that has lost its seat may live on for a while."""
+        return [*self.ask()[2]]
 
     def close(self) -> None:
         self._process.kill()
@@ -132,16 +137,21 @@ class Driver:
 
 
 def candidates(what: str, nodes: RayNodes, run: Driver) -> list[int]:
-    if what == "raylet":
-        return nodes.raylets[1:]  # without the driver's node no run goes on
+    if what.startswith("agent"):
+        return run.agents()
+    if what == "program":
+        return [pid for agent in run.agents() for pid in children(agent) if TITLES[what] in title_of(pid)]
+    if what == "raylet":  # not the driver's, without which no run goes on
+        return [pid for pid in nodes.raylets[1:] if {*children(pid)} & {*run.agents()}]
     if what == "learner":
         return [pid for pid in family(run.pid) if TITLES[what] in title_of(pid)]
     return called(nodes, TITLES[what])
 
 
-def strike(what: str, kills: bool, pid: int, nodes: RayNodes, run: Driver) -> None:
+def strike(what: str, kills: bool, nodes: RayNodes, run: Driver, generator: random.Random) -> None:
     """Kills or stops a process: a strike of `outlived`."""
-    lost = run.lost()
+    lost = run.lost()  # first: whatever is lost from now on counts
+    pid = generator.choice(until(lambda: candidates(what, nodes, run)))
     os.kill(pid, signal.SIGKILL if kills else signal.SIGSTOP)
     if what == "raylet" and kills:
         nodes.restart(nodes.raylets.index(pid))
@@ -186,8 +196,7 @@ def chaos(
     with closing(Driver(nodes.address, run_dir)) as run:
 
         def named(what: str, kills: bool) -> tuple[str, Callable[[], None]]:
-            pid = generator.choice(until(lambda: candidates(what, nodes, run)))
-            return f"{what} {'killed' if kills else 'stopped'}", partial(strike, what, kills, pid, nodes, run)
+            return f"{what} {'killed' if kills else 'stopped'}", partial(strike, what, kills, nodes, run, generator)
 
         return outlived(run, starmap(named, strikes))
 
