@@ -27,6 +27,11 @@ def dtype_of(dtype: Any) -> np.dtype[Any]:
     return known
 
 
+def may_be_infinite(dtype: np.dtype[Any]) -> bool:
+    """Whether values of this dtype may be NaN or infinite. NumPy knows no kind of bfloat16."""
+    return dtype.kind in "fc" or dtype.name == BFLOAT16
+
+
 def is_tensor(value: Any) -> bool:
     """Whether the value is a tensor of torch, which this does not import."""
     return value.__class__ is not np.ndarray and hasattr(value, "requires_grad")

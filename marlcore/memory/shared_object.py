@@ -37,8 +37,14 @@ class Shared(Closing):
     _attaches_anew = False  # whether forked children may use it: see Segment
     _keep = ""  # how to keep the content; if given, only pickles for other processes are made, since they lack it
 
-    def __init__(self, segment: Segment) -> None:
-        """Wraps a segment. Raises SegmentCorrupt if it holds another kind of object or its description is malformed."""
+    def __init__(self, segment: Segment, *others: object, **options: object) -> None:
+        """Wraps a segment. Raises SegmentCorrupt if it holds another kind of object or its description is malformed.
+
+        Raises TypeError, which names the ways to make the object, for what a user would pass.
+        """
+        if others or options or not isinstance(segment, Segment):
+            name = type(self).__name__
+            raise TypeError(f"{name}: expected {name}.create(...) or {name}.attach(handle), got {name}(...)")
         self._segment = segment
         segment.attaches_anew = self._attaches_anew
         try:

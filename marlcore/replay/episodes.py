@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import BFLOAT16, may_be_infinite
 from ..checks import brief, check_finite, names_error
 from ..npz import read_npz
 from ..observations import Values, by_name, each, nested, part_name, rows_at
@@ -101,7 +102,7 @@ class RecordedEpisodes:
                 raise ValueError(f"{name}: expected {field.describe()} for each transition, got none")
             # Windows begin with zeros and burn in, since recurrent states of other policies are useless.
             arguments[name] = rows_of(name, field, fields.get(name, field.zeros(steps)), steps)
-            if field.numpy.kind in "fc" and field.every == 1 and name != PRIORITY:
+            if may_be_infinite(field.numpy) and field.every == 1 and name != PRIORITY:
                 check_finite(name, arguments[name])
         self.spec = spec
         return arguments
@@ -116,7 +117,7 @@ class RecordedEpisodes:
             action = action - start
         assert isinstance(spec.action, Field)  # see above
         action = rows_of("action", spec.action, action, len(action))
-        if action.dtype.kind in "fc":
+        if may_be_infinite(action.dtype):
             check_finite("action", action)
         if mask is not None and action.ndim == 1:
             allowed = ((action[:, None] == np.arange(mask.shape[1])) & (mask != 0)).any(1)
@@ -255,7 +256,7 @@ def _array(label: str, values: Any, kinds: str = _NUMBERS) -> NDArray[Any]:
         array = np.asarray(values)
     except ValueError:  # a list of different shapes
         array, kinds = np.empty(0, object), ""
-    if array.dtype.kind not in kinds and values is not None:
+    if array.dtype.kind not in kinds and array.dtype.name != BFLOAT16 and values is not None:
         raise ValueError(f"{label}: expected an array [T, ...] of numbers, or a dict of them, got {brief(values)}")
     return array
 
@@ -295,7 +296,7 @@ def _values(label: str, spec: TransitionSpec, obs: Any, rows: int) -> Values:
     for name, field in fields.items():
         part = label if isinstance(spec.obs, Field) else f"{label}[{name!r}]"
         checked[name] = rows_of(part, field, arrays[name], rows)
-        if field.numpy.kind in "fc":
+        if may_be_infinite(field.numpy):
             check_finite(part, checked[name])
     values: Values = nested(checked, spec.obs)
     return values

@@ -155,6 +155,23 @@ def test_bfloat16_is_stored_as_it_is_and_rounded_to():
                 writer.add([0.0, wrong], 0.0, 0.0, large=np.zeros(300))
 
 
+def test_recorded_episodes_hold_bfloat16_but_no_nan():
+    spec = TransitionSpec(Field((2,), "bfloat16"), Field((), "bfloat16"))
+    values = np.arange(1, 8).astype(ml_dtypes.bfloat16)
+    episode = {"obs": np.stack([values, -values], 1), "action": values[:6], "reward": np.zeros(6), "truncated": True}
+    for given in (spec, None):
+        with ReplayBuffer.from_episodes([episode], spec=given) as replay:
+            (batch,) = replay.episodes()
+            assert replay.spec.obs == spec.obs and replay.spec.action == spec.action
+            assert np.array_equal(batch.obs, episode["obs"][:6]) and np.array_equal(batch.action, values[:6])
+            assert np.array_equal(batch.next_obs[-1], episode["obs"][6])
+    for name in ("obs", "action"):
+        wrong = episode[name].copy()
+        wrong[-1] = np.nan
+        bad = partial(ReplayBuffer.from_episodes, [episode | {name: wrong}], spec=spec)
+        check_refused(bad, ValueError, "expected finite numbers, got nan")
+
+
 def test_bfloat16_without_its_package_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     check_refused(partial(Field, (), "bfloat16"), ModuleNotFoundError, "needs ml_dtypes: pip install ml_dtypes")

@@ -126,6 +126,8 @@ REPLAY: list[Refused] = [
     (lambda: on(lambda replay: mc.ReplayBuffer.attach(replay.handle, VECTOR)), mc.LayoutMismatch,
         ": spec obs: expected float32 (), got float32 (3,)"),
     (attach_another_kind, mc.SegmentCorrupt, "expected a replay, got another kind of segment"),
+    (lambda: mc.ReplayBuffer(SCALAR, 100), TypeError, "expected ReplayBuffer.create(...) or ReplayBuffer.attach"),  # type: ignore[arg-type]
+    (lambda: mc.TrajectoryQueue(SCALAR), TypeError, "expected TrajectoryQueue.create(...)"),  # type: ignore[arg-type]
 ]  # fmt: skip
 WRITERS: list[Refused] = [
     *each_bad(writer, "0 to 1", lane=[-1, 2, "0", None, 0.0]),
