@@ -5,8 +5,9 @@ which other processes read it without a copy; nodes that have fetched a row serv
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -191,7 +192,8 @@ class WeightsLink:
 
     def describe(self) -> dict[str, Any]:
         """As `Porter.describe`."""
-        described: dict[str, Any] = self._get(lambda actor: actor.describe.remote(), _ANSWER_S)
+        with self._reached() as (ray, actor):
+            described: dict[str, Any] = ray.get(actor.describe.remote(), timeout=_ANSWER_S)
         return described
 
     def fetch(self, newer_than: int, timeout: float) -> Any:
@@ -199,20 +201,23 @@ class WeightsLink:
 
         Over a slow network, a row that takes longer than 30 s comes at a later call: no newer row is asked for before.
         """
-        if self._coming is None:
-            self._coming = self._get(lambda actor: actor.fetch.remote(newer_than, timeout), timeout + _ANSWER_S)
-        if self._coming is None or not _ray("WeightsLink").wait(self._coming, timeout=_ANSWER_S)[0]:
-            return None
-        (row,), self._coming = self._coming, None
-        return self._get(lambda _: row, _ANSWER_S)
+        with self._reached() as (ray, actor):
+            if self._coming is None:
+                self._coming = ray.get(actor.fetch.remote(newer_than, timeout), timeout=timeout + _ANSWER_S)
+            if self._coming is None or not ray.wait(self._coming, timeout=_ANSWER_S)[0]:
+                return None
+            (row,), self._coming = self._coming, None
+            return ray.get(row, timeout=_ANSWER_S)
 
-    def _get(self, reference: Callable[[Any], Any], timeout: float) -> Any:
+    @contextmanager
+    def _reached(self) -> Iterator[tuple[Any, Any]]:
+        """Lends the module ray and the porter's actor; translates Ray's errors, after which the actor is found anew."""
         ray = _ray("WeightsLink")
         try:
             self._actor = self._actor or ray.get_actor(self._name, self._namespace)
-            return ray.get(reference(self._actor), timeout=timeout)
+            yield ray, self._actor
         except (ray.exceptions.RayError, ValueError) as error:  # ValueError: no actor has the name
-            self._actor = None
+            self._actor = self._coming = None
             raise _plain(error, f"the porter {self._name}") from None
 
 

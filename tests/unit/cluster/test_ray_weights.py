@@ -8,6 +8,7 @@ import pytest
 from ray_nodes import RayNodes
 
 from marlcore.cluster import WeightsLink
+from marlcore.errors import LinkLost
 
 DRIVER = """
 import os, signal, sys
@@ -161,3 +162,18 @@ def test_a_row_that_is_slow_to_come_is_waited_for(monkeypatch: pytest.MonkeyPatc
     link = WeightsLink("porter")
     assert [link.fetch(0, 0.5) for _ in range(4)] == [None, None, "row 1", None]
     assert ray.calls == 2
+
+
+def test_a_lost_connection_is_named_at_a_wait_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = SlowRay()
+    monkeypatch.setattr("marlcore.cluster.ray_actors._ray", lambda _: ray)
+    link = WeightsLink("porter")
+    with monkeypatch.context() as patch:
+
+        def lost(*_: Any, **__: Any) -> None:
+            raise ray.exceptions.RayError("the raylet\nis gone")
+
+        patch.setattr(SlowRay, "wait", lost)
+        with pytest.raises(LinkLost, match=r"^the porter porter cannot be reached: the raylet is gone$"):
+            link.fetch(0, 0.5)
+    assert [link.fetch(0, 0.5) for _ in range(3)] == [None, None, "row 2"]
