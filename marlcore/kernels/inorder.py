@@ -79,8 +79,8 @@ def _settle(p, lane, cursor):
 
 
 @jit
-def _look(p, lane, cursors, tallies):
-    """Counts a lane's ready transitions or unrolls, up to a batch, and unfinished ones that later rows may complete."""
+def _look(p, lane, cursors, tallies, most):
+    """Counts a lane's ready transitions or unrolls, up to `most`, and unfinished ones that later rows may complete."""
     settled, probe, hi = cursors[SETTLED], cursors[PROBE], int64_at(p.hi)[lane]
     _copy(settled, cursors[NEXT], lane)
     _enter(p, lane, tallies[MARGIN, lane], settled)
@@ -89,7 +89,7 @@ def _look(p, lane, cursors, tallies):
     verdict, rows = _settle(p, lane, settled)
     _copy(probe, settled, lane)
     ready = 0
-    while verdict == SAMPLEABLE and ready < p.batch:
+    while verdict == SAMPLEABLE and ready < most:
         ready += 1
         probe[POSITION, lane] += rows
         verdict, rows = _settle(p, lane, probe)
@@ -123,16 +123,22 @@ def read(plan, columns, out, first, filled, cursors, tallies):
     crowded lanes deliver. Sets the windows' seams, moves the first of `cursors`, int64 [3, 4, lanes], past the rows
     taken, and writes each lane's ready number, share and lowest ticket to `tallies`, int64 [5, lanes].
 
-    Returns: the numbers of slots now filled; of transitions or unrolls that are filled or ready, at most a batch from
-        each lane; and of unfinished ones that later rows may complete.
+    Returns: the numbers of slots now filled; of transitions or unrolls that are filled or ready, at least a batch if
+        there are so many; and, if there are not, of unfinished ones that later rows may complete.
     """
     p, cursor = plan[0], cursors[NEXT]
     find_seams(p)
-    total, pending = filled, 0
-    for lane in range(p.lanes):
-        ready, more = _look(p, lane, cursors, tallies)
-        total += ready
-        pending += more
+    # Equal shares seldom need more. Only if some lanes have little are the others looked at for a whole batch.
+    most = min(p.batch, 2 * ((p.batch - filled) // p.lanes + 1))
+    while True:
+        total, pending = filled, 0
+        for lane in range(p.lanes):
+            ready, more = _look(p, lane, cursors, tallies, most)
+            total += ready
+            pending += more
+        if total >= p.batch or most == p.batch:
+            break
+        most = p.batch
     if total < p.batch:
         for lane in range(p.lanes):
             tallies[SHARE, lane] = tallies[READY, lane] * tallies[CROWDED, lane]
