@@ -70,7 +70,7 @@ class Monitor:
         self._ended = 0  # episodes, since this monitor began
         self._counted = deque([(now, self.control.steps, 0)], maxlen=RATES)  # (seconds, steps, episodes)
         self._rate = 0.0
-        self._due_at = self.began + now + TICK_S
+        self.due_at = self.began + now + TICK_S  # a time of `monotonic`; for serial runs, whose rounds may take long
         self._saved_at = self._memory_at = -max(SAVE_S, MEMORY_S)
         self._events = Events(self.directory.path)
         self._newest: dict[tuple[str, str], float] = {}
@@ -87,17 +87,12 @@ class Monitor:
         """Whether each learner has begun; a failure before then leaves no directory, even if actors have acted."""
         return all(self.control.workers[learner].load(READY) for learner in self.control.about.get("learners", ()))
 
-    @property
-    def due(self) -> bool:
-        """Whether the last tick was at least `TICK_S` ago."""
-        return monotonic() >= self._due_at
-
     def tick(self, last: bool = False) -> None:
         """Records new metrics; at intervals and at the last tick, measures rates, flushes sinks and saves progress."""
         for metric in self.telemetry.tail():
             self._record(metric)
         steps, now = self.control.steps, self._seconds
-        self._due_at = self.began + now + TICK_S
+        self.due_at = self.began + now + TICK_S
         if steps and self._learners_began:
             self.directory.keep()
         measured = now - self._counted[-1][0] >= RATE_S or (last and steps != self._counted[-1][1])
