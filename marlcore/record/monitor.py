@@ -82,19 +82,15 @@ class Monitor:
     def _seconds(self) -> float:
         return monotonic() - self.began
 
-    @property
-    def _learners_began(self) -> bool:
-        """Whether each learner has begun; a failure before then leaves no directory, even if actors have acted."""
-        return all(self.control.workers[learner].load(READY) for learner in self.control.about.get("learners", ()))
-
     def tick(self, last: bool = False) -> None:
         """Records new metrics; at intervals and at the last tick, measures rates, flushes sinks and saves progress."""
         for metric in self.telemetry.tail():
             self._record(metric)
         steps, now = self.control.steps, self._seconds
         self.due_at = self.began + now + TICK_S
-        if steps and self._learners_began:
-            self.directory.keep()
+        learners = self.control.about.get("learners", ())
+        if steps and all(self.control.workers[learner].load(READY) for learner in learners):
+            self.directory.keep()  # a failure before a learner has begun leaves no directory, even if actors have acted
         measured = now - self._counted[-1][0] >= RATE_S or (last and steps != self._counted[-1][1])
         if measured:
             self._measure(now, steps)
