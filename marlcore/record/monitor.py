@@ -65,7 +65,7 @@ class Monitor:
     conditions: StopConditions | None = None
 
     def __post_init__(self) -> None:
-        now = self._seconds
+        now = monotonic() - self.began
         self._episodes: dict[str, int] = {}  # by actor, the episodes that its present process ended
         self._ended = 0  # episodes, since this monitor began
         self._counted = deque([(now, self.control.steps, 0)], maxlen=RATES)  # (seconds, steps, episodes)
@@ -78,15 +78,11 @@ class Monitor:
         self._means: dict[str, float] = {}  # mean returns at the last measurement: they take time in long runs
         self.status = self._status_at(now)
 
-    @property
-    def _seconds(self) -> float:
-        return monotonic() - self.began
-
     def tick(self, last: bool = False) -> None:
         """Records new metrics; at intervals and at the last tick, measures rates, flushes sinks and saves progress."""
         for metric in self.telemetry.tail():
             self._record(metric)
-        steps, now = self.control.steps, self._seconds
+        steps, now = self.control.steps, monotonic() - self.began
         self.due_at = self.began + now + TICK_S
         learners = self.control.about.get("learners", ())
         if steps and all(self.control.workers[learner].load(READY) for learner in learners):
