@@ -72,7 +72,9 @@ def main(arguments: list[str]) -> int:
     sys.path.append(os.getcwd())  # for modules of --env and --algo; workers use the same path
     line = CommandLine("train", arguments)
     if line.word("preset") == "list":
-        _list_presets()
+        presets = {name: read_preset(name) for name in preset_names()}
+        rows = [(name, str(one.env), str(one.algo), f"{one.config.total_steps:,}") for name, one in presets.items()]
+        print_table({"preset": "left", "environment": "left", "algorithm": "left", "steps": "right"}, rows)
         return 0
     resume, start = None, dict[str, Any]()
     if "resume" in line.words:
@@ -169,12 +171,6 @@ def _chosen_settings(line: CommandLine) -> Settings:
     if preset:
         return read_preset(preset)
     return read_settings(file) if file else Settings(Config())
-
-
-def _list_presets() -> None:
-    presets = {name: read_preset(name) for name in preset_names()}
-    rows = [(name, str(one.env), str(one.algo), f"{one.config.total_steps:,}") for name, one in presets.items()]
-    print_table({"preset": "left", "environment": "left", "algorithm": "left", "steps": "right"}, rows)
 
 
 def _first_page(settings: Settings) -> str:

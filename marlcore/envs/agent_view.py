@@ -14,7 +14,7 @@ from ..errors import EnvironmentFailed
 from ..interfaces import Outcome
 from ..observations import ALONE, Values, rows_at
 from ..spaces import MASK, Spaces
-from ..spec import Field, rows_of
+from ..spec import Field
 
 Result = tuple[Any, float, bool, bool, Mapping[str, Any]]  # observation, reward, terminated, truncated, info
 
@@ -104,11 +104,6 @@ class AgentView:
             pass
         raise ValueError(f"{MASK}: expected {Field(expected, 'bool').describe()}, got {brief(value)}")
 
-    def convert(self, action: NDArray[Any], rows: int) -> NDArray[Any]:
-        """Converts actions [rows, ...] from the form in a replay to the space's form. Raises ValueError, TypeError."""
-        array = rows_of("action", self.spaces.action_field, action, rows)
-        return self.spaces.shifted(array) if self.spaces.is_shifted else array
-
     def check(self, copies: NDArray[np.int64], values: Values, *, acting: bool) -> None:
         """Checks that values [k, ...] are finite or, if discrete, in range.
 
@@ -120,20 +115,16 @@ class AgentView:
         if fault is not None:
             raise failed(copies[fault[0]], self.agent, fault[1])
 
-    def check_rewards(self, copies: NDArray[np.int64], reward: NDArray[Any]) -> None:
-        """Checks that rewards are numbers that are finite as float32."""
-        if reward.dtype == np.float32 and are_finite(reward):
-            return
+    def check_outcome(self, outcome: Outcome) -> None:
+        """Checks that rewards are finite as float32, and checks final observations where the episode ended."""
+        copies, reward = outcome.copies, outcome.reward
         if reward.dtype.kind not in "biuf":
             raise failed(copies[0], self.agent, f"reward: expected a number, got {brief(reward[0])}")
-        fits = np.abs(reward) <= LARGEST_REWARD  # never of NaN
-        if 0 in fits.tobytes():
-            row = int(fits.argmin())
-            raise failed(copies[row], self.agent, f"reward: expected a finite number of float32, got {reward[row]}")
-
-    def check_outcome(self, outcome: Outcome) -> None:
-        """Checks rewards, and final observations where the episode ended."""
-        self.check_rewards(outcome.copies, outcome.reward)
+        if reward.dtype != np.float32 or not are_finite(reward):
+            fits = np.abs(reward) <= LARGEST_REWARD  # never of NaN
+            if 0 in fits.tobytes():
+                row = int(fits.argmin())
+                raise failed(copies[row], self.agent, f"reward: expected a finite number of float32, got {reward[row]}")
         if outcome.final_obs is not None:
             ended = outcome.terminated | outcome.truncated
             self.check(outcome.copies[ended], rows_at(outcome.final_obs, ended), acting=False)

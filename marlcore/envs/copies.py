@@ -13,7 +13,7 @@ from ..errors import EnvironmentFailed
 from ..interfaces import MEMBER_REWARDS, Environment, Outcome, Turn
 from ..observations import ALONE, Values, by_name, rows_at
 from ..spaces import ALIVE, MASK, Spaces
-from ..spec import as_field
+from ..spec import as_field, rows_of
 from .agent_view import (
     EXPECTED_MASK,
     Absent,
@@ -179,11 +179,12 @@ class AgentBuffer:
 
         Raises ValueError or TypeError if the actions do not fit the space.
         """
-        actions = self.view.convert(action, len(copies))
+        spaces = self.view.spaces
+        actions = spaces.shifted(rows_of("action", spaces.action_field, action, len(copies)))
         for copy in copies:
             self._pending[copy] = True
             self._begins[copy] = False
-        is_discrete, dtype = isinstance(self.view.spaces.action, gym.Discrete), self.view.spaces.action_field.numpy
+        is_discrete, dtype = isinstance(spaces.action, gym.Discrete), spaces.action_field.numpy
         return actions.tolist() if is_discrete else list(actions.astype(dtype))  # copies, which environments may keep
 
     def acts_after(self, copy: int, result: Result) -> bool:

@@ -95,8 +95,8 @@ class GymnasiumVector(Adapter):
         ended, copies = terminated | truncated if ends else self._never, self._acting
         if copies is not self._all:
             reward, terminated, truncated = reward[copies], terminated[copies], truncated[copies]
-        self._view.check_rewards(copies, reward)
         outcome = Outcome(AGENT, copies, reward, terminated, truncated, None)
+        self._view.check_outcome(outcome)
         if ends:
             outcome, values = self._end(outcome, values, info, ended)
         else:
@@ -139,7 +139,8 @@ class GymnasiumVector(Adapter):
         self._acting, self._begins = acting, begins
 
     def act(self, turn: Turn, action: NDArray[Any]) -> None:
-        actions = self._view.convert(action, len(turn.copies))
+        spaces = self._view.spaces
+        actions = spaces.shifted(rows_of("action", spaces.action_field, action, len(turn.copies)))
         if len(turn.copies) == self.copies:
             self._actions[:] = actions
         else:

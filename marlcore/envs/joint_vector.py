@@ -40,13 +40,10 @@ class JointVector(AtOnce):
             )
         self._field = self._state or Field((ends[-1],), "float32")
         joint = gym.Box(-np.inf, np.inf, self._field.shape, np.float32)
-        self.spaces = {agent: self._with_joint(agent, joint) for agent in env.agents}
-
-    def _with_joint(self, agent: str, joint: gym.Space) -> Spaces:
-        spaces: Spaces = self._env.spaces[agent]
-        if agent not in self._for:
-            return spaces
-        return replace(spaces, observation=gym.Dict({ALONE: spaces.observation, JOINT: joint}))
+        self.spaces: dict[str, Spaces] = {agent: env.spaces[agent] for agent in env.agents}
+        for agent in self._for:
+            seen = gym.Dict({ALONE: env.spaces[agent].observation, JOINT: joint})
+            self.spaces[agent] = replace(env.spaces[agent], observation=seen)
 
     def observe(self) -> tuple[list[Outcome], list[Turn]]:
         outcomes, turns, over = self.advance()
@@ -55,9 +52,12 @@ class JointVector(AtOnce):
         except (ValueError, TypeError) as error:
             raise EnvironmentFailed(f"environment: {error}") from error
         turns = [turn._replace(obs=self._beside(turn.agent, turn.copies, turn.obs, now)) for turn in turns]
-        if last is not None:
-            outcomes = [self._at_end(outcome, last) for outcome in outcomes]
-        return outcomes, turns
+        return [self._at_end(outcome, last) for outcome in outcomes], turns
+
+    def _at_end(self, outcome: Outcome, last: Any) -> Outcome:
+        if outcome.final_obs is None:
+            return outcome
+        return outcome._replace(final_obs=self._beside(outcome.agent, outcome.copies, outcome.final_obs, last))
 
     def _joint(self, outcomes: list[Outcome], turns: list[Turn], over: NDArray[np.bool_]) -> tuple[Any, Any]:
         """Returns the joint observations [copies, n] of the present step and, where an episode ended, of the end."""
@@ -73,11 +73,6 @@ class JointVector(AtOnce):
         joint[index_of(copies, self.copies), self._columns[agent]] = rows_of(
             JOINT, self._fields[agent], numbers, len(copies)
         )
-
-    def _at_end(self, outcome: Outcome, last: NDArray[Any]) -> Outcome:
-        if outcome.final_obs is None:
-            return outcome
-        return outcome._replace(final_obs=self._beside(outcome.agent, outcome.copies, outcome.final_obs, last))
 
     def _beside(self, agent: str, copies: NDArray[np.int64], values: Values, joint: NDArray[Any]) -> Values:
         """Returns an agent's observations [k, ...] with the joint ones of these copies beside them."""

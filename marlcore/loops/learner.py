@@ -126,11 +126,6 @@ class Learner:
             self.batches.follow(self._pace_at)
         self.publish()
 
-    @property
-    def is_compiled(self) -> bool:
-        """Whether updates are compiled, so that the trainer's `reason` is empty; see `LearnerConfig.engine`."""
-        return not getattr(self.trainer, "reason", "torch")
-
     def _pace_at(self, ahead: float) -> float:
         """Returns the pace, in updates per step, that holds `ahead` steps from now."""
         assert self.pace is not None
@@ -192,7 +187,8 @@ class Learner:
         lag[lag >= 2**31] = 0  # rows newer than the checkpoint from which the learner resumed
         p50, p99 = np.percentile(lag, (50, 99))
         lags = {"policy_lag": lag.mean(), "policy_lag_p50": p50, "policy_lag_p99": p99}
-        rates = {"updates_per_s": count / max(now - self._last_report, 1e-9), "compiled": float(self.is_compiled)}
+        is_compiled = not getattr(self.trainer, "reason", "torch")  # a reason says why updates are not
+        rates = {"updates_per_s": count / max(now - self._last_report, 1e-9), "compiled": float(is_compiled)}
         if self.pace is not None:
             rates["updates_per_step"] = self._pace_at(0)
         for name, value in {**self.numbers, **lags, **rates, **self.batches.stats()}.items():

@@ -104,24 +104,22 @@ class Recorder:
             self.rows.extras[RETURN][index] = self._discounted[index]
         if self._shares_rewards:
             field, rewards = self.spec.extra_fields[MEMBER_REWARDS], outcome.member_rewards
-            try:
-                self.rows.extras[MEMBER_REWARDS][index] = rows_of(MEMBER_REWARDS, field, rewards, len(outcome.copies))
-            except (ValueError, TypeError) as error:
-                raise EnvironmentFailed(f"{self.agent}: {error}") from error
+            self.rows.extras[MEMBER_REWARDS][index] = self._as_rows(MEMBER_REWARDS, field, rewards, outcome)
 
-    def _take_reward(self, index: Any, reward: NDArray[Any], rows: int) -> None:
-        if reward.shape != (rows,) or reward.dtype.kind != "f":
-            try:
-                reward = rows_of("reward", Field(), reward, rows)
-            except (ValueError, TypeError) as error:
-                raise EnvironmentFailed(f"{self.agent}: {error}") from error
-        self.rows.reward[index] = reward
+    def _as_rows(self, label: str, field: Field, values: Any, outcome: Outcome) -> NDArray[Any]:
+        try:
+            return rows_of(label, field, values, len(outcome.copies))
+        except (ValueError, TypeError) as error:
+            raise EnvironmentFailed(f"{self.agent}: {error}") from error
 
     def write(self, outcome: Outcome) -> None:
         """Writes the rows of these outcomes, each with the version of the weights that chose its action."""
         index, version = ALL if len(outcome.copies) == self.copies else outcome.copies, self._version
         self._waiting[index] = False
-        self._take_reward(index, outcome.reward, len(outcome.copies))
+        reward = outcome.reward
+        if reward.shape != outcome.copies.shape or reward.dtype.kind != "f":
+            reward = self._as_rows("reward", Field(), reward, outcome)
+        self.rows.reward[index] = reward
         if version is None:
             versions = self._versions[index]
             version = int(versions[0])

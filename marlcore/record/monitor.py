@@ -65,12 +65,12 @@ class Monitor:
     conditions: StopConditions | None = None
 
     def __post_init__(self) -> None:
-        now = self._seconds
+        now = monotonic() - self.began
         self._episodes: dict[str, int] = {}  # by actor, the episodes that its present process ended
         self._ended = 0  # episodes, since this monitor began
         self._counted = deque([(now, self.control.steps, 0)], maxlen=RATES)  # (seconds, steps, episodes)
         self._rate = 0.0
-        self._due_at = self.began + now + TICK_S
+        self.due_at = self.began + now + TICK_S  # a time of `monotonic`; for serial runs, whose rounds may take long
         self._saved_at = self._memory_at = -max(SAVE_S, MEMORY_S)
         self._events = Events(self.directory.path)
         self._newest: dict[tuple[str, str], float] = {}
@@ -78,28 +78,15 @@ class Monitor:
         self._means: dict[str, float] = {}  # mean returns at the last measurement: they take time in long runs
         self.status = self._status_at(now)
 
-    @property
-    def _seconds(self) -> float:
-        return monotonic() - self.began
-
-    @property
-    def _learners_began(self) -> bool:
-        """Whether each learner has begun; a failure before then leaves no directory, even if actors have acted."""
-        return all(self.control.workers[learner].load(READY) for learner in self.control.about.get("learners", ()))
-
-    @property
-    def due(self) -> bool:
-        """Whether the last tick was at least `TICK_S` ago."""
-        return monotonic() >= self._due_at
-
     def tick(self, last: bool = False) -> None:
         """Records new metrics; at intervals and at the last tick, measures rates, flushes sinks and saves progress."""
         for metric in self.telemetry.tail():
             self._record(metric)
-        steps, now = self.control.steps, self._seconds
-        self._due_at = self.began + now + TICK_S
-        if steps and self._learners_began:
-            self.directory.keep()
+        steps, now = self.control.steps, monotonic() - self.began
+        self.due_at = self.began + now + TICK_S
+        learners = self.control.about.get("learners", ())
+        if steps and all(self.control.workers[learner].load(READY) for learner in learners):
+            self.directory.keep()  # a failure before a learner has begun leaves no directory, even if actors have acted
         measured = now - self._counted[-1][0] >= RATE_S or (last and steps != self._counted[-1][1])
         if measured:
             self._measure(now, steps)

@@ -286,7 +286,7 @@ class SampleGate(_Side):
     def due(self) -> bool:
         """Whether a batch is due by samples_per_insert alone, without the tolerance."""
         self._segment.check_open()
-        cost = self._price(self._batch)
+        cost = self._batch * self._weight if self._share is None else self._price(self._batch)
         inserted = self._lanes.inserted()
         return inserted >= self._limiter.min_size and self._limiter.balance(inserted, self._sampled()) >= cost
 

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
 from itertools import count
+from time import monotonic
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -62,11 +63,8 @@ class _InTurn:
         try:
             with interrupting_own_waits(self._give_turn):
                 for rounds in count(1):
-                    playing = [actor for actor in self.actors if not actor.done]
-                    training = not self.actors and not all(learner.done for learner in self.learners)  # offline
-                    if not (playing or training) or not self._is_unstopped() or interrupts.finishing:
+                    if not self._is_unstopped() or interrupts.finishing or not self._take_round():
                         break
-                    self._take_round(playing)
                     if rounds % ROUNDS == 0:
                         self.monitor.tick()
                 if self.actors and not (interrupts.stopping or interrupts.finishing):
@@ -85,7 +83,7 @@ class _InTurn:
                 _guarded(evaluator, evaluator.finish, self._is_unstopped)
 
     def _is_unstopped(self) -> bool:
-        if self.monitor.due:  # a round or an evaluation may take long
+        if monotonic() >= self.monitor.due_at:  # a round or an evaluation may take long
             self.monitor.tick()
         return not self.interrupts.stopping
 
@@ -104,22 +102,28 @@ class _InTurn:
                 _guarded(role, learn, learner)
             role.count_updates()
 
-    def _take_round(self, actors: list[ActorRole]) -> None:
-        """Gives each of these actors a turn, and makes the updates and evaluations that fall due.
+    def _take_round(self) -> bool:
+        """Gives each actor a turn, and makes the updates and evaluations that fall due; returns False if all are done.
 
-        Without actors, updates each policy once, and evaluates if that is due.
+        A run on recorded data has no actors: updates each policy once, and evaluates if that is due.
         """
+        turns = []
         self._acting = True
-        turns = [_guarded(actor, observe, actor.env, actor.seats, actor) for actor in actors]
+        for actor in self.actors:
+            if not actor.done:
+                turns.append((actor, _guarded(actor, observe, actor.env, actor.seats, actor)))
         self._acting = False
+        if not turns and (self.actors or all(learner.done for learner in self.learners)):
+            return False
         for learner in self.learners:  # before the actions, so that actors act with the newest weights
             _guarded(learner, learner.take_turn)
         self._acting = True  # with first priorities, `act` writes most rows, so an actor may wait
-        for actor, due in zip(actors, turns, strict=True):
+        for actor, due in turns:
             _guarded(actor, act, actor.env, actor.seats, due, actor)
         self._acting = False
         for evaluator in self.evaluators:
             _guarded(evaluator, evaluator.step, self._is_unfinished)
+        return True
 
     def _cut_episodes(self) -> None:
         self._acting = True

@@ -249,7 +249,9 @@ def _checked(spec: RunSpec) -> RunSpec:
     """Checks the spec with the settings that apply, and returns it with these. Raises ValueError, TypeError."""
     config = applied(spec.policies, spec.config)
     for policy in spec.policies:
-        _check_goals(policy, spec.env_fn)
+        if isinstance(policy.source, ReplaySource) and policy.source.hindsight is not None:
+            with closing(spec.env_fn()) as env:  # raises ValueError if it lacks goals or cannot judge them
+                with_functions_of(env, policy.source.hindsight, policy.algorithm.transition(policy.spaces))
         _check_script(policy, config)
     for policy in spec.policies if config.self_play.pool else ():
         check_self_play(config, policy)
@@ -258,13 +260,6 @@ def _checked(spec: RunSpec) -> RunSpec:
         check_picklable(env_fn=spec.env_fn)
     policies = tuple(replace(policy, compiled=compiled_of(policy, config)) for policy in spec.policies)
     return replace(spec, policies=policies, config=config)
-
-
-def _check_goals(policy: AssignedPolicy, make_env: Callable[[], Any]) -> None:
-    """Checks hindsight. Raises ValueError if the replay relabels goals that the environment lacks or cannot judge."""
-    if isinstance(policy.source, ReplaySource) and policy.source.hindsight is not None:
-        with closing(make_env()) as env:
-            with_functions_of(env, policy.source.hindsight, policy.algorithm.transition(policy.spaces))
 
 
 def _check_script(policy: AssignedPolicy, config: Config) -> None:

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import pytest
 from arena import Arena, Marking
-from crowd import Corridor, Crowd, Relay, RockPaperScissors
+from crowd import Corridor, Crowd, RockPaperScissors
 from gymnasium import spaces as gym
 from odd_spaces import Counting
 from refused import Refused, check_refused, refusals
@@ -33,12 +33,6 @@ not_callable = 5
 def negative(rates: Any, games: Any) -> Any:
     """A way to draw opponents that returns no odds."""
     return (-rates).tolist()
-
-
-def space_of(observation: Any = None, action: Any = None) -> Any:
-    env = Counting(action)
-    env.observation_space = observation or env.observation_space
-    return env
 
 
 def no_number(count: int) -> Any:
@@ -75,26 +69,17 @@ class Taken(mc.DQN):
         return replace(super().transition(spaces), extras={"discounted_return": mc.Field()})
 
 
-NESTED = gym.Dict({"a": gym.Box(0, 1), "b": gym.Sequence(gym.Discrete(3))})
 CARTPOLE = "gymnasium:CartPole-v1"
 ALGORITHM = "algorithm: expected an Algorithm, such as marlcore.DQN(), or its name"
 # What `mc.train` says, and what it was asked.
 RUNS: dict[str, Callable[[], dict[str, Any]]] = {
-    "agent_0: observation space['b']: expected a Box, Discrete, MultiBinary, MultiDiscrete, or a": lambda: {
-        "env_fn": partial(space_of, NESTED)
-    },
     "observation space: expected a Tuple of 1 parts, as of actions, got Dict": lambda: {
-        "env_fn": partial(space_of, None, gym.Tuple([gym.Discrete(2)]))
+        "env_fn": partial(Counting, gym.Tuple([gym.Discrete(2)]))
     },
     "DQN: expected a Discrete, MultiDiscrete or MultiBinary": lambda: {"env_fn": "gymnasium:Pendulum-v1"},
-    "got an environment, Corridor": lambda: {"env_fn": Corridor()},
-    "got an environment, Relay": lambda: {"env_fn": Relay()},
-    "got an environment, TreasureHunt": lambda: {"env_fn": mc.TreasureHunt()},
     "env_fn: expected a function ": lambda: {"env_fn": None},
     f"{ALGORITHM}, got the class DQN": lambda: {"algorithm": mc.DQN},
     f"{ALGORITHM}, got <crowd.Corridor object": lambda: {"algorithm": Corridor()},
-    f"{ALGORITHM}, got None": lambda: {"algorithm": None},
-    "sarsa": lambda: {"algorithm": "sarsa"},
     "ratios.agent_0: expected a number in serial mode": lambda: {"mode": "serial", "ratios": {"agent_0": None}},
     "policies: expected agents of the environment, got 'agnt_1'; did you mean agent_1?": lambda: {
         "policies": {"agent_0": "a", "agnt_1": "a"}
@@ -260,11 +245,6 @@ test_what_the_pages_say_is_refused = refusals(OF_PAGES)
 
 
 OPTIONS = {
-    "--env nowhere": "environment: expected treasure_hunt",
-    "--env gymnasium:NoSuchGame-v0": "NoSuchGame",
-    "--learner.batchsize=3": "unknown option --learner.batchsize; did you mean --learner.batch-size? see",
-    "--algo dqn --algorithm.kappa 1": "--algorithm.kappa is no option of dqn; see",
-    "--learner.warmup 200000": "learner.warmup: expected at most the 100000 rows that replay.capacity gives",
     "--env CartPole-v1": "got 'CartPole-v1'; did you mean gymnasium:CartPole-v1?",
     "--env json:dumps": "environment: 'json:dumps': dumps() missing 1 required",
     "--replay.capacity 2": "replay.capacity: expected at least 16, so that a lane holds stack + n_step = 1 + 3",
@@ -282,19 +262,14 @@ FILES = {
     "algo: dqn\nalgorithm: {hiden: [3]}": "unknown setting algorithm.hiden; did you mean algorithm.hidden?",
     "exploration: {epsilon: 'linaer(1, 0, 5)'}": "exploration.epsilon: expected a number or one of",
     "learner: 5": "learner: expected settings by name, got 5",
-    "learner: {gamma: high}": "learner.gamma: expected a number from 0 to 1, got 'high'",
     "learner: [": "settings: expected a YAML file",
-    "[" * 1000: "settings.yaml' (maximum recursion",
     "run_dir: 2024-13-45": "settings.yaml' (month must be in 1..12",
     "learner.gamma: 0.5": "settings.yaml: learner.gamma: expected a name without a dot, in its section",
     "learners: {a: {b.c: 1}}": "settings.yaml: learners.a.b.c: expected a name without a dot, in its section",
     "learner: {learning_rate: 1}": "; did you mean algorithm.learning_rate?",
     "actor: {batch_size: 1}": "; did you mean learner.batch_size?",
     "algorithm: {gamma: 1}": "; did you mean learner.gamma?",
-    "- 5": "settings: expected settings by name, got [5]",
     "learners: 5": "learners: expected settings by policy, got 5",
-    "replay: {capacity: 2}": "replay.capacity: expected at least 16, so that a lane holds stack + n_step = 1 + 3",
-    "policies: 5": "policies: expected the policy of each agent, got 5",
 }
 
 

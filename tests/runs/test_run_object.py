@@ -190,7 +190,6 @@ def test_unknown_policies_and_checkpoints_are_named(tmp_path: Path) -> None:
     load = partial(mc.load_policy, trained(tmp_path, HUNT))
     for call, says in (
         (partial(load, "nobody"), "policy: expected one of ['agent_0', 'agent_1'], got 'nobody'"),
-        (partial(load, "agent_9"), "policy: expected one of ['agent_0', 'agent_1'], got 'agent_9'"),
         (partial(load, "agent_0", which="worst"), "which: expected"),
         (partial(load, "agent_0", which="best"), "which: expected"),
         (partial(mc.load_policy, tmp_path / "nothing", "agent_0"), "run_dir: expected a run's directory"),
