@@ -50,7 +50,8 @@ def array_of(tensor: Any) -> NDArray[Any]:
 def as_array(value: Any) -> NDArray[Any]:
     """Does `numpy.asarray`, for tensors of torch too that require grad, which are detached, or that are of bfloat16."""
     if is_tensor(value):
-        return np.asarray(without_grad(value, notice=True))
+        array: NDArray[Any] = without_grad(value, notice=True).numpy()  # takes half as long as np.asarray
+        return array
     return np.asarray(value)
 
 

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -395,4 +395,9 @@ def rows_of(label: str, field: Field, value: Any, rows: int) -> NDArray[Any]:
     if value.__class__ is np.ndarray and value.dtype == field.numpy and value.shape == (rows, *field.shape):
         array: NDArray[Any] = value
         return array
-    return as_field(label, type(field)((rows, *field.shape), field.dtype), value)
+    return as_field(label, _of_rows(field, rows), value)
+
+
+@lru_cache(256)  # checking the field of an array takes longer than to convert the array
+def _of_rows(field: Field, rows: int) -> Field:
+    return Field((rows, *field.shape), field.dtype)

@@ -70,8 +70,9 @@ def copy_segment(view: LaneView, name: str, path: str | os.PathLike[str] | None,
         _put_cut(put, view)
         put(end, body[end:])
 
-    description = segment.description if limited else {**segment.description, "limiter": None, UNLIMITED: True}
-    description = {key: value for key, value in description.items() if key != DURABLE}
+    description = {key: value for key, value in segment.description.items() if key != DURABLE}
+    if not limited and description["limiter"] is not None:
+        description |= {"limiter": None, UNLIMITED: True}
     return Segment.create(name, description, len(body), path, fill)
 
 

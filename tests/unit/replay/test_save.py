@@ -204,6 +204,17 @@ def test_a_save_with_a_limiter_is_drawn_from_without_it(tmp_path):
             assert copy.sampler_state is None or copy.sampler_state.keys() == sampler.state_dict().keys()
 
 
+@pytest.mark.parametrize("capacity", [10, 30, 100])  # of differing room for the slots that a limiter would have
+def test_a_save_without_a_limiter_is_the_same_without_it(tmp_path, capacity):
+    with mc.ReplayBuffer.create(spec_of(4), capacity, lanes=2) as replay, replay.writer() as writer:
+        add_rows(writer, 4, 0, 3)
+        replay.save(tmp_path / "save")
+    for again in ("once", "twice"):
+        with mc.ReplayBuffer.load(tmp_path / "save", limited=False) as copy:
+            assert window(copy) == [(0, 3), (0, 0)] and wrong_rows(copy) == 0, again
+            copy.save(tmp_path / "save")
+
+
 def test_a_save_opened_in_place_is_a_replay_in_a_file(tmp_path):
     """Each byte of the file is allocated."""
     with mc.ReplayBuffer.create(spec_of(4), 20) as replay, replay.writer() as writer:
