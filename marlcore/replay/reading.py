@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from ..checks import check_whole
 from ..errors import NotHeld
 from ..kernels import reading as kernels
-from ..kernels.rows import HI
+from ..kernels.rows import HI, PLACE
+from ..memory import BOUNDARY
 from ..transitions import Batch, InOrder, LaneView, ReadPlan, Window
 from .prioritized import checked_index
 
@@ -63,6 +64,9 @@ def read_rows(view: LaneView, window: Window, index: Any, missing: str, kept: di
         lost = wanted[~np.isin(wanted, batch.index)]
         ticket, lane = divmod(int(lost[0]), view.geometry.lanes)
         got = f"{len(lost)} others, such as {lost[0]}, ticket {ticket} of lane {lane}"
+        record = view.native.record(lane, ticket)
+        if record is not None and record.view(np.uint32)[PLACE] >> 24 & BOUNDARY:
+            got += ", which holds an episode's final_obs"
         raise NotHeld(f"index: expected rows that {view.segment.path} holds whole, got {got}")
     return batch
 

@@ -95,8 +95,10 @@ def test_a_missing_row_is_refused_by_name_or_left_out():
         says = f"holds whole, got 5 others, such as {index[0]}, ticket 12 of lane 1"
         check_refused(partial(replay.read, index), NotHeld, says)
         assert issubclass(NotHeld, IndexError) and len(replay.read([0], missing="skip")) == 0
-        writer.add(13, 13, 0.0)
+        writer.add(13, 13, 0.0, truncated=True, final_obs=14)
         assert replay.read(index[:1]).action.tolist() == [12]
+        says = "such as 29, ticket 14 of lane 1, which holds an episode's final_obs"
+        check_refused(partial(replay.read, [2 * 14 + 1]), NotHeld, says)
 
 
 def test_the_index_of_a_sampler_of_some_lanes_counts_in_these():
