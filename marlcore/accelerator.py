@@ -35,7 +35,9 @@ def register(array: NDArray[Any], device: torch.device) -> None:
     with torch.cuda.device(device):  # or CUDA opens device 0 too
         code = int(torch.cuda.cudart().cudaHostRegister(address, array.nbytes, _PORTABLE))  # type: ignore[no-untyped-call]
         if code:
-            log.info("CUDA registers no %d bytes (error %d): it copies them through a buffer", array.nbytes, code)
+            log.info(
+                "CUDA refused to register %d bytes (error %d): it copies them through a buffer", array.nbytes, code
+            )
             # torch would raise the refusal at its next kernel, whichever that is: this one takes it.
             with contextlib.suppress(RuntimeError):
                 torch.ones(1, device=device)

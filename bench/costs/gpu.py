@@ -180,5 +180,5 @@ def main(options: argparse.Namespace) -> None:
 
 
 def _measure_calls() -> list[Any]:
-    logging.basicConfig(level=logging.INFO)  # marlcore says so if CUDA registers no memory
+    logging.basicConfig(level=logging.INFO)  # marlcore says so if CUDA refuses to register memory
     return [measure(row, ROUNDS, ROUND_S[row.libraries is BATCHES]) for row in ROWS]

@@ -5,7 +5,6 @@ slot of shared memory stops in its middle, for `halfway`.
 """
 
 import ctypes
-import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -19,8 +18,12 @@ import torch
 from marlcore.memory import native
 from marlcore.transitions import Batch
 
-REFUSED = 712  # cudaErrorHostMemoryAlreadyRegistered
-GARBAGE = 0xA5
+COPIED = {  # by the C core, bytes of rows
+    "mc_lane_append": lambda lane, rows, _: rows * lane.column[0].size,
+    "mc_lane_read": lambda lane, _, rows, __: rows * lane.column[0].size,
+    "mc_lane_read_newest": lambda lane, _: lane.column[0].size,
+    "mc_lane_finish": lambda lane, _, __, given: lane.column[0].size - given,
+}
 
 
 class Stream:
@@ -47,77 +50,59 @@ class Stream:
 
 class Event:
     def __init__(self, stream: Stream, end: int) -> None:
-        self.stream, self.end = stream, end
-
-    def synchronize(self) -> None:
-        self.stream.work_until(self.end)
-
-
-class Core:
-    """marlcore's C core; counts the bytes of rows that it copies."""
-
-    def __init__(self, cuda: "CudaDouble") -> None:
-        self._cuda, self._lib = cuda, native.lib
-
-    def __getattr__(self, name: str) -> Any:
-        call = getattr(self._lib, name)
-        size = {
-            "mc_lane_append": lambda lane, rows, _: rows * lane.column[0].size,
-            "mc_lane_read": lambda lane, _, rows, __: rows * lane.column[0].size,
-            "mc_lane_read_newest": lambda lane, _: lane.column[0].size,
-            "mc_lane_finish": lambda lane, _, __, given: lane.column[0].size - given,
-        }.get(name)
-
-        def counted(*args: Any) -> Any:
-            assert size is not None
-            self._cuda.by_cpu += size(*args)
-            return call(*args)
-
-        return call if size is None else counted
+        self.synchronize = partial(stream.work_until, end)
 
 
 class CudaDouble:
-    """`torch.cuda`, and itself the CUDA runtime.
+    """`torch.cuda` and the CUDA runtime.
 
     Attributes:
         registered: bytes of registered memory by address.
-        wrong: what CUDA would not forgive.
         refuses, refusal: whether it registers nothing, and whether the next kernel would raise that.
-        by_device, by_cpu: bytes copied between host and device, and by the C core.
-        pinned: allocations of pinned memory.
+        wrong: what CUDA would not forgive.
+        by_device, by_cpu, pinned: bytes copied between host and device, by the C core, and of pinned memory.
         current: the stream of callers that chose none.
         halfway: called once, in the middle of the next copy from or to a slot.
     """
 
     def __init__(self, monkeypatch: Any) -> None:
         self.registered: dict[int, int] = {}
-        self.wrong: list[str] = []
         self.refuses = self.refusal = False
+        self.wrong: list[str] = []
         self.by_device = self.by_cpu = self.pinned = 0
-        self.current = Stream("cuda:0")
+        self.current = Stream()
         self.halfway: Callable[[], object] = lambda: None
         self._chosen = threading.local()
-        names = "copy_", "to", "contiguous", "record_stream"
-        self._real = {name: getattr(torch.Tensor, name) for name in names}
-        self._empty, self._ones = torch.empty, torch.ones
-        for name in names:
+        self._core, self._empty, self._ones = native.lib, torch.empty, torch.ones
+        self._real = {name: getattr(torch.Tensor, name) for name in ("copy_", "to", "contiguous")}
+        for name in self._real:
             double = getattr(self, f"_{name}")
             monkeypatch.setattr(torch.Tensor, name, lambda *args, _double=double, **options: _double(*args, **options))
-        for name in ("stream", "device", "cudart", "current_stream"):
-            monkeypatch.setattr(torch.cuda, name, getattr(self, f"_cuda_{name}"))
-        monkeypatch.setattr(torch.cuda, "Stream", Stream)
+        monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
+        of_torch = {"stream": self._stream, "device": nullcontext, "cudart": lambda: self, "Stream": Stream}
+        for name, value in (of_torch | {"current_stream": lambda _: self.current}).items():
+            monkeypatch.setattr(torch.cuda, name, value)
         monkeypatch.setattr(torch, "empty", self._pinning_empty)
         monkeypatch.setattr(torch, "ones", self._kernel)
-        monkeypatch.setattr(native, "lib", Core(self))
+        monkeypatch.setattr(native, "lib", self)
         for module in ("accelerator", "weights.modules"):
             monkeypatch.setattr(f"marlcore.{module}.kind_of", lambda _: "cuda")
+
+    def __getattr__(self, name: str) -> Any:
+        """The C core's calls."""
+        call = getattr(self._core, name)
+
+        def counted(*args: Any) -> Any:
+            self.by_cpu += COPIED[name](*args)
+            return call(*args)
+
+        return counted if name in COPIED else call
 
     def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:  # noqa: N802
         if self.refuses:
             self.refusal = True
-            return REFUSED
+            return 712  # cudaErrorHostMemoryAlreadyRegistered
         self._expect(address not in self.registered, "registers memory twice")
-        self._expect(is_mapped(address, nbytes), "registers memory that is not mapped")
         self.registered[address] = nbytes
         return 0
 
@@ -130,19 +115,10 @@ class CudaDouble:
             self.wrong.append(wrong)
 
     @contextmanager
-    def _cuda_stream(self, stream: Stream) -> Iterator[None]:
+    def _stream(self, stream: Stream) -> Iterator[None]:
         self._chosen.stream = stream
         yield
         del self._chosen.stream
-
-    def _cuda_device(self, _: Any) -> Any:
-        return nullcontext()
-
-    def _cuda_cudart(self) -> "CudaDouble":
-        return self
-
-    def _cuda_current_stream(self, _: Any = None) -> Stream:
-        return getattr(self._chosen, "stream", self.current)
 
     def _kernel(self, *size: int, device: Any = None, **options: Any) -> Any:
         if self.refusal:
@@ -151,21 +127,19 @@ class CudaDouble:
         return self._ones(*size, **options)
 
     def _pinning_empty(self, *args: Any, pin_memory: bool = False, **options: Any) -> Any:
-        self.pinned += pin_memory and args != (1,)
-        return self._empty(*args, **options)
-
-    def _record_stream(self, tensor: Any, stream: Stream) -> None:
-        self._expect(stream is self.current, "a batch for another stream than the consumer's")
+        made = self._empty(*args, **options)
+        self.pinned += made.nbytes if pin_memory and args != (1,) else 0  # which only asks whether that is possible
+        return made
 
     def _to(self, tensor: Any, *args: Any, **options: Any) -> Any:
         if not any(isinstance(arg, torch.device) and arg.type == "cuda" for arg in args):
             return self._real["to"](tensor, *args, **options)
         self._expect(options == {"non_blocking": True} and tensor.is_contiguous(), "a copy that makes the CPU wait")
         moved, address = self._empty(tensor.shape, dtype=tensor.dtype), tensor.data_ptr()
-        ctypes.memset(moved.data_ptr(), GARBAGE, moved.nbytes)
+        ctypes.memset(moved.data_ptr(), 0xA5, moved.nbytes)
         self.by_device += moved.nbytes
         # By the address alone, which holds no memory: a device does not, either.
-        self._cuda_current_stream().work.append(lambda: ctypes.memmove(moved.data_ptr(), address, moved.nbytes))
+        self._chosen.stream.work.append(lambda: ctypes.memmove(moved.data_ptr(), address, moved.nbytes))
         return moved
 
     def _contiguous(self, tensor: Any) -> Any:
@@ -205,7 +179,8 @@ def same(found: Any, expected: Batch) -> None:
 def mappings() -> Iterator[tuple[int, int, str]]:
     """The first byte, the end and the path of each mapping of this process."""
     for line in Path("/proc/self/maps").read_text().splitlines():
-        first, end, path = re.fullmatch(r"(\w+)-(\w+) \S+ \S+ \S+ \S+ *(.*)", line).groups()  # type: ignore[union-attr]
+        span, *_, path = line.split(maxsplit=5)
+        first, end = span.split("-")
         yield int(first, 16), int(end, 16), path
 
 

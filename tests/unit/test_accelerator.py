@@ -44,11 +44,10 @@ def store() -> Iterator[mc.ParameterStore]:
 
 @pytest.fixture
 def replay() -> Iterator[mc.ReplayBuffer]:
-    extras = {"odd": mc.Field((3,), "uint8")}
-    with mc.ReplayBuffer.create(mc.TransitionSpec(FRAME, mc.Field((), "int64"), extras), 400) as replay:
+    with mc.ReplayBuffer.create(mc.TransitionSpec(FRAME, mc.Field((), "int64")), 400) as replay:
         with replay.writer() as writer:
             for t in range(300):
-                writer.add(np.full(FRAME.shape, t % 256, np.uint8), t, t, t % 7 == 6, odd=np.full(3, t % 256, np.uint8))
+                writer.add(np.full(FRAME.shape, t % 256, np.uint8), t, t, t % 7 == 6)
         yield replay
 
 
@@ -138,7 +137,6 @@ def moves_batches(cuda: CudaDouble, replay: mc.ReplayBuffer) -> None:
 
 def waits_for_its_batch(cuda: CudaDouble, replay: mc.ReplayBuffer) -> None:
     """The consumer's stream waits for the copies; nothing else does while no further batch is drawn."""
-
     batch, plain = replay.sampler(BATCH, seed=3).sample(), replay.sampler(BATCH, seed=3).sample()
     with mc.Prefetch(Once(batch), device="cuda") as batches:
         same(batches.sample(), plain)
@@ -265,14 +263,6 @@ def test_batches_outside_a_samplers_memory_are_pinned_first(cuda_double: CudaDou
     with mc.Prefetch(Once(copy.deepcopy(batch)), device="cuda") as batches:
         same(batches.sample(), batch)
     assert cuda_double.pinned and not cuda_double.wrong
-
-
-def test_small_memory_is_not_registered(cuda_double: CudaDouble) -> None:
-    model = torch.nn.Linear(3, 2)
-    with mc.ParameterStore.create(model) as store, store.publisher(model) as publisher:
-        publisher.publish()
-        assert store.subscriber(torch.nn.Linear(3, 2)).pull()
-    assert not cuda_double.registered
 
 
 def test_the_double_tells_of_memory_that_was_unmapped_before(cuda_double: CudaDouble) -> None:
