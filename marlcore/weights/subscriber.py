@@ -148,6 +148,8 @@ class Subscriber:
     def _get(self, ticket: int) -> bool:
         """Copies a ticket's row, with the weights to the accelerator; returns whether no writer overwrote it."""
         is_whole, slot = self._store._whole(ticket), self._store.slot_array(ticket % self._store.slots)
+        if not is_whole():  # so that a try while a snapshot's only slot is written costs no copy
+            return False
         assert self._local.device_row is not None
         self._local.device_row.get(slot)
         end = self._local.layout.tensor_bytes
