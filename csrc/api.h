@@ -53,6 +53,13 @@ int64_t mc_lane_committed(const struct mc_lane *lane);
 /* The holder of the lane's lock. Appends n rows; sources[k] holds column k's n rows consecutively
  * (spaced by the column's size; by its stride for column 0). 0, -EINVAL, -EUCLEAN. */
 int mc_lane_append(struct mc_lane *lane, uint64_t n, const void *const *sources);
+/* The holder of the lane's lock. Reserves the next row of a lane of one column, for a device to write: its
+ * ticket; errors as above. Without mc_lane_finish nothing was appended; the next append takes the row again.
+ */
+int64_t mc_lane_begin(struct mc_lane *lane);
+/* The same holder, when the device has written the row's first `from` bytes. Copies the others from source,
+ * which holds the row, and makes the row readable. */
+void mc_lane_finish(struct mc_lane *lane, int64_t ticket, const void *source, uint64_t from);
 /* Any process. Copies n rows from ticket on into dests (a NULL dest is skipped). 0, -EAGAIN, -ESTALE. */
 int mc_lane_read(const struct mc_lane *lane, uint64_t ticket, uint64_t n, void *const *dests);
 /* Any process. Copies column 0 of the newest row: its ticket + 1, 0 for an empty lane, -ESTALE if lapped. */

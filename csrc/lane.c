@@ -189,6 +189,21 @@ int mc_lane_append(struct mc_lane *lane, uint64_t n, const void *const *sources)
     return 0;
 }
 
+int64_t mc_lane_begin(struct mc_lane *lane) {
+    uint64_t ticket;
+    int error = mc_lane_reserve(lane, 1, &ticket);
+    mc_fence_write_streaming(); /* of rows of any size: a device's writes may pass a release fence too */
+    return error ? error : (int64_t)ticket;
+}
+
+void mc_lane_finish(struct mc_lane *lane, int64_t ticket, const void *source, uint64_t from) {
+    const struct mc_column *column = &lane->column[0];
+    uint8_t *row = column->base + (uint64_t)ticket % lane->capacity * column->stride;
+    mc_copy_in(row + from, (const uint8_t *)source + from, column->size - from);
+    mc_lane_commit(lane, (uint64_t)ticket, 1);
+    mc_lane_notify(lane, 1);
+}
+
 int mc_lane_read(const struct mc_lane *lane, uint64_t ticket, uint64_t n, void *const *dests) {
     const struct mc_counters *counters = mc_counters_of(lane);
     uint64_t c = mc_load_committed(counters);

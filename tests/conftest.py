@@ -231,6 +231,20 @@ def cuda() -> bool:
     return found
 
 
+@pytest.fixture
+def cuda_double(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A CudaDouble. What a test leaves registered is forgotten before the next one."""
+    pytest.importorskip("torch")
+    from cuda_double import CudaDouble
+
+    from marlcore import accelerator
+
+    yield CudaDouble(monkeypatch)
+    gc.collect()
+    while accelerator._known:
+        accelerator._known.popitem()[1].detach()
+
+
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     before = _left()

@@ -5,6 +5,7 @@ updates; the driver says how busy the device is. `--store` keeps the figures of 
 """
 
 import argparse
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -88,7 +89,7 @@ BATCHES: dict[str, Open] = {
     "marlcore": _prefetched,
     "in turn": _drawn_and_moved,
     "CPU only": partial(sampling.by_marlcore, obs=FRAME),
-    "PCIe": lambda _: _copy(2 * BATCH * STACK * FRAME.nbytes, True),
+    "PCIe": lambda _: _copy(BATCH * (STACK + 1) * FRAME.nbytes, True),
 }
 ROWS = (
     *(
@@ -179,4 +180,5 @@ def main(options: argparse.Namespace) -> None:
 
 
 def _measure_calls() -> list[Any]:
+    logging.basicConfig(level=logging.INFO)  # marlcore says so if CUDA refuses to register memory
     return [measure(row, ROUNDS, ROUND_S[row.libraries is BATCHES]) for row in ROWS]

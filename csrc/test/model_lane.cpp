@@ -177,7 +177,7 @@ struct search {
     void (*thread)(unsigned index);
     uint64_t capacity;
     int appends;
-    uint64_t rows; /* of an append; of a scenario without rows: 0 */
+    uint64_t rows; /* of an append; 0: a device writes them, or the scenario has none */
     int reads;
     uint64_t columns;
     unsigned iterations; /* 0: all executions */
@@ -193,6 +193,15 @@ static void append(struct mc_lane *lane, uint64_t n) {
     const void *sources[] = {rows};
     int error = mc_lane_append(lane, n, sources);
     RL_ASSERT(error == 0);
+}
+
+/* A device writes the row's first word, after the fence of mc_lane_begin. */
+static void append_by_device(struct mc_lane *lane) {
+    uint64_t row[WORDS];
+    int64_t ticket = mc_lane_begin(lane);
+    fill((uint8_t *)row, sizeof row, (uint64_t)ticket + 1);
+    mc_copy_in(lane->column[0].base + ticket % lane->capacity * sizeof row, row, sizeof *row);
+    mc_lane_finish(lane, ticket, row, sizeof *row);
 }
 
 static void expect_whole(const uint64_t *row, uint64_t ticket) {
@@ -228,7 +237,7 @@ static void subscriber(unsigned index) {
     struct mc_lane lane = lane_of(now.capacity, now.columns);
     int64_t seen = 0;
     for (int i = 0; index == 0 && i < now.appends; i++)
-        append(&lane, now.rows);
+        now.rows ? append(&lane, now.rows) : append_by_device(&lane);
     for (int i = 0; index == 1 && i < now.reads; i++) {
         uint64_t row[WORDS];
         int64_t version = mc_lane_read_newest(&lane, row);
@@ -312,6 +321,7 @@ static const search searches[] = {
     {"newest_of_1", ALL, subscriber, 1, 2, 1, 2, 1, 0},
     {"newest_of_2", ALL, subscriber, 2, 3, 1, 1, 1, 0},
     {"newest_of_3", RANDOM, subscriber, 3, 6, 1, 2, 1, 200000},
+    {"device_of_2", ALL, subscriber, 2, 3, 0, 1, 1, 0},
     {"takeover", ALL, takeover, 2, 0, 0, 1, 1, 0},
     {"sleep", RANDOM, sleeper, 2, 2, 1, 1, 0, 200000},
     {"sleep_two", run<3, rl::random_scheduler>, sleeper, 2, 2, 1, 1, 0, 200000},

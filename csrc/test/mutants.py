@@ -235,6 +235,19 @@ MUTANTS = [
         ),
         ("sample", "newest_of_1", "newest_of_2", "newest_of_3"),
     ),
+    Mutant(
+        "flip_before_the_row_is_finished",
+        (
+            (
+                "lane.c",
+                "    mc_copy_in(row + from, (const uint8_t *)source + from, column->size - from);\n"
+                "    mc_lane_commit(lane, (uint64_t)ticket, 1);\n",
+                "    mc_lane_commit(lane, (uint64_t)ticket, 1);\n"
+                "    mc_copy_in(row + from, (const uint8_t *)source + from, column->size - from);\n",
+            ),
+        ),
+        ("device_of_2",),
+    ),
 ]
 
 

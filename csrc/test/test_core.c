@@ -83,6 +83,27 @@ TEST(an_append_of_no_rows_or_more_than_the_lane_holds_changes_nothing) {
     free_lane(&lane);
 }
 
+TEST(a_row_that_a_device_writes_is_readable_once_it_is_finished) {
+    const uint64_t size[] = {40};
+    struct mc_lane lane = make_lane(2, 1, size);
+    uint8_t source[40], row[40];
+    for (int64_t ticket = 0; ticket < 5; ticket++) {
+        uint8_t *slot = lane.column[0].base + ticket % 2 * 40;
+        CHECK(mc_lane_begin(&lane) == ticket);
+        CHECK(mc_lane_begin(&lane) == ticket); /* after a copy that failed */
+        CHECK(mc_lane_committed(&lane) == ticket && reserved_of(&lane) == (uint64_t)ticket + 1);
+        fill(source, sizeof source, name_of((uint64_t)ticket, 0));
+        memcpy(slot, source, 24);
+        memset(source, 0, 24); /* which are not copied */
+        mc_lane_finish(&lane, ticket, source, 24);
+        CHECK(mc_lane_read_newest(&lane, row) == ticket + 1);
+        CHECK(whole(row, sizeof row, name_of((uint64_t)ticket, 0)));
+    }
+    set_counters(&lane, 5, 4);
+    CHECK(mc_lane_begin(&lane) == -EUCLEAN);
+    free_lane(&lane);
+}
+
 TEST(a_row_of_odd_size_above_a_mebibyte_is_copied_whole) {
     enum { SIZE = (1 << 20) + 5 };
     static uint8_t source[SIZE + 1], row[SIZE + 1], dest[SIZE + 1];

@@ -139,6 +139,16 @@ class NativeLanes:
 
         return append
 
+    def appender_in_steps(
+        self, lane: int, source: Bytes, given: int
+    ) -> tuple[Callable[[], int], Callable[[int], None]]:
+        """Returns begin() and finish(ticket), between which a device writes the first `given` bytes of a row.
+
+        `begin` returns the row's ticket. `finish` copies the other bytes from `source`, and makes the row readable.
+        """
+        raw, row = self._nth(lane), pointer_to(source)
+        return lambda: checked(lib.mc_lane_begin(raw)), lambda ticket: lib.mc_lane_finish(raw, ticket, row, given)
+
     def inserted(self) -> int:
         """Counts the transitions ever written to all lanes of a replay with a limiter, without boundary rows."""
         inserted: int = lib.mc_lanes_inserted(self.raw, self.count)

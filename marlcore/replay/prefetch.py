@@ -68,7 +68,7 @@ class Prefetch(Generic[B], Closing):
             sampler: a Sampler, a Mixture, or any object with the same methods.
             depth: the largest number of ready batches, at least 1.
             device: the device of the batches. For "cpu", a batch is the sampler's Batch. For a GPU, it is a TorchBatch,
-                copied through pinned memory on the second thread's own stream, and returned after its arrival.
+                copied on the second thread's own stream, for whose copies the caller's current stream waits.
             pin_memory: matters for "cpu" only. True: a batch is a TorchBatch in pinned memory, so that the caller's own
                 copies to a GPU, `tensor.to(device, non_blocking=True)`, overlap with CPU work.
 
@@ -107,9 +107,7 @@ class Prefetch(Generic[B], Closing):
         if n is not None:
             check_whole("n", n)
         batch: Any = self._work.take(timeout, n)
-        if self._work.mover is not None:
-            self._work.mover.arrive(batch)
-        return batch  # type: ignore[no-any-return]
+        return batch if self._work.mover is None else self._work.mover.arrive(batch)  # type: ignore[return-value]
 
     def can_sample(self) -> bool:
         """Whether `sample` would return a batch, now or when the current draw ends."""

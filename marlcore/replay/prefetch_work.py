@@ -5,6 +5,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from contextlib import nullcontext
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from ..errors import ClosedError, MarlcoreError, NotEnoughData, StaleHandle, Tim
 from ..lazy import missing
 from ..memory import WAIT_SLICE_S, check_interruption
 from ..observations import each
-from ..transitions import Batch, TorchBatch
+from ..transitions import Batch, TorchBatch, block_of
 
 if TYPE_CHECKING:
     import torch
@@ -85,11 +86,12 @@ class Work:
         self._began = True
         self._to_consumer.ring()
         try:
-            while self._ended is None:
-                if self._wanted or len(self._ready) >= self._depth:
-                    self._to_thread.wait()
-                elif not self._draw():
-                    self._to_thread.wait(RETRY_S)
+            with self.mover or nullcontext():
+                while self._ended is None:
+                    if self._wanted or len(self._ready) >= self._depth:
+                        self._to_thread.wait()
+                    elif not self._draw():
+                        self._to_thread.wait(RETRY_S)
         except BaseException as error:  # raised again in the consumer
             self._error = error
         finally:
@@ -208,7 +210,11 @@ class Work:
 
 
 class Mover:
-    """Copies batches into pinned memory, and from there to a device on its own stream."""
+    """Moves batches into pinned memory or, on a stream of its own, to a device.
+
+    The device copies a sampler's batch from the memory into which it was drawn, while the next one is drawn into other
+    memory. Other batches are copied into pinned memory first.
+    """
 
     def __init__(self, device: "torch.device | str") -> None:
         try:
@@ -232,25 +238,66 @@ class Mover:
         self._stream: Any = None
         if self._device.type == "cuda":
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._copying: tuple[Any, Any] | None = None  # the last batch's event after its copies, and its host memory
 
-    def move(self, batch: Batch) -> TorchBatch:
-        """Copies a batch, in the drawing thread; returns when the pinned memory can be reused."""
-        torch = self._torch
-        moved = batch.torch()
-        _replace(moved, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor))
-        if self._stream is not None:
-            with torch.cuda.stream(self._stream):
-                pinned = dict(vars(moved))
-                _replace(moved, lambda tensor: tensor.to(self._device, non_blocking=True))
-                self._stream.record_event().synchronize()
-                pinned.clear()  # only now: the device was still reading its memory
-        return moved
+    def move(self, batch: Batch) -> tuple[TorchBatch, Any]:
+        """Begins to copy a batch, in the drawing thread; returns it and the event after its copies."""
+        moved, block = batch.torch(), block_of(batch)
+        if self._stream is None or block is None:
+            _replace(moved, self._pinned)
+        if self._stream is None:
+            return moved, None
+        with self._torch.cuda.stream(self._stream):
+            host = dict(vars(moved))
+            _replace(moved, self._to_device if block is None else self._parts(block))
+            event = self._stream.record_event()
+            self._settle()
+            self._copying = event, host
+        return moved, event
 
-    def arrive(self, batch: TorchBatch) -> None:
-        """Tells torch, in the consumer, that the consumer's stream uses memory that the thread's stream allocated."""
-        if self._stream is not None:
+    def arrive(self, moving: tuple[TorchBatch, Any]) -> TorchBatch:
+        """Makes the consumer's stream wait for a batch, and tells torch that this stream uses the batch's memory."""
+        batch, event = moving
+        if event is not None:
             stream = self._torch.cuda.current_stream(self._device)
+            stream.wait_event(event)
             _replace(batch, lambda tensor: tensor.record_stream(stream) or tensor)
+        return batch
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self._settle()
+
+    def _settle(self) -> None:
+        """Waits for the last batch's copies, after which the sampler may draw into its memory."""
+        if self._copying is not None:
+            self._copying[0].synchronize()
+            self._copying = None
+
+    def _pinned(self, tensor: "torch.Tensor") -> "torch.Tensor":
+        return self._torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
+
+    def _to_device(self, tensor: "torch.Tensor") -> "torch.Tensor":
+        return tensor.to(self._device, non_blocking=True)
+
+    def _parts(self, block: Any) -> Any:
+        """Copies a batch's block to the device; returns a function of a host tensor that returns the device's."""
+        from ..accelerator import register
+
+        register(block, self._stream.device)
+        host = self._torch.from_numpy(block)
+        on_device = self._to_device(host)
+
+        def part(tensor: "torch.Tensor") -> "torch.Tensor":
+            offset = tensor.data_ptr() - host.data_ptr()
+            if not 0 <= offset < len(host):
+                return self._to_device(tensor)
+            typed = on_device.view(tensor.dtype)
+            return typed.as_strided(tensor.shape, tensor.stride(), offset // tensor.itemsize).contiguous()
+
+        return part
 
 
 def _replace(batch: TorchBatch, new: Any) -> None:

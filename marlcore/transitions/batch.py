@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -293,6 +294,7 @@ class BatchMemory:
         )
         self._arrays = [self._owner, self.root, *_every_array(self.fields)]
         self._unused = self._references()
+        _memories[id(self._owner)] = self
 
     def batch(self, rows: int | None = None) -> Batch:
         """Returns the batch, or only its first `rows` rows."""
@@ -307,6 +309,15 @@ class BatchMemory:
     def _references(self) -> int:
         # An array made from one of these refers to the owner, so that every reference to the memory counts.
         return sum(map(sys.getrefcount, self._arrays))
+
+
+_memories: WeakValueDictionary[int, BatchMemory] = WeakValueDictionary()  # by the id of the array that owns each
+
+
+def block_of(batch: Batch) -> NDArray[np.uint8] | None:
+    """Returns the block that holds a batch of a sampler, except its few arrays outside; None for other batches."""
+    memory = _memories.get(id(batch.index.base))
+    return None if memory is None else memory.root
 
 
 def _every_array(fields: dict[str, Any]) -> list[NDArray[Any]]:

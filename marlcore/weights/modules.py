@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.overrides import has_torch_function
 
+from ..accelerator import DeviceRow, kind_of
 from ..checks import brief
 from ..errors import LayoutMismatch
 from .layout import OWN, RowLayout, TensorSpec
@@ -41,6 +42,9 @@ class ModuleWeights:
     become contiguous. The row holds non-persistent buffers too. With `fill`, a large model on the CPU has two rows,
     which take turns: `load` makes the tensors views of the other row, so that a pull is one copy.
 
+    Attributes:
+        device_row: moves the weights of a model on an accelerator, of which host rows hold the extras alone; else None.
+
     Raises:
         LayoutMismatch: the model's tensors differ from the layout.
         ValueError: a tensor cannot be stored, or the tensors are on several devices.
@@ -65,19 +69,20 @@ class ModuleWeights:
         # A row made in inference mode could not be written outside of it.
         with torch.inference_mode(False), torch.no_grad():
             row = torch.zeros(self.layout.nbytes, dtype=torch.uint8, device=device)
-            hosts, rows, on_host, pin = [row], [row], row.device.type == "cpu", row.device.type == "cuda"
-            if self._fill or not on_host:  # pinned memory speeds up copies
-                hosts = [torch.zeros(len(row), dtype=torch.uint8, device="cpu", pin_memory=pin)]
+            rows, on_host = [row], kind_of(row) == "cpu"
+            filled = [torch.zeros_like(row)] if self._fill else rows
             if self._fill and on_host and len(row) >= SWAP_BYTES * len(tensors):
-                hosts = rows = [row, *hosts]
+                filled = rows = [row, *filled]
             pairs = [zip(groups, self.views(each), strict=True) for each in rows]
             views = [[view for group, view in each for _ in group.tensors] for each in pairs]
             for tensor, view in zip(tensors, views[0], strict=True):
                 view.copy_(tensor)
             for tensor, view in zip(tensors, views[0], strict=True):
                 tensor.data = view
-        self._rows, self._hosts = rows, hosts  # the model's rows; the rows that are copied to and from a slot
-        self._arrays = [host.numpy() for host in hosts]
+        self._rows, self._filled = rows, filled  # the model's rows; those into which pulls copy
+        self._arrays = [each.numpy() for each in filled] if on_host else [np.zeros(len(row), np.uint8)]
+        end = self.layout.tensor_bytes
+        self.device_row = None if on_host else DeviceRow(row[:end], filled[0][:end])
         self.turn = 0
         self.groups = groups
         self._has_members = members_kept(self.weights)
@@ -118,14 +123,13 @@ class ModuleWeights:
         if weights is not OWN:
             raise TypeError(f"weights: expected none, since the publisher has a module, got {brief(weights)}")
         row = self.rows()[0]
-        if self._hosts[0] is not self._rows[0]:
-            end = self.layout.tensor_bytes
-            self._hosts[0][:end].copy_(self._rows[0][:end])
+        if self.device_row is not None:
+            self.device_row.settle()
         return row
 
     def load(self) -> None:
         if len(self._rows) == 1 or has_torch_function(self._tensors):
-            self._rows[self.turn].copy_(self._hosts[self.turn - 1])
+            self._rows[self.turn].copy_(self._filled[self.turn - 1])
             return
         turn = 1 - self.turn
         # In one call of C, in which no signal is handled: an exception between two tensors would leave two versions.

@@ -1,5 +1,6 @@
 """The writing ends of a store: a learner's publisher, and the writer of a mirror."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -43,16 +44,30 @@ class Publisher(Closing):
         self._extras = self._weights.layout.extra_views(row)
         self._put(self._given)
         self._version_in_row = self._weights.layout.version_view(row)
-        self._append = self._lanes.appender(0, row)
+        self._append = self._appender(row)
         self._row = row  # last: if an interrupt comes earlier, the next publish stages again
+
+    def _appender(self, row: NDArray[np.uint8]) -> Callable[[], None]:
+        device_row, store = self._weights.device_row, self._store
+        if device_row is None:
+            return self._lanes.appender(0, row)
+        begin, finish = self._lanes.appender_in_steps(0, row, store.layout.tensor_bytes)
+
+        def append() -> None:
+            ticket = begin()
+            device_row.put(store.slot_array(ticket % store.slots))
+            finish(ticket)
+
+        return append
 
     @one_thread
     def publish(self, /, weights: Any = OWN, **extras: Any) -> int:
         """Publishes the model's current weights as one unit.
 
-        For a module on the CPU this is one copy and one atomic store; from an accelerator, a copy to the host comes
-        first, on the current stream. Tensors that replaced the module's, by `.to(...)`, `load_state_dict(assign=True)`
-        or assignment, are moved into the row and published. Arrays of a mapping are first copied into one row.
+        For a module this is one copy and one atomic store. An accelerator makes the copy after all that its current
+        stream was asked for, and the call returns when the copy is complete. Tensors that replaced the module's, by
+        `.to(...)`, `load_state_dict(assign=True)` or assignment, are moved into the row and published. Arrays of a
+        mapping are first copied into one row.
 
         Args:
             weights: arrays to publish instead of the publisher's own mapping (not for a module): NumPy's, JAX's, or any

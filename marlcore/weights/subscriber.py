@@ -108,8 +108,12 @@ class Subscriber:
         """
         check_whole("version", version)
         self._store.check_open()
-        idle = self._idle()
-        if self._lanes.read(0, self._store._ticket_of(version), 1, self._arrays[idle]) != 0:
+        idle, ticket = self._idle(), self._store._ticket_of(version)
+        if self._local.device_row is not None:
+            whole = ticket < self._lanes.committed(0) and self._get(ticket)
+        else:
+            whole = self._lanes.read(0, ticket, 1, self._arrays[idle]) == 0
+        if not whole:
             return False
         self._take(idle, version)
         return True
@@ -128,12 +132,29 @@ class Subscriber:
         self.version = version
 
     def _copy_newest(self, idle: int, timeout: float) -> int:
-        version = self._store._until_whole(self._readers[idle], timeout)
+        read = self._readers[idle] if self._local.device_row is None else self._get_newest
+        version = self._store._until_whole(read, timeout)
         if self._store.is_mirror and version > 0:
             version = int(self._local.layout.version_view(self._arrays[idle])[0])
         if version <= 0:
             raise SegmentCorrupt(f"{self._store!r}: the lane's counters are damaged")
         return version
+
+    def _get_newest(self) -> int | None:
+        """Does what a reader of `_readers` does, for a model on an accelerator."""
+        committed = self._lanes.committed(0)
+        return committed if committed == 0 or self._get(committed - 1) else None
+
+    def _get(self, ticket: int) -> bool:
+        """Copies a ticket's row, with the weights to the accelerator; returns whether no writer overwrote it."""
+        is_whole, slot = self._store._whole(ticket), self._store.slot_array(ticket % self._store.slots)
+        if not is_whole():  # so that a try while a snapshot's only slot is written costs no copy
+            return False
+        assert self._local.device_row is not None
+        self._local.device_row.get(slot)
+        end = self._local.layout.tensor_bytes
+        self._arrays[0][end:] = slot[end:]
+        return is_whole()
 
     def wait(self, newer_than: int, timeout: float) -> bool:
         """Waits as `ParameterStore.wait` does."""

@@ -30,6 +30,8 @@ class TreeWeights:
         TypeError, ValueError: a part is no array, or `fill` cannot write to it.
     """
 
+    device_row = None
+
     def __init__(self, tree: Any, layout: RowLayout, fill: bool) -> None:
         self.layout = layout
         self.turn = 0  # see `rows`

@@ -22,7 +22,7 @@ needs_spin = pytest.mark.skipif(
 
 SCENARIOS = {
     "lane": ("sample", "sample_pairs", "sample_stale", "sample_streamed"),
-    "weights": ("newest_of_1", "newest_of_2", "newest_of_3"),
+    "weights": ("newest_of_1", "newest_of_2", "newest_of_3", "device_of_2"),
     "takeover": ("takeover",),
     "wake-up": ("sleep", "sleep_two", "room"),
 }

@@ -1,0 +1,83 @@
+"""Copies between host memory and an accelerator, by CUDA without a buffer between the two.
+
+CUDA moves the bytes of registered memory by itself. It moves those of other memory through a buffer of its own, which
+is slower and has the same result, so nothing depends on the driver's consent.
+"""
+
+import contextlib
+import logging
+import os
+import weakref
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+log = logging.getLogger(__name__)
+_LEAST_BYTES = 1 << 16  # CUDA copies less at once; and less may share its pages with other memory
+_PORTABLE = 1  # cudaHostRegisterPortable: for all devices
+
+_known: dict[int, "weakref.finalize[Any, Any]"] = {}  # by address, what forgets the memory
+
+
+def kind_of(tensor: torch.Tensor) -> str:
+    return tensor.device.type
+
+
+def register(array: NDArray[Any], device: torch.device) -> None:
+    """Registers with CUDA, once, the whole memory that an array is a view of, until it is freed or unmapped."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    address = array.ctypes.data
+    if address in _known or array.nbytes < _LEAST_BYTES:
+        return
+    with torch.cuda.device(device):  # or CUDA opens device 0 too
+        code = int(torch.cuda.cudart().cudaHostRegister(address, array.nbytes, _PORTABLE))  # type: ignore[no-untyped-call]
+        if code:
+            log.info(
+                "CUDA refused to register %d bytes (error %d): it copies them through a buffer", array.nbytes, code
+            )
+            # torch would raise the refusal at its next kernel, whichever that is: this one takes it.
+            with contextlib.suppress(RuntimeError):
+                torch.ones(1, device=device)
+    owner = array if array.base is None else array.base
+    forget = weakref.finalize(owner, _forget, address, device, 0 if code else os.getpid())
+    forget.atexit = False  # threads may still copy, and the kernel unpins the memory of a process that ends
+    _known[address] = forget
+
+
+def _forget(address: int, device: torch.device, registered_by: int) -> None:
+    """Unregisters memory, in the process that registered it, before the memory is freed."""
+    _known.pop(address, None)
+    if registered_by == os.getpid():
+        with torch.cuda.device(device):
+            torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+
+
+class DeviceRow:
+    """A model's row on an accelerator, uint8 [n], and a second one into which pulls copy.
+
+    Copies are made in the order of the device's current stream, and are complete when a call returns.
+    """
+
+    def __init__(self, row: torch.Tensor, pulled: torch.Tensor) -> None:
+        self._row, self._pulled = row, pulled
+
+    def settle(self) -> None:
+        """Waits until the device has computed the row."""
+        if kind_of(self._row) == "cuda":
+            torch.cuda.current_stream(self._row.device).synchronize()
+
+    def put(self, slot: NDArray[np.uint8]) -> None:
+        """Copies the row into the first n bytes of a slot in host memory."""
+        self._host_tensor(slot).copy_(self._row)
+
+    def get(self, slot: NDArray[np.uint8]) -> None:
+        """Copies the first n bytes of a slot into the second row."""
+        self._pulled.copy_(self._host_tensor(slot))
+
+    def _host_tensor(self, slot: NDArray[np.uint8]) -> torch.Tensor:
+        if kind_of(self._row) == "cuda":
+            register(slot, self._row.device)
+        return torch.from_numpy(slot[: len(self._row)])
