@@ -11,7 +11,7 @@ from ..checks import brief, did_you_mean, printable, short
 from ..config import Config, Settings, hints_by_policy, preset_names, read_preset, read_settings
 from ..declared import changed, hints_of, listed
 from ..meta import train_seeds
-from ..record import described_run, summary
+from ..record import LATE, described_run, summary
 from ..run import train as run
 from .first_page import first_page
 from .options import CommandLine, option_of, print_table
@@ -85,7 +85,7 @@ def main(arguments: list[str]) -> int:
             results = train_seeds(env, algorithm, config, chosen.seeds, parallel=chosen.parallel, **start)
             for seed, result in zip(chosen.seeds, results, strict=True):
                 returns = ", ".join(f"{agent} {value:,.2f}" for agent, value in result.returns.items())
-                sys.stdout.write(printable(f"seed {seed}: mean return at the end: {returns}") + "\n")
+                sys.stdout.write(printable(f"seed {seed}: mean return over {LATE}: {returns}") + "\n")
             sys.stdout.write(printable(f"results in {results[0].run_dir.parent}") + "\n")
             return 0
         if chosen.parallel != 1:
