@@ -113,7 +113,7 @@ def _resumed(line: CommandLine) -> tuple[str, str, Any, Config]:
     env, algorithm, config = described_run(options.resume, trust=options.trust)
     if of_algorithm:
         if not is_dataclass(algorithm):
-            raise ValueError(f"algorithm: expected one with options, got {brief(algorithm)}")
+            raise ValueError(f"algorithm: expected a dataclass, whose fields are options, got {brief(algorithm)}")
         of_algorithm = hints_of(type(algorithm), "algorithm.")
         values = line.read(hints | of_algorithm, refuse=f"{{}} is no option of {type(algorithm).__name__}".format)
         algorithm = changed(algorithm, _popped(values, of_algorithm, "algorithm."))

@@ -200,12 +200,12 @@ REFUSED: dict[str, Refused] = {
     "stack": (offline("dqn", replay={"stack": 500}), ValueError, "stack"),
     "returns": (
         offline("dqn", stop={"patience": 9}), ValueError,
-        "stop.metric: expected one of a run without actors' episodes, got 'episode_return'",
+        "stop.metric: expected a metric of a run without actors' episodes, got 'episode_return'",
     ),
     "bc": (lambda folder, _: mc.train(CARTPOLE, "bc", config_in(folder)), ValueError, "use train_offline"),
     "no actors": (
         lambda folder, _: mc.train(CARTPOLE, "dqn", config_in(folder, actor={"processes": 0})), ValueError,
-        "actor.processes: expected an integer of at least 1, got 0; see train_offline",
+        "actor.processes: expected an integer of at least 1, got 0, which is for train_offline",
     ),
 }  # fmt: skip
 
