@@ -78,7 +78,7 @@ def test_every_off_policy_algorithm_learns_from_a_replay(tmp_path, algorithm, na
         assert (replay.sampler(8, seed=0, min_size=1).sample().reward == before).all()  # it is still the caller's
     assert result.updates == {"agent_0": 30} and result.steps == 30 and np.isnan(result.returns["agent_0"])
     losses = values_of(result.run_dir, "loss")
-    assert len(losses) == 3 and np.isfinite(losses).all()
+    assert len(losses) == 1 + 30 // 10 and np.isfinite(losses).all(), "of the first update, and each log_interval"
     policy = mc.load_policy(result.run_dir, "agent_0", weights_only=True)
     assert policy.spaces.action.contains(policy.act(np.zeros(policy.spaces.obs.shape, np.float32)))
 

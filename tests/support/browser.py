@@ -70,15 +70,13 @@ def browser(profile: Path) -> Iterator[Page]:
     """Chromium, with its settings in the folder `profile`."""
     theirs, commands = os.pipe()  # the browser reads from descriptor 3 and writes to 4
     answers, their_answers = os.pipe()
-    flags = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-pipe")
-    starts = f'exec 3<&{theirs} 4>&{their_answers}; exec "$@"'
-    command = ["bash", "-c", starts, "bash", str(CHROMIUM), *flags, f"--user-data-dir={profile}"]
-    process = subprocess.Popen(command, pass_fds=(theirs, their_answers), stderr=subprocess.DEVNULL)
-    os.close(theirs)
-    os.close(their_answers)
-    page = Page(commands, answers)
-    try:
-        yield page
-    finally:
-        page.call("Browser.close")
-        process.wait()
+    flags = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --remote-debugging-pipe"
+    starts = f'exec {CHROMIUM} {flags} --user-data-dir="$0" 3<&{theirs} 4>&{their_answers}'
+    with subprocess.Popen(["bash", "-c", starts, profile], pass_fds=(theirs, their_answers), stderr=subprocess.DEVNULL):
+        os.close(theirs)
+        os.close(their_answers)
+        page = Page(commands, answers)
+        try:
+            yield page
+        finally:
+            page.call("Browser.close")
