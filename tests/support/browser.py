@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -15,8 +15,8 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 class Page:
     """A page of a browser, which remembers what its console said."""
 
-    def __init__(self, commands: int, answers: int) -> None:
-        self._commands, self._answers = os.fdopen(commands, "wb", buffering=0), os.fdopen(answers, "rb")
+    def __init__(self, commands: IO[bytes], answers: IO[bytes]) -> None:
+        self._commands, self._answers = commands, answers
         self._session: dict[str, str] = {}
         self._sent = 0
         self.said: list[str] = []
@@ -75,8 +75,9 @@ def browser(profile: Path) -> Iterator[Page]:
     with subprocess.Popen(["bash", "-c", starts, profile], pass_fds=(theirs, their_answers), stderr=subprocess.DEVNULL):
         os.close(theirs)
         os.close(their_answers)
-        page = Page(commands, answers)
-        try:
-            yield page
-        finally:
-            page.call("Browser.close")
+        with os.fdopen(commands, "wb", buffering=0) as asked, os.fdopen(answers, "rb") as answered:
+            page = Page(asked, answered)
+            try:
+                yield page
+            finally:
+                page.call("Browser.close")
