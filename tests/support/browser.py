@@ -59,9 +59,11 @@ class Page:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    def look(self, width: int, scheme: str) -> None:
-        """Shows the page in a window of a width, to a user who prefers a scheme, `light` or `dark`."""
+    def resize(self, width: int) -> None:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+
+    def prefer(self, scheme: str) -> None:
+        """Shows the page to a user who prefers a scheme, `light` or `dark`."""
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
 
