@@ -22,6 +22,7 @@ from sphinx.domains.python import PyObject  # noqa: E402
 from sphinx.util.typing import stringify_annotation  # noqa: E402
 
 from marlcore import errors  # noqa: E402
+from marlcore.algos import ALGORITHMS  # noqa: E402
 from marlcore.declared import Declared  # noqa: E402
 from marlcore.field_docs import FieldsInDoc  # noqa: E402
 
@@ -39,7 +40,7 @@ html_theme = "furo"
 html_title = f"marlcore {version}"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
-exclude_patterns = ["reference/parameters/*"]  # parts of other pages
+html_show_search_summary = False  # which fetches pages: no browser allows that where there is no server
 templates_path: list[str] = []
 default_role = "code"  # docstrings mark code by single backticks, as Markdown does
 myst_heading_anchors = 4
@@ -57,6 +58,12 @@ copybutton_prompt_text = "$ "
 WHOLE: dict[str, list[str]] = {}  # texts of attributes and properties
 ARRAY = re.compile(r"~?numpy\.ndarray\[tuple\[(?:~?typing\.)?Any, \.\.\.\], ~?numpy\.dtype\[([^\[\]]*)\]\]")
 PUBLIC = {f"{kind.__module__}.{kind.__qualname__}": path for path, kind in reference.public_classes().items()}
+MADE_FROM = {  # pages of the reference by the files that a checkout has instead; \2 is the first word of a link
+    "config/config": "settings.md#the-run",
+    "config/sections": r"settings.md#\2",
+    "errors": "errors.md",
+    "algos/parts_trainer": "parts.md",
+}
 ERRORS = {name for home in (builtins, errors) for name, kind in vars(home).items() if reference.is_error(kind)}
 
 
@@ -175,10 +182,30 @@ def short_arrays(kind: type) -> None:
                     notes["return"] = ARRAY.sub(r"NDArray[\1]", said).replace("numpy.", "")
 
 
-def site_links(app: object, name: str, source: list[str]) -> None:
-    """Links by the title of a page, which a repository shows by its file."""
-    source[0] = source[0].replace("](../CONTRIBUTING.md", "](reference/contributing.md")
-    source[0] = re.sub(r"\[[\w-]+\.md\]\(([\w/.-]+\.md)", r"[](\1", source[0])
+def sidebar(index: str) -> str:
+    """The navigation, by the rows of the table on the first page; the reference stands beside the options."""
+    text = ""
+    for caption, row in re.findall(r"^\| \*\*(.+?)\*\* \|(.*)", index, re.M):
+        pages = re.findall(r"\]\(([\w/-]+)\.md\)", row)
+        pages += [f"reference/{name}" for name in reference.PAGES if name != "contributing"] * ("options" in pages)
+        text += "\n```{toctree}\n" + "\n".join([f":caption: {caption}", ":hidden:", *pages]) + "\n```\n"
+    return text
+
+
+def site_source(app: object, name: str, source: list[str]) -> None:
+    """A page as the site has it, with titles and the reference where a checkout shows names of files and the source."""
+    text = source[0].replace("](../CONTRIBUTING.md", "](reference/contributing.md")
+    for path, page in MADE_FROM.items():
+        text = re.sub(rf"(\[`?(\w+)[^]]*\])\((?:\.\./)+marlcore/{path}\.py\)", rf"\1(/reference/{page})", text)
+    text = re.sub(r"\[[\w-]+\.md\]\(([\w/.-]+\.md)", r"[](\1", text)
+    folder, _, page = name.rpartition("/")
+    if name == "index":
+        text += sidebar(text)
+    elif folder == "algorithms":
+        kind = ALGORITHMS.get(page)
+        listed = "\n".join(["```{toctree}", ":hidden:", *sorted(ALGORITHMS), "```"])
+        text += "\n" + (reference.parameters_table(kind) if kind else listed) + "\n"
+    source[0] = text
 
 
 def breakable_names(app: object, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
@@ -194,7 +221,7 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", plain_outside_code, priority=400)  # napoleon's is 500
     app.connect("autodoc-process-docstring", whole_attributes, priority=600)
     app.connect("autodoc-process-signature", short_signature)
-    app.connect("source-read", site_links)
+    app.connect("source-read", site_source)
     app.connect("html-page-context", breakable_names)
     for field in PyObject.doc_field_types:
         if field.name == "variable":

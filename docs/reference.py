@@ -23,7 +23,7 @@ ROOMS = {  # a page each: its title, and its modules
         [f"marlcore.compat.{library}" for library in ("cpprb", "empo", "sorrel", "stable_baselines3", "torchrl")],
     ),
 }
-PAGES = (*ROOMS, "settings", "commands", "errors", "contributing")  # all that `write` writes, but for parameters
+PAGES = (*ROOMS, "settings", "commands", "errors", "contributing")  # all that `write` writes
 LEADS = {  # what a reader of a page should know first
     "cluster": "A run on many machines needs one setting, {py:class}`marlcore.ClusterConfig`: see "
     "[its fields](settings.md#cluster) and the [guide](../guides/many-machines.md). Below are the parts that such a "
@@ -207,12 +207,10 @@ def parameters_table(algorithm: type) -> str:
 
 def write(folder: Path) -> None:
     """Writes every page whose text has changed, and removes those of an earlier program."""
-    algorithms = import_module("marlcore.algos").ALGORITHMS
-    pages = {f"parameters/{name}": parameters_table(kind) for name, kind in algorithms.items()}
-    pages |= {"settings": settings_page(), "commands": commands_page(), "errors": errors_page()}
+    pages = {"settings": settings_page(), "commands": commands_page(), "errors": errors_page()}
     pages["contributing"] = contributing_page()
     pages |= {name: api_page(name, title, modules) for name, (title, modules) in ROOMS.items()}
-    (folder / "parameters").mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     for earlier in set(folder.rglob("*.md")) - {folder / f"{name}.md" for name in pages}:
         earlier.unlink()
     for name, text in pages.items():

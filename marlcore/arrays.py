@@ -1,4 +1,4 @@
-"""Arrays of what hosts give: torch's tensors, and bfloat16, which NumPy has by the package ml_dtypes alone."""
+"""Arrays of a user's values: of torch's tensors, and of bfloat16, which NumPy lacks without the package ml_dtypes."""
 
 import warnings
 from typing import Any

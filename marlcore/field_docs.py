@@ -29,7 +29,7 @@ def field_docs(kind: type) -> Mapping[str, str]:
 
 
 def list_fields_in_doc(kind: type) -> None:
-    """Makes the class's `__doc__` list its fields after its own text; the source is read when somebody asks."""
+    """Makes the class's `__doc__` list its fields after its own text; the source is read at the first access."""
     known = vars(kind).get("__doc__")  # the same, of a class that `dataclass` makes anew for its slots
     kind.__doc__ = known if isinstance(known, FieldsInDoc) else FieldsInDoc(known or "")  # type: ignore[assignment]
 

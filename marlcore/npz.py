@@ -36,7 +36,7 @@ def check_members(archive: ZipFile) -> None:
         if parts[-1] != "npy" or "" in parts or not info.filename.isprintable():
             raise ValueError(f"expected arrays, got {info.filename!r}")
     if len({info.filename for info in members}) < len(members):
-        raise ValueError("expected each name once, got one twice")
+        raise ValueError("expected each name once, got two arrays of one name")
     stored, claimed = archive.start_dir, sum(info.file_size for info in members)
     if claimed > max(_ALWAYS, _INFLATED * stored):
         raise ValueError(f"expected at most {_INFLATED} bytes for each of its {stored:,}, got {claimed:,}")

@@ -25,7 +25,7 @@ def in_form(parts: Mapping[str, T], form: Any) -> T | dict[str, T]:
 
 
 def leaves(tree: Any, path: str = "") -> dict[str, Any]:
-    """Returns what nested dicts hold by paths such as "hand.left"; a tree that is no dict has the path `path` or ALONE.
+    """Returns the leaves of nested dicts by paths such as "hand.left"; a single leaf has the path `path` or ALONE.
 
     Raises ValueError if two leaves have one path.
     """

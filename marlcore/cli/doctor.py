@@ -19,7 +19,6 @@ from typing import Any, Literal
 
 from .. import __version__, cgroup
 from ..errors import MarlcoreError
-from ..lazy import is_installed
 from ..shm import SHM_DIR
 from .linux_features import FEATURES
 from .options import CommandLine, print_table
@@ -275,9 +274,10 @@ def check_gpu(torch: Any = None) -> Finding:
 
 
 def check_niceness(ray: bool | None = None, environ: Environment = os.environ) -> Finding:
-    """Checks whether actors on other machines get their share of the cores: Ray gives its workers niceness 15."""
-    if not (is_installed("cluster") if ray is None else ray):
-        return Finding("ok", "Ray is not installed, which only runs on many machines need")
+    """Checks whether actors that Ray starts get their share of the cores: it gives its workers niceness 15."""
+    started = Path(environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")  # which `ray stop` removes
+    if not ("RAY_ADDRESS" in environ or started.exists() if ray is None else ray):
+        return Finding("ok", "no Ray runs here; only runs on many machines need it")
     niceness = environ.get("RAY_worker_niceness", "15")
     found = f"Ray, started from here, gives actors niceness {niceness}"
     if niceness == "0":

@@ -3,8 +3,8 @@
 import inspect
 import os
 import sys
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,8 @@ from typing import Annotated, Any
 import numpy as np
 import tyro
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from ..envs import NamedEnvironment, vectorize
 from ..evaluation import EvaluatedRun, evaluate
@@ -69,11 +71,28 @@ def main(arguments: list[str]) -> int:
         run = EvaluatedRun(run_dir, options.which, policies, env_fn, trust=options.trust)
         write_video(video, *film(run, options.seed))
     chosen = {name: getattr(options, name) for name in ("episodes", "which", "envs", "seed", "explore", "trust")}
-    outcome = evaluate(run_dir, policies=policies, env_fn=env_fn, **chosen)
+    with episodes_shown(options.episodes) as watch:
+        outcome = evaluate(run_dir, policies=policies, env_fn=env_fn, watch=watch, **chosen)
     print_fitted(outcome.__rich__())
     if options.video:
         sys.stdout.write(f"video in {options.video}\n")
     return 0
+
+
+@contextmanager
+def episodes_shown(episodes: int) -> Iterator[Callable[[int], object]]:
+    """Shows on a terminal how many episodes have ended; the bar disappears at the end."""
+    silent = sys.stderr is None or not sys.stderr.isatty()
+    columns = "episodes", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, auto_refresh=False, transient=True, disable=silent) as bar:
+        task = bar.add_task("", total=episodes)
+
+        def watch(ended: int) -> None:
+            if ended != bar.tasks[task].completed:
+                bar.update(task, completed=ended, refresh=True)
+
+        yield watch
 
 
 def check_format(path: str) -> None:

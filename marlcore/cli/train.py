@@ -11,7 +11,7 @@ from ..checks import brief, did_you_mean, printable, short
 from ..config import Config, Settings, hints_by_policy, preset_names, read_preset, read_settings
 from ..declared import changed, hints_of, listed
 from ..meta import train_seeds
-from ..record import described_run, summary
+from ..record import LATE, described_run, summary
 from ..run import train as run
 from .first_page import first_page
 from .options import CommandLine, option_of, print_table
@@ -87,7 +87,7 @@ def main(arguments: list[str]) -> int:
             results = train_seeds(env, algorithm, config, chosen.seeds, parallel=chosen.parallel, **start)
             for seed, result in zip(chosen.seeds, results, strict=True):
                 returns = ", ".join(f"{agent} {value:,.2f}" for agent, value in result.returns.items())
-                sys.stdout.write(printable(f"seed {seed}: mean return at the end: {returns}") + "\n")
+                sys.stdout.write(printable(f"seed {seed}: mean return over {LATE}: {returns}") + "\n")
             sys.stdout.write(printable(f"results in {results[0].run_dir.parent}") + "\n")
             return 0
         if chosen.parallel != 1:
@@ -115,7 +115,7 @@ def _resumed(line: CommandLine) -> tuple[str, str, Any, Config]:
     env, algorithm, config = described_run(options.resume, trust=options.trust)
     if of_algorithm:
         if not is_dataclass(algorithm):
-            raise ValueError(f"algorithm: expected one with options, got {brief(algorithm)}")
+            raise ValueError(f"algorithm: expected a dataclass, whose fields are options, got {brief(algorithm)}")
         of_algorithm = hints_of(type(algorithm), "algorithm.")
         values = line.read(hints | of_algorithm, refuse=f"{{}} is no option of {type(algorithm).__name__}".format)
         algorithm = changed(algorithm, _popped(values, of_algorithm, "algorithm."))

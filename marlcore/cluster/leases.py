@@ -67,7 +67,7 @@ class Leases(Shared):
         """
         words = self._written(seat)
         if holder := words.load(_HOLDER):
-            raise MarlcoreError(f"seat: expected one that nobody holds, got seat {seat}, held in epoch {holder}")
+            raise MarlcoreError(f"seat: expected a free seat, got seat {seat}, held in epoch {holder}")
         epoch = words.load(_EPOCH) + 1
         words.store(_EPOCH, epoch)
         words.store(_HEARD, monotonic_ns())

@@ -59,7 +59,7 @@ def applied_offline(config: Config) -> Config:
         raise ValueError(f"cluster.address: expected None, since {RECORDED}, got {brief(config.cluster.address)}")
     if config.stop.judges and any(part.startswith("episode_") for part in config.stop.metric.split("/")):
         raise ValueError(
-            f"stop.metric: expected one of a run without actors' episodes, got {brief(config.stop.metric)}"
+            f"stop.metric: expected a metric of a run without actors' episodes, got {brief(config.stop.metric)}"
         )
     names = (*OF_RUN, *OF_ACTING, *OF_EXPLORATION)
     labels = {_label(name, policy, config) for by in BY_POLICY for policy in getattr(config, by) for name in names}

@@ -107,7 +107,7 @@ def sink_names(label: str, names: Any) -> tuple[str, ...]:
     sinks = tuple(Reference(f"{', '.join(SINKS)} or module:Class", SINKS)(label, name) for name in names)
     if "csv" not in sinks or len(set(sinks)) < len(sinks):
         got = brief(" ".join(sinks))
-        raise ValueError(f"{label}: expected csv, the run's own record, and others, each once, got {got}")
+        raise ValueError(f"{label}: expected csv, the run's own record, and no sink twice, got {got}")
     return sinks
 
 
@@ -181,7 +181,7 @@ class LearnerConfig(Declared):
     publish_mode: Literal["snapshot", "double_buffer", "triple_buffer"] = "double_buffer"
     """Slots of shared memory for weights: 1, 2 or 3. More slots take memory; fewer make actors repeat copies."""
     log_interval: Count = 200
-    """Updates between reports of loss, epsilon, policy lag and rate."""
+    """Updates between reports of loss, epsilon, policy lag and rate. The first update reports its loss at once."""
     checkpoint_interval: Count = 10_000
     """Updates between checkpoints; the learner writes another one at the end."""
     checkpoint_seconds: Timeout = 60.0

@@ -71,7 +71,7 @@ def _any(of_members: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 class _Results(NamedTuple):
-    """What the members' actions led to, each [members, copies]."""
+    """The results of the members' actions, each [members, copies]."""
 
     earned: NDArray[np.float64]
     acted: NDArray[np.bool_]

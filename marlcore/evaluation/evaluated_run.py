@@ -50,6 +50,7 @@ def evaluate(
     policies: Mapping[str, Replacement] | None = None,
     env_fn: Callable[[], Any] | str | None = None,
     trust: bool = False,
+    watch: Callable[[int], object] = lambda ended: None,
 ) -> Evaluation:
     """Plays whole episodes with a run's policies, greedily; each agent acts by its policy.
 
@@ -74,6 +75,7 @@ def evaluate(
             obs["observation"]; its method `reset()`, if any, is called when an episode begins.
         env_fn: makes the environments, to which the run's teams apply; by default the run's own function.
         trust: also load a directory that another user could have changed.
+        watch: called after each round of steps with the number of episodes that have ended, to show progress.
 
     Raises: ValueError, TypeError: the input is bad, the run is not trusted, or its environment function could not be
         pickled. EnvironmentFailed: the environment raised an error. Errors that a script raises are passed on.
@@ -85,7 +87,7 @@ def evaluate(
     with closing(vectorize(run.env_fn, min(envs, episodes))) as env:
         pairs = zip(env.agents, child_seeds(seed, len(env.agents)), strict=True)
         players = {agent: run.player(agent, env.copies, child, explore) for agent, child in pairs}
-        outcome = play(env, players, episodes, seed)
+        outcome = play(env, players, episodes, seed, watch=watch)
     assert outcome is not None
     return outcome
 

@@ -126,8 +126,12 @@ def play(
     episodes: int,
     seed: int,
     goes_on: Callable[[], bool] = lambda: True,
+    watch: Callable[[int], object] = lambda ended: None,
 ) -> Evaluation | None:
-    """Plays episodes; with new players, the seed determines them. Returns None once `goes_on` returns False."""
+    """Plays episodes; with new players, the seed determines them. Returns None once `goes_on` returns False.
+
+    Calls `watch` after each round with the number of episodes that have ended.
+    """
     with torch_seeded(seed):
         env.reset(seed)
         played = _Episodes(env, players, episodes)
@@ -135,6 +139,7 @@ def play(
             if not goes_on():
                 return None
             played.play_round()
+            watch(episodes - int(played.left.sum()))
     return played.outcome()
 
 
@@ -144,8 +149,8 @@ class _Episodes:
     def __init__(self, env: VectorEnvironment, players: Mapping[str, Player], episodes: int) -> None:
         self._env = env
         self._players = players
-        self._left = counted(episodes, env.copies)  # episodes of each copy that still count
-        self._place = np.cumsum(self._left) - self._left  # of each copy's present episode in the results
+        self.left = counted(episodes, env.copies)  # episodes of each copy that still count
+        self._place = np.cumsum(self.left) - self.left  # of each copy's present episode in the results
         self._ended = env.ended.copy()
         self._digests = {agent: [0] * env.copies for agent in env.agents}  # of each copy's present episode so far
         self._games: set[tuple[int, ...]] = set()
@@ -156,7 +161,7 @@ class _Episodes:
 
     @property
     def done(self) -> bool:
-        return not self._left.any()
+        return not self.left.any()
 
     def play_round(self) -> None:
         outcomes, turns = self._env.observe()
@@ -168,18 +173,18 @@ class _Episodes:
         for turn in turns:
             action = self._players[turn.agent].choose(turn.obs, turn.copies, turn.begins).action
             self._digest(turn.agent, turn.copies, *by_name(turn.obs).values(), action)
-            self._lengths[turn.agent][self._place[turn.copies[self._left[turn.copies] > 0]]] += 1
+            self._lengths[turn.agent][self._place[turn.copies[self.left[turn.copies] > 0]]] += 1
             self._env.act(turn, action)
 
     def _add(self, outcome: Outcome) -> None:
         if outcome.acted:
             self._players[outcome.agent].reward(outcome.reward, outcome.copies)
-        counts = self._left[outcome.copies] > 0
+        counts = self.left[outcome.copies] > 0
         places = self._place[outcome.copies[counts]]
         self._returns[outcome.agent][places] += outcome.reward[counts]
         self._digest(outcome.agent, outcome.copies, outcome.reward)
         for copy, numbers in outcome.infos:
-            if self._left[copy]:
+            if self.left[copy]:
                 for name, value in numbers.items():
                     self._infos[outcome.agent][name][int(self._place[copy])] = float(value)
 
@@ -190,12 +195,12 @@ class _Episodes:
             digests[copy] = hash((digests[copy], *(rows[i].tobytes() for rows in columns)))
 
     def _note_ends(self) -> None:
-        ended = (self._env.ended > self._ended) & (self._left > 0)
+        ended = (self._env.ended > self._ended) & (self.left > 0)
         for copy in np.flatnonzero(ended).tolist():
             self._games.add(tuple(digests[copy] for digests in self._digests.values()))
             for digests in self._digests.values():
                 digests[copy] = 0
-        self._left[ended] -= 1
+        self.left[ended] -= 1
         self._place[ended] += 1
         self._ended[:] = self._env.ended
 

@@ -171,14 +171,19 @@ class Learner:
             self.publish()
         if passed(config.log_interval):
             self._report_averages(batch)
+        elif self.updates == made:  # the first ever: a short run shows its loss, too
+            self._report_metrics()
         if passed(config.checkpoint_interval) or time.monotonic() - self._last_save > config.checkpoint_seconds:
             self.save()
 
-    def _report_averages(self, batch: Batch | TorchBatch) -> None:
+    def _report_metrics(self) -> None:
         self.check_loss()
-        now, count = time.monotonic(), self.updates - self._reported
         for name, total in self._sums.items():
             self.report(name, float(total) / self._counts[name])
+
+    def _report_averages(self, batch: Batch | TorchBatch) -> None:
+        now, count = time.monotonic(), self.updates - self._reported
+        self._report_metrics()
         self._sums.clear()
         self._counts.clear()
         self._reported = self.updates

@@ -1,4 +1,4 @@
-"""The file systems whose word counts: what they have synced, they still have after a power cut."""
+"""The file systems that keep synced data through a power cut."""
 
 import os
 import stat

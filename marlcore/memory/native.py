@@ -108,7 +108,7 @@ class NativeLanes:
         self._nth = nth
 
     def withhold(self, promised: int) -> None:
-        """Makes writers ask the flusher's words before they take tickets; `promised` is their offset in the body."""
+        """Makes writers check the flusher's words before they take tickets; `promised` is their offset in the body."""
         self.raw.promised = self._memory + promised
         self.raw.withheld = TICKETS
 
@@ -288,7 +288,7 @@ class Words:
         lib.mc_word_store(self._memory, index, value)
 
     def store_each(self, first: int, step: int, values: NDArray[np.int64]) -> None:
-        """Stores values [n], one after another, in the words at first, first + step, and so on."""
+        """Stores values [n], one in each of the words at first, first + step, and so on."""
         lib.mc_words_store(self._memory + 8 * first, len(values), 8 * step, ffi.from_buffer("int64_t[]", values))
 
     def storer(self, index: int) -> Callable[[int], None]:

@@ -248,7 +248,7 @@ class Segment:
 
 def _check_same(path: Path, header: Header, handle: SegmentHandle) -> None:
     if header.nonce != handle.nonce:
-        raise StaleHandle(f"{path}: the handle's segment is gone, another one took its name")
+        raise StaleHandle(f"{path}: the handle's segment is gone, and another one has its name")
     if header.layout != handle.layout:
         raise LayoutMismatch(f"{path}: the segment's layout differs from the handle's")
 

@@ -125,7 +125,7 @@ class Marks:
             self._words.store_each(word, _WORDS, np.ascontiguousarray(numbers))
 
     def promise(self, lane: int, ticket: int) -> None:
-        """Tells a lane's later writers of another promise."""
+        """Publishes a new promise to a lane's later writers."""
         self._words.store(_WORDS * lane, ticket)
 
     @property

@@ -193,7 +193,7 @@ class Workers:
     def check(self) -> None:
         """Raises WorkerFailed if a worker's failure was not raised yet, ClosedError if the group does not run."""
         if os.getpid() != self._owner:
-            raise StaleHandle("the workers were started before a fork, and are the parent's")
+            raise StaleHandle("these workers belong to the parent, which forked this process after it had started them")
         if not self._open:
             raise ClosedError("the group of workers has ended" if self._entered else "no worker was started yet")
         self._raise_failure()

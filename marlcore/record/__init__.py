@@ -31,7 +31,7 @@ from .events import CHECKPOINT_S, EVALUATION_S, SKIPPED, CheckpointEvent, Evalua
 from .files import believed, read_json, read_sealed, write_atomically, write_json, write_sealed
 from .hold import Hold
 from .monitor import Monitor, Status
-from .progress import Progress, SharedProgress, Table, final_returns, summary
+from .progress import LATE, Progress, SharedProgress, Table, final_returns, summary
 from .remote import RemoteCopy, fetch_run, is_address
 from .run_directory import (
     LOCK,

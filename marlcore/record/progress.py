@@ -22,6 +22,7 @@ from ..tables import FittedTable
 from .run_directory import agent_order
 
 _RETURNS = 100  # episodes in the running mean
+LATE = "the last tenth of the run"  # over which `LateReturns` takes the mean
 _FRAME_S = 0.25
 _RATE_S = 10.0  # averaging time of the rate of several runs
 _MIN_WIDTH = 8  # of a column of the table
@@ -29,7 +30,6 @@ _COLUMNS = {  # metric: title, number of values averaged, format
     "episode_return": (f"return (last {_RETURNS})", _RETURNS, ",.2f"),
     "loss": ("loss", 1, ".4g"),
     "epsilon": ("epsilon", 1, ".3f"),
-    "policy_lag": ("policy lag", 1, ".1f"),
     "updates_per_s": ("updates/s", 1, ",.0f"),
 }
 EPISODES_PER_S = "episodes_per_s"
@@ -261,7 +261,7 @@ def summary(returns: Mapping[str, float]) -> str:
     """Returns `final_returns` in words, one line per agent."""
     return "\n".join(
         f"{printable(agent) or 'all'}: "
-        + ("no episode ended" if math.isnan(mean) else f"mean return {mean:,.2f} at the end")
+        + ("no episode ended" if math.isnan(mean) else f"mean return {mean:,.2f} over {LATE}")
         for agent, mean in returns.items()
     )
 

@@ -52,7 +52,7 @@ class RecordedEpisodes:
             raise ValueError("spec: expected one without next_obs, since the rows of an episode follow one another")
         single = self.spec and all(isinstance(part, Field) for part in (self.spec.action, *self.spec.extras.values()))
         if self.spec is not None and (self.spec.reward.shape or not single):
-            raise ValueError("spec: expected one with an array as action and extra, and a number as reward, got dicts")
+            raise ValueError("spec: expected arrays as action and extras, and a number as reward, got others")
         space = getattr(self.source, "action_space", None)
         if self.action_space is None and hasattr(space, "start"):  # a Minari dataset's Discrete or MultiDiscrete
             self.action_space = space
@@ -204,7 +204,7 @@ def _fields_of(episode: Any, declared: Collection[str] | None) -> dict[str, Any]
     if len(fields) < len(episode):
         raise ValueError(f"expected one array for each field, got {sorted(episode)}")
     if not fields.keys() & {"terminated", "truncated"} and (ends := sorted(fields.keys() & {"done", "dones"})):
-        raise ValueError(f"terminated: expected it or truncated, got {ends[0]!r} alone, which does not say which")
+        raise ValueError(f"expected 'terminated' or 'truncated', got {ends[0]!r} alone, which may mean either")
     for name in OBSERVATIONS:
         if name in fields:
             fields[name] = _arrays(name, fields[name], declared)

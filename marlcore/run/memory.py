@@ -150,7 +150,7 @@ def _transient_replay(
 def _durable_replay(
     stack: ExitStack, policy: AssignedPolicy, config: Config, saved: Path, options: dict[str, Any]
 ) -> ReplayBuffer:
-    """Makes a replay that outlives the run and its path, which a note in the run's directory has; or attaches to it."""
+    """Makes a replay that outlives the run, or attaches to it; a note in the run's directory has its path."""
     settings, spec, note = config.replay, transition_spec(policy, config), durable_note(saved)
     assert settings.path is not None
     known = Path(read_json(note)["path"]) if note.exists() else None

@@ -90,7 +90,7 @@ class RunSpec:
 def acting_spec(env_fn: Callable[[], Any] | str, algorithm: Algorithms, config: Config) -> RunSpec:
     """Returns the spec of a run whose actors play in the environment. Raises ValueError, TypeError."""
     if config.offline:
-        raise ValueError("actor.processes: expected an integer of at least 1, got 0; see train_offline")
+        raise ValueError("actor.processes: expected an integer of at least 1, got 0, which is for train_offline")
     spec = assigned(factory(env_fn), algorithm, config)
     _check_policies(spec)
     if any(getattr(policy.algorithm, "imitates", False) for policy in spec.policies):

@@ -98,7 +98,7 @@ class Batch:
     relabelled: NDArray[np.bool_] | None = None
 
     def __init__(self, fields: dict[str, Any], dicts: tuple[tuple[str, Copy], ...]) -> None:
-        """Takes the arrays by field; `dicts` has the fields that are dicts, with what makes each batch's own copy."""
+        """Takes the arrays by field; `dicts` has, for each field that is a dict, the function that copies it."""
         if waiting and "jax" in sys.modules:
             register()
         attributes = self.__dict__

@@ -147,7 +147,7 @@ class TransitionLanes(Shared):
 
     @classmethod
     def _fill(cls, description: dict[str, Any], put: Put) -> None:
-        """Writes what a new segment's body holds beside zeros."""
+        """Writes the words of a new segment's body that are not 0."""
 
     @classmethod
     def _slots(cls, description: dict[str, Any]) -> int:

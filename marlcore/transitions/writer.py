@@ -213,7 +213,7 @@ class Writer(WriterBase):
         if not as_flag("truncated", truncated):
             raise ValueError("truncated: expected True, since `add` takes terminated=True with its row, got False")
         if not self._native.in_episode:
-            raise ValueError("end_episode: expected a last row that did not end its episode, got none")
+            raise ValueError("end_episode: expected an unfinished episode, got none")
         self._put_final(final_obs)
         if self._gate is not None and not self._gate(0, True, self._timeout, self.check_open):
             return self._leave_out()

@@ -103,10 +103,9 @@ def facts(algorithm: Any) -> dict[str, str]:
 def test_every_algorithm_has_a_page_in_the_overview() -> None:
     assert {path.stem for path in FOLDER.glob("*.md")} == {*ALGORITHMS, "index"}
     assert f"[{len(ALGORITHMS)} algorithms](docs/algorithms/index.md)" in (FOLDER.parents[1] / "README.md").read_text()
-    (listed,) = re.findall(r"```\{toctree\}\n:maxdepth: 1\n(.*?)```", page_of("index"), re.S)
-    assert sorted(listed.split()) == sorted(ALGORITHMS) == [*claims()]
+    assert sorted(ALGORITHMS) == [*claims()]
     for name in ALGORITHMS:
-        assert f"```{{include}} ../reference/parameters/{name}.md\n```" in page_of(name)
+        assert page_of(name).rpartition("\n## ")[2].startswith("Parameters\n")  # the site adds their table
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -102,7 +102,10 @@ def test_the_best_and_the_last_policies_can_be_loaded(run_dir: Path) -> None:
 
 
 def test_an_evaluation_repeats_under_its_seed(run_dir: Path) -> None:
-    outcome, again = (mc.evaluate(run_dir, 10, envs=4, seed=3) for _ in range(2))
+    ended: list[int] = []
+    outcome, again = (mc.evaluate(run_dir, 10, envs=4, seed=3, watch=ended.append) for _ in range(2))
+    half = ended[: len(ended) // 2]
+    assert half == sorted(half) and half[0] == 0 and half[-1] == 10
     assert outcome.returns[AGENT].tolist() == again.returns[AGENT].tolist()
     assert outcome.lengths[AGENT].tolist() != mc.evaluate(run_dir, 10, envs=4, seed=4).lengths[AGENT].tolist()
     assert outcome.infos == {AGENT: {"won": 1.0}} and outcome.episodes == 10

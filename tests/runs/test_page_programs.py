@@ -13,7 +13,8 @@ from marlcore.algos import ALGORITHMS
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
 FOLDERS = ("start", "guides", "algorithms")
-PAGES = [ROOT / "README.md", *(page for folder in FOLDERS for page in sorted((ROOT / "docs" / folder).glob("*.md")))]
+FIRST = [ROOT / "README.md", ROOT / "docs" / "index.md"]
+PAGES = [*FIRST, *(page for folder in FOLDERS for page in sorted((ROOT / "docs" / folder).glob("*.md")))]
 NEEDS = {"action-masks": "pettingzoo", "export": "onnxscript", "sweeps-and-seeds": "optuna"}
 NEEDS |= dict.fromkeys(("coma", "happo", "maddpg", "mappo", "matd3", "qmix", "teams", "vdn"), "mpe2")
 

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
 import pytest
+from browser import CHROMIUM, browser
 from pages import ROOT, programs_of
 
 import marlcore as mc
@@ -31,20 +32,78 @@ def test_every_program_on_a_page_compiles() -> None:
             compile(program.code, f"{name}:{number}", "exec")
 
 
-@pytest.mark.long  # half a minute
-def test_the_site_builds_and_has_every_public_name(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("sphinx", reason="needs sphinx: pip install marlcore[docs]")
-    from sphinx.util.inventory import InventoryFile
-
-    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-E", str(DOCS), str(tmp_path / "site")]
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-E", str(DOCS), str(folder)]
     built = subprocess.run(command, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
-    with open(tmp_path / "site" / "objects.inv", "rb") as file:
+    return folder
+
+
+@pytest.mark.long  # half a minute
+def test_the_site_builds_and_has_every_public_name(site: Path) -> None:
+    from sphinx.util.inventory import InventoryFile
+
+    with open(site / "objects.inv", "rb") as file:
         inventory = InventoryFile.load(file, "", lambda base, path: path)
     named = {name for kind in ("py:class", "py:function", "py:exception") for name in inventory.get(kind, {})}
     assert [name for name in dir(mc) if f"marlcore.{name}" not in named and name != "cluster"] == []
     assert reference.public_classes().keys() - named == set()
-    assert (tmp_path / "site" / "searchindex.js").stat().st_size > 10_000
+
+
+# The texts of a page whose colors differ by less than WCAG 2 asks of them, and by how much the page is too wide.
+UNREADABLE = """(() => {
+  const rgba = (color) => [...color.match(/[\\d.]+/g).map(Number), 1].slice(0, 4);
+  const over = (a, b) => [...[0, 1, 2].map((i) => a[i] * a[3] + b[i] * (1 - a[3])), 1];
+  const linear = (v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+  const light = (c) => 0.2126 * linear(c[0]) + 0.7152 * linear(c[1]) + 0.0722 * linear(c[2]) + 0.05;
+  const color = (e, name) => rgba(getComputedStyle(e)[name]);
+  const seen = new Map([[null, [255, 255, 255, 1]]]);
+  const place = (e) => seen.set(e, over(color(e, "backgroundColor"), behind(e.parentElement)));
+  const behind = (e) => seen.get(e) ?? place(e).get(e);
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), found = [];
+  while (texts.nextNode()) {
+    const text = texts.currentNode.data.trim(), element = texts.currentNode.parentElement;
+    if (!text || !element.checkVisibility({ opacityProperty: true, visibilityProperty: true })) continue;
+    const ground = behind(element), ink = over(color(element, "color"), ground);
+    const [dark, bright] = [light(ink), light(ground)].sort((a, b) => a - b);
+    if (bright / dark < 4.5) found.push(text);
+  }
+  return found;
+})()"""
+TOO_WIDE = "Math.max(0, document.documentElement.scrollWidth - innerWidth)"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: apt-get install chromium")
+def test_every_page_is_readable_in_a_browser(site: Path, tmp_path: Path) -> None:
+    """At the widths of a phone, a tablet and a screen, by day and by night; the console says nothing."""
+    (site / "bad.html").write_text('<body style="color: #999; width: 2000px">pale<script>console.log(missing)</script>')
+    with browser(tmp_path) as page:
+        for path in sorted(site.rglob("*.html")):
+            page.open(path.as_uri())
+            faults: set[str] = {*page.said}
+            for width in (390, 768, 1440):
+                page.resize(width)
+                faults |= {f"too wide at {width}"} if page.value(TOO_WIDE) else set()
+            for scheme in ("light", "dark"):
+                page.prefer(scheme)
+                faults |= {*page.value(UNREADABLE)}
+            page.said.clear()
+            assert len(faults) == 5 * (path.name == "bad.html"), (path.name, faults)  # the control, and all others
+
+
+@pytest.mark.long
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: apt-get install chromium")
+def test_the_search_of_the_site_finds_pages(site: Path, tmp_path: Path) -> None:
+    ended = "/finished|did not match/.test(document.body.innerText)"
+    titles = "[...document.querySelectorAll('#search-results li a')].map((link) => link.innerText)"
+    with browser(tmp_path) as page:
+        page.open(f"{(site / 'search.html').as_uri()}?q=embed+replay")
+        page.value(f"new Promise((done) => setInterval(() => {ended} && done(), 20))")
+        assert "Embed a replay" in page.value(titles) and page.said == []
 
 
 def prose(page: Path) -> str:
@@ -65,7 +124,7 @@ def anchors(page: Path) -> set[str]:
         slug = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
         found.add(f"{slug}-{seen[slug]}" if seen[slug] else slug)
         seen[slug] += 1
-    return found | set(re.findall(r"^\(([\w-]+)\)=$", page.read_text(), re.M))
+    return found
 
 
 def broken(page: Path) -> list[str]:
@@ -76,9 +135,8 @@ def broken(page: Path) -> list[str]:
             continue
         name, _, anchor = link.partition("#")
         target = (page.parent / name).resolve() if name else page
-        if target.parent == WRITTEN and target.stem in reference.PAGES:
-            continue
-        known = target.exists() and (not anchor or (target.suffix == ".md" and anchor in anchors(target)))
+        known = target.exists() and WRITTEN not in target.parents
+        known = known and (not anchor or (target.suffix == ".md" and anchor in anchors(target)))
         found += [] if known else [link]
     return found
 
@@ -95,6 +153,11 @@ def unnamed(page: Path) -> list[str]:
     return re.findall(r"!\[\s*\]\([^)]*\)", prose(page))
 
 
+def raw(page: Path) -> list[str]:
+    """What a repository shows as it stands: directives and roles of MyST, and anchors of its own."""
+    return re.findall(r"^ *(?:`{3,}|:{3,})\{[^\n]*|(?<!`)\{[\w:-]+\}`[^`\n]*`|^\([\w-]+\)=$", page.read_text(), re.M)
+
+
 def wide(page: Path) -> list[str]:
     """The lines of programs that do not fit the site: at 1440 pixels there is room for 120 columns."""
     blocks = re.findall(r"^( *)(`{3,})[^\n]*\n(.*?)^\1\2`*$", page.read_text(), flags=re.M | re.S)
@@ -107,7 +170,7 @@ def forbidden(page: Path) -> list[str]:
     return [line for line in lines if re.search(rf"\b(?:{'|'.join(FORBIDDEN)})\b", line)]
 
 
-@pytest.mark.parametrize("faults", [broken, malformed, unnamed, wide, forbidden])
+@pytest.mark.parametrize("faults", [broken, malformed, unnamed, raw, wide, forbidden])
 def test_no_page_has_a_fault(faults: Callable[[Path], list[str]]) -> None:
     assert {name: found for name, page in PAGES.items() if (found := faults(page))} == {}
 
@@ -121,7 +184,10 @@ def test_a_picture_is_whole_by_itself_and_on_a_page() -> None:
         assert f"pictures/{path.name})" in pages
 
 
-def test_a_broken_link_is_found(tmp_path: Path) -> None:
+def test_what_a_checkout_cannot_show_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("# A `b`, c\n\n[x](#a-b-c) [y](#missing) [z](other.md)\n```sh\n[no](link.md)\n```\n")
-    assert broken(page) == ["#missing", "other.md"]
+    written = WRITTEN / "settings.md"  # which the site's build makes
+    page.write_text(f"# A `b`, c\n\n[x](#a-b-c) [y](#missing) [z](o.md)\n```sh\n[no](link.md)\n```\n[w]({written})\n")
+    assert broken(page) == ["#missing", "o.md", str(written)]
+    page.write_text("```{include} other.md\n```\n\n{py:class}`marlcore.Config`, `{a}` and `b`\n```python\n{1}\n```\n")
+    assert raw(page) == ["```{include} other.md", "{py:class}`marlcore.Config`"]

@@ -1,4 +1,4 @@
-"""Tells which torch networks a chain can replace: fully connected layers, with relu, tanh or nothing in between."""
+"""Finds the torch networks that a chain can replace: fully connected layers, with relu, tanh or nothing in between."""
 
 from collections.abc import Sequence
 from operator import attrgetter

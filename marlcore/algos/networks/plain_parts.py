@@ -1,4 +1,4 @@
-"""Tells which parts of networks run only `forward` when called, so that other code may replace the call."""
+"""Finds the parts of networks whose call runs only `forward`, so that other code may replace the call."""
 
 from typing import Any
 

@@ -57,7 +57,7 @@ def _parts(name: str, space: Any) -> dict[str, Any]:
 
 
 def _values(name: str, space: Any, value: Any) -> dict[str, Any]:
-    """Returns what a value of a space consists of, by the names of fields."""
+    """Returns the parts of a space's value by the names of their fields."""
     parts = getattr(space, "spaces", None)
     if isinstance(parts, Mapping):
         return {key: value[key] for key in parts}
@@ -65,7 +65,7 @@ def _values(name: str, space: Any, value: Any) -> dict[str, Any]:
 
 
 def _field(name: str, space: Any, integer: Any, number: Any) -> dict[str, Any]:
-    """Tells spaces apart by what they have, since Gym's and Gymnasium's are different classes."""
+    """Recognises a space's kind by its attributes, since Gym and Gymnasium have different classes."""
     if not any(hasattr(space, part) for part in ("low", "nvec", "n")):
         raise ValueError(f"{name}: expected a Box, Discrete, MultiDiscrete or MultiBinary space, got {brief(space)}")
     return {"shape": space.shape or 1, "dtype": number if hasattr(space, "low") else integer}

@@ -50,7 +50,7 @@ def play(env: Any, epoch: int, spec: ExperimentSpec, animate: bool) -> Iterator[
 
 
 def encounters(env: Any) -> dict[str, dict[str, Any]]:
-    """Returns what the loop of iowa logs of an epoch: its agents' counts by kind of entity, summed over the agents."""
+    """Returns an epoch's counts by kind of entity, summed over the agents, as iowa's loop logs them."""
     counts = [getattr(agent, "encounters", None) for agent in env.agents if has_own_loop(env)]
     known = [of_agent for of_agent in counts if isinstance(of_agent, Mapping)]
     kinds = dict.fromkeys(chain.from_iterable(known))

@@ -185,7 +185,7 @@ class _InLanes(host.ReplayBuffer):
             self._told = True
 
     def _columns(self, parts: dict[str, Any], stacked: bool) -> dict[Key, Array]:
-        """Returns what is stored of a batch, with a leading axis over rows, which it has already if `stacked`."""
+        """Returns the stored fields of a batch with a leading axis over rows, which a batch that is `stacked` has."""
         if not parts.keys() >= _NEEDED:
             raise ValueError(f"batch: expected {', '.join(sorted(_NEEDED))}, got {', '.join(parts)}")
         if not self._save_obs_next:

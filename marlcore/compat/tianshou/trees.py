@@ -12,7 +12,7 @@ from ..lane_arrays import Array, Key, Leaves
 
 
 def count_row(part: Any, reward: Any, done: bool) -> tuple[int, Any, int, int]:
-    """Counts a row of a part as Tianshou does, in an eighth of the time; returns what `add` does for one row."""
+    """Counts a row of a part as Tianshou does, in an eighth of the time; returns the same as `add` of one row."""
     state = vars(part)  # each assignment of an attribute is checked by Tianshou
     index, first, size = state["_insertion_idx"], state["_ep_start_idx"], state["maxsize"]
     total, length = state["_ep_return"] + reward, state["_ep_len"] + 1
@@ -53,7 +53,7 @@ def tree_of(leaves: Leaves) -> Batch:
 
 
 def parts_of(buffer: Any) -> list[tuple[int, Any]]:
-    """Returns the parts of a manager, which keep no rows, each with its first index; otherwise the buffer itself."""
+    """Returns the buffers of a manager, each with the index of its first row; of another buffer, itself at index 0."""
     return [*zip(buffer._offset.tolist(), buffer.buffers, strict=True)] if "buffers" in vars(buffer) else [(0, buffer)]
 
 
@@ -65,6 +65,6 @@ def show(buffer: Any, rows: Batch) -> None:
 
 
 def state_of(buffer: Any) -> dict[str, Any]:
-    """Returns copies of what a buffer knows beside its rows."""
+    """Returns copies of a buffer's state, without its rows."""
     rows = {id(part._meta): Batch() for part in (buffer, *(part for _, part in parts_of(buffer)))}
     return deepcopy({name: part for name, part in vars(buffer).items() if name not in ("_rows", "_shown")}, rows)

@@ -54,7 +54,7 @@ def _robots_profile(people, profile):
 
 @inlined
 def _probability(people, state, profile, without):
-    """Returns the probability of the people's actions in a profile; leaves out the person `without` (-1: nobody)."""
+    """Returns the probability of the people's actions in a profile; leaves out the person `without` (-1: none)."""
     p, actions = 1.0, people.policy.shape[2]
     for person in range(len(people.places)):
         if person != without:

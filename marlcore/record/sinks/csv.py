@@ -68,7 +68,7 @@ class CsvSink:
     def record(self, metric: Metric) -> None:
         """Appends a metric, buffered until `flush`. Raises ClosedError, or OSError if a write failed."""
         if self._file.closed:
-            raise ClosedError(f"{str(self._path)!r}: expected it open, it was closed")
+            raise ClosedError(f"{str(self._path)!r}: expected an open file, got a closed one")
         # repr is the shortest text that reads back as the same float; float() drops NumPy's own repr.
         time_s, value = repr(float(metric.time_s)), repr(float(metric.value))
         with self._naming():

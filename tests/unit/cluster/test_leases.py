@@ -50,7 +50,7 @@ def watch(leases: Leases, clock: Clock, seconds: float, *renewed: tuple[int, int
 
 def test_a_held_seat_is_not_granted_again(leases: Leases) -> None:
     leases.grant(2)
-    with refused(MarlcoreError, "seat: expected one that nobody holds, got seat 2, held in epoch 1"):
+    with refused(MarlcoreError, "seat: expected a free seat, got seat 2, held in epoch 1"):
         leases.grant(2)
     assert leases.check(2, 1)
 

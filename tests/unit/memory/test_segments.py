@@ -128,7 +128,7 @@ def test_a_handle_is_stale_when_another_took_the_name(tmp_path):
     first = Segment.create("test", DESCRIPTION, 10, path=tmp_path / "file")
     first.unlink()
     second = Segment.create("test", DESCRIPTION, 10, path=tmp_path / "file")
-    check_refused(lambda: Segment.attach(first.handle), mc.StaleHandle, "another one took its name")
+    check_refused(lambda: Segment.attach(first.handle), mc.StaleHandle, "another one has its name")
     first.unlink()
     first.close()
     first.unlink()

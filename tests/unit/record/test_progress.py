@@ -97,7 +97,7 @@ def test_a_line_says_how_far_the_run_is_and_how_each_agent_does(clock):
     assert text(out).splitlines()[0] == (
         "step 12,500/100,000 (12.5%)  1,250 env steps/s  elapsed 0:01:05  ETA 0:01:10"
         f" | [b]x: return (last 100) {sum(range(900, 1000)) / 100:.2f}"
-        " | agent_0: return (last 100) -15.00, loss 0.125, epsilon 0.900, policy lag 2.0, updates/s 1,235"
+        " | agent_0: return (last 100) -15.00, loss 0.125, epsilon 0.900, updates/s 1,235"
     )
     with Progress(before := console()) as shown:
         feed(shown)
@@ -110,7 +110,7 @@ def test_a_terminal_shows_a_table_and_keeps_the_last_one():
         feed(shown)
         shown.tick(2000, 2000, 0.0)
     last = text(out)
-    for cell in ["agent_0", "[b]x", "-15.00", "0.125", "0.900", "2.0", "1,235", "100.0%", "ETA -"]:
+    for cell in ["agent_0", "[b]x", "-15.00", "0.125", "0.900", "1,235", "100.0%", "ETA -"]:
         assert cell in last
     assert "unseen" not in last
     assert last.splitlines()[-2].endswith("┘")  # the last line shows the cursor again
@@ -208,5 +208,5 @@ def test_late_returns_take_few_bytes():
 
 def test_the_summary_has_a_line_per_agent():
     assert summary({"a": 2000.0, "b": math.nan}).splitlines() == [
-        "a: mean return 2,000.00 at the end", "b: no episode ended"
+        "a: mean return 2,000.00 over the last tenth of the run", "b: no episode ended"
     ]  # fmt: skip

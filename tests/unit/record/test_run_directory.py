@@ -147,7 +147,7 @@ def test_metrics_read_back_exactly(tmp_path):
         for metric in [*metrics, Metric(2.0, 5, "a", "loss", math.nan)]:
             run.csv.record(metric)
     run.close()  # again
-    check_refused(lambda: run.csv.record(metrics[0]), ClosedError, "metrics.csv': expected it open, it was closed")
+    check_refused(lambda: run.csv.record(metrics[0]), ClosedError, "expected an open file, got a closed one")
     assert (tmp_path / "metrics.csv").read_text().startswith("time_s,step,agent,name,value\n0.30000000000000004,")
     *read, last = read_metrics(tmp_path / "metrics.csv")
     assert read == metrics and type(read[-1].value) is float and math.isnan(last.value)

@@ -115,7 +115,7 @@ def test_a_truncation_learnt_after_the_add_reads_like_any_other(n_step, reward, 
         assert replay.sampler(1, sequence=Sequence(4), seed=0).sample().mask.sum() in (1, 3)
 
 
-ENDED = "end_episode: expected a last row that did not end its episode, got none"
+ENDED = "end_episode: expected an unfinished episode, got none"
 NO_END = {
     "no row": ([], {}, ENDED),
     "terminated": ([{"terminated": True}], {}, ENDED),
