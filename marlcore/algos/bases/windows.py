@@ -118,7 +118,7 @@ def window_priority(errors: torch.Tensor, counts: torch.Tensor, eta: float) -> t
     return eta * errors.amax(1) + (1.0 - eta) * mean
 
 
-class WindowRows(SimpleNamespace):
+class WindowRows:
     """The M transitions of B windows that count, as a batch of rows whose observations are Histories.
 
     Rows have the n-step returns of their windows. The rewards of a team's members, if rows store these, stay those of

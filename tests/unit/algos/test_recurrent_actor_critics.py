@@ -6,12 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from batches import continuous_spaces, made_trainer, made_windows
+from batches import check_resumption, continuous_spaces, made_trainer, made_windows, team_spaces
 from gymnasium import spaces as gym
+from torch.nn import functional
 
 import marlcore as mc
 from marlcore.algos.bases import windows
-from marlcore.algos.networks.recurrent import CriticTorso, RecurrentTorso
+from marlcore.algos.networks.recurrent import CriticTorso, RecurrentTorso, Windows
 from marlcore.observations import each
 from marlcore.spaces import ALIVE, MEMBERS, Spaces
 
@@ -36,22 +37,15 @@ def tensors(module, trained=False):
 
 
 def linear(weights, name, x):
-    return weights[f"{name}.weight"] @ x + weights[f"{name}.bias"]
+    return functional.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
 
 
 def cell_step(weights, x, parts):
-    """A step of a GRU (Cho et al. 2014), or of an LSTM (Hochreiter & Schmidhuber 1997), as torch's pages write them."""
-    core = {name.rpartition(".")[2]: tensor for name, tensor in weights.items() if "core.layer" in name}
-    new = core["weight_ih_l0"] @ x + core["bias_ih_l0"]
-    old = core["weight_hh_l0"] @ parts[0] + core["bias_hh_l0"]
-    if len(parts) == 1:
-        (reset, update, candidate), (of_reset, of_update, of_candidate) = new.chunk(3), old.chunk(3)
-        keep = torch.sigmoid(update + of_update)
-        candidate = torch.tanh(candidate + torch.sigmoid(reset + of_reset) * of_candidate)
-        return [(1 - keep) * candidate + keep * parts[0]]
-    enter, forget, candidate, leave = (new + old).chunk(4)
-    cell = torch.sigmoid(forget) * parts[1] + torch.sigmoid(enter) * torch.tanh(candidate)
-    return [torch.sigmoid(leave) * torch.tanh(cell), cell]
+    """A step of torch's GRU or LSTM; returns the parts of the next state, of which the first is the output."""
+    core = [tensor for name, tensor in weights.items() if "core.layer" in name]  # in the order that torch wants
+    x, parts = x[None], [part[None] for part in parts]
+    after = torch.lstm_cell(x, parts, *core) if len(parts) == 2 else torch.gru_cell(x, *parts, *core)[None]
+    return [part[0] for part in after]
 
 
 def windows_in(batch, hyper):
@@ -85,16 +79,19 @@ class Plain:
     def __init__(self, trainer, batch, spaces):
         self.trainer, self.hyper, self.batch = trainer, trainer.hyper, batch
         self.delayed = not isinstance(self.hyper, mc.SAC)
+        self.temperature = 0.0 if self.delayed else self.hyper.temperature
         self.windows = list(windows_in(batch, self.hyper))
         self.rows = [(window, step) for window in self.windows for step in window.steps]
+        self.ends = [(window, min(step + self.hyper.n_step, window.held)) for window, step in self.rows]
+        taken = torch.stack([batch.action[window.row, step].double().flatten() for window, step in self.rows])
+        self.taken = 2 * (taken + 2) / 5 - 1
+        self.weight = torch.stack([batch.weight[window.row].double() for window, _ in self.rows])
         generator = torch.Generator()
         generator.set_state(trainer.generator.get_state())
-        shape = len(self.rows), int(np.prod(spaces.action.shape))
-        self.first, self.second = (torch.randn(shape, generator=generator).double() for _ in range(2))
+        self.noise = [torch.randn(self.taken.shape, generator=generator).double() for _ in range(2)]
 
     def histories(self, weights, layers, window, obs, actions, parts):
         """One observation after the other. No gradient reaches into a burn-in (Kapturowski et al. 2019, section 3)."""
-        found = []
         for step, (x, action, reward) in enumerate(zip(obs, actions, window.rewards, strict=True)):
             if step == self.hyper.burn_in and not window.begins:
                 parts = [part.detach() for part in parts]
@@ -102,77 +99,60 @@ class Plain:
                 x = linear(weights, f"torso.torso.dense.layers.{layer}", x).relu()
             h = reward.sign() * ((reward.abs() + 1).sqrt() - 1) + 1e-3 * reward  # Pohlen et al. 2018
             parts = cell_step(weights, torch.cat([x, action, h[None]]), parts)
-            found.append(parts[0])
-        return torch.stack(found)
+            yield parts[0]
 
-    def policy(self, weights):
-        """All members' outputs [N, size] in each window."""
-        of_members = [[self.histories(weights, 2, each, *seen) for seen in each.members] for each in self.windows]
-        return [
-            torch.cat([one @ weights["output.weight"].T + weights["output.bias"] for one in seen], 1)
-            for seen in of_members
-        ]
-
-    def memory(self, weights):
-        return [self.histories(weights, 0, window, *window.joint) for window in self.windows]
-
-    def values(self, weights, memory, window, step, action):
-        """Both critics' values; a dead member's action is 0."""
-        action = (action.view(len(window.alive[step]), -1) * window.alive[step][:, None]).flatten()
-        x = torch.cat([memory[window.row][step], action]).expand(2, 1, -1)
-        for layer in range(3):
-            x = x @ weights[f"layers.{layer}.weight"] + weights[f"layers.{layer}.bias"]
-            x = x.relu() if layer < 2 else x
-        return x.flatten()
-
-    def chosen(self, output, noise):
-        """An action in [-1, 1], and the logarithm of its density."""
+    def actions(self, weights, places, noise):
+        """All members' actions [M, size] in [-1, 1] after these histories, and the log-densities [M]."""
+        outputs = []
+        for window in self.windows:
+            of_members = [torch.stack([*self.histories(weights, 2, window, *seen)]) for seen in window.members]
+            outputs.append(torch.cat([linear(weights, "output", seen) for seen in of_members], 1))
+        output = torch.stack([outputs[window.row][step] for window, step in places])
         if self.delayed:
             return torch.tanh(output), 0.0
-        mean, log_std = output.chunk(2)
+        mean, log_std = output.chunk(2, 1)
         std = log_std.clamp(-20, 2).exp()
         before = mean + std * noise
         normal = torch.distributions.Normal(mean, std).log_prob(before)
-        return torch.tanh(before), (normal - torch.log(1 - torch.tanh(before) ** 2)).sum()
+        return torch.tanh(before), (normal - torch.log(1 - torch.tanh(before) ** 2)).sum(1)
 
-    def taken(self, window, step):
-        return (2 * (self.batch.action[window.row, step].double() + 2) / 5 - 1).flatten()
+    def values(self, weights, places, action):
+        """Both critics' values [2, M] of actions [M, size] after these histories; a dead member's action is 0."""
+        memory = [[*self.histories(weights, 0, window, *window.joint)] for window in self.windows]
+        alive = torch.stack([window.alive[step] for window, step in places])
+        action = (action.unflatten(1, (alive.shape[1], -1)) * alive[..., None]).flatten(1)
+        x = torch.cat([torch.stack([memory[window.row][step] for window, step in places]), action], 1).expand(2, -1, -1)
+        for layer in range(3):
+            x = x @ weights[f"layers.{layer}.weight"] + weights[f"layers.{layer}.bias"]
+            x = x.relu() if layer < 2 else x
+        return x[..., 0]
 
     def targets(self):
-        hyper, target = self.hyper, self.trainer.target
-        policy = self.policy(tensors(target.acting if self.delayed else self.trainer.policy))
-        critics, targets = tensors(target.critics if self.delayed else target), []
-        memory, temperature = self.memory(critics), 0.0 if self.delayed else hyper.temperature
-        for (window, step), noise in zip(self.rows, self.first, strict=True):
-            end, total, discount = min(step + hyper.n_step, window.held), 0.0, 1.0
-            for at in range(step, end):
-                total += discount * hyper.reward_scale * float(self.batch.reward[window.row, at])
-                discount *= float(self.batch.discount[window.row, at])
-            action, log_prob = self.chosen(policy[window.row][end], noise)
-            if self.delayed:
-                clip = hyper.target_noise_clip
-                action = (action + (hyper.target_noise * noise).clamp(-clip, clip)).clamp(-1, 1)
-            value = self.values(critics, memory, window, end, action).min()
-            targets.append(total + discount * (value - temperature * log_prob))
-        return torch.stack(targets).detach()
+        hyper, target, noise = self.hyper, self.trainer.target, self.noise[0]
+        policy, critics = (target.acting, target.critics) if self.delayed else (self.trainer.policy, target)
+        action, log_prob = self.actions(tensors(policy), self.ends, noise)
+        if self.delayed:
+            clip = hyper.target_noise_clip
+            action = (action + (hyper.target_noise * noise).clamp(-clip, clip)).clamp(-1, 1)
+        targets = self.values(tensors(critics), self.ends, action).amin(0) - self.temperature * log_prob
+        for number, ((window, step), (_, end)) in enumerate(zip(self.rows, self.ends, strict=True)):
+            for at in reversed(range(step, end)):
+                reward, discount = self.batch.reward[window.row, at], self.batch.discount[window.row, at]
+                targets[number] = hyper.reward_scale * reward + discount * targets[number]
+        return targets
 
     def critics_loss(self, weights, targets):
-        """The loss, and the rows' errors [M, 2]."""
-        memory = self.memory(weights)
-        values = [self.values(weights, memory, *row, self.taken(*row)) for row in self.rows]
-        errors = targets[:, None] - torch.stack(values)
-        weight = torch.stack([self.batch.weight[window.row].double() for window, _ in self.rows])
-        return (weight[:, None] * errors**2).mean(0).sum(), errors.detach()
+        """The loss, and the errors [2, M]."""
+        errors = targets - self.values(weights, self.rows, self.taken)
+        return (self.weight * errors**2).mean(1).sum(), errors.detach()
 
     def policy_loss(self, weights, critics):
         """Of a team, each member climbs the value of its action beside those taken (Lowe et al. 2017, equation 6)."""
-        policy, memory, losses = self.policy(weights), self.memory(critics), []
-        for row, noise in zip(self.rows, self.second, strict=True):
-            action, log_prob = self.chosen(policy[row[0].row][row[1]], noise)
-            for own in torch.arange(len(action)).chunk(len(row[0].members)):
-                joint = self.taken(*row).index_put((own,), action[own])
-                values = self.values(critics, memory, *row, joint)
-                losses.append(-values[0] if self.delayed else self.hyper.temperature * log_prob - values.min())
+        action, log_prob = self.actions(weights, self.rows, self.noise[1])
+        losses, size = [], action.shape[1]
+        for own in torch.eye(size, dtype=torch.bool).split(size // len(self.windows[0].members)):
+            values = self.values(critics, self.rows, torch.where(own.any(0), action, self.taken))
+            losses.append(-values[0] if self.delayed else self.temperature * log_prob - values.amin(0))
         return torch.stack(losses).mean()
 
 
@@ -205,7 +185,7 @@ def check_update(hyper, broken=lambda trainer: None):
     assert update.metrics["policy_loss"].item() == pytest.approx(loss.item(), rel=1e-4, abs=1e-5)
     assert_gradients(trainer.policy, loss, policy)
     off = np.zeros(batch.mask.shape)
-    off[batch.mask.numpy()] = errors.abs().mean(1)
+    off[batch.mask.numpy()] = errors.abs().mean(0)
     priority = 0.8 * off.max(1) + 0.2 * off.sum(1) / batch.mask.sum(1).numpy()
     np.testing.assert_allclose(update.priority, priority, rtol=1e-3, atol=1e-5)
 
@@ -217,37 +197,40 @@ def test_an_update_is_that_of_a_plain_program(hyper, changes):
     check_update(replace(hyper, **changes))
 
 
-def without_burn_in(trainer, patch):
-    patch.setattr(windows, "shortened", lambda batch, burn_in, plain=windows.shortened: plain(batch, 0))
+@pytest.mark.parametrize(
+    "hyper", [TD3, SAC, mc.MADDPG(**SETTINGS, rewards="own", shared=False)], ids=lambda hyper: hyper.owner
+)
+def test_training_resumes(hyper):
+    """Members of the team choose among unlike numbers of actions, by masks, and learn from rewards of their own."""
+    spaces = team_spaces(masked=True) if hyper.wants_team else ALONE
+    made = [made_windows(hyper, spaces, 4, seed).torch() for seed in range(4)]
+    check_resumption(hyper, spaces, *made_trainer(hyper, spaces), made[:2], made[2:])
 
 
-def with_burn_in_counted(trainer, patch):
-    def counting(batch, burn_in, plain=windows.shortened):
-        short, window = plain(batch, burn_in)
-        short.mask = short.valid[..., -1]
-        return short, window
-
-    patch.setattr(windows, "shortened", counting)
+def burn_in_counted(*arguments, shortened=windows.shortened):
+    short, window = shortened(*arguments)
+    short.mask = short.valid[..., -1]
+    return short, window
 
 
-def with_the_policys_state_in_critics(trainer, patch):
-    patch.setattr(CriticTorso, "stepped", RecurrentTorso.stepped)
+def in_one(self, core, inputs, state):
+    return core(inputs.view(len(self.reward), -1, inputs.shape[-1]), state)
 
 
-def with_online_histories_in_critics_targets(trainer, patch):
-    getattr(trainer.target, "critics", trainer.target).encoder.stepped = trainer.critics.encoder.stepped
+BROKEN = {
+    "gradients reach into the burn-in": lambda trainer: (Windows, "unroll", in_one),
+    "the burn-in counts": lambda trainer: (windows, "shortened", burn_in_counted),
+    "critics begin with the policy's state": lambda trainer: (CriticTorso, "stepped", RecurrentTorso.stepped),
+    "target critics have online histories": lambda trainer: (
+        trainer.target.critics.encoder, "stepped", trainer.critics.encoder.stepped
+    ),
+    "the target policy has online histories": lambda trainer: (
+        trainer.target.acting.torso, "stepped", trainer.policy.torso.stepped
+    ),
+}  # fmt: skip
 
 
-def with_online_histories_in_the_target_policy(trainer, patch):
-    trainer.target.acting.torso.stepped = trainer.policy.torso.stepped
-
-
-OF_SAC = [without_burn_in, with_burn_in_counted, with_the_policys_state_in_critics]
-OF_SAC += [with_online_histories_in_critics_targets]
-OF_TD3 = [*OF_SAC, with_online_histories_in_the_target_policy]
-
-
-@pytest.mark.parametrize("hyper, broken", [*((SAC, rule) for rule in OF_SAC), *((TD3, rule) for rule in OF_TD3)])
-def test_the_plain_program_finds_a_broken_rule(hyper, broken, monkeypatch):
+@pytest.mark.parametrize("rule", BROKEN)
+def test_the_plain_program_finds_a_broken_rule(rule, monkeypatch):
     with pytest.raises(AssertionError):
-        check_update(hyper, lambda trainer: broken(trainer, monkeypatch))
+        check_update(TD3, lambda trainer: monkeypatch.setattr(*BROKEN[rule](trainer)))
