@@ -85,7 +85,7 @@ class NoisyPolicy(Windowed, ActorCriticHyperparameters):
     def greedy(self, model: Any, obs: Any, state: State | None, mask: torch.Tensor | None) -> Any:
         if self.cell is None:
             return super().greedy(model, obs, state, mask)
-        distribution, after = faster(model).stepped(obs, state)
+        distribution, after = faster(model).stepped(obs, state, mask=mask)
         action = model.actions.decoded(model.mode(distribution))
         return action, model.acted(after, action)
 

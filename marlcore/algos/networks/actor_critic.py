@@ -81,7 +81,7 @@ class ContinuousPolicy(nn.Module):
     def forward(self, obs: Any) -> Any:
         return self.distribution(self.output(seen_by(self.torso, obs)))
 
-    def stepped(self, obs: Any, state: State | None, windows: Windows | None = None) -> Any:
+    def stepped(self, obs: Any, state: State | None, windows: Windows | None = None, mask: None = None) -> Any:
         """Returns, with memory, the distribution for observations and a state, and the next state."""
         features, after = self.torso.stepped(obs, state, windows)
         return self.distribution(self.output(features)), after

@@ -234,10 +234,10 @@ class TeamPolicy(nn.Module):
         """Returns the outputs [B, size]; without `mask`, takes the mask from the observation."""
         return self.scored(seen_by(self.members, obs), obs, mask)
 
-    def stepped(self, obs: Any, state: State | None) -> Stepped:
+    def stepped(self, obs: Any, state: State | None, mask: torch.Tensor | None = None) -> Stepped:
         """Returns, with memory, the outputs for observations and a state, and the next state."""
         outputs, after = self.members.stepped(obs, state)
-        return self.scored(outputs, obs, None), after
+        return self.scored(outputs, obs, mask), after
 
     def scored(self, outputs: torch.Tensor, obs: Any, mask: torch.Tensor | None) -> torch.Tensor:
         """Excludes forbidden Discrete actions from outputs [B, members, outputs]; returns the outputs [B, size]."""
