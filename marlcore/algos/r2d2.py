@@ -4,7 +4,7 @@ Kapturowski et al. 2019, "Recurrent experience replay in distributed reinforceme
 (openreview.net/forum?id=r1lyTjAqYX).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,18 +12,18 @@ import torch
 from ..compiled import explore
 from ..interfaces import Action
 from ..spaces import Spaces
-from ..spec import TransitionSpec
 from .bases.hyperparameters import ActRequest, LearningRate, Positive
-from .bases.q_learning import WindowedQLearning, WindowTrainer
+from .bases.q_learning import QLearning, WindowTrainer
+from .bases.windows import Windowed
 from .networks.actions import array_of
 from .networks.qnetwork import RecurrentQNetwork, best
-from .networks.recurrent import Cell, State, rescaled, restored, state_fields
+from .networks.recurrent import Cell, State, rescaled, restored
 from .networks.stand_in import faster
 
 
 @dataclass(frozen=True)
-class R2D2(WindowedQLearning):
-    """Hyperparameters of R2D2; see WindowedQLearning."""
+class R2D2(Windowed, QLearning):
+    """Hyperparameters of R2D2; a batch has `learner.batch_size` windows; see bases/windows.py."""
 
     cell: Cell = "lstm"
     """The recurrent layer before the last of the layers `hidden`: lstm, gru (twice as slow on a CPU), or your own,
@@ -34,11 +34,6 @@ class R2D2(WindowedQLearning):
     """Learn values on a scale on which large returns differ less: see `rescaled` in networks/recurrent.py."""
     reward_scale: Positive = 1.0
     """Factor on rewards, above 0; errors beyond 1 count linearly."""
-
-    def transition(self, spaces: Spaces) -> TransitionSpec:
-        """Returns a row's fields; each `period`-th row holds the state. Raises ValueError as JointActions does."""
-        state = state_fields(self, spaces, self.period)
-        return replace(super().transition(spaces), extras=state)
 
     def make_model(self, spaces: Spaces) -> "RecurrentQNetwork":
         return RecurrentQNetwork(self, spaces)

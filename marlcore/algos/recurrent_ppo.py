@@ -21,7 +21,7 @@ from .bases.hyperparameters import ActRequest, AtLeast1, Units
 from .bases.trainers import raw_reward
 from .networks.initialization import initialize
 from .networks.policy_value import PolicyNetwork
-from .networks.recurrent import Cell, RecurrentTorso, State, Stepped, Unroll, state_fields
+from .networks.recurrent import Cell, RecurrentTorso, State, Stepped, Unroll, state_fields, with_state
 from .networks.stand_in import faster
 
 FIRST = "first"  # the extra of a batch, bool [B], that marks the first row of each window
@@ -42,12 +42,8 @@ class RecurrentPPO(ClippedPolicy):
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
         """Returns PPO's row with the recurrent state. Raises ValueError as `distribution_of` does."""
-        spec, state = super().transition(spaces), state_fields(self, spaces, 1)
-        for name in spec.extras.keys() & state.keys():
-            raise ValueError(
-                f"{self.owner} cell: expected other names in its state than {name!r}, which rows have already"
-            )
-        return replace(spec, extras={**spec.extras, **state})
+        spec = super().transition(spaces)
+        return replace(spec, extras=with_state(self, spec.extras, state_fields(self, spaces, 1)))
 
     def make_model(self, spaces: Spaces) -> Any:
         return RecurrentPolicyValue(self, spaces)

@@ -17,7 +17,7 @@ from ..compiled import LOG_SQRT_2PI, LOG_STD
 from ..declared import Number
 from ..interfaces import Update
 from ..spaces import Spaces
-from .bases.actor_critic import ActorCriticTrainer, NoisyPolicy
+from .bases.actor_critic import NoisyPolicy, NoisyPolicyTrainer
 from .bases.hyperparameters import Positive
 from .networks.actor_critic import ActorCritic, ContinuousPolicy, continuous_actor_critic
 from .networks.stand_in import faster
@@ -53,8 +53,8 @@ class GaussianPolicy(ContinuousPolicy):
         mean, log_std = outputs.chunk(2, 1)
         return mean, log_std.clamp(*LOG_STD)
 
-    def greedy(self, obs: Any, mask: None = None) -> torch.Tensor:
-        return self.actions.decoded(self(obs)[0].tanh())
+    def mode(self, distribution: Normal) -> torch.Tensor:
+        return distribution[0].tanh()
 
     def noisy(self, distribution: Normal, noise: torch.Tensor, explore: Mapping[str, Any]) -> torch.Tensor:
         mean, log_std = distribution
@@ -73,10 +73,10 @@ class GaussianPolicy(ContinuousPolicy):
         return x.tanh(), (density - slope).sum(1)
 
 
-class SACTrainer(ActorCriticTrainer):
+class SACTrainer(NoisyPolicyTrainer):
     """Trains critics, policy and temperature at each update; only the critics have target copies."""
 
-    saved = (*ActorCriticTrainer.saved, "log_temperature", "temperature_optimizer")
+    saved = (*NoisyPolicyTrainer.saved, "log_temperature", "temperature_optimizer")
 
     def __init__(self, hyper: SAC, model: ActorCritic) -> None:
         super().__init__(hyper, model, source=model.critics)
@@ -86,9 +86,8 @@ class SACTrainer(ActorCriticTrainer):
         self.log_temperature = torch.full((), start, device=self.device, requires_grad=True)
         self.temperature_optimizer = self.adam([self.log_temperature])
 
-    def update(self, batch: Any) -> Update:
+    def step(self, batch: Any) -> Update:
         """Makes one step on a batch of B transitions (Haarnoja et al. 2018, Algorithm 1); see `improve_critics`."""
-        self.follow_schedules(batch)
         temperature = self.log_temperature.detach().exp()
         metrics, priority = self.improve_critics(batch, self.targets(batch))
         noise = self.normal(len(batch.reward), self.policy.actions.size)

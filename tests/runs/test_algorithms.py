@@ -36,13 +36,13 @@ KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "iqn": (HUNT, "iqn", {}),
     "ppo": (CARTPOLE, PPO, ON_POLICY),
     "r2d2": ("recall", R2D2, {**RECALL, "actor": {"envs": 4}, "updates_per_step": 0.05}),
-    "td3": (Naming, mc.TD3(), {"learner": {"n_step": 1}}),
+    "td3": (Naming, mc.TD3(cell="gru", units=12, length=12, burn_in=4, period=8), {**RECALL, "updates_per_step": 0.05}),
     "sac": (Naming, updating(mc.SAC, draw_and_update)(), {"learner": {"n_step": 1}}),
 }
 runs = Runs()
 
 
-@pytest.mark.parametrize("kind", long_but(["ppo"], ["iqn", "ppo", "r2d2", "sac"]))
+@pytest.mark.parametrize("kind", long_but(["ppo"], ["iqn", "ppo", "r2d2", "sac", "td3"]))
 def test_a_serial_run_repeats_itself_exactly_under_a_seed(tmp_path: Path, kind: str) -> None:
     env_fn, algorithm, changes = KINDS[kind]
     histories, networks = [], []

@@ -46,6 +46,7 @@ LEARNERS = [
     (Matching, mc.QMIX(**CUED), 2_500),
     (Matching, mc.QMIX(**CUED, cell="gru", units=16, length=5, burn_in=0, period=5), 2_500),
     (Matching, mc.MATD3(**CUED), 3_000),
+    (Matching, mc.MATD3(**CUED, cell="gru", units=16, length=5, burn_in=0, period=5, n_step=1), 3_000),
     (Matching, mc.MADDPG(learning_rate=1e-3, reward_scale=1.0, shared=False), 5_000),
     (Matching, mc.HAPPO(**ON_POLICY), 8_000),
     (Matching, mc.COMA(batch_size=100, minibatch_size=50, learning_rate=3e-3, reward_scale=1.0), 8_000),

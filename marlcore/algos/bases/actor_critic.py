@@ -7,6 +7,7 @@ Gumbel-softmax (Jang et al. 2017, arXiv:1611.01144).
 """
 
 import copy
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -21,12 +22,14 @@ from ...spaces import Spaces
 from ...spec import Field, TransitionSpec
 from ..networks.actions import BoxActions, array_of
 from ..networks.actor_critic import ActorCritic, DeterministicPolicy, continuous_actor_critic
+from ..networks.recurrent import State, with_state
 from ..networks.stand_in import faster
 from ..networks.teams import MemberCritics, OneHotActions, TeamCritics, TeamPolicy, TeamSpaces, team_actions
 from ..networks.torso import rows_in
 from .adam import ClippedAdam
 from .hyperparameters import ActRequest, AtLeast0, AtLeast1, Hyperparameters, Layers, LearningRate, Positive, Share
 from .trainers import TargetTrainer, seeded_generator
+from .windows import Windowed, WindowRows
 
 
 @dataclass(frozen=True)
@@ -47,11 +50,15 @@ class ActorCriticHyperparameters(Hyperparameters):
 
 
 @dataclass(frozen=True)
-class NoisyPolicy(ActorCriticHyperparameters):
-    """Hyperparameters for Box actions: actors act uniformly until the first update, then add noise to their actions."""
+class NoisyPolicy(Windowed, ActorCriticHyperparameters):
+    """Hyperparameters for Box actions: actors act uniformly until the first update, then add noise to their actions.
+
+    With memory (Ni et al. 2022, "Recurrent model-free RL can be a strong baseline for many POMDPs", arXiv:2110.05038),
+    policy and critics have a recurrent layer each, and updates are those of rows that also see what came before them.
+    """
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
-        """Returns a row's fields, without extras. Raises ValueError as BoxActions does."""
+        """Returns a row's fields; see `Windowed.transition`. Raises ValueError as BoxActions does."""
         BoxActions(self.owner, spaces.action)
         return super().transition(spaces)
 
@@ -62,14 +69,25 @@ class NoisyPolicy(ActorCriticHyperparameters):
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
         """Returns the policy's actions plus noise or, with probability `explore["epsilon"]`, uniform actions.
 
-        The generator draws the same numbers for every epsilon. The network runs only if some action is not uniform.
+        The generator draws the same numbers for every epsilon. Without memory, the network runs only if some action is
+        not uniform.
         """
         explore, actions = request.explore, model.actions
+        stepped = None if self.cell is None else faster(model).stepped(obs, request.state)
 
         def noisy(noise: Any) -> Any:
-            return array_of(model.noisy(faster(model)(obs), torch.from_numpy(noise).to(actions.reach.device), explore))
+            distribution = faster(model)(obs) if stepped is None else stepped[0]
+            return array_of(model.noisy(distribution, torch.from_numpy(noise).to(actions.reach.device), explore))
 
-        return Action(noisy_actions(rows_in(obs), actions, noisy, explore["epsilon"], request.generator))
+        action = noisy_actions(rows_in(obs), actions, noisy, explore["epsilon"], request.generator)
+        return Action(action, state=stepped and model.acted(stepped[1], action))
+
+    def greedy(self, model: Any, obs: Any, state: State | None, mask: torch.Tensor | None) -> Any:
+        if self.cell is None:
+            return super().greedy(model, obs, state, mask)
+        distribution, after = faster(model).stepped(obs, state, mask=mask)
+        action = model.actions.decoded(model.mode(distribution))
+        return action, model.acted(after, action)
 
 
 @dataclass(frozen=True)
@@ -115,14 +133,15 @@ class TeamDelayedPolicy(DelayedPolicy):
         """
         team = TeamSpaces(self.owner, spaces, self.shared)
         team_actions(self.owner, team)
-        spec = Algorithm.transition(self, spaces)
-        return spec if self.rewards == "sum" else replace(spec, extras={MEMBER_REWARDS: Field((team.count,))})
+        own = {} if self.rewards == "sum" else {MEMBER_REWARDS: Field((team.count,))}
+        return replace(Algorithm.transition(self, spaces), extras=with_state(self, own, self.state_fields(spaces)))
 
     def source(self, chosen: ReplaySource) -> ReplaySource:
-        """Returns the chosen source, but with one-step returns if members learn from their own rewards.
+        """Returns NoisyPolicy's source, but with one-step returns if members learn from their own rewards.
 
         For returns of several steps, samplers sum only the team's rewards.
         """
+        chosen = super().source(chosen)
         return chosen if self.rewards == "sum" else replace(chosen, n_step=1)
 
     def make_model(self, spaces: Spaces) -> ActorCritic:
@@ -139,9 +158,10 @@ class TeamDelayedPolicy(DelayedPolicy):
         rows, size = rows_in(obs), model.actions.size
         uniform = request.generator.random((rows, 1)) < np.reshape(request.explore["epsilon"], (-1, 1))
         gumbel = request.generator.gumbel(size=(rows, size))
-        outputs = faster(model)(obs).cpu().numpy()
-        scores = np.where(uniform & (outputs > -np.inf), 0.0, outputs) + gumbel
-        return Action(model.actions.decode(scores))
+        stepped = (faster(model)(obs), None) if self.cell is None else faster(model).stepped(obs, request.state)
+        outputs, after = stepped[0].cpu().numpy(), stepped[1]
+        action = model.actions.decode(np.where(uniform & (outputs > -np.inf), 0.0, outputs) + gumbel)
+        return Action(action, state=after and model.acted(after, action))
 
     def make_trainer(self, model: Any) -> "TeamDelayedPolicyTrainer":
         return TeamDelayedPolicyTrainer(self, model)
@@ -165,6 +185,22 @@ class ActorCriticTrainer(TargetTrainer):
         torch.autograd.backward(loss, inputs=[tensor for tensor in optimizer.tensors if tensor.requires_grad])
         return optimizer.clip_and_step(self.hyper.max_grad_norm)
 
+
+class NoisyPolicyTrainer(ActorCriticTrainer):
+    """Makes steps on rows, of which windows give those that count, with all that came before them."""
+
+    def update(self, batch: Any) -> Update:
+        """Makes one `step` on B transitions or, with memory, on those of B windows that count; see WindowRows."""
+        self.follow_schedules(batch)
+        if self.hyper.cell is None:
+            return self.step(batch)
+        rows = WindowRows(self.hyper, batch)
+        return rows.of_windows(self.step(rows))
+
+    @abstractmethod
+    def step(self, batch: Any) -> Update:
+        """Makes one step on a batch of B transitions."""
+
     def improve_critics(self, batch: Any, targets: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """Makes one step of the critics towards the targets [..., B], on squared errors weighted by `batch.weight`.
 
@@ -180,12 +216,11 @@ class ActorCriticTrainer(TargetTrainer):
         return torch.randn(shape, device=self.device, generator=self.generator)
 
 
-class DelayedPolicyTrainer(ActorCriticTrainer):
+class DelayedPolicyTrainer(NoisyPolicyTrainer):
     """Trains the critics at each update, and the policy at every `policy_delay`-th; both have target copies."""
 
-    def update(self, batch: Any) -> Update:
+    def step(self, batch: Any) -> Update:
         """Makes one step on a batch of B transitions (Fujimoto et al. 2018, Algorithm 1); see `improve_critics`."""
-        self.follow_schedules(batch)
         metrics, priority = self.improve_critics(batch, self.targets(batch))
         self.updates += 1
         if self.updates % self.hyper.policy_delay == 0:
@@ -224,18 +259,18 @@ class DelayedPolicyTrainer(ActorCriticTrainer):
 class TeamDelayedPolicyTrainer(DelayedPolicyTrainer):
     """Makes TD3's steps. A member's policy gets gradients by its own action; other actions come from the batch."""
 
-    def update(self, batch: Any) -> Update:
-        """Makes DelayedPolicyTrainer's update.
+    def step(self, batch: Any) -> Update:
+        """Makes DelayedPolicyTrainer's step.
 
         If members learn from their own rewards, a row's priority is the mean of their errors; a dead member's is 0.
         """
         if self.hyper.rewards == "sum":
-            return super().update(batch)
+            return super().step(batch)
         team, batch = self.policy.team, copy.copy(batch)
         batch.reward = batch.extras[MEMBER_REWARDS].T
         batch.discount = batch.discount * team.alive(batch.next_obs).T
         batch.weight = batch.weight * (alive := team.alive(batch.obs).T)
-        update = super().update(batch)
+        update = super().step(batch)
         assert update.priority is not None
         return replace(update, priority=(update.priority * alive).mean(0))
 

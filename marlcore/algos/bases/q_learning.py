@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -11,20 +10,17 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from ...compiled import explore, step_error
-from ...declared import Number, Whole
+from ...declared import Whole
 from ...interfaces import PRIORITY, Action, ReplaySource, Update
-from ...observations import each
 from ...spaces import Spaces
-from ...spec import Field, Sequence, TransitionSpec
+from ...spec import Field, TransitionSpec
 from ..networks.actions import JointActions, array_of
 from ..networks.qnetwork import QNetwork, best
-from ..networks.recurrent import State, Windows
 from ..networks.stand_in import faster
 from ..networks.torso import rows_in
-from .hyperparameters import ActRequest, AtLeast1, Hyperparameters, Layers, LearningRate, Positive, Share, Units
-from .trainers import TargetTrainer, raw_reward
-
-OF_STEPS = ("obs", "next_obs", "action", "reward", "discount", "valid", "mask")  # fields of a batch of windows
+from .hyperparameters import ActRequest, Hyperparameters, Layers, LearningRate, Positive, Share
+from .trainers import TargetTrainer
+from .windows import n_step_returns, shortened, window_priority
 
 
 @dataclass(frozen=True)
@@ -117,41 +113,6 @@ class FeedforwardQLearning(QLearning):
         return error
 
 
-@dataclass(frozen=True)
-class WindowedQLearning(QLearning):
-    """Hyperparameters of Q-learning with memory; a batch has `learner.batch_size` windows.
-
-    Rows store the recurrent state; a window's first steps burn it in (Kapturowski et al. 2019, "Recurrent experience
-    replay in distributed reinforcement learning", ICLR 2019, openreview.net/forum?id=r1lyTjAqYX). An update reads
-    `length` times as many transitions as an update of DQN, so request fewer updates.
-    """
-
-    units: Units = 64
-    """Units of the recurrent layer, at least 1; rows store its state at intervals."""
-    length: AtLeast1 = 40
-    """Transitions of a window, those of its burn-in included."""
-    burn_in: Annotated[int, Whole(0)] = 20
-    """First transitions of a window, which only warm up its stored state; less than length. A window at the start of
-    an episode has no burn-in."""
-    period: Annotated[int, Whole(2)] = 20
-    """Transitions from the start of one window to that of the next, at least 2; if it is length - burn_in, a pass over
-    all windows trains on each transition once."""
-    n_step: AtLeast1 = 5
-    """Rewards in each return, at least 1, in place of `learner.n_step`; returns end with their window."""
-    eta: Annotated[float, Number(0, 1)] = 0.9
-    """A window's priority is eta times its largest error plus 1 - eta times its mean error; from 0 to 1."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.burn_in >= self.length:
-            raise ValueError(f"{self.owner} burn_in: expected less than the length {self.length}, got {self.burn_in}")
-
-    def source(self, chosen: ReplaySource) -> ReplaySource:
-        """Returns a source of windows of one-step rows, prioritized if `chosen` is; the trainer computes returns."""
-        window = Sequence(self.length, self.burn_in, self.period)
-        return replace(chosen, n_step=1, sequence=window)
-
-
 class QTrainer(TargetTrainer):
     """Trains a network by Q-learning towards a target network, with the Huber loss."""
 
@@ -225,12 +186,11 @@ class WindowTrainer(QTrainer):
     def update(self, batch: Any) -> Update:
         """Makes one step on B windows of T transitions; only transitions whose `mask` is True count.
 
-        The loss is the mean over these transitions of the Huber loss times the window's `weight`. A window's priority
-        is eta times its largest absolute error plus (1 - eta) times its mean absolute error (Kapturowski et al. 2019,
-        section 2.3).
+        The loss is the mean over these transitions of the Huber loss times the window's `weight`. For priorities, see
+        `window_priority`.
         """
         self.follow_schedules(batch)
-        batch, window = self.shortened(batch)
+        batch, window = shortened(batch, self.hyper.burn_in)
         values, _ = faster(self.network)(*window)
         q_taken = self.value_of(self.network, values[:, :-1], self.action_index(batch), batch.obs)
         targets = self.window_targets(batch, window, values.detach())
@@ -243,9 +203,7 @@ class WindowTrainer(QTrainer):
         q_taken = q_taken.detach()
         q_mean = (self.unscaled(q_taken) * counts).sum() / (number * self.hyper.reward_scale)
         metrics = {"loss": loss.detach(), "q_mean": q_mean, "grad_norm": grad_norm}
-        errors, eta = (targets - q_taken).abs() * counts, self.hyper.eta
-        mean = errors.sum(1) / counts.sum(1).clamp(min=1.0)
-        return Update(metrics, priority=eta * errors.amax(1) + (1.0 - eta) * mean)
+        return Update(metrics, window_priority((targets - q_taken).abs() * counts, counts, self.hyper.eta))
 
     @torch.no_grad()
     def window_targets(self, batch: Any, window: tuple[Any, ...], values: torch.Tensor) -> torch.Tensor:
@@ -256,8 +214,9 @@ class WindowTrainer(QTrainer):
         """
         slow, _ = faster(self.target)(*window)
         action = best(values if self.hyper.double else slow, self.network.allowed(window[0], slow))
-        value = self.value_of(self.target, slow, action, window[0])
-        return self.scaled(self.returns(batch, self.unscaled(value)))
+        value = self.unscaled(self.value_of(self.target, slow, action, window[0]))
+        reward, discount, end = n_step_returns(batch, self.hyper.n_step)
+        return self.scaled(self.hyper.reward_scale * reward + discount * value.gather(1, end))
 
     def scaled(self, values: torch.Tensor) -> torch.Tensor:
         """Converts values from units of the scaled reward to the network's scale; by default, the two are equal."""
@@ -265,25 +224,3 @@ class WindowTrainer(QTrainer):
 
     def unscaled(self, values: torch.Tensor) -> torch.Tensor:
         return values
-
-    def shortened(self, batch: Any) -> tuple[SimpleNamespace, tuple[Any, State, Windows]]:
-        """Cuts off the last steps, which no window reaches; returns the shorter batch and the network's arguments."""
-        steps = int(batch.valid[..., -1].any(0).sum())
-        fields = {name: each(lambda values: values[:, :steps], getattr(batch, name)) for name in OF_STEPS}
-        raw = raw_reward(batch)[:, :steps]
-        short = SimpleNamespace(**fields, weight=batch.weight, extras=batch.extras)
-        obs = each(lambda obs, after: torch.cat([obs[:, :1], after], 1), short.obs, short.next_obs)
-        return short, (obs, short.extras, Windows(short.action, raw, self.hyper.burn_in, short.mask[:, 0]))
-
-    def returns(self, batch: Any, value: torch.Tensor) -> torch.Tensor:
-        """Returns the n-step returns [B, T] within windows, with fewer steps where the episode or window ends earlier.
-
-        `value` [B, T + 1] holds the values of each window's observations and of the observation after the window.
-        """
-        reward, after, valid = self.hyper.reward_scale * batch.reward, value[:, 1:], batch.valid[..., -1]
-        continues = torch.cat([valid[:, 1:], torch.zeros_like(valid[:, :1])], 1)
-        returns: torch.Tensor = reward + batch.discount * after
-        for _ in range(self.hyper.n_step - 1):
-            later = torch.cat([returns[:, 1:], after[:, -1:]], 1)
-            returns = reward + batch.discount * torch.where(continues, later, after)
-        return returns

@@ -6,29 +6,28 @@ have memory.
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from ...compiled import explore, of_members
-from ...interfaces import PREVIOUS_REWARD, Action, Algorithm, ReplaySource
+from ...interfaces import Action, Algorithm
 from ...spaces import Spaces
 from ...spec import TransitionSpec
 from ..networks.actions import array_of
 from ..networks.initialization import initialize
 from ..networks.qnetwork import QNetwork, RecurrentQNetwork, best
-from ..networks.recurrent import PREVIOUS_ACTION, Cell, State, state_fields
+from ..networks.recurrent import Cell, State
 from ..networks.teams import MemberNetworks, TeamSpaces, discrete_team
 from .hyperparameters import ActRequest, Layers, LearningRate
-from .q_learning import QTrainer, WindowedQLearning, WindowTrainer
+from .q_learning import QLearning, QTrainer, WindowTrainer
+from .windows import Windowed
 
 
 @dataclass(frozen=True)
-class TeamQLearning(WindowedQLearning):
+class TeamQLearning(Windowed, QLearning):
     """Hyperparameters of all algorithms that decompose a team's value; the agent is a team, see Config.teams.
 
     The fields from `units` to `eta` configure windows, which only members with memory have. Members without memory use
@@ -50,18 +49,9 @@ class TeamQLearning(WindowedQLearning):
     own."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
-        """Returns a row's fields; each `period`-th row has members' states. Raises ValueError as discrete_team does."""
-        spec = Algorithm.transition(self, spaces)
-        team = discrete_team(self.owner, spaces, self.shared)
-        if self.cell is None:
-            return spec
-        of_one = state_fields(self, team.groups[0].spaces, self.period)
-        state = {name: replace(field, shape=(team.count, *field.shape)) for name, field in of_one.items()}
-        return replace(spec, extras={**state, PREVIOUS_REWARD: of_one[PREVIOUS_REWARD]})
-
-    def source(self, chosen: ReplaySource) -> ReplaySource:
-        """Returns a source of windows for members with memory, otherwise the chosen source."""
-        return chosen if self.cell is None else super().source(chosen)
+        """Returns a row's fields; see `state_fields`. Raises ValueError as discrete_team does."""
+        discrete_team(self.owner, spaces, self.shared)
+        return replace(Algorithm.transition(self, spaces), extras=self.state_fields(spaces))
 
     def make_model(self, spaces: Spaces) -> "TeamNetwork":
         return TeamNetwork(self, spaces)
@@ -87,12 +77,12 @@ class TeamQLearning(WindowedQLearning):
         epsilon = of_members(request.explore["epsilon"], rows, members)
         explore(action, most, of_rows, epsilon, request.generator)
         action = action.reshape(rows, members)
-        return Action(action, state=after and acted(after, torch.from_numpy(action).to(values.device), most))
+        return Action(action, state=after and model.acted(after, action))
 
     def greedy(self, model: Any, obs: Any, state: State | None, mask: torch.Tensor | None) -> Any:
         values, after = member_values(model, obs, state)
         action = best(values, model.team.allowed(mask, values))
-        return action, after and acted(after, action, values.shape[-1])
+        return action, after and model.acted(after, action)
 
     def make_trainer(self, model: Any) -> "TeamTrainer":
         return TeamTrainer(self, model) if self.cell is None else TeamWindowTrainer(self, model)
@@ -105,12 +95,6 @@ def member_values(
     if isinstance(model.networks[0], RecurrentQNetwork):
         return model.stepped(obs, state)
     return model(obs), None
-
-
-def acted(after: Mapping[str, torch.Tensor], action: torch.Tensor, most: int) -> dict[str, torch.Tensor]:
-    """Adds actions [k, members] to the state `after`, as one-hot vectors of length `most`; returns the result."""
-    encoded = functional.one_hot(action, most).float()
-    return {**after, PREVIOUS_ACTION: encoded, PREVIOUS_REWARD: encoded.new_zeros(encoded.shape[0])}
 
 
 class TeamNetwork(nn.Module):

@@ -9,7 +9,7 @@ from ...spaces import Spaces
 from .custom import CustomTorso, check_form, head_on, torso_of, tried, whole_network, zeros_of
 from .distributions import distribution_of
 from .initialization import initialize
-from .recurrent import RecurrentTorso
+from .recurrent import RecurrentTorso, State, Stepped, Windows
 from .torso import Torso
 
 
@@ -36,7 +36,7 @@ class PolicyNetwork(nn.Module):
 class OutputNetwork(nn.Module):
     """Maps observations to numbers [B, outputs]."""
 
-    def __init__(self, hyper: Any, torso: Torso | CustomTorso, outputs: int) -> None:
+    def __init__(self, hyper: Any, torso: Any, outputs: int) -> None:
         super().__init__()
         self.torso = torso
         self.head = head_on(hyper, torso, outputs)
@@ -45,6 +45,11 @@ class OutputNetwork(nn.Module):
 
     def forward(self, obs: Any) -> Any:
         return self.head(self.torso(obs))
+
+    def stepped(self, obs: Any, state: State | None, windows: Windows | None = None) -> Stepped:
+        """Returns the numbers, and the next state, by a torso with memory; see `RecurrentTorso.stepped`."""
+        features, after = self.torso.stepped(obs, state, windows)
+        return self.head(features), after
 
 
 class ValueNetwork(OutputNetwork):

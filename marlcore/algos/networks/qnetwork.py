@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...observations import each
 from ...spaces import Spaces
 from .actions import JointActions
 from .custom import head_on, torso_of, whole_network
@@ -64,14 +63,11 @@ class RecurrentQNetwork(QNetwork):
 
         With `windows`, values are [B, N, actions], for observations [B, N, ...] and the state [B, ...] before them.
         """
-        if windows is None:
-            features, after = self.torso(obs, state)
-        else:
-            assert state is not None
-            flat = each(lambda part: part.flatten(0, 1), obs)
-            before = self.torso.before_each(windows.action, windows.reward, state)
-            features, after = self.torso(flat, before, windows.unroll)
+        features, after = self.torso.stepped(obs, state, windows)
         return self.head(features), after
+
+    def stepped(self, obs: Any, state: State | None, windows: Windows | None = None) -> Stepped:
+        return self(obs, state, windows)  # type: ignore[no-any-return]
 
 
 class Head(nn.Module):

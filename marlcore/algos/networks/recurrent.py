@@ -1,6 +1,7 @@
 """Recurrent layers, and the first layers of a recurrent network, which also see the last action and reward."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import gymnasium
@@ -11,6 +12,7 @@ from torch import nn
 
 from ...checks import brief, check_whole
 from ...interfaces import PREVIOUS_REWARD
+from ...observations import each
 from ...spaces import Spaces
 from ...spec import Field
 from .custom import TRIED, check_form, custom_function, made_module, torso_of, tried
@@ -141,12 +143,51 @@ class Windows(NamedTuple):
         return Windows(self.action[:, :, rows].transpose(1, 2).flatten(0, 1), reward, self.burn_in, known)
 
 
+@dataclass(frozen=True)
+class Histories:
+    """M observations at places of windows, each with all that came before it in its window; networks take them.
+
+    `histories[name]` is a part of the observations, [M, ...], where these are a dict.
+
+    Attributes:
+        obs: the N observations of each of B windows, [B, N, ...].
+        state: the recurrent state before the windows, [B, ...] by name.
+        at: the observations' windows and their places there, int64 [M] each.
+    """
+
+    obs: Any
+    state: State
+    windows: Windows
+    at: tuple[torch.Tensor, torch.Tensor]
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        part: torch.Tensor = self.obs[name][self.at]
+        return part
+
+
+def seen_by(network: Any, obs: Any) -> torch.Tensor:
+    """Returns a network's outputs [B, ...] for observations or, from a method `stepped`, [M, ...] for Histories."""
+    if not isinstance(obs, Histories):
+        return network(obs)  # type: ignore[no-any-return]
+    outputs, _ = network.stepped(obs.obs, obs.state, obs.windows)
+    return outputs[obs.at]  # type: ignore[no-any-return]
+
+
 def state_fields(hyper: Any, spaces: Spaces, every: int) -> dict[str, Field]:
     """Returns the row fields of a RecurrentTorso's state; only every `every`-th row stores the state."""
     with torch.random.fork_rng(devices=[]):
         layer = {name: (size,) for name, size in recurrent_layer(hyper, 1).sizes.items()}
     parts: dict[str, tuple[int, ...]] = {**layer, PREVIOUS_ACTION: (_encoder(spaces.action).size,), PREVIOUS_REWARD: ()}
     return {name: Field(shape, "float32", every) for name, shape in parts.items()}
+
+
+def with_state(hyper: Any, extras: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a row's extras with those of the recurrent state. Raises ValueError if both have a name."""
+    for name in extras.keys() & state.keys():
+        raise ValueError(
+            f"{hyper.owner} cell: expected other names in its state than {name!r}, which rows have already"
+        )
+    return {**extras, **state}
 
 
 class RecurrentTorso(nn.Module):
@@ -182,6 +223,14 @@ class RecurrentTorso(nn.Module):
         stepped: Stepped = self.core(inputs, state) if unroll is None else unroll(self.core, inputs, state)
         return stepped
 
+    def stepped(self, obs: Any, state: State | None, windows: Windows | None = None) -> Stepped:
+        """Returns what `forward` does or, for `windows` of observations [B, N, ...], features [B, N, size]."""
+        if windows is None:
+            return self(obs, state)  # type: ignore[no-any-return]
+        assert state is not None
+        flat = each(lambda part: part.flatten(0, 1), obs)
+        return self(flat, self.before_each(windows.action, windows.reward, state), windows.unroll)  # type: ignore[no-any-return]
+
     def acted(self, state: State, action: torch.Tensor | NDArray[Any]) -> dict[str, torch.Tensor]:
         """Adds the chosen actions [k, ...] to the state that `forward` returned, and returns the result."""
         encoded = self.actions(torch.as_tensor(action, device=next(iter(state.values())).device))
@@ -193,6 +242,24 @@ class RecurrentTorso(nn.Module):
         actions = torch.cat([state[PREVIOUS_ACTION][:, None], encoded], 1)
         rewards = torch.cat([state[PREVIOUS_REWARD][:, None], reward], 1)
         return {**state, PREVIOUS_ACTION: actions.flatten(0, 1), PREVIOUS_REWARD: rewards.flatten()}
+
+
+class CriticTorso(RecurrentTorso):
+    """The first layers of critics with memory; they begin each window with zeros, since actors run no critics."""
+
+    def stepped(self, obs: Any, state: State | None, windows: Windows | None = None) -> Stepped:
+        """See `RecurrentTorso.stepped`; the state of a team holds each member's last action."""
+        assert state is not None
+        rows = state[PREVIOUS_REWARD].shape[0]
+        zeros = {name: state[PREVIOUS_REWARD].new_zeros(rows, size) for name, size in self._sizes.items()}
+        return super().stepped(obs, {**state, **zeros, PREVIOUS_ACTION: state[PREVIOUS_ACTION].flatten(1)}, windows)
+
+
+def first_layers(hyper: Any, spaces: Spaces, hidden: tuple[int, ...], kind: type[RecurrentTorso], **whole: Any) -> Any:
+    """Returns first layers of this kind if the hyperparameters name a recurrent layer, else those of `torso_of`."""
+    if getattr(hyper, "cell", None) is not None:
+        return kind(hyper, spaces, hidden)
+    return torso_of(hyper, spaces, hidden, **whole)
 
 
 def _encoder(space: gymnasium.Space) -> Flat | OneHot:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,14 +14,14 @@ from torch.nn import functional
 
 from ...checks import brief
 from ...compiled import MEMBER
+from ...interfaces import PREVIOUS_REWARD
 from ...observations import ALONE
 from ...spaces import ALIVE, JOINT, MEMBERS, Spaces
 from .actions import BoxActions
 from .actor_critic import Critics, DeterministicPolicy
-from .custom import torso_of
 from .distributions import masked
 from .policy_value import OutputNetwork
-from .recurrent import State, Stepped, Windows
+from .recurrent import PREVIOUS_ACTION, RecurrentTorso, State, Stepped, Windows, first_layers, seen_by
 
 
 @dataclass(frozen=True)
@@ -140,15 +140,16 @@ class MemberNetworks(nn.Module):
         return torch.cat(outputs, 1)
 
     def stepped(self, obs: Any, state: State | None, windows: Windows | None = None) -> Stepped:
-        """Returns the outputs of recurrent networks, and the next state; see RecurrentQNetwork.
+        """Returns the outputs of recurrent networks, and the next state; see RecurrentTorso.
 
         Args:
             obs: [k, ...]; with `windows`, [B, N, ...].
             state: parts [k, members, ...], and the previous reward [k]; None: every row begins an episode.
-            windows: has actions [B, N - 1, members] and rewards [B, N - 1].
+            windows: has actions [B, N - 1, members, ...] and rewards [B, N - 1].
 
         Returns: outputs [k, members, outputs], or [B, N, members, outputs].
         """
+        network: Any
         outputs: list[torch.Tensor] = []
         after: list[Mapping[str, torch.Tensor]] = []
         first = 0
@@ -156,11 +157,18 @@ class MemberNetworks(nn.Module):
             rows = slice(first, first := first + group.size)
             seen = self.seen(group, obs, windows is not None)
             before = None if state is None else {name: _of_rows(part, rows) for name, part in state.items()}
-            values, later = network(seen, before, windows and windows.of_rows(rows))
+            values, later = network.stepped(seen, before, windows and windows.of_rows(rows))
             values = values.unflatten(0, (-1, group.size))
             outputs.append(values.transpose(1, 2) if windows is not None else values)
             after.append({name: part.unflatten(0, (-1, group.size)) for name, part in later.items()})
         return torch.cat(outputs, -2), {name: torch.cat([each[name] for each in after], 1) for name in after[0]}
+
+    def acted(self, state: State, action: Any) -> dict[str, torch.Tensor]:
+        """Adds the members' actions [k, members, ...] to the state that `stepped` returned, and returns the result."""
+        first: Any = self.networks[0]  # all encode actions alike
+        flat = torch.as_tensor(action, device=next(iter(state.values())).device).flatten(0, 1)
+        encoded = first.torso.actions(flat).unflatten(0, (-1, self.team.count))
+        return {**state, PREVIOUS_ACTION: encoded, PREVIOUS_REWARD: encoded.new_zeros(encoded.shape[0])}
 
     def seen(self, group: MemberGroup, obs: Any, windows: bool = False) -> Any:
         """Returns a group's observations [k * size, ...] from the team's [k, ...] or, if `windows`, [k, N, ...]."""
@@ -217,13 +225,22 @@ class TeamPolicy(nn.Module):
         def member_policy(spaces: Spaces) -> nn.Module:
             if not self.team.choices:
                 return DeterministicPolicy(hyper, spaces)
-            return OutputNetwork(hyper, torso_of(hyper, spaces, hyper.hidden), max(self.team.choices))
+            torso = first_layers(hyper, spaces, hyper.hidden, RecurrentTorso)
+            return OutputNetwork(hyper, torso, max(self.team.choices))
 
         self.members = MemberNetworks(self.team, member_policy)
 
     def forward(self, obs: Any, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Returns the outputs [B, size]; without `mask`, takes the mask from the observation."""
-        outputs: torch.Tensor = self.members(obs)
+        return self.scored(seen_by(self.members, obs), obs, mask)
+
+    def stepped(self, obs: Any, state: State | None, mask: torch.Tensor | None = None) -> Stepped:
+        """Returns, with memory, the outputs for observations and a state, and the next state."""
+        outputs, after = self.members.stepped(obs, state)
+        return self.scored(outputs, obs, mask), after
+
+    def scored(self, outputs: torch.Tensor, obs: Any, mask: torch.Tensor | None) -> torch.Tensor:
+        """Excludes forbidden Discrete actions from outputs [B, members, outputs]; returns the outputs [B, size]."""
         if self.team.choices:
             allowed = self.team.allowed(self.team.spaces.mask_in(obs) if mask is None else mask, outputs)
             outputs = masked(outputs, allowed)
@@ -232,6 +249,13 @@ class TeamPolicy(nn.Module):
     def greedy(self, obs: Any, mask: torch.Tensor | None) -> Any:
         """Returns the actions [k, members, ...] without exploration."""
         return self.actions.decoded(self(obs, mask))
+
+    def acted(self, state: State, action: Any) -> State:
+        """See `MemberNetworks.acted`."""
+        return self.members.acted(state, action)
+
+    def mode(self, outputs: torch.Tensor) -> torch.Tensor:
+        return outputs
 
     def drawn(self, outputs: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """Returns actions [B, size] for critics, with gradients; draws Discrete actions as one-hot vectors."""
@@ -249,8 +273,11 @@ class TeamCritics(Critics):
     """Networks from all members' observations and actions to the team's value; a dead member's action counts as 0."""
 
     def __init__(self, hyper: Any, policy: TeamPolicy, members: int = 1) -> None:
-        super().__init__(hyper, policy.team.spaces, policy.actions.size, hyper.critics * members)
         self.team = policy.team
+        spaces = self.team.spaces
+        if self.team.choices:  # the last actions, which memory sees, are one-hot vectors of one length
+            spaces = replace(spaces, action=gym.MultiDiscrete([max(self.team.choices)] * self.team.count))
+        super().__init__(hyper, spaces, policy.actions.size, hyper.critics * members)
 
     def forward(self, obs: Any, action: torch.Tensor, count: int | None = None) -> torch.Tensor:
         return super().forward(obs, self.of_living(obs, action), count)
@@ -269,7 +296,12 @@ class TeamCritics(Critics):
 
     def of_each(self, obs: Any, joint: torch.Tensor) -> torch.Tensor:
         """Returns the first network's values [members, B] of `joint` [members, B, size], B joint actions a member."""
-        return torch.cat([self(obs, action, 1) for action in joint])
+        return self.through(self.beside(obs, joint).flatten(0, 1)[None]).view(len(joint), -1)
+
+    def beside(self, obs: Any, joint: torch.Tensor) -> torch.Tensor:
+        """Returns the inputs [members, B, inputs] of networks for `joint` [members, B, size]."""
+        seen = seen_by(self.encoder, obs).expand(len(joint), -1, -1)
+        return torch.cat([seen, self.of_living(obs, joint)], 2)
 
 
 class MemberCritics(TeamCritics):
@@ -284,5 +316,4 @@ class MemberCritics(TeamCritics):
         return values.reshape(-1, self.team.count, values.shape[1])
 
     def of_each(self, obs: Any, joint: torch.Tensor) -> torch.Tensor:
-        action, seen = self.of_living(obs, joint), self.encoder(obs)
-        return self.through(torch.cat([seen.expand(len(joint), -1, -1), action], 2))
+        return self.through(self.beside(obs, joint))

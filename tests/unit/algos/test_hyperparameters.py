@@ -15,6 +15,7 @@ OF_VALUES, CONTINUOUS = ("CQL", "DQN", "IQN", "R2D2"), ("SAC", "TD3", "TD3BC")
 ON_POLICY = ("PPO", "MAPPO", "RecurrentPPO")
 ALL_PPO = (*ON_POLICY, "HAPPO")
 OF_TEAMS, BY_CRITICS = ("VDN", "QMIX"), ("MATD3", "MADDPG", "COMA")
+WINDOWED = ("R2D2", *OF_TEAMS, *CONTINUOUS, "MATD3", "MADDPG")
 EVERY = (*OF_VALUES, *CONTINUOUS, *ON_POLICY, *OF_TEAMS, *BY_CRITICS, "HAPPO")
 WHOLE, POSITIVE, UNIT = "an integer of at least 1", "a finite number above 0", "a number from 0 to 1"
 SIZES, NOT_NEGATIVE = "a tuple of at least one size", "a finite number of at least 0"
@@ -31,14 +32,19 @@ RANGES = [
     (["TD3BC"], "alpha", POSITIVE, [0.0]),
     (["IQN"], "kappa", POSITIVE, [0]),
     *((["IQN"], name, WHOLE, [0]) for name in ("n_cos", "n_tau", "n_tau_prime", "n_policy")),
-    (["R2D2", "RecurrentPPO"], "cell", "lstm, gru, a function of inputs and units, or its module:name", ["rnn", 3]),
-    (["R2D2", "RecurrentPPO"], "units", WHOLE, [0]),
-    *((["R2D2"], name, WHOLE, [0]) for name in ("length", "n_step")),
-    (["R2D2"], "burn_in", "an integer of at least 0", [-1]),
-    (["R2D2"], "period", "an integer of at least 2", [1]),
-    (["R2D2"], "eta", UNIT, [1.5]),
+    (
+        (*WINDOWED, "RecurrentPPO"),
+        "cell",
+        "lstm, gru, a function of inputs and units, or its module:name",
+        ["rnn", 3],
+    ),
+    ((*WINDOWED, "RecurrentPPO"), "units", WHOLE, [0]),
+    *((WINDOWED, name, WHOLE, [0]) for name in ("length", "n_step")),
+    (WINDOWED, "burn_in", "an integer of at least 0", [-1]),
+    (WINDOWED, "period", "an integer of at least 2", [1]),
+    (WINDOWED, "eta", UNIT, [1.5]),
     ((*OF_TEAMS, *BY_CRITICS), "shared", "True or False", ["no"]),
-    ((*OF_TEAMS, "R2D2"), "burn_in", "less than the length 40", [40]),
+    (WINDOWED, "burn_in", "less than the length 40", [40]),
     *((["QMIX"], name, WHOLE, [0]) for name in ("mixing_units", "hyper_units")),
     (["QMIX"], "positive", "absolute or softmax", ["none"]),
     *((["COMA"], name, WHOLE, [0]) for name in ("batch_size", "epochs", "minibatch_size")),

@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import marlcore as mc
-from marlcore.algos.bases import team_q_learning
 from marlcore.algos.networks.recurrent import PREVIOUS_ACTION
 from marlcore.algos.networks.teams import MEMBER, TeamSpaces
 from marlcore.algos.qmix import Mixer
@@ -180,8 +179,7 @@ def test_without_absolute_weights_it_does_not_grow(monkeypatch):
 def values_of(network, batch, held):
     """The members' values [B, T + 1, members, actions]."""
     most = max(network.team.choices)
-    after = lambda state, action: team_q_learning.acted(state, action, most)  # noqa: E731
-    return batches.stepped_values(network.acting.stepped, after, batch, held, network.team.count, most)
+    return batches.stepped_values(network.acting.stepped, network.acting.acted, batch, held, network.team.count, most)
 
 
 def plain_errors(hyper, batch, held, network, target):
