@@ -17,6 +17,8 @@ from ..processes import in_turns
 
 Clock = Callable[[], float]
 
+NOISE = 2**26  # bytes
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -91,7 +93,10 @@ def time_row(row: Row, scale: Scale, rounds: int, round_s: float) -> dict[str, l
 def shared_bytes(nbytes: int) -> memoryview:
     """Memory as processes share it, filled with noise."""
     memory = memoryview(mmap.mmap(-1, nbytes))
-    memory[:] = np.random.default_rng(0).bytes(nbytes)
+    noise = np.random.default_rng(0).bytes(min(nbytes, NOISE))
+    for first in range(0, nbytes, NOISE):
+        part = memory[first : first + NOISE]
+        part[:] = noise[: len(part)]
     return memory
 
 

@@ -99,7 +99,12 @@ def balanced(steps: int) -> Setting:
     return setting
 
 
-TWO_RUNS = partial(act_apart, env=HUNT, envs=16, runs=2, agents=3)
+def two_runs(steps: int, copies: int) -> Side:
+    """What a second program adds, which shares nothing but the machine."""
+    run = partial(act_apart, env=HUNT, envs=copies, runs=2, agents=3)
+    return Side(run, steps, 2 * copies * EPISODES)
+
+
 LEARNING = LearnerConfig(warmup=1000, device="cpu")
 HANGING = MetricsConfig(sinks=("csv", "tensorboard", "bench.runs.training:HangingSink"))
 ROWS: dict[str, Comparison] = {
@@ -121,11 +126,13 @@ ROWS: dict[str, Comparison] = {
             "64 copies": acting(600_000, 64),
             "2 x 16 copies": acting(600_000, 16, 2),
             "2 x 64 copies": acting(1_200_000, 64, 2),
-            "2 runs of 16 copies": Side(TWO_RUNS, 600_000, 2 * 16 * EPISODES),
+            "2 runs of 16 copies": two_runs(600_000, 16),
+            "2 runs of 64 copies": two_runs(1_200_000, 64),
         },
         (
             ("64 copies", 150_000),
             ("2 x 16 copies", 1.0, "2 runs of 16 copies"),
+            ("2 x 64 copies", 0.9, "2 runs of 64 copies"),
             ("2 x 16 copies", 1.9, "16 copies"),
             ("2 x 64 copies", 1.9, "64 copies"),
         ),

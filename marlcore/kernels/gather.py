@@ -1,10 +1,9 @@
 """Copies chosen transitions or sequences from the lanes into a batch, and computes their n-step returns."""
 
-from .jit import copy_bytes, float32_at, inlined, int64_at, prefetch, uint8_at, uint32_at, zero_bytes
+from .jit import copy_bytes, float32_at, inlined, int64_at, uint8_at, uint32_at, zero_bytes
 from .plan import NO_NEXT, ONE_MORE, OWN_STACKS, SEPARATE
 from .rows import (
     BOUNDARY,
-    CACHE_LINE,
     PLACE,
     POLICY_VERSION,
     REWARD,
@@ -16,14 +15,14 @@ from .rows import (
     flags_of,
     last_of,
     place_of,
-    prefetch_row,
+    prefetch_span,
     record_of,
     row_of,
     successor_of,
 )
 
+ROWS_AHEAD = 16  # slots between the prefetch of rows and their reads
 AHEAD = 2  # slots between the prefetch of columns and their copy
-LINES_ASKED = 8  # cache lines prefetched at the start of a copy; the hardware prefetcher continues
 
 
 @inlined
@@ -207,8 +206,7 @@ def _prefetch_columns(p, columns, lane, ticket):
         if column.stride != p.record_stride:
             first = ticket - (p.stack - 1) * (f < p.frames)
             at = column.base + row_of(p, lane, first) * column.stride
-            for offset in range(0, min(column.size, LINES_ASKED * CACHE_LINE), CACHE_LINE):
-                prefetch(at + offset)
+            prefetch_span(at, column.size - 1)
 
 
 @inlined
@@ -228,38 +226,25 @@ def _take_whole(p, columns, out, rows, first, count):
 
 
 @inlined
-def _take_plain(p, columns, out, rows, first, count):
-    """Does `take_chosen` for single one-step transitions without a stack or a vector of rewards.
+def _take_heads(p, out, rows, first, count):
+    """Writes what the heads of the chosen single transitions say, if these can be drawn; returns the filled slots' end.
 
-    Leaves their lowest tickets unset.
+    Sets these slots' rows and successors.
     """
-    lanes, tickets = int64_at(p.lane), int64_at(p.ticket)
+    lanes, tickets, own, after = int64_at(p.lane), int64_at(p.ticket), int64_at(p.row), int64_at(p.after)
     rewards, discounts = float32_at(out + p.reward), float32_at(out + p.discount)
     terminated, truncated = uint8_at(out + p.terminated), uint8_at(out + p.truncated)
     versions, index = int64_at(out + p.policy_version), int64_at(out + p.index)
     weights, valid = float32_at(out + p.weight), uint8_at(out + p.valid)
-    stride, lanes_in_all, gamma, frames, fields = p.record_stride, p.lanes, p.gamma, p.frames, p.frames + p.fields
-    records, filled = p.records, first
+    records, stride, lanes_in_all, gamma, filled = p.records, p.record_stride, p.lanes, p.gamma, first
     for slot in range(first, count):
-        lane, ticket = lanes[slot], tickets[slot]
-        at = row_of(p, lane, ticket)
+        lane, ticket, at = lanes[slot], tickets[slot], own[slot]
         head = uint32_at(records + at * stride)
         flags = flags_of(head[PLACE])
         verdict, successor, late = successor_of(p, lane, ticket, flags)
-        if p.far and slot + AHEAD < count:
-            _prefetch_columns(p, columns, lanes[slot + AHEAD], tickets[slot + AHEAD])
         if verdict != SAMPLEABLE or flags & BOUNDARY:
             continue
-        after, row = row_of(p, lane, successor), rows[filled]
-        for f in range(frames):
-            column = columns[f]
-            size = column.size
-            _copy(out + column.out + row * column.step, column.base + at * column.stride, size)
-            if column.next != NO_NEXT:
-                _copy(out + column.next_out + row * column.next_step, column.base + after * column.stride, size)
-        for f in range(frames, fields):
-            column = columns[f]
-            _copy(out + column.out + row * column.size, column.base + at * column.stride, column.size)
+        row = rows[filled]
         rewards[row] = float32_at(records + at * stride)[REWARD]
         discounts[row] = 0.0 if flags & TERMINATED else gamma
         terminated[row] = (flags & TERMINATED) != 0
@@ -269,8 +254,69 @@ def _take_plain(p, columns, out, rows, first, count):
         weights[row] = 1.0
         valid[row] = 1
         lanes[filled], tickets[filled] = lane, ticket
+        own[filled], after[filled] = at, row_of(p, lane, successor)
         filled += 1
     return filled
+
+
+@inlined
+def _copy_column(p, column, to, step, own, rows, first, filled):
+    """Copies a field of the slots' rows to the batch's rows; the common sizes have loops of few instructions."""
+    base, stride, size = column.base, column.stride, column.size
+    far = stride != p.record_stride
+    if size == 4:
+        for slot in range(first, filled):
+            copy_bytes(to + rows[slot] * step, base + own[slot] * stride, 4)
+    elif size == 8:
+        for slot in range(first, filled):
+            copy_bytes(to + rows[slot] * step, base + own[slot] * stride, 8)
+    else:
+        for slot in range(first, filled):
+            if far and slot + AHEAD < filled:
+                prefetch_span(base + own[slot + AHEAD] * stride, size - 1)
+            _copy(to + rows[slot] * step, base + own[slot] * stride, size)
+
+
+@inlined
+def _take_plain(p, columns, out, rows, first, count):
+    """Does `take_chosen` for single one-step transitions without a stack or a vector of rewards.
+
+    Copies field by field, and leaves the lowest tickets unset.
+    """
+    filled = _take_heads(p, out, rows, first, count)
+    own, after = int64_at(p.row), int64_at(p.after)
+    for f in range(p.frames):
+        column = columns[f]
+        _copy_column(p, column, out + column.out, column.step, own, rows, first, filled)
+        if column.next != NO_NEXT:
+            _copy_column(p, column, out + column.next_out, column.next_step, after, rows, first, filled)
+    for f in range(p.frames, p.frames + p.fields):
+        column = columns[f]
+        _copy_column(p, column, out + column.out, column.size, own, rows, first, filled)
+    return filled
+
+
+@inlined
+def _bring(p, first, count):
+    """Brings what the slots [first, count) read of records into the cache, and notes the slots' rows.
+
+    A processor drops prefetches beyond some twenty at a time. It overlaps look-ups of pages only within some hundreds
+    of instructions, which are few rows of the loops that copy: hence the reads in a short loop.
+    """
+    lanes, tickets, own, after = int64_at(p.lane), int64_at(p.ticket), int64_at(p.row), int64_at(p.after)
+    records, stride = p.records, p.record_stride
+    before, behind = 0 if p.far else (p.stack - 1) * stride, (p.n_step + p.length) * stride
+    end = records + p.lanes * p.capacity * stride
+    for slot in range(first, count):  # apart from the next loop, which is to be short
+        own[slot] = row_of(p, lanes[slot], tickets[slot])
+    for slot in range(first, min(first + ROWS_AHEAD, count)):
+        prefetch_span(records + own[slot] * stride - before, before + behind - 1)
+    for slot in range(first, count):
+        if slot + ROWS_AHEAD < count:
+            prefetch_span(records + own[slot + ROWS_AHEAD] * stride - before, before + behind - 1)
+        at = records + own[slot] * stride
+        # Stored so that the compiler keeps the reads
+        after[slot] = uint32_at(at)[PLACE] ^ uint32_at(min(at + behind, end))[-1]
 
 
 @inlined
@@ -279,8 +325,7 @@ def take_chosen(p, columns, out, rows, first, count):
 
     If a ticket cannot be drawn, the next ticket takes its slot. Slot i fills output row rows[i].
     """
-    for slot in range(first, count):  # of all slots before any row is read, so that cache misses overlap
-        prefetch_row(p, int64_at(p.lane)[slot], int64_at(p.ticket)[slot])
+    _bring(p, first, count)
     if p.plain:
-        return _take_plain(p, columns, out, rows, first, count)
+        return _take_plain(p, columns, out, int64_at(rows.ctypes.data), first, count)
     return _take_whole(p, columns, out, rows, first, count)

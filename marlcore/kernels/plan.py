@@ -49,6 +49,7 @@ PLAN = record(
     rewards        components of a reward: 1, or those of a vector
     reward discount terminated truncated policy_version valid mask index weight  offsets of arrays in the batch
     lane ticket lowest  addresses of scratch, int64 [batch], one item a slot
+    row after      likewise: the slot's row, counted over all lanes, and that of its successor
     successors     address of scratch, int64 [batch * length]
     generator      address of uint64 [4]
     mark           of this batch's rows, from 1 to 255; 0 if a row may be drawn twice

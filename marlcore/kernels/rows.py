@@ -25,6 +25,7 @@ NEVER, PENDING, SAMPLEABLE = range(3)
 WHOLE = -1  # as a burn-in: a sequence must be a whole episode
 
 CACHE_LINE = 64
+MOST_LINES = 8  # prefetched of one span; the hardware's prefetcher continues
 NO_ROWS = np.int64(0)  # start of counts: Numba would give a literal 0 a type of its own, with other code
 
 
@@ -57,12 +58,14 @@ def age_of(place):
 
 
 @inlined
-def prefetch_row(p, lane, ticket):
-    """Prefetches a record and the next one; of large records, only the first lines and the last."""
-    at, both = record_of(p, lane, ticket), 2 * p.record_stride
-    for offset in range(0, min(both, 4 * CACHE_LINE), CACHE_LINE):
-        prefetch(at + offset)
-    prefetch(at + both - 1)
+def prefetch_span(at, last):
+    """Prefetches bytes 0 to `last` at an address; of many, only the first lines and the last."""
+    prefetch(at)
+    prefetch(at + min(CACHE_LINE, last))
+    prefetch(at + last)
+    if last > 2 * CACHE_LINE:
+        for offset in range(2 * CACHE_LINE, min(last, MOST_LINES * CACHE_LINE), CACHE_LINE):
+            prefetch(at + offset)
 
 
 @inlined

@@ -12,6 +12,7 @@ from .jit import inlined, jit, prefetch
 
 FANOUT = 16
 LINE_ITEMS = 8
+AHEAD = 16  # nodes between the prefetch of children and their reads; of all nodes at once, processors drop prefetches
 ZERO, ONE, TWO, THREE, FOUR, EIGHT = (np.uint64(n) for n in (0, 1, 2, 3, 4, 8))
 
 
@@ -31,6 +32,14 @@ def empty_tree(offsets: NDArray[np.int64]) -> NDArray[np.float64]:
     room = np.zeros(int(offsets[-1]) + LINE_ITEMS)
     first = -(room.ctypes.data // room.itemsize) % LINE_ITEMS
     return room[first : first + int(offsets[-1])]
+
+
+@inlined
+def prefetch_children(tree, offset, node):
+    """Prefetches a node's children, two cache lines from `offset` on."""
+    children = tree.ctypes.data + 8 * (offset + FANOUT * node)
+    prefetch(children)
+    prefetch(children + 64)
 
 
 @inlined
@@ -122,11 +131,11 @@ def find(tree, offsets, targets, leaves, count):
         level -= 1
     _walk(tree, offsets[level], offsets[level + 1] - offsets[level], targets, leaves, count)
     for below in range(level - 1, -1, -1):
+        for i in range(min(AHEAD, count)):
+            prefetch_children(tree, offsets[below], leaves[i])
         for i in range(count):
-            children = tree.ctypes.data + 8 * (offsets[below] + FANOUT * leaves[i])
-            prefetch(children)
-            prefetch(children + 64)
-        for i in range(count):
+            if i + AHEAD < count:
+                prefetch_children(tree, offsets[below], leaves[i + AHEAD])
             first = FANOUT * leaves[i]
             child, targets[i] = _child_at(tree, np.uint64(offsets[below] + first), targets[i])
             leaves[i] = first + np.int64(child)

@@ -173,11 +173,13 @@ class _Sized:
         self.pool: deque[BatchMemory] = deque(maxlen=_POOL)
         self.chosen = np.zeros((3, batch_size), np.int64)
         self._successors = np.zeros(batch_size * self.layout.length, np.int64)
+        self._rows = np.zeros((2, batch_size), np.int64)
         self._body = lanes.segment.body
         self.columns = self.layout.columns
         self.columns["base"] += address_of(self._body)
         self.plan = np.zeros(1, PLAN)
-        arrays = dict(zip(("lane", "ticket", "lowest", "successors"), (*self.chosen, self._successors), strict=True))
+        scratch = ("lane", "ticket", "lowest", "successors", "row", "after")
+        arrays = dict(zip(scratch, (*self.chosen, self._successors, *self._rows), strict=True))
         addresses = {name: address_of(array) for name, array in (arrays | shared).items()}
         self._set(window, lanes.spec, lanes.geometry, addresses)
         self.ok = np.zeros(batch_size, np.uint8)

@@ -1,6 +1,8 @@
 """The kernels against an oracle of plain Python, in which a replay is lists of episodes of rows."""
 
+import ctypes
 import json
+import mmap
 import pickle
 import shutil
 from collections.abc import Iterator
@@ -83,6 +85,32 @@ def test_a_listed_row_overwritten_meanwhile_is_replaced(few, monkeypatch):
 
 
 MASK = 2**64 - 1
+
+
+@pytest.mark.parametrize("window", [{}, {"stack": 3}, {"n_step": 4}])
+def test_a_draw_reads_nothing_behind_the_records(window, monkeypatch):
+    """The records are moved to the end of readable memory: a read behind them ends this process."""
+    spec, real, keep = SPECS["vector"], uniform.draw, []
+
+    def draw(plan, columns, out, rows):
+        nbytes = int(plan["record_stride"][0] * plan["capacity"][0] * plan["lanes"][0])
+        readable = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        keep.append(mmap.mmap(-1, readable + mmap.PAGESIZE))
+        first = np.frombuffer(keep[-1], np.uint8).ctypes.data + readable - nbytes
+        records = int(plan["records"][0])
+        ctypes.memmove(first, records, nbytes)
+        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(first + nbytes), mmap.PAGESIZE, 0) == 0
+        moved, there = plan.copy(), columns.copy()
+        moved["records"], there["base"] = first, columns["base"] + first - records
+        return real(moved, there, out, rows)
+
+    monkeypatch.setattr(uniform, "draw", draw)
+    with ReplayBuffer.create(spec, 64, 2) as replay:
+        for lane in range(2):
+            with replay.writer(lane) as writer:
+                for _ in range(32):
+                    writer.add(**random_row(spec, np.random.default_rng(lane), 0.0) | {"terminated": True})
+        assert len(np.unique(replay.sampler(256, seed=0, **window).sample().index)) > 50
 
 
 def xoshiro256plusplus(state: list[int]) -> int:

@@ -1,0 +1,98 @@
+"""Draws from up to 10^8 rows beside random copies of the same bytes: `python -m bench many_rows --path FILE`.
+
+Prints microseconds of the clock: the 15th percentile of short turns, which few other programs interrupt. A call's
+time at 10^4 rows is what it takes without cache misses; the rest is how it grows. Replays of more than 10^7 rows lie
+in FILE, 40 bytes a row, and the memory must hold them twice.
+"""
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+import marlcore as mc
+
+from ..core.random_copies import random_copies
+from ..core.sampling import STORED, STORED_NBYTES, drawing_by_priority
+from ..core.transitions import BATCH, VECTOR, fields_of, spec_of
+from ..core.work import Row, Scale, Work, time_row
+from ..machine import say
+
+SCALE = Scale(vectors=0, frames=0, warm_runs=300)
+IN_MEMORY = 10**7  # rows
+CHUNK = 50_000
+ROUNDS, ROUND_S = 100, 0.0005
+
+
+@contextmanager
+def _filled(rows: int, path: Path | None) -> Iterator[mc.ReplayBuffer]:
+    with mc.ReplayBuffer.create(spec_of(VECTOR), rows, path=path if rows > IN_MEMORY else None) as replay:
+        with replay.writer() as writer:
+            for first in range(0, rows, CHUNK):
+                t = np.arange(first, min(first + CHUNK, rows))
+                obs = np.broadcast_to(t[:, None], (len(t), len(VECTOR))).astype(np.float32)
+                writer.add_batch(obs=obs, action=t, reward=t % 7)
+        os.sync()  # pages that are on their way to the disk are slow to read
+        yield replay
+
+
+def _uniform(replay: mc.ReplayBuffer) -> Work:
+    def check(batch: mc.Batch) -> None:
+        obs, action, reward, next_obs, _ = fields_of(batch)
+        assert (reward == action % 7).all()
+        assert (obs[:, 0] == action.astype(np.float32)).all()
+        assert (next_obs[:, 0] == (action + 1).astype(np.float32)).all()
+
+    return Work(replay.sampler(BATCH, seed=0).sample, check)
+
+
+def _prioritized(replay: mc.ReplayBuffer) -> Work:
+    work = drawing_by_priority(replay)
+    return Work(work.run, lambda drawn: None)  # its check is for rows that float32 can tell apart
+
+
+def _floor(replay: mc.ReplayBuffer) -> Work:
+    return random_copies(replay.capacity, STORED_NBYTES, STORED, BATCH)
+
+
+# In this order: the second one's tree is made by reading all rows, after the first one has taken its memory
+KINDS: dict[str, Callable[[mc.ReplayBuffer], Work]] = {
+    "random copies": _floor,
+    "prioritized draw and update": _prioritized,
+    "uniform draw": _uniform,
+}
+
+
+def measure(sizes: list[int], path: Path | None) -> dict[str, list[float]]:
+    """Microseconds by kind of work, for each size."""
+    with ExitStack() as stack:
+        replays = [stack.enter_context(_filled(rows, path)) for rows in sizes]
+        opened = {
+            f"{kind}, {rows}": lambda _, open_work=open_work, replay=replay: open_work(replay)
+            for kind, open_work in KINDS.items()
+            for rows, replay in zip(sizes, replays, strict=True)
+        }
+        seconds = time_row(Row("draws", opened, clock=time.perf_counter), SCALE, ROUNDS, ROUND_S)
+        low = partial(np.percentile, q=15)
+        return {kind: [float(low(seconds[f"{kind}, {rows}"])) * 1e6 for rows in sizes] for kind in KINDS}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--path", type=Path, help="a file that does not exist, for replays of more than 10^7 rows")
+    parser.add_argument("--powers", type=int, nargs="+", default=[4, 6, 7, 8], help="of ten: rows; the least first")
+
+
+def main(options: argparse.Namespace) -> None:
+    figures = measure([10**power for power in options.powers], options.path)
+    floor = figures["random copies"]
+    sizes = ", ".join(f"10^{power}" for power in options.powers)
+    say(f"{BATCH} rows of {STORED_NBYTES} bytes, of {sizes} rows")
+    for kind, times in figures.items():
+        growth = ((us - times[0]) / (of_floor - floor[0]) for us, of_floor in zip(times[1:], floor[1:], strict=True))
+        ratios = f"; growth: {', '.join(f'{ratio:.2f}' for ratio in growth)} times that of random copies"
+        say(f"{kind}: {', '.join(f'{us:.1f}' for us in times)} us{'' if times is floor else ratios}")
