@@ -49,6 +49,9 @@ static int mc_lane_pledge(const struct mc_lane *lane, uint64_t top, uint64_t *li
     uint64_t ahead = top - mc_lane_told(lane, MC_WATERMARK);
     uint64_t pledged = mc_load_pledged(counters);
     *limit = top + (ahead < least ? least : ahead > most ? most : ahead);
+    uint64_t room = mc_load_room(counters);
+    if (room >= top && *limit > room) /* else it is no queue's, or damaged */
+        *limit = room;
     if (*limit < pledged)
         *limit = pledged;
     mc_store_pledged(counters, *limit);

@@ -21,9 +21,10 @@ from ..memory import PREFIX, Segment, SegmentHandle, survey_segments
 from ..processes import SHARE, STEPS, Control
 from ..queue import TrajectoryQueue, lane_rows_for
 from ..record import Hold, checkpoint_path, durable_note, read_json, write_json
-from ..replay import Durable, ReplayBuffer
+from ..replay import ReplayBuffer
 from ..self_play import SelfPlay, odds_fields, published_numbers
 from ..spec import Field, TransitionSpec
+from ..transitions import Durable
 from ..weights import ParameterStore
 
 if TYPE_CHECKING:

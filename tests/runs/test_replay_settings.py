@@ -112,7 +112,7 @@ def test_replays_in_files_are_gone_after_the_run(tmp_path: Path, large: Path, mo
 
 @pytest.fixture
 def durable(large: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    patch(monkeypatch, "replay", check_keeps=lambda target: None)  # the tests' folder may be in memory
+    patch(monkeypatch, "transitions", check_keeps=lambda target: None)  # the tests' folder may be in memory
     return {"path": str(large), "durable": True}
 
 
@@ -174,7 +174,7 @@ import sys
 from pathlib import Path
 from seams import replace
 from test_replay_settings import ALONE, ENDLESS, FAVOURING, runs
-replace("replay", check_keeps=lambda target: None)
+replace("transitions", check_keeps=lambda target: None)
 runs.train(Path(sys.argv[1]), ALONE, FAVOURING, replay={"path": sys.argv[2], "durable": True}, **ENDLESS)
 """
 ENDLESS = {"learner": {"checkpoint_interval": 20}, "total_steps": 10**9}

@@ -125,7 +125,7 @@ class Lives:
         self.machine: Machine | None = None
         self.boot = 0
         replace("memory", Flusher=NoThread, check_keeps=lambda directory: None, boot_id=self.boot_id)
-        replace("replay", Flusher=NoThread, check_keeps=lambda directory: None)
+        replace("transitions", Flusher=NoThread, check_keeps=lambda directory: None)
         File.sync = lambda file: self.machine and self.machine.sync()
         write = watermark.Marks.write
         watermark.Marks.write = lambda marks, mark: self.write_torn(write, marks, mark)
