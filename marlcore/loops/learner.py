@@ -48,6 +48,11 @@ class Batches(Protocol):
     def due(self) -> bool:
         """Whether `updates_per_step` makes an update due (unset: False). For a queue: whether a batch may be ready."""
 
+    @property
+    def save_due(self) -> bool:
+        """Whether a checkpoint must be saved before the next batch."""
+        return False
+
     def stats(self) -> dict[str, float]: ...
 
 
@@ -176,7 +181,8 @@ class Learner:
             self.publish()
         if passed(config.log_interval):
             self._report_averages(batch)
-        if passed(config.checkpoint_interval) or time.monotonic() - self._last_save > config.checkpoint_seconds:
+        late = time.monotonic() - self._last_save > config.checkpoint_seconds
+        if passed(config.checkpoint_interval) or late or self.batches.save_due:
             self.save()
 
     def _report_averages(self, batch: Batch | TorchBatch) -> None:

@@ -131,6 +131,8 @@ class QueueGates:
         self._view, self._when_full, self._unread = view, when_full, unread
         self._lines = CursorLines(view.segment, view.geometry)
         self._gates = [LaneGate(view, lane, when_full, self._lines) for lane in lanes]
+        for lane in lanes:
+            self._lines.room(lane)  # before rows are checked, which happens before they wait
         self._left = np.array([gate.left for gate in self._gates], np.int64)
         # Rows for which every lane surely has room, and those that lanes got at most since `_left` was up to date
         self._sure, self._given = int(self._left.min()), 0

@@ -44,7 +44,6 @@ class KeptState(Closing):
             raise ValueError(f"name: expected at most 100 letters, digits, '_', '.' and '-', got {brief(name)}")
         self._segment, self._path = view.segment, _state_path(durability.path, name)
         self._every_s, self._marks = durability.options.every_s, durability.marks
-        self._lanes = slice(view.geometry.first, view.geometry.first + view.geometry.lanes)
         self._rows = rows
         self._inside: Inside = {}
         self._thread: threading.Thread | None = None
@@ -85,7 +84,7 @@ class KeptState(Closing):
             return
         self._raise_error()
         self._due = time.monotonic() + self._every_s
-        state = self._rows.state_below(self._marks.durable()[self._lanes])
+        state = self._rows.state_below(self._marks.durable())
         self._thread = threading.Thread(target=self._try_to_write, args=(state,), name="marlcore-state", daemon=True)
         self._thread.start()
 
@@ -109,7 +108,7 @@ class KeptState(Closing):
 
     @one_thread
     def _last_state(self) -> State:
-        return self._rows.state_below(self._marks.durable()[self._lanes])
+        return self._rows.state_below(self._marks.durable())
 
     def _raise_error(self) -> None:
         error, self._error = self._error, None

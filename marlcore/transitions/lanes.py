@@ -176,6 +176,12 @@ class TransitionLanes(Shared):
             finally:
                 super().close()
 
+    @property
+    def inserted(self) -> int:
+        """Transitions ever added to all lanes."""
+        self._segment.check_open()
+        return self._mapped.native.inserted()
+
     def newest_version(self) -> int:
         """Returns the highest `policy_version` of the lanes' newest rows; 0 without rows."""
         self._segment.check_open()
