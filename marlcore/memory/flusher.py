@@ -46,7 +46,7 @@ class Flushing:
         self._marks, self._held = marks, held
         self._lanes, self._geometry = lanes, geometry
         self._slots = Words(segment.body[geometry.slot_offset(0) : geometry.slot_offset(geometry.slots)])
-        self._kept = kept or self._first_words
+        self._kept = kept
         first, end = geometry.counters_offset(0), geometry.counters_offset(geometry.lanes)
         self._reserved = segment.body[first:end].view(np.int64)[1 :: LINE // 8]
         self._turn = threading.Lock()
@@ -85,7 +85,8 @@ class Flushing:
 
     def _next(self, before: Mark) -> Mark:
         """Returns the mark of what is committed now, or `before` if nothing was added."""
-        slots, room = self._kept()  # before the lanes' counters: the rows that a cursor has passed are committed
+        # Before the lanes' counters, so that the rows which a cursor has passed are below the watermarks
+        slots, room = (self._kept or self._first_words)()
         lanes = np.zeros_like(before.lanes)
         for lane in range(self._geometry.lanes):
             lanes[WATERMARK, lane], lanes[NEWEST, lane] = self._newest_row(lane)
