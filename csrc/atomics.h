@@ -19,6 +19,7 @@ struct mc_counters {
     mc_word pledged; /* of a durable lane: the tickets below it that its writer may overwrite, by itself */
     mc_word upheld;  /* the pledge that is on disk; see mc_lane_pledge */
     mc_word of_clears[3]; /* see marlcore/memory/native.py */
+    mc_word room;         /* of a durable queue: no pledge goes further; or 0 */
 };
 
 struct mc_event {
@@ -68,6 +69,11 @@ static inline void mc_fence_write_streaming(void) { atomic_thread_fence(memory_o
 static inline void mc_fence_read(void) { atomic_thread_fence(memory_order_acquire); }
 /* Between a store and the load of another word, on both sides of a wait: pairs with itself. */
 static inline void mc_fence_event(void) { atomic_thread_fence(memory_order_seq_cst); }
+
+/* room: the lane's writer stored it before it appends. */
+static inline uint64_t mc_load_room(const struct mc_counters *c) {
+    return atomic_load_explicit(&((struct mc_counters *)c)->room, memory_order_relaxed);
+}
 
 /* The words of a row: relaxed, so that a racing copy is a defined mixture, which validation rejects. */
 static inline void mc_store_row_word(mc_word *to, uint64_t value) {

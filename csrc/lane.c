@@ -49,6 +49,9 @@ static int mc_lane_pledge(const struct mc_lane *lane, uint64_t top, uint64_t *li
     uint64_t ahead = top - mc_lane_told(lane, MC_WATERMARK);
     uint64_t pledged = mc_load_pledged(counters);
     *limit = top + (ahead < least ? least : ahead > most ? most : ahead);
+    uint64_t room = mc_load_room(counters);
+    if (room && *limit > room) /* below top only if it is damaged, or the reader came to an earlier row */
+        *limit = room < top ? top : room;
     if (*limit < pledged)
         *limit = pledged;
     mc_store_pledged(counters, *limit);
@@ -92,11 +95,18 @@ __attribute__((noinline)) static int mc_lane_next_withheld(struct mc_lane *lane,
     return error ? error : mc_lane_next(lane, n, first);
 }
 
+/* A check, without the append, of rows that must first wait for a queue's reader pledges nothing. */
+__attribute__((noinline)) static int mc_lane_check_withheld(struct mc_lane *lane, uint64_t n,
+                                                            uint64_t *first) {
+    uint64_t room = mc_load_room(mc_counters_of(lane));
+    return room && room < *first + n ? 0 : mc_lane_next_withheld(lane, n, first);
+}
+
 int mc_lane_next(struct mc_lane *lane, uint64_t n, uint64_t *first) {
     const struct mc_counters *counters = mc_counters_of(lane);
     *first = mc_load_committed(counters);
     int error = mc_lane_admits(lane, *first, mc_load_reserved(counters), n);
-    return error == -EDQUOT ? mc_lane_next_withheld(lane, n, first) : error;
+    return error == -EDQUOT ? mc_lane_check_withheld(lane, n, first) : error;
 }
 
 __attribute__((noinline)) static int mc_lane_reserve_withheld(struct mc_lane *lane, uint64_t n,

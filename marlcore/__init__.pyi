@@ -110,7 +110,7 @@ from . import cluster as cluster
 
 # isort: split
 # Further names of the core
-from .replay import Durable as Durable
+from .transitions import Durable as Durable
 
 # isort: split
 # Further errors

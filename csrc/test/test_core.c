@@ -245,6 +245,13 @@ TEST(a_durable_lanes_writer_pledges_what_was_not_promised) {
     words[MC_WATERMARK] = MC_TICKET_LIMIT; /* damaged */
     CHECK(mc_lane_append(&lane, 8, sources) == 0 && mc_load_pledged(counters) == 22 + MC_MOST_PLEDGE);
     CHECK(committed_of(&lane) == 22);
+    words[MC_PROMISED] = 0;
+    words[MC_WATERMARK] = 22;
+    atomic_store(&counters->room, 22 + MC_MOST_PLEDGE + 2); /* what a queue's reader left bounds the pledge */
+    set_counters(&lane, 22 + MC_MOST_PLEDGE, 22 + MC_MOST_PLEDGE);
+    CHECK(mc_lane_append(&lane, 1, sources) == 0 && mc_load_pledged(counters) == 22 + MC_MOST_PLEDGE + 2);
+    CHECK(mc_lane_append(&lane, 2, sources) == 0); /* a damaged one stops no append */
+    CHECK(mc_load_pledged(counters) == 22 + MC_MOST_PLEDGE + 3);
     free_lane(&lane);
 }
 

@@ -109,7 +109,9 @@ def _unused(policy: AssignedPolicy, config: Config) -> dict[str, str]:
         unused |= dict.fromkeys(OF_EXPLORATION, _of(policy, "draws its actions without an epsilon"))
     if isinstance(policy.source, QueueSource):
         unused |= dict.fromkeys(OF_PULLS, _of(policy, "acts with the newest weights in every round"))
-        return unused | dict.fromkeys((*OF_RUN, *OF_LEARNER, *OF_REPLAY), _of(policy, READS_ONCE))
+        of_queues = ("replay.path", "replay.durable") if config.replay.durable else ()
+        names = {*OF_RUN, *OF_LEARNER, *OF_REPLAY}.difference(of_queues)
+        return unused | dict.fromkeys(sorted(names), _of(policy, READS_ONCE))
     if policy.source.hindsight is None:
         unused["replay.hindsight"] = _of(policy, "draws its batches without it")
     own_rewards = MEMBER_REWARDS in policy.algorithm.transition(policy.spaces).extras

@@ -129,9 +129,8 @@ class Config(Declared):
             raise ValueError(
                 f"stage_names: expected {len(self.stages)}, one for each of `stages`, got {brief(self.stage_names)}"
             )
-        for name, least in (("save", False), ("mixture", {})):
-            if self.replay.durable and (value := getattr(self.replay, name)) != least:
-                raise ValueError(f"replay.{name}: expected {least} with replay.durable, got {brief(value)}")
+        if self.replay.durable and self.replay.save:
+            raise ValueError("replay.save: expected False with replay.durable, got True")
         if self.replay.durable and self.replay.path is None:
             raise ValueError("replay.durable: expected False without replay.path, got True")
         cleared = self.replay.clear_at_stage

@@ -225,7 +225,8 @@ class ReplayConfig(Declared):
     unless `durable` is set. By default they are in /dev/shm."""
     durable: bool = False
     """Keep the replays' files, in `path`, after the run's end and through power cuts, so that a resumed run starts with
-    these rows and their priorities; see docs/reliability.md."""
+    these rows and their priorities. On-policy, their queues: a resumed learner reads on from its checkpoint, and saves
+    one before the rows since the last take half of the room. See docs/reliability.md."""
     prioritized: bool = False
     """Draw transitions in proportion to their priorities (Schaul et al. 2016, arXiv:1511.05952)."""
     alpha: Annotated[float, Number(0)] = 0.6

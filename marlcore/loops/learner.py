@@ -48,6 +48,11 @@ class Batches(Protocol):
     def due(self) -> bool:
         """Whether `updates_per_step` makes an update due (unset: False). For a queue: whether a batch may be ready."""
 
+    @property
+    def save_due(self) -> bool:
+        """Whether a checkpoint must be saved before the next batch."""
+        return False
+
     def stats(self) -> dict[str, float]: ...
 
 
@@ -173,7 +178,8 @@ class Learner:
             self._report_averages(batch)
         elif self.updates == made:  # the first ever: a short run shows its loss, too
             self._report_metrics()
-        if passed(config.checkpoint_interval) or time.monotonic() - self._last_save > config.checkpoint_seconds:
+        late = time.monotonic() - self._last_save > config.checkpoint_seconds
+        if passed(config.checkpoint_interval) or late or self.batches.save_due:
             self.save()
 
     def _report_metrics(self) -> None:

@@ -7,7 +7,7 @@ The room knows nothing of transitions, weights or learning, and blocks only call
 
 from .file_systems import check_keeps
 from .files import File, same_file, sync_directory, too_many_files
-from .flusher import Flusher, Flushing
+from .flusher import Flusher, Flushing, Kept
 from .guard import Inside, at_first_use, child_number, close_when_alone, invalidate_after_fork, let_in, one_thread
 from .lanes import (
     ROOM_OFFSET,
@@ -24,6 +24,7 @@ from .native import (
     BOUNDARY,
     LINE,
     TERMINATED,
+    TICKETS,
     TRUNCATED,
     Event,
     NativeLanes,

@@ -4,6 +4,7 @@ import errno
 import logging
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,24 +14,39 @@ from ..errors import SegmentCorrupt
 from .files import File
 from .guard import invalidate_after_fork
 from .lanes import LaneGeometry, writer_lock
-from .native import LINE, NativeLanes, Words, is_locked
+from .native import LINE, TICKETS, NativeLanes, Words, is_locked
 from .segment import Segment
 from .watermark import NEWEST, PROMISED, WATERMARK, Ints, Mark, Marks, boot_id
 
 log = logging.getLogger(__name__)
 
+Kept = Callable[[], tuple[Ints, Ints]]  # returns words of slots, see Mark, and tickets that lanes have room for
+
 _LEAST_AHEAD = 1024  # rows that a lane may grow by at once, before its writer must pledge
 
 
 class Flushing:
-    """Writes the marks of one segment. One process does that at a time, the holder of the file `held`."""
+    """Writes the marks of one segment. One process does that at a time, the holder of the file `held`.
 
-    def __init__(self, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, marks: Marks, held: File) -> None:
+    `kept` returns what marks hold of the slots, and the tickets below which each lane has room, int64 [lanes]. None:
+    the first word of each slot, and no such limit.
+    """
+
+    def __init__(
+        self,
+        segment: Segment,
+        lanes: NativeLanes,
+        geometry: LaneGeometry,
+        marks: Marks,
+        held: File,
+        kept: Kept | None = None,
+    ) -> None:
         self.path: Path = segment.path
         self.error: Exception | None = None  # which ended the thread
         self._marks, self._held = marks, held
         self._lanes, self._geometry = lanes, geometry
         self._slots = Words(segment.body[geometry.slot_offset(0) : geometry.slot_offset(geometry.slots)])
+        self._kept = kept
         first, end = geometry.counters_offset(0), geometry.counters_offset(geometry.lanes)
         self._reserved = segment.body[first:end].view(np.int64)[1 :: LINE // 8]
         self._turn = threading.Lock()
@@ -69,16 +85,22 @@ class Flushing:
 
     def _next(self, before: Mark) -> Mark:
         """Returns the mark of what is committed now, or `before` if nothing was added."""
-        counts = [self._slots.load(slot * LINE // 8) for slot in range(self._geometry.slots)]
+        # Before the lanes' counters, so that the rows which a cursor has passed are below the watermarks
+        slots, room = (self._kept or self._first_words)()
         lanes = np.zeros_like(before.lanes)
         for lane in range(self._geometry.lanes):
             lanes[WATERMARK, lane], lanes[NEWEST, lane] = self._newest_row(lane)
         capacity, added = self._geometry.capacity, lanes[WATERMARK] - before.lanes[WATERMARK]
         ahead = np.clip(2 * added, min(_LEAST_AHEAD, max(1, capacity // 4)), max(1, capacity // 4))
-        lanes[PROMISED] = self._promises(lanes[WATERMARK] + ahead, before.lanes[PROMISED])
-        if before is self._last and (lanes == before.lanes).all() and counts == [*before.counts]:
+        wanted = np.maximum(lanes[WATERMARK], np.minimum(lanes[WATERMARK] + ahead, room))
+        lanes[PROMISED] = self._promises(wanted, before.lanes[PROMISED])
+        if before is self._last and (lanes == before.lanes).all() and (slots == before.slots).all():
             return before
-        return Mark(before.number + 1, boot_id(), lanes, np.array(counts, np.int64))
+        return Mark(before.number + 1, boot_id(), lanes, slots)
+
+    def _first_words(self) -> tuple[Ints, Ints]:
+        counts = [[self._slots.load(slot * LINE // 8)] for slot in range(self._geometry.slots)]
+        return np.array(counts, np.int64).reshape(-1, 1), np.full(self._geometry.lanes, TICKETS)
 
     def _promises(self, wanted: Ints, before: Ints) -> Ints:
         """Returns each lane's next promise: the wanted one, but no lower than before if a writer may rely on that.

@@ -45,6 +45,7 @@ class LaneGeometry:
     slots: int = 0  # lines for the readers that writers wait for
     first: int = 0  # the number of lane 0 among all lanes of the segment
     total: int = 0  # lanes of the segment; by default `lanes`
+    kept: int = 1  # the first words of each slot that marks hold, see watermark.py
 
     def __post_init__(self) -> None:
         if not self.every:

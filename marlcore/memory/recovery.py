@@ -25,10 +25,10 @@ Seal = Callable[[int], int]  # of a row's first word: that of a row of no conten
 
 @dataclass(frozen=True)
 class Recovered:
-    """What was left of a durable replay when the machine stopped, in rows of all lanes together.
+    """What was left of a durable replay or queue when the machine stopped, in rows of all lanes together.
 
     Attributes:
-        rows: rows that the replay has; each is whole.
+        rows: rows that it has; each is whole.
         cut: rows written after the last watermark, as far as the disk knows of them.
         overwritten: older rows in whose place newer ones may have been written.
     """
@@ -49,7 +49,7 @@ def take_flushing(
     writable = segment.body.flags.writeable
     while (mark := marks.newest()).boot != boot_id():
         if not writable:
-            raise SegmentCorrupt(f"{segment.path}: expected a replay recovered by `attach`, got one of an earlier boot")
+            raise SegmentCorrupt(f"{segment.path}: expected one recovered by `attach`, got one of an earlier boot")
         held = segment.lock(flusher_lock(geometry))
         if held is not None:
             with ClosedAfterError(held):
@@ -79,11 +79,11 @@ def _recover(body: Bytes, geometry: LaneGeometry, marks: Marks, mark: Mark, held
     counters[:, _FLOORS] = np.minimum(counters[:, _FLOORS], whole[:, None])
     slots = body[geometry.slot_offset(0) : geometry.slot_offset(geometry.slots)].view(np.int64).reshape(-1, LINE // 8)
     slots[:] = 0
-    slots[:, 0] = mark.counts
+    slots[:, : geometry.kept] = mark.slots
     held.sync()
     # Until the new mark is on disk the pledges stay, which the old mark needs if the machine stops again.
     lanes = np.stack([whole, np.where(whole > 0, reserved, geometry.capacity), newest])
-    now = Mark(mark.number + 1, boot_id(), lanes, mark.counts)
+    now = Mark(mark.number + 1, boot_id(), lanes, mark.slots)
     marks.write(now)
     held.sync()
     counters[:, [_PLEDGED, _UPHELD]] = 0

@@ -11,10 +11,11 @@ one of the two places always holds a whole mark, of which the checksum tells. A 
     PROMISED    no writer takes a ticket from here on, unless a later mark or its own pledge on disk allows that
     NEWEST      the first word of the row below the watermark
 
-Then it stores each lane's PROMISED and WATERMARK in the lane's two `words`. A writer takes a ticket only if it is below
-the promise there. Where the flusher is late, the writer does not wait: it puts a promise of its own, its pledge, on
-disk (`mc_lane_pledge` in csrc/lane.c). The words have one writer, the flusher; the pledge has one, the lane's. A later
-mark may promise less only of a lane without a living writer.
+and the first words of each slot, such as a queue's cursor. Then the flusher stores each lane's PROMISED and WATERMARK
+in the lane's two `words`. A writer takes a ticket only if it is below the promise there. Where the flusher is late, the
+writer does not wait: it puts a promise of its own, its pledge, on disk (`mc_lane_pledge` in csrc/lane.c). The words
+have one writer, the flusher; the pledge has one, the lane's. A later mark may promise less only of a lane without a
+living writer.
 
 When the machine stops, the disk holds, of each page, what was written back at some moment since the page was last put
 on disk. Let W be the watermark of the newest whole mark, and H the higher of its promise and of the pledge on disk. No
@@ -22,6 +23,9 @@ ticket from H on was ever taken, so no memory of a row in [H - capacity, W) was 
 written back, it holds the whole row. All other rows are in doubt. That is exactly how a writer leaves its lane that
 reserved the tickets below H and was killed before its commit: recovery.py restores these counters, and every reader and
 successor knows what to do with them.
+
+In a queue, neither a mark nor a pledge promises more tickets than the reader had made room for by then. So H - capacity
+is at most the ticket that the reader had released, and no row from there on is in doubt.
 
 A page that the kernel wrote back counts only as long as the kernel runs. So a mark names the boot of the machine in
 which it was written: in the same boot, the page cache has every row that was committed, whoever was killed.
@@ -58,16 +62,16 @@ def boot_id() -> bytes:
 
 @dataclass(frozen=True)
 class Mark:
-    """What is on disk: `lanes`, int64 [3, lanes], see above; `counts`, int64 [slots], the first word of each slot."""
+    """What is on disk: `lanes`, int64 [3, lanes], see above; `slots`, int64 [slots, kept], words of each slot."""
 
     number: int
     boot: bytes
     lanes: Ints
-    counts: Ints
+    slots: Ints
 
     def raw(self) -> bytes:
-        head = _HEAD.pack(_MAGIC, self.number, self.boot, self.lanes.shape[1], len(self.counts))
-        content = head + self.lanes.tobytes() + self.counts.tobytes()
+        head = _HEAD.pack(_MAGIC, self.number, self.boot, self.lanes.shape[1], len(self.slots))
+        content = head + self.lanes.tobytes() + self.slots.tobytes()
         return content + _CHECKSUM.pack(zlib.crc32(content))
 
 
@@ -77,7 +81,7 @@ class Marks:
     def __init__(self, path: Path, body: NDArray[np.uint8], geometry: LaneGeometry) -> None:
         if self.body_bytes(geometry) > len(body):
             raise ValueError(f"body: expected {self.body_bytes(geometry)} bytes of lanes and marks, got {len(body)}")
-        self._path, self._lanes, self._slots = path, geometry.lanes, geometry.slots
+        self._path, self._lanes, self._slots = path, geometry.lanes, (geometry.slots, geometry.kept)
         first, step = _up_to_page(geometry.nbytes), _place_bytes(geometry)
         self._places = [body[first + place * step :][: _mark_bytes(geometry)] for place in (0, 1)]
         self.words_offset = first + 2 * step
@@ -93,7 +97,7 @@ class Marks:
         """Returns the offset and the bytes of a new segment's mark: no row is whole, a first lap may be written."""
         lanes = np.zeros((3, geometry.lanes), np.int64)
         lanes[PROMISED] = geometry.capacity
-        mark = Mark(0, boot_id(), lanes, np.zeros(geometry.slots, np.int64))
+        mark = Mark(0, boot_id(), lanes, np.zeros((geometry.slots, geometry.kept), np.int64))
         return _up_to_page(geometry.nbytes), np.frombuffer(mark.raw(), np.uint8)
 
     def newest(self) -> Mark:
@@ -107,11 +111,11 @@ class Marks:
         raw = self._places[place].tobytes()
         magic, number, boot, lanes, slots = _HEAD.unpack_from(raw)
         (checksum,) = _CHECKSUM.unpack_from(raw, len(raw) - _CHECKSUM.size)
-        of_this = (magic, lanes, slots, number % 2) == (_MAGIC, self._lanes, self._slots, place)
+        of_this = (magic, lanes, slots, number % 2) == (_MAGIC, self._lanes, self._slots[0], place)
         if not of_this or zlib.crc32(raw[: -_CHECKSUM.size]) != checksum:
             return None
-        numbers = np.frombuffer(raw, np.int64, 3 * lanes + slots, _HEAD.size)
-        mark = Mark(number, boot, numbers[: 3 * lanes].reshape(3, lanes), numbers[3 * lanes :])
+        numbers = np.frombuffer(raw[: -_CHECKSUM.size], np.int64, offset=_HEAD.size)
+        mark = Mark(number, boot, numbers[: 3 * lanes].reshape(3, lanes), numbers[3 * lanes :].reshape(self._slots))
         whole, promised = mark.lanes[WATERMARK], mark.lanes[PROMISED]
         return mark if ((whole >= 0) & (whole <= promised) & (promised < TICKETS)).all() else None
 
@@ -142,7 +146,7 @@ class Marks:
 
 
 def _mark_bytes(geometry: LaneGeometry) -> int:
-    return _HEAD.size + 8 * (3 * geometry.lanes + geometry.slots) + _CHECKSUM.size
+    return _HEAD.size + 8 * (3 * geometry.lanes + geometry.slots * geometry.kept) + _CHECKSUM.size
 
 
 def _place_bytes(geometry: LaneGeometry) -> int:

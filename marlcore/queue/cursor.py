@@ -12,12 +12,16 @@ Only the reader writes these slots of the segment:
     slot 1 + lane  released  rows below this ticket may be overwritten
                    two halves of position, passed, dropped, skipped: see kernels/inorder.py
 
+Of a durable queue, this is the committed cursor, which `commit` moves; how far the reader has read is known only to the
+reader, and in `passed`. Marks hold the committed cursor.
+
 The reader writes the next cursor of all lanes into the invalid half; then one store of `turn` makes it valid. So a
 batch is consumed whole or not at all, wherever the reader dies. Only then does the reader release rows.
 
-On its lane's counters line, a writer counts in `refused` the transitions that found no room, and writes in `asked` the
-rows of an add that waits for room, or 0. A reader that waits for more rows takes all whole rows of such a lane at once,
-so that the two sides never wait for each other, however unequally the lanes are filled.
+On its lane's counters line, a writer counts in `refused` the transitions that found no room, writes in `asked` the rows
+of an add that waits for room, or 0, and in `room` the ticket to which it has room (see watermark.py). A reader that
+waits for more rows takes all whole rows of a lane whose writer asks at once, so that the two sides never wait for each
+other, however unequally the lanes are filled.
 """
 
 from collections.abc import Callable
@@ -28,12 +32,14 @@ from numpy.typing import NDArray
 
 from ..errors import SegmentCorrupt
 from ..kernels import inorder
-from ..memory import LINE, ROOM_OFFSET, Event, LaneGeometry, NativeLanes, Segment, Words
+from ..memory import LINE, ROOM_OFFSET, TICKETS, Event, LaneGeometry, NativeLanes, Segment, Words
+from ..transitions import DURABLE
 
 TURN, LONGEST, _, PASSED, WANTED, LOOKS = range(6)  # words of slot 0: see above
 _RELEASED, _HALVES = 0, 1  # words of a lane's slot
-_REFUSED, _ASKED = 2, 3  # words of a lane's counters line, after committed and reserved
+_REFUSED, _ASKED, _ROOM = 2, 3, 9  # words of a lane's counters line: struct mc_counters in csrc/atomics.h
 _LINE_WORDS = LINE // 8
+KEPT = _HALVES + inorder.CURSOR_ROWS  # words of a slot that marks hold: `released`, and the half of turn 0
 
 Ints = NDArray[np.int64]
 
@@ -42,7 +48,8 @@ class CursorLines:
     """Reads the cursor, in any process."""
 
     def __init__(self, segment: Segment, geometry: LaneGeometry) -> None:
-        self._lane_count = geometry.lanes
+        self._lane_count, self._lane_rows = geometry.lanes, geometry.capacity
+        self._durable = DURABLE in segment.description
         self._words = Words(segment.body[geometry.slot_offset(0) : geometry.slot_offset(geometry.slots)])
         counters = segment.body[geometry.counters_offset(0) : geometry.counters_offset(geometry.lanes)]
         self._counters = Words(counters)
@@ -75,6 +82,21 @@ class CursorLines:
     def released(self, lane: int) -> int:
         """Returns the lowest ticket that writers must not overwrite."""
         return self._words.load(_lane_word(lane) + _RELEASED)
+
+    def kept(self) -> tuple[Ints, Ints]:
+        """Returns what marks hold of a durable queue, see `Flushing`."""
+        released = np.array([self.released(lane) for lane in range(self._lane_count)], np.int64)
+        slots = np.zeros((1 + self._lane_count, KEPT), np.int64)
+        slots[1:, _RELEASED], slots[1:, _HALVES:] = released, (cursor := self.load()).T
+        slots[0, PASSED] = cursor[inorder.PASSED].sum()
+        return slots, released + self._lane_rows
+
+    def room(self, lane: int) -> int:
+        """As the lane's writer, returns the ticket to which it has room, and bounds a durable lane's pledges by it."""
+        ticket = min(self.released(lane) + self._lane_rows, TICKETS)
+        if self._durable:
+            self._counters.store(lane * _LINE_WORDS + _ROOM, ticket)
+        return ticket
 
     def refused(self, lane: int) -> int:
         return self._counters.load(lane * _LINE_WORDS + _REFUSED)
@@ -110,10 +132,9 @@ class ReadCursor(CursorLines):
         self._room = Event(segment.body, ROOM_OFFSET)
         self.now = self.load()
         self._released = np.array([self.released(lane) for lane in range(lanes.count)])
-        position, passed, dropped, skipped = self.now
         committed = np.array([lanes.committed(lane) for lane in range(lanes.count)])
-        in_order = (0, self._released, position, committed), (0, dropped, dropped + skipped, passed, position)
-        if any((low > high).any() for words in in_order for low, high in pairwise(words)):
+        position, passed, _, _ = self.now
+        if not _ascend(0, self._released, position, committed) or not _sane(self.now):
             raise SegmentCorrupt(f"{segment.path}: the reader's counters contradict one another")
         self._words.store(LONGEST, longest)
         self._words.store(PASSED, int(passed.sum()))
@@ -123,12 +144,15 @@ class ReadCursor(CursorLines):
 
     def move(self, cursor: Ints) -> None:
         """Replaces the cursor, with one store."""
-        half = (self._words.load(TURN) + 1) & 1
-        for row, values in enumerate(cursor):
-            self._words.store_each(self._at(half, row, 0), _LINE_WORDS, values)
+        self._fill_half(cursor)
         self.now[:] = cursor  # before the store: an interrupt between the two must not deliver rows twice
         self._words.add(TURN, 1)
         self._words.store(PASSED, int(cursor[inorder.PASSED].sum()))
+
+    def _fill_half(self, cursor: Ints) -> None:
+        half = (self._words.load(TURN) + 1) & 1
+        for row, values in enumerate(cursor):
+            self._words.store_each(self._at(half, row, 0), _LINE_WORDS, values)
 
     def want(self, unread: int) -> None:
         """Lets writers add until `unread` transitions are unread; 0: until the writers' own limit is reached."""
@@ -152,6 +176,54 @@ class ReadCursor(CursorLines):
         rows = int((released - self._released).sum())
         self._released = released
         self._room.notify(rows)
+
+
+class CommittedCursor(ReadCursor):
+    """The same of a durable queue: reading moves `now` alone, and `commit` the cursor in shared memory."""
+
+    def move(self, cursor: Ints) -> None:
+        self.now[:] = cursor
+        self._words.store(PASSED, int(cursor[inorder.PASSED].sum()))
+
+    def release(self, tickets: Ints) -> None:
+        """Makes no room: these rows may have to be read again."""
+
+    def checked(self, cursor: Ints, lanes: NativeLanes) -> Ints:
+        """Returns a state's cursor without rows that a power cut took. Raises ValueError if it is none to commit."""
+        if not _sane(cursor):
+            raise ValueError("state: expected a reader's cursor, got one whose counters contradict one another")
+        if not _ascend(self.load()[inorder.POSITION], cursor[inorder.POSITION]):
+            raise ValueError("state: expected one of the last commit or later, got an older one")
+        checked = cursor.copy()
+        for lane in range(lanes.count):
+            if checked[inorder.POSITION, lane] > (committed := lanes.committed(lane)):
+                checked[:2, lane] = committed, lanes.written(lane)
+        checked[inorder.DROPPED] = np.minimum(checked[inorder.DROPPED], checked[inorder.PASSED])
+        left = checked[inorder.PASSED] - checked[inorder.DROPPED]
+        checked[inorder.SKIPPED] = np.minimum(checked[inorder.SKIPPED], left)
+        return checked
+
+    def commit(self, cursor: Ints, tickets: Ints) -> None:
+        """Replaces the shared cursor, with one store, and lets writers overwrite rows below these tickets."""
+        if (behind := self.now[inorder.POSITION] < cursor[inorder.POSITION]).any():  # of what a checkpoint says
+            self.move(np.where(behind, cursor, self.now))
+        self._fill_half(cursor)
+        self._words.add(TURN, 1)
+        super().release(tickets)
+
+    def uncommitted(self) -> Ints:
+        """Returns the rows of each lane that were read, and await a commit, int64 [lanes]."""
+        rows: Ints = self.now[inorder.POSITION] - self._released
+        return rows
+
+
+def _sane(cursor: Ints) -> bool:
+    position, passed, dropped, skipped = cursor
+    return _ascend(0, dropped, dropped + skipped, passed, position)
+
+
+def _ascend(*words: Ints | int) -> bool:
+    return all(bool(np.all(low <= high)) for low, high in pairwise(words))
 
 
 def _lane_word(lane: int) -> int:

@@ -96,9 +96,9 @@ class LaneGate:
         """
         # Loaded first, so that rows released by these looks count below.
         looks, longest = self._lines.word(LOOKS), self._lines.word(LONGEST)
-        released, committed = self._lines.released(self._lane), self._view.native.committed(self._lane)
-        left = released + self._capacity - committed
-        if not (0 <= longest < self._capacity and 0 <= released <= committed and left >= 0):
+        room, committed = self._lines.room(self._lane), self._view.native.committed(self._lane)
+        left = room - committed
+        if not (0 <= longest < self._capacity <= room and 0 <= left <= self._capacity):
             path = self._view.segment.path
             raise SegmentCorrupt(f"{path}: the counters of lane {self._lane} and of its reader contradict one another")
         if rows > (most := longest or self._capacity - 1):
@@ -131,6 +131,8 @@ class QueueGates:
         self._view, self._when_full, self._unread = view, when_full, unread
         self._lines = CursorLines(view.segment, view.geometry)
         self._gates = [LaneGate(view, lane, when_full, self._lines) for lane in lanes]
+        for lane in lanes:
+            self._lines.room(lane)  # before rows are checked, which happens before they wait
         self._left = np.array([gate.left for gate in self._gates], np.int64)
         # Rows for which every lane surely has room, and those that lanes got at most since `_left` was up to date
         self._sure, self._given = int(self._left.min()), 0
@@ -187,8 +189,8 @@ class QueueGates:
 
     def _room_for(self, lanes: Ints, wanted: Ints) -> Ints:
         """Returns the raw rows for which each lane, and all lanes together, have room."""
-        numbers, capacity = lanes.tolist(), self._view.geometry.capacity
-        free = [self._lines.released(lane) + capacity - self._view.native.committed(lane) for lane in numbers]
+        numbers = lanes.tolist()
+        free = [self._lines.room(lane) - self._view.native.committed(lane) for lane in numbers]
         for lane, room in zip(numbers, free, strict=True):
             self._lines.ask(lane, int(room <= 0))
         allowed = np.clip(wanted, 0, free)

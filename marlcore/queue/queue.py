@@ -6,14 +6,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import check_whole
+from ..checks import brief, check_whole
 from ..fixed import fixed
 from ..kernels.inorder import DROPPED, PASSED, SKIPPED
-from ..memory import Segment
+from ..memory import Kept, Segment
 from ..observations import Pad
 from ..spec import TransitionSpec
-from ..transitions import RowsReader, TransitionLanes, Writer
-from .cursor import CursorLines
+from ..transitions import Durable, RowsReader, TransitionLanes, Writer
+from .cursor import KEPT, CursorLines
 from .gates import QueueGates, UnreadLimit
 from .reader import QueueRowsReader, TrajectoryReader, checked_window
 
@@ -43,6 +43,8 @@ class TrajectoryQueue(TransitionLanes):
     A killed process stops no other. A writer's successor begins a new episode, so no delivered trajectory crosses the
     seam. A reader's successor continues at the cursor, which each batch moves with one store: every transition is
     delivered at most once, and exactly once unless its reader ended before it used a batch that it had taken or begun.
+    A durable queue keeps rows until `reader.commit`, so that a successor reads on from the last commit: with the state
+    of what was learned saved before each commit, every transition is learned from exactly once.
 
     Attributes:
         spec: the fields of a transition.
@@ -50,11 +52,14 @@ class TrajectoryQueue(TransitionLanes):
         lanes: the number of lanes.
         when_full: the behaviour of a writer whose lane is full of unread rows.
         max_unread: writers wait while this many transitions are unread in all lanes together; None: no such limit.
+        durable: how the queue survives the end of the machine; None if it need not.
+        recovered: as of a `ReplayBuffer`.
     """
 
     kind = "queue"
     _attaches_anew = True
     _keep = "its rows are read once, and none are kept"
+    _kept_words = KEPT
 
     def _understand(self, segment: Segment) -> None:
         self.when_full: str = segment.description["when_full"]
@@ -75,6 +80,7 @@ class TrajectoryQueue(TransitionLanes):
         max_unread: int | None = None,
         name: str = "queue",
         path: str | os.PathLike[str] | None = None,
+        durable: Durable | None = None,
     ) -> "TrajectoryQueue":
         """Creates an empty queue.
 
@@ -90,6 +96,8 @@ class TrajectoryQueue(TransitionLanes):
                 that writers are never much ahead. While the reader waits for more, the limit is at least two batches
                 above the number of unread transitions. An add that begins below the limit is completed.
             name, path: as for `ReplayBuffer.create`.
+            durable: keeps the file's rows until `reader.commit`, also through SIGKILL of every process, and through
+                power cuts up to a watermark; see docs/reliability.md. Only with "wait".
 
         Raises:
             ValueError, TypeError: an argument is out of range. SharedMemoryFull: no room for the queue.
@@ -103,7 +111,9 @@ class TrajectoryQueue(TransitionLanes):
                 raise ValueError(f"max_unread: expected None with when_full={when_full!r}, got {max_unread}")
         if lane_rows < LEAST_ROWS:
             raise ValueError(f"capacity: expected at least {LEAST_ROWS * lanes}, 3 rows a lane, got {capacity}")
-        return cls._create(spec, lanes, lane_rows, name, path, when_full=when_full, max_unread=max_unread)
+        if durable is not None and when_full != "wait":
+            raise ValueError(f"durable: expected None with when_full={when_full!r}, got {brief(durable)}")
+        return cls._create(spec, lanes, lane_rows, name, path, durable, when_full=when_full, max_unread=max_unread)
 
     def writer(self, lane: int = 0, *, timeout: float | None = None) -> Writer:
         """Returns the writer of a lane, which this process holds alone until it closes the writer or dies.
@@ -199,12 +209,18 @@ class TrajectoryQueue(TransitionLanes):
         return skipped
 
     def __len__(self) -> int:
-        """Counts the transitions that were neither read nor overwritten, without boundary rows."""
+        """Counts the transitions that were neither read (of a durable queue: committed) nor overwritten.
+
+        Boundary rows do not count.
+        """
         return int(self._counts()[1].sum())
 
     @classmethod
     def _slots(cls, description: dict[str, Any]) -> int:
         return 1 + int(description["lanes"])
+
+    def _kept(self) -> Kept:
+        return CursorLines(self._segment, self._mapped.geometry).kept
 
     def _gates(self, lanes: list[int]) -> QueueGates:
         unread = None if self.max_unread is None else UnreadLimit(self._mapped, self._lines, self.max_unread)

@@ -1,6 +1,7 @@
 """The readers of a trajectory queue, which consume whole transitions or unrolls in order, or raw rows."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -8,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import check_whole, deadline_of
+from ..checks import check_whole, deadline_of, state_array
 from ..closing import ClosedAfterError, Closing
-from ..errors import ClosedError, NotEnoughData, SegmentCorrupt, TimedOut
+from ..errors import ClosedError, Deadlocked, NotEnoughData, SegmentCorrupt, TimedOut
 from ..fixed import fixed
 from ..kernels import inorder, rows
 from ..memory import (
@@ -24,8 +25,8 @@ from ..memory import (
     sleep_until,
 )
 from ..spec import Sequence
-from ..transitions import Batch, BatchMemory, InOrder, LaneView, RowsReader, Window
-from .cursor import Ints, ReadCursor
+from ..transitions import DURABLE, Batch, BatchMemory, InOrder, LaneView, RowsReader, Window
+from .cursor import CommittedCursor, Ints, ReadCursor
 
 
 @dataclass(slots=True)
@@ -135,7 +136,8 @@ class TrajectoryReader(Closing):
         self._claim = claim_reader(view.segment, view.geometry)
         with ClosedAfterError(self._claim):
             longest = _longest_add(view, self._window)
-            self._cursor = ReadCursor(view.segment, view.native, view.geometry, longest)
+            kind = CommittedCursor if DURABLE in view.segment.description else ReadCursor
+            self._cursor = kind(view.segment, view.native, view.geometry, longest)
             self._release()
 
     @one_thread
@@ -144,7 +146,8 @@ class TrajectoryReader(Closing):
 
         One store, after everything else, consumes the batch: the next reader gets the batch of a reader that dies
         before the store. A batch is lost if its reader dies, or a signal interrupts it, just after the store. Rows
-        taken early, from a full lane whose writer waits, are consumed at once.
+        taken early, from a full lane whose writer waits, are consumed at once. A durable queue keeps all rows until
+        `commit`.
 
         Args:
             n: transitions or unrolls of this batch; None: batch_size.
@@ -153,6 +156,7 @@ class TrajectoryReader(Closing):
         Raises:
             NotEnoughData: `timeout` is None and less than a batch is ready; what is ready stays for the next call.
             TimeoutError: less than a batch became ready within the timeout.
+            Deadlocked: a writer waits for room that a durable queue's rows keep until a `commit`.
             MarlcoreError: writers overwrote every copied batch for 10 seconds.
             UsedByTwoThreads: another thread is reading. LaneBusy: this is a forked child whose parent still reads.
             ClosedError: the reader or its queue was closed. ValueError: n or the timeout is out of range; or rows that
@@ -175,12 +179,56 @@ class TrajectoryReader(Closing):
                 self._first = (self._first + 1) % self._view.geometry.lanes
                 return batch
             if filled > self._filled:
+                if self._memory is None:
+                    self._returned = self._cursor.now.copy()
                 self._consume(self._next)
                 self._memory, self._filled = memory, filled
             elif (self._settled != self._cursor.now).any():
                 self._consume(self._settled)  # rows never to be delivered would keep writers waiting
             self._release()  # again, in case a signal interrupted the last read before its release
             self._wait(ready, pending, deadline)
+
+    @one_thread
+    def state_dict(self) -> dict[str, NDArray[np.int64]]:
+        """Returns where the reader is, behind the last batch that it returned: `cursor`, int64 [4, lanes].
+
+        Save it with what was learned from the batches, and give it to `commit` once that is on disk.
+        """
+        return self._state()
+
+    def _state(self) -> dict[str, NDArray[np.int64]]:
+        self.check_open()
+        return {"cursor": (self._cursor.now if self._memory is None else self._returned).copy()}
+
+    @one_thread
+    def commit(self, state: Mapping[str, NDArray[Any]] | None = None) -> None:
+        """Consumes a durable queue's rows up to a state: no later reader gets them, and writers have their room.
+
+        A later reader begins behind the last commit. If it was to begin behind a checkpoint whose commit did not come,
+        give it the checkpoint's state before it reads. After a power cut, do so before writers add rows: they take the
+        tickets of rows that the cut took from the queue, and that the checkpoint knows.
+
+        Args:
+            state: a `state_dict` of a reader of this queue; None: everything that was read.
+
+        Raises: ValueError: the queue is not durable, the state is none of its lanes, or is older than the last commit.
+        """
+        cursor = self._durable_cursor()
+        behind = state_array(self._state() if state is None else state, "cursor", self._next.shape, np.int64)
+        behind = cursor.checked(behind, self._view.native)
+        cursor.commit(behind, self._needed_from(behind[inorder.POSITION]))
+
+    @property
+    def commit_due(self) -> bool:
+        """Whether rows that await a `commit` take half of a durable queue's lane: the next batch needs their room."""
+        rows = self._durable_cursor().uncommitted()
+        return bool((2 * rows > self._view.geometry.capacity).any())
+
+    def _durable_cursor(self) -> CommittedCursor:
+        self.check_open()
+        if not isinstance(self._cursor, CommittedCursor):
+            raise ValueError(f"commit: expected a durable queue, got another one, {self._view.segment.path}")
+        return self._cursor
 
     @property
     def may_be_ready(self) -> bool:
@@ -240,9 +288,12 @@ class TrajectoryReader(Closing):
         self.stats.skipped += skipped
 
     def _release(self) -> None:
-        position = self._cursor.now[inorder.POSITION]
-        # Keeps rows before each position that a stack of frames or a stored state may still need.
-        self._cursor.release(position - np.maximum(self._window.stack - 1, position % self._window.period))
+        self._cursor.release(self._needed_from(self._cursor.now[inorder.POSITION]))
+
+    def _needed_from(self, position: Ints) -> Ints:
+        """Returns the oldest rows that a stack of frames or a stored state may still need, int64 [lanes]."""
+        oldest: Ints = position - np.maximum(self._window.stack - 1, position % self._window.period)
+        return oldest
 
     def _wait(self, ready: int, pending: int, deadline: float | None) -> None:
         began, committed = time.monotonic(), int(self._read_plan.windows[rows.HI].sum())
@@ -253,6 +304,10 @@ class TrajectoryReader(Closing):
         still = self._cursor.crowded(self._read_plan.windows[rows.HI])
         self._stuck = bool(self._rows.crowded[still].any())
         self._cursor.count_look()
+        if self._stuck and isinstance(self._cursor, CommittedCursor) and self._cursor.uncommitted()[still].any():
+            lane = int(np.flatnonzero(still)[0])
+            waits = f"the writer of lane {lane} waits for room"
+            raise Deadlocked(f"{self._view.segment.path}: {waits}: `commit` each batch, or use a larger capacity")
         if deadline is None:
             raise NotEnoughData(self._shortage(ready))
         try:

@@ -27,7 +27,7 @@ InitFrom: TypeAlias = "Weights | Mapping[str, Weights]"
 NO_COUNTS = {"updates": 0, "version": 0, "step": 0, "stage": 0}  # counts before a learner's first update
 _KINDS: dict[str, Any] = dict.fromkeys(("network", "acting", "trainer", "numbers", "self_play"), dict)
 _KINDS |= {"norm": dict | None, "reward_norm": dict | None}
-_KINDS |= {"return": float, "sampler": dict}
+_KINDS |= {"return": float, "sampler": dict, "reader": dict}
 
 
 class KeptCheckpoints:

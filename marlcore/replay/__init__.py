@@ -8,7 +8,6 @@ limiter.
 from ..spec import Sequence
 from ..transitions import Layout
 from .buffer import ReplayBuffer
-from .durable import Durable
 from .hindsight import Hindsight
 from .mixture import Mixture
 from .prefetch import Prefetch

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict
 from itertools import chain, islice
 from typing import Any, Literal
@@ -11,22 +10,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..checks import as_path, brief, check_type
-from ..closing import ClosedAfterError
 from ..fixed import fixed
-from ..memory import Marks, Put, Recovered, Segment, check_keeps, claim_clearing
+from ..memory import Segment, claim_clearing
 from ..observations import Pad
 from ..spec import Sequence, TransitionSpec
-from ..transitions import Batch, LaneView, Layout, TransitionLanes, Window, Writer, count_transitions
-from .durable import Durability, Durable, newest_version
+from ..transitions import Batch, Durable, LaneView, Layout, TransitionLanes, Window, Writer, count_transitions
 from .episodes import RecordedEpisodes, rows_taken
 from .hindsight import Hindsight
-from .kept_state import KeptState
+from .kept_state import KeptState, unlink_states
 from .prioritized import Prioritized
 from .rate_limiter import SLOTS, RateLimiter, SampleGate, WriteGate
 from .reading import RowReader, read_batches, read_episodes, read_rows
 from .row_sampler import RowSampler
 from .sampler import Sampler
-from .saving import DURABLE, UNLIMITED, Stateful, copy_segment, read_state, save_segment
+from .saving import UNLIMITED, Stateful, copy_segment, read_state, save_segment
 
 
 @fixed()
@@ -54,14 +51,7 @@ class ReplayBuffer(TransitionLanes):
     def _understand(self, segment: Segment) -> None:
         self.limiter = RateLimiter.of(segment)
         self._readers: dict[Any, RowReader] = {}
-        every_s = segment.description.get(DURABLE)
-        self.durable = None if every_s is None else Durable(every_s)
         super()._understand(segment)
-        self._durability: Durability | None = None
-        if self.durable is not None:
-            with ClosedAfterError(segment):
-                self._durability = Durability(self._mapped, self.durable)
-        self.recovered: Recovered | None = None if self._durability is None else self._durability.recovered
 
     @classmethod
     def create(
@@ -98,23 +88,7 @@ class ReplayBuffer(TransitionLanes):
         if lane_rows < 2 and not spec.next_obs:
             least = f"at least {2 * lanes}, 2 rows a lane for a truncated transition and its final_obs"
             raise ValueError(f"capacity: expected {least}, got {capacity}")
-        described: dict[str, Any] = {"limiter": limiter and asdict(limiter)}
-        check_type("durable", durable, Durable, or_none=True)
-        if durable is None:
-            return cls._create(spec, lanes, lane_rows, name, path, **described)
-        if path is None:
-            raise ValueError("path: expected an ordinary file for a durable replay, got None")
-        check_keeps(as_path("path", path).absolute())
-        replay = cls._create(spec, lanes, lane_rows, name, path, **described, **{DURABLE: float(durable.every_s)})
-        try:
-            assert replay._durability is not None
-            replay._durability.begin()
-        except BaseException:
-            replay.unlink()
-            with suppress(OSError):  # of the disk that has just failed
-                replay.close()
-            raise
-        return replay
+        return cls._create(spec, lanes, lane_rows, name, path, durable, limiter=limiter and asdict(limiter))
 
     @classmethod
     def load(
@@ -335,11 +309,6 @@ class ReplayBuffer(TransitionLanes):
         self._ends.add(kept)
         return kept
 
-    def newest_version(self) -> int:
-        """Returns the highest `policy_version` of the lanes' newest rows; 0 without rows."""
-        self._segment.check_open()
-        return newest_version(self._mapped)
-
     def read(
         self,
         index: ArrayLike,
@@ -459,32 +428,11 @@ class ReplayBuffer(TransitionLanes):
         lo, hi = np.zeros((2, self.lanes), np.int64)
         return count_transitions(self._mapped, lo, hi, native.windows(lo, hi))
 
-    def close(self) -> None:
-        """Closes the writers that this object made, and releases the memory; a segment in /dev/shm disappears.
-
-        A durable replay is put on disk once more. Raises the error, if any, that kept earlier rows from the disk.
-        """
-        try:
-            if self._durability is not None:
-                self._durability.close()
-        finally:
-            super().close()
-
     def unlink(self) -> None:
         """Removes the segment's name, and the files of a durable replay's samplers; other processes keep the memory."""
         super().unlink()
         if self._durability is not None:
-            self._durability.unlink()
-
-    @classmethod
-    def _body_bytes(cls, description: dict[str, Any]) -> int:
-        geometry = cls._geometry_of(description)
-        return Marks.body_bytes(geometry) if DURABLE in description else geometry.nbytes
-
-    @classmethod
-    def _fill(cls, description: dict[str, Any], put: Put) -> None:
-        if DURABLE in description:
-            put(*Marks.first(cls._geometry_of(description)))
+            unlink_states(self._durability.path)
 
     @classmethod
     def _slots(cls, description: dict[str, Any]) -> int:

@@ -10,6 +10,8 @@ import re
 import threading
 import time
 from contextlib import closing
+from glob import escape
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
@@ -18,13 +20,13 @@ from ..checks import brief
 from ..closing import ClosedAfterError, Closing
 from ..errors import LaneBusy, SegmentNotFound, UsedByTwoThreads
 from ..memory import File, Inside, Put, Segment, name_lock, one_thread, replace_file
-from ..transitions import LaneView
-from .durable import Durability
+from ..transitions import Durability, LaneView
 from .row_sampler import RowSampler
 from .saving import STATE, arrays_in, place_arrays, put_arrays
 
 State = dict[str, NDArray[Any]]
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+_AT, _SUFFIX = "@", ".sampler"  # the former is in no sampler's name
 _KIND, _OF, _PRIORITIES = "sampler_state", "of", "masses"
 
 
@@ -40,9 +42,8 @@ class KeptState(Closing):
         """
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ValueError(f"name: expected at most 100 letters, digits, '_', '.' and '-', got {brief(name)}")
-        self._segment, self._path = view.segment, durability.state_path(name)
+        self._segment, self._path = view.segment, _state_path(durability.path, name)
         self._every_s, self._marks = durability.options.every_s, durability.marks
-        self._lanes = slice(view.geometry.first, view.geometry.first + view.geometry.lanes)
         self._rows = rows
         self._inside: Inside = {}
         self._thread: threading.Thread | None = None
@@ -83,7 +84,7 @@ class KeptState(Closing):
             return
         self._raise_error()
         self._due = time.monotonic() + self._every_s
-        state = self._rows.state_below(self._marks.durable()[self._lanes])
+        state = self._rows.state_below(self._marks.durable())
         self._thread = threading.Thread(target=self._try_to_write, args=(state,), name="marlcore-state", daemon=True)
         self._thread.start()
 
@@ -107,7 +108,7 @@ class KeptState(Closing):
 
     @one_thread
     def _last_state(self) -> State:
-        return self._rows.state_below(self._marks.durable()[self._lanes])
+        return self._rows.state_below(self._marks.durable())
 
     def _raise_error(self) -> None:
         error, self._error = self._error, None
@@ -130,3 +131,15 @@ class KeptState(Closing):
             put_arrays(put, state, places)
 
         replace_file(self._path, description, end, fill)
+
+
+def unlink_states(replay: Path) -> None:
+    """Removes the files of the samplers of the replay at this path."""
+    for file in replay.parent.glob(f"{escape(replay.name)}{_AT}*{_SUFFIX}"):
+        # Otherwise it belongs to a replay of a longer name.
+        if file.name.count(_AT) == replay.name.count(_AT) + 1:
+            file.unlink(missing_ok=True)
+
+
+def _state_path(replay: Path, name: str) -> Path:
+    return replay.with_name(f"{replay.name}{_AT}{name}{_SUFFIX}")

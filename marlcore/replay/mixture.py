@@ -83,6 +83,8 @@ class Mixture:
         parts = _for_each("lanes", "a range", lanes, count)
         window, seeds = Window(stack, n_step, gamma, pad, sequence, layout), _seeds(seed, count)
         self._parts: list[RowSampler] = []
+        durabilities = [replay._durability for replay in replays]
+        self._marks = [None if durability is None else durability.marks for durability in durabilities]
         self.samplers: list[Sampler] = []
         self._inside: Inside = {}
         # For each replay, by its nonce: its gate, and the numbers of its parts whose fraction is above 0
@@ -186,10 +188,14 @@ class Mixture:
 
     @one_thread
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Returns the carried fractions and the samplers' states; a sampler's keys begin with its number and a dot."""
+        """Returns the carried fractions and the samplers' states; a sampler's keys begin with its number and a dot.
+
+        Of a durable replay, the state depends only on rows below the watermark, which the replay has after a power cut.
+        """
         state: dict[str, NDArray[Any]] = {"owed": self._owed.copy()}
-        for i, part in enumerate(self._parts):
-            state |= {f"{i}.{name}": array for name, array in part.state_dict().items()}
+        for i, (part, marks) in enumerate(zip(self._parts, self._marks, strict=True)):
+            its = part.state_dict() if marks is None else part.state_below(marks.durable())
+            state |= {f"{i}.{name}": array for name, array in its.items()}
         return state
 
     @one_thread

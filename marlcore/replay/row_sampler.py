@@ -216,11 +216,12 @@ class RowSampler:
         return state
 
     def state_below(self, tickets: Ints) -> dict[str, NDArray[Any]]:
-        """Returns a state that depends on no row from the lanes' entries of `tickets` on, int64 [lanes].
+        """Returns a state that depends on no row from the lanes' entries of `tickets` on, int64 [lanes of the replay].
 
         If other rows take these tickets, the last rows below them begin no windows any more, which may reach that far.
         """
-        state = self.state_dict()
+        state, first = self.state_dict(), self._view.geometry.first
+        tickets = tickets[first : first + self._view.geometry.lanes]
         if self._tree is not None:
             self._tree.forget(state, np.maximum(0, tickets - self._window.least_rows(self._view.spec)))
         if "floor" in state:

@@ -18,11 +18,9 @@ from ..checks import as_path
 from ..errors import SegmentCorrupt, SharedMemoryFull
 from ..memory import LINE, LaneGeometry, Put, Segment, replace_file
 from ..regular_files import naming
-from ..transitions import LaneView
-from .durable import hollow
+from ..transitions import DURABLE, LaneView, hollow
 
 STATE = "sampler"  # the key of a description that lists the arrays of a sampler's state
-DURABLE = "durable"  # the key that tells how often a durable replay is put on disk; see durable.py
 UNLIMITED = "unlimited"  # the key that marks a copy without the original's limiter, but with the limiter's slots
 _KINDS = "biufc"
 

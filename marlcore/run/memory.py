@@ -5,31 +5,36 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import printable
+from ..closing import ClosedAfterError
 from ..config import AssignedPolicy, Config, Crew, actor_names, node_names, numbers_at, schedules_of
 from ..interfaces import RETURN, QueueSource
 from ..memory import PREFIX, Segment, SegmentHandle, survey_segments
 from ..processes import SHARE, STEPS, Control
-from ..queue import TrajectoryQueue, lane_rows_for
-from ..record import Hold, checkpoint_path, durable_note, read_json, write_json
-from ..replay import Durable, ReplayBuffer
+from ..queue import TrajectoryQueue, TrajectoryReader, lane_rows_for
+from ..record import Hold, checkpoint_path, durable_note, load_checkpoint, read_json, write_json
+from ..replay import ReplayBuffer
 from ..self_play import SelfPlay, odds_fields, published_numbers
 from ..spec import Field, TransitionSpec
+from ..transitions import Durable, TransitionLanes
 from ..weights import ParameterStore
 
 if TYPE_CHECKING:
     from ..loops import PolicyModel
 
 log = logging.getLogger(__name__)
+
+L = TypeVar("L", bound=TransitionLanes)
 
 TRANSIENT = f"{PREFIX}of-a-run-"  # files in replay.path that no longer matter when no process holds them
 
@@ -93,31 +98,65 @@ def create_transitions(
 
     Raises ValueError if a saved replay does not fit; SharedMemoryFull.
     """
-    source, lanes = policy.source, len(policy.agents) * config.lanes
+    source, durable = policy.source, config.replay.durable
+    other = saved if durable else durable_note(saved)
+    if os.path.lexists(other):
+        expected = f"resume: expected replay.durable {not durable}, as the run had it, got {durable}"
+        raise ValueError(f"{expected}; to begin with an empty replay, remove {str(other)!r}")
     if not isinstance(source, QueueSource):
         replay = _create_replay(stack, policy, config, saved)
         (version,) = (replay.sampler_state or {}).get("version", [0])
         return replay.handle, max(int(version), replay.newest_version() if replay.durable else 0)
-    config = config.of(policy.name)
-    spec = transition_spec(policy, config)
-    frames, block = config.replay.frames, spec.state_every
-    rows = lane_rows_for(source.batch_size, lanes, config.actor.envs, source.length, frames, block)
-    rows = -(-rows // block) * block
+    queue = _create_queue(stack, policy, source, config, saved)
+    return queue.handle, queue.newest_version() if queue.durable else 0
+
+
+def _create_queue(
+    stack: ExitStack, policy: AssignedPolicy, source: QueueSource, config: Config, saved: Path
+) -> TrajectoryQueue:
+    """Makes a policy's queue. A durable one has room for a batch from any lane alone, beside as many rows that await
+    the next checkpoint; its cursor is set to the last one before actors add rows (see `TrajectoryReader.commit`).
+    """
+    lanes, config = len(policy.agents) * config.lanes, config.of(policy.name)
+    durable, spec = config.replay.durable, transition_spec(policy, config)
+    block = spec.state_every
+    sharing = (1, 1) if durable else (lanes, config.actor.envs)
+    rows = lane_rows_for(source.batch_size, *sharing, source.length, config.replay.frames, block)
+    rows = -(-rows * (1 + durable) // block) * block
     unread = source.ahead * source.batch_size * (source.length or 1)
-    queue = TrajectoryQueue.create(spec, rows * lanes, lanes, max_unread=unread, name=f"queue.{policy.index}")
-    return stack.enter_context(queue).handle, 0
+    create = partial(TrajectoryQueue.create, spec, rows * lanes, lanes, max_unread=unread)
+    if not durable:
+        return stack.enter_context(create(name=f"queue.{policy.index}"))
+    queue = _durable_lanes(stack, policy, config, saved, TrajectoryQueue, create)
+    if queue.lanes != lanes or queue.capacity < rows * lanes:
+        expected = f"resume: expected a configuration that fits {policy.name}'s queue of {queue.lanes} lanes and"
+        raise ValueError(f"{expected} {queue.capacity} rows, got one of {lanes} and {rows * lanes}")
+    reader_of(queue, source, config, load_checkpoint(saved.with_suffix(".pt"))).close()
+    return queue
+
+
+def reader_of(
+    queue: TrajectoryQueue, source: QueueSource, config: Config, state: Mapping[str, Any]
+) -> TrajectoryReader:
+    """Returns a queue's reader, which reads on from a checkpoint's state if that knows this queue."""
+    options: dict[str, Any] = {"stack": config.replay.frames, "gamma": config.learner.gamma, "pad": config.replay.pad}
+    reader = queue.reader(source.batch_size, length=source.length, **options)
+    if "reader" in state and state.get("replay") == queue.handle.nonce:
+        with ClosedAfterError(reader):
+            reader.commit({name: tensor.numpy() for name, tensor in state["reader"].items()})
+    return reader
 
 
 def _create_replay(stack: ExitStack, policy: AssignedPolicy, config: Config, saved: Path) -> ReplayBuffer:
     lanes, config = len(policy.agents) * config.lanes, config.of(policy.name)
     limiter, settings = config.limiter(policy.name, lanes), config.replay
     lanes *= settings.parts
-    other = saved if settings.durable else durable_note(saved)
-    if os.path.lexists(other):
-        expected = f"resume: expected replay.durable {not settings.durable}, as the run had it, got {settings.durable}"
-        raise ValueError(f"{expected}; to begin with an empty replay, remove {str(other)!r}")
-    make = _durable_replay if settings.durable else _transient_replay
-    replay = make(stack, policy, config, saved, {"lanes": lanes, "limiter": limiter})
+    options: dict[str, Any] = {"lanes": lanes, "limiter": limiter}
+    if settings.durable:
+        create = partial(ReplayBuffer.create, transition_spec(policy, config), settings.capacity, **options)
+        replay = _durable_lanes(stack, policy, config, saved, ReplayBuffer, create)
+    else:
+        replay = _transient_replay(stack, policy, config, saved, options)
     expected = f"resume: expected a configuration that gives {policy.name} the"
     if replay.lanes != lanes:
         raise ValueError(f"{expected} {replay.lanes} lanes of its saved replay, got {lanes} (cluster.address)")
@@ -147,10 +186,10 @@ def _transient_replay(
     return replay
 
 
-def _durable_replay(
-    stack: ExitStack, policy: AssignedPolicy, config: Config, saved: Path, options: dict[str, Any]
-) -> ReplayBuffer:
-    """Makes a replay that outlives the run, or attaches to it; a note in the run's directory has its path."""
+def _durable_lanes(
+    stack: ExitStack, policy: AssignedPolicy, config: Config, saved: Path, kind: type[L], create: Callable[..., L]
+) -> L:
+    """Makes a replay or queue that outlives the run, or attaches to it; a note in the run's directory has its path."""
     settings, spec, note = config.replay, transition_spec(policy, config), durable_note(saved)
     assert settings.path is not None
     known = Path(read_json(note)["path"]) if note.exists() else None
@@ -160,19 +199,21 @@ def _durable_replay(
     if file != known:
         write_json(note, {"path": str(file)})  # first: a run that is killed now begins here when it is resumed
     if known is not None and file.exists():
-        return stack.enter_context(ReplayBuffer.attach(file, spec))
+        attached = kind.attach(file, spec)
+        stack.enter_context(attached)
+        return attached
     if known is not None:
-        log.warning("resume: the replay of %s is not there, and begins empty: %s", printable(policy.name), file)
-    replay = ReplayBuffer.create(spec, settings.capacity, path=file, durable=Durable(), **options)
-    stack.enter_context(replay)
-    stack.callback(_remove_unused, replay)
-    return replay
+        log.warning("resume: the %s of %s is not there, and begins empty: %s", kind.kind, printable(policy.name), file)
+    lanes = create(path=file, durable=Durable())
+    stack.enter_context(lanes)
+    stack.callback(_remove_unused, lanes)
+    return lanes
 
 
-def _remove_unused(replay: ReplayBuffer) -> None:
+def _remove_unused(lanes: TransitionLanes) -> None:
     """Removes the file of a run that failed before its first row."""
-    if not any(map(replay.view().native.committed, range(replay.lanes))):
-        replay.unlink()
+    if not lanes.inserted:
+        lanes.unlink()
 
 
 def attach_transitions(handle: SegmentHandle) -> ReplayBuffer | TrajectoryQueue:

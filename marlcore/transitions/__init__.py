@@ -6,6 +6,7 @@ no writer overwrote them. The replay and the trajectory queue build on this room
 
 from .batch import Batch, BatchMemory, TorchBatch, block_of
 from .counting import count_transitions
+from .durable import DURABLE, Durability, Durable, hollow
 from .in_order import InOrder
 from .lanes import TransitionLanes, spec_difference
 from .layout import HEAD_BYTES, LaneView, Place, RecordLayout

@@ -3,17 +3,32 @@
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
-from ..checks import brief, check_timeout, check_type, check_whole
+from ..checks import as_path, brief, check_timeout, check_type, check_whole
 from ..closing import ClosedAfterError, Closing
 from ..errors import LayoutMismatch
-from ..memory import File, LaneGeometry, Put, Segment, SegmentHandle, Shared, claim
+from ..kernels.rows import POLICY_VERSION
+from ..memory import (
+    File,
+    Kept,
+    LaneGeometry,
+    Marks,
+    Put,
+    Recovered,
+    Segment,
+    SegmentHandle,
+    Shared,
+    check_keeps,
+    claim,
+)
 from ..observations import leaves
 from ..spec import Field, TransitionSpec
+from .durable import DURABLE, Durability, Durable
 from .layout import LaneView, RecordLayout
 from .raw_rows import RowsGate, RowsReader, RowsWriter
 from .vector_writer import VectorWriter
@@ -30,6 +45,7 @@ class TransitionLanes(Shared):
     """Base of the replay and the queue: a spec, and lanes of rows with at most one writer each."""
 
     _spills = False  # see Segment.create
+    _kept_words = 1  # of each slot, see `_kept`
 
     def _understand(self, segment: Segment) -> None:
         self.spec = TransitionSpec.from_dict(segment.description["spec"])
@@ -42,6 +58,13 @@ class TransitionLanes(Shared):
         self.capacity = self.lanes * geometry.capacity
         self._mapped = LaneView(segment, geometry, geometry.bind(segment.body), layout, self.spec)
         self._ends: weakref.WeakSet[Closing] = weakref.WeakSet()  # readers and writers
+        every_s = segment.description.get(DURABLE)
+        self.durable = None if every_s is None else Durable(every_s)
+        self._durability: Durability | None = None
+        if self.durable is not None:
+            with ClosedAfterError(segment):
+                self._durability = Durability(self._mapped, self.durable, self._kept())
+        self.recovered: Recovered | None = None if self._durability is None else self._durability.recovered
 
     @classmethod
     def _lane_rows(cls, spec: TransitionSpec, capacity: int, lanes: int) -> int:
@@ -64,12 +87,28 @@ class TransitionLanes(Shared):
         lane_rows: int,
         name: str,
         path: str | os.PathLike[str] | None,
+        durable: Durable | None = None,
         **described: Any,
     ) -> T:
+        check_type("durable", durable, Durable, or_none=True)
+        if durable is not None:
+            if path is None:
+                raise ValueError(f"path: expected an ordinary file for a durable {cls.kind}, got None")
+            check_keeps(as_path("path", path).absolute())
+            described[DURABLE] = float(durable.every_s)
         description = {"kind": cls.kind, "spec": spec.to_dict(), "lanes": int(lanes), "lane_rows": lane_rows}
         description |= described
         fill = partial(cls._fill, description)
-        return cls(Segment.create(name, description, cls._body_bytes(description), path, fill, spill=cls._spills))
+        created = cls(Segment.create(name, description, cls._body_bytes(description), path, fill, spill=cls._spills))
+        if created._durability is not None:
+            try:
+                created._durability.begin()
+            except BaseException:
+                created.unlink()
+                with suppress(OSError):  # of the disk that has just failed
+                    created.close()
+                raise
+        return created
 
     @classmethod
     def attach(cls: type[T], handle: SegmentHandle | str | os.PathLike[str], spec: TransitionSpec | None = None) -> T:
@@ -124,13 +163,31 @@ class TransitionLanes(Shared):
     def close(self) -> None:
         """Closes the writers and the queue's reader that this object made, and releases the memory.
 
-        A segment in /dev/shm disappears when its creator closes it.
+        A segment in /dev/shm disappears when its creator closes it. A durable one is put on disk once more. Raises the
+        error, if any, that kept earlier rows from the disk.
         """
         try:
-            for end in list(self._ends):
-                end.close()
+            if self._durability is not None:
+                self._durability.close()
         finally:
-            super().close()
+            try:
+                for end in list(self._ends):
+                    end.close()
+            finally:
+                super().close()
+
+    @property
+    def inserted(self) -> int:
+        """Transitions ever added to all lanes."""
+        self._segment.check_open()
+        return self._mapped.native.inserted()
+
+    def newest_version(self) -> int:
+        """Returns the highest `policy_version` of the lanes' newest rows; 0 without rows."""
+        self._segment.check_open()
+        native = self._mapped.native
+        newest = (native.record(lane, native.committed(lane) - 1) for lane in range(self.lanes))
+        return max((int(record.view(np.uint32)[POLICY_VERSION]) for record in newest if record is not None), default=0)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._segment.path} capacity={self.capacity} lanes={self.lanes}>"
@@ -139,19 +196,27 @@ class TransitionLanes(Shared):
     def _geometry_of(cls, description: dict[str, Any]) -> LaneGeometry:
         layout = RecordLayout.of(TransitionSpec.from_dict(description["spec"]))
         lanes, lane_rows = description["lanes"], description["lane_rows"]
-        return LaneGeometry(lanes, lane_rows, layout.columns, layout.every, cls._slots(description))
+        slots, kept = cls._slots(description), cls._kept_words
+        return LaneGeometry(lanes, lane_rows, layout.columns, layout.every, slots, kept=kept)
 
     @classmethod
     def _body_bytes(cls, description: dict[str, Any]) -> int:
-        return cls._geometry_of(description).nbytes
+        geometry = cls._geometry_of(description)
+        return Marks.body_bytes(geometry) if DURABLE in description else geometry.nbytes
 
     @classmethod
     def _fill(cls, description: dict[str, Any], put: Put) -> None:
         """Writes the words of a new segment's body that are not 0."""
+        if DURABLE in description:
+            put(*Marks.first(cls._geometry_of(description)))
 
     @classmethod
     def _slots(cls, description: dict[str, Any]) -> int:
         raise NotImplementedError
+
+    def _kept(self) -> Kept | None:
+        """Returns what a durable segment's flusher asks for, see `Flushing`; None if the slots' first words suffice."""
+        return None
 
     def _gates(self, lanes: list[int]) -> Any:
         """Returns the gates of a writer of these lanes: an object with `wait`, `wait_each` and `room_for`; or None."""

@@ -1,8 +1,10 @@
-"""Durable replays: killed at any moment, and cut off from power at any moment, they hold what was promised.
+"""Durable replays and queues: killed at any moment, and cut off from power, they hold what was promised.
 
-What the processes and the model machine do, and what is checked, is in durable_kills.py and power_cuts.py;
+What the processes and the model machine do, and what is checked, is in durable_kills.py, queue_kills.py and
+power_cuts.py;
 
     python tests/long.py durability kills 10000
+    python tests/long.py durability queues 10000
     python tests/long.py durability cuts 100000
 
 end with what was found in so many cycles or cuts.
@@ -17,10 +19,11 @@ import pytest
 from core import CORE, SUPPORT, build_crash_points, counted, python
 
 pytestmark = pytest.mark.long
-KILLS, CUTS = SUPPORT / "durable_kills.py", SUPPORT / "power_cuts.py"
+KILLS, QUEUES, CUTS = (SUPPORT / f"{name}.py" for name in ("durable_kills", "queue_kills", "power_cuts"))
 BROKEN = [
     "marks_before_rows", "promises_before_the_disk", "one_place", "no_checksum", "no_boot", "no_promise",
-    "pledges_forgotten", "pledges_in_memory_alone", "lowers_beside_writers",
+    "pledges_forgotten", "pledges_in_memory_alone", "lowers_beside_writers", "pledges_beyond_room",
+    "promises_beyond_room",
 ]  # fmt: skip
 
 
@@ -47,6 +50,20 @@ def test_rows_that_are_cut_although_the_machine_ran_on_are_missed(tmp_path: Path
     assert counted(python(KILLS, tmp_path, 12, "cut"))["lost"] > 0
 
 
+def test_each_row_of_a_queue_is_learned_from_once_when_all_processes_are_killed(tmp_path: Path) -> None:
+    done = python(QUEUES, tmp_path, 60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    counts = counted(done)
+    assert counts["kills"] == 3 * counts["cycles"] == 180
+    assert min(counts["learned"], counts["cuts"]) > 100
+
+
+@pytest.mark.parametrize("rule", ["no_state", "commit_before_saving", "released_by_reading"])
+def test_a_learner_that_breaks_a_rule_learns_from_rows_twice_or_misses_some(tmp_path: Path, rule: str) -> None:
+    counts = counted(python(QUEUES, tmp_path, 60, rule))
+    assert counts["twice"] + counts["missed"] > 0
+
+
 def test_what_a_power_cut_leaves_is_whole_up_to_the_watermark(core: Path, tmp_path: Path) -> None:
     done = python(CUTS, core, tmp_path, 2000)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -64,5 +81,5 @@ def test_a_broken_rule_is_found_out(rule: str, core: Path, tmp_path: Path) -> No
 def main(what: str, count: int) -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        program = [KILLS, folder] if what == "kills" else [CUTS, build(folder), folder]
+        program = [CUTS, build(folder), folder] if what == "cuts" else [KILLS if what == "kills" else QUEUES, folder]
         return subprocess.run([sys.executable, "-W", "error", *map(str, program), str(count)]).returncode

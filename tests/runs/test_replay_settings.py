@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from crowd import Crowd
-from processes import kill_once, sweep
+from processes import kill_once, sweep, until
 from refused import check_refused
 from seams import patch
-from whole_runs import LONG, MODES, Runs, checkpoint, past, updating, values_of
+from whole_runs import LONG, MODES, ON_POLICY, Runs, checkpoint, kill, past, updating, values_of
 
 import marlcore as mc
 from marlcore.memory import Segment
@@ -112,7 +112,7 @@ def test_replays_in_files_are_gone_after_the_run(tmp_path: Path, large: Path, mo
 
 @pytest.fixture
 def durable(large: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    patch(monkeypatch, "replay", check_keeps=lambda target: None)  # the tests' folder may be in memory
+    patch(monkeypatch, "transitions", check_keeps=lambda target: None)  # the tests' folder may be in memory
     return {"path": str(large), "durable": True}
 
 
@@ -174,8 +174,100 @@ import sys
 from pathlib import Path
 from seams import replace
 from test_replay_settings import ALONE, ENDLESS, FAVOURING, runs
-replace("replay", check_keeps=lambda target: None)
+replace("transitions", check_keeps=lambda target: None)
 runs.train(Path(sys.argv[1]), ALONE, FAVOURING, replay={"path": sys.argv[2], "durable": True}, **ENDLESS)
+"""
+
+
+class Once:
+    """Runs of PPO with a durable queue, whose trainer writes down which transitions it learned from."""
+
+    runs = Runs(mode="async", **ON_POLICY)
+
+    def __init__(self, folder: Path, large: Path) -> None:
+        self.folder, self.large, self.log = folder, large, folder / "learned.txt"
+        kind = updating(mc.PPO, self.learn)
+        algorithm = kind(hidden=(8,), batch_size=32, minibatch_size=32, epochs=1)
+        replay = {"path": str(self.large), "durable": True}
+        self.train = partial(self.runs.train, folder, ALONE, algorithm, replay=replay)
+        self.start = partial(self.runs.start, folder, ALONE, algorithm, replay=replay)
+
+    def learn(self, update: Any, batch: Any) -> mc.Update:
+        with self.log.open("a") as log:
+            print(*batch.index.tolist(), file=log)
+        made: mc.Update = update(batch)
+        return made
+
+    def learned(self) -> list[int]:
+        return [int(number) for number in self.log.read_text().split()]
+
+    def counted(self) -> int:
+        """The transitions that the last checkpoint has learned from."""
+        _, passed, dropped, skipped = checkpoint(self.folder / "run")["reader"]["cursor"].sum(1).tolist()
+        assert dropped == 0
+        return int(passed - skipped)
+
+    def check(self) -> None:
+        """Every transition was learned from once, by what the last checkpoint knows."""
+        learned, lanes = np.array(self.learned()), ON_POLICY["actor"].envs
+        assert len(learned) == len(np.unique(learned)) == self.counted()
+        assert self.counted() == 32 * checkpoint(self.folder / "run")["updates"]
+        (file,) = self.large.glob("*.marlcore")
+        with mc.TrajectoryQueue.attach(file) as queue:
+            assert len(queue) + len(learned) + queue.skipped.sum() == queue.inserted
+            for lane in range(lanes):
+                assert (np.diff(learned[learned % lanes == lane]) > 0).all()
+
+
+@MODES
+def test_an_on_policy_run_learns_from_each_transition_once(
+    tmp_path: Path, large: Path, durable: dict[str, Any], mode: str
+) -> None:
+    """What the first part left in its queue comes first in the second."""
+    once = Once(tmp_path, large)
+    once.train(mode=mode, total_steps=300)
+    once.check()
+    first = once.learned()
+    once.train(mode=mode, total_steps=700, resume=True)
+    once.check()
+    assert once.learned()[: len(first)] == first
+    assert len(once.learned()) >= 640
+
+
+@LONG
+def test_a_killed_on_policy_run_learns_from_each_transition_once(
+    tmp_path: Path, large: Path, durable: dict[str, Any]
+) -> None:
+    """By what its checkpoint knows: batches learned from since are learned from again."""
+    once = Once(tmp_path, large)
+    kill_once(lambda: once.log.exists() and len(once.learned()) > 3_000, ONCE_PROGRAM, tmp_path, large, beside=__file__)
+    known = once.learned()[: once.counted()]
+    once.log.write_text(" ".join(map(str, known)) + "\n")
+    once.train(total_steps=steps_taken(tmp_path / "run") + 2_000, resume=True)
+    once.check()
+    assert len(once.learned()) > len(known)
+    sweep()
+
+
+@LONG
+def test_a_killed_learner_begins_again_at_its_checkpoint(tmp_path: Path, large: Path, durable: dict[str, Any]) -> None:
+    """Its published weights, which are newer, know rows that its successor reads again."""
+    once = Once(tmp_path, large)
+    with once.start(learner={"checkpoint_interval": 1000}, total_steps=10**9) as run:
+        until(lambda: once.log.exists() and len(once.learned()) > 1_000)
+        kill(run, "learner-agent_0")
+        past(run, run.status().steps + 1_000)
+    assert once.counted() == 32 * checkpoint(tmp_path / "run")["updates"] < len(once.learned())
+    assert len(np.unique(once.learned())) == once.counted()
+
+
+ONCE_PROGRAM = """
+import sys
+from pathlib import Path
+from seams import replace
+from test_replay_settings import Once
+replace("transitions", check_keeps=lambda target: None)
+Once(*map(Path, sys.argv[1:])).train(learner={"checkpoint_interval": 1000}, total_steps=10**9)
 """
 ENDLESS = {"learner": {"checkpoint_interval": 20}, "total_steps": 10**9}
 PROGRAM = """

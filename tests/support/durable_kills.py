@@ -146,7 +146,7 @@ def main() -> int:
     _, folder, cycles, *cut = sys.argv
     logging.disable()  # of what is recovered
     replace("memory", check_keeps=lambda directory: None)
-    replace("replay", check_keeps=lambda directory: None)
+    replace("transitions", check_keeps=lambda directory: None)
     kills = Kills(Path(folder) / "replay", bool(cut))
     for number in range(int(cycles)):
         kills.cycle(number)

@@ -5,8 +5,9 @@
 Between any two stores of the core (see csrc/test/power_cuts.c), and inside each step of the flusher and of recovery,
 the kernel may write pages back, in any order and in any state; whatever was synced is on the disk; and the machine may
 stop. Each time the disk's content is attached under another boot: every row that is held must have the bytes that its
-writer gave it, and all rows below the watermark that the flusher published must be accounted for. The next life of the
-machine begins with one of these disks. The program reports what it counted; its status is 1 if a row was wrong.
+writer gave it, and all rows below the watermark that the flusher published must be accounted for; a queue must hold
+each of them that the reader's last state on disk does not know. The next life of the machine begins with one of these
+disks. The program reports what it counted; its status is 1 if a row was wrong.
 """
 
 import ctypes
@@ -15,6 +16,7 @@ import logging
 import random
 import sys
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,9 +32,10 @@ from filled import last_of, rows  # noqa: E402
 from mapped import Mapped  # noqa: E402
 from seams import replace  # noqa: E402
 
-from marlcore import Durable, Field, RateLimiter, ReplayBuffer, TransitionSpec  # noqa: E402
-from marlcore.errors import MarlcoreError, SegmentCorrupt  # noqa: E402
+from marlcore import Durable, Field, RateLimiter, ReplayBuffer, TrajectoryQueue, TransitionSpec  # noqa: E402
+from marlcore.errors import MarlcoreError, NotEnoughData, SegmentCorrupt  # noqa: E402
 from marlcore.memory import File, flusher, recovery, watermark  # noqa: E402
+from marlcore.queue.cursor import CursorLines  # noqa: E402
 
 PAGE = 4096
 SPECS = [  # rows that share a page or lie across two, and rows with a frame in pages of their own
@@ -49,7 +52,7 @@ class Cut:
 
     disk: np.ndarray
     published: list[int]
-    wanted: bool = False
+    state: dict[str, np.ndarray] | None  # of a queue's reader, on disk beside it
 
 
 @dataclass
@@ -67,6 +70,7 @@ class Machine:
         self.disk = self.memory.copy()
         self.pages = self.memory.size // PAGE
         self.replay: Any = None
+        self.state: dict[str, np.ndarray] | None = None
         self.busy = False
 
     def write_back(self, pages: int) -> None:
@@ -79,7 +83,7 @@ class Machine:
             self.write_back(self.rng.randrange(1, 6))
         if self.rng.random() < (chance or self.chance) and len(self.cuts) < CUTS_PER_LIFE:
             published = [] if self.replay is None else self.replay._durability.marks.durable().tolist()
-            self.cuts.append(Cut(self.disk.copy(), published))
+            self.cuts.append(Cut(self.disk.copy(), published, self.state))
 
     def sync(self) -> None:
         if not self.syncs:
@@ -125,7 +129,7 @@ class Lives:
         self.machine: Machine | None = None
         self.boot = 0
         replace("memory", Flusher=NoThread, check_keeps=lambda directory: None, boot_id=self.boot_id)
-        replace("replay", Flusher=NoThread, check_keeps=lambda directory: None)
+        replace("transitions", Flusher=NoThread, check_keeps=lambda directory: None)
         File.sync = lambda file: self.machine and self.machine.sync()
         write = watermark.Marks.write
         watermark.Marks.write = lambda marks, mark: self.write_torn(write, marks, mark)
@@ -155,13 +159,15 @@ class Lives:
 
     def run(self, cuts: int) -> None:
         while self.counts["cuts"] < cuts:
+            self.kind = self.rng.choice([ReplayBuffer, TrajectoryQueue])
             self.lineage(*self.rng.choice(SPECS))
 
     def lineage(self, spec: TransitionSpec, capacity: int, lanes: int) -> None:
         path, flusher._LEAST_AHEAD = self.folder / "replay", self.rng.choice([2, 1024])
-        limiter = RateLimiter(1.0, 1, 1e6) if self.rng.random() < 0.3 else None
-        ReplayBuffer.create(spec, capacity, lanes, path=path, durable=Durable(1.0), limiter=limiter).close()
-        self.boot += 1
+        limited = self.kind is ReplayBuffer and self.rng.random() < 0.3
+        options: dict[str, Any] = {"limiter": RateLimiter(1.0, 1, 1e6)} if limited else {}
+        self.kind.create(spec, capacity, lanes, path=path, durable=Durable(1.0), **options).close()
+        self.boot, self.state = self.boot + 1, None
         truth: list[list[bytes]] = [[] for _ in range(lanes)]
         for life in range(1, 6):
             disk, whole = self.live(path, spec, truth, life)
@@ -172,21 +178,26 @@ class Lives:
     def live(self, path: Path, spec: TransitionSpec, truth: list[list[bytes]], life: int) -> tuple[Any, list[int]]:
         """Recovers and writes until the machine stops; returns the disk of one cut, and each lane's watermark there."""
         self.machine = machine = Machine(path, self.rng, self.rng.choice([0.003, 0.02]))
-        with ReplayBuffer.attach(path) as replay:
+        machine.state = self.state
+        with self.kind.attach(path) as replay:
             machine.replay = replay
             self.hollow(replay, truth)
+            if self.state is not None:
+                with replay.reader(1) as reader:
+                    reader.commit(self.state)
             self.write(replay, machine, spec, truth, life)
             machine.point()
             self.machine = None
-        machine.cuts = machine.cuts or [Cut(machine.disk.copy(), [0] * len(truth))]
+        machine.cuts = machine.cuts or [Cut(machine.disk.copy(), [0] * len(truth), machine.state)]
         chosen = self.rng.choice(machine.cuts)
+        self.state = chosen.state
         for cut in machine.cuts:
             whole = self.check(path, cut, truth)
             if cut is chosen:
                 watermarks = whole
         return chosen.disk, watermarks
 
-    def hollow(self, replay: ReplayBuffer, truth: list[list[bytes]]) -> None:
+    def hollow(self, replay: Any, truth: list[list[bytes]]) -> None:
         """Takes the row that recovery puts into a lane of which no row was whole for what was written."""
         for lane, written in enumerate(truth):
             if written and Mapped(replay).counters(lane)[1] == len(written) - 1 + replay.capacity // replay.lanes:
@@ -201,6 +212,10 @@ class Lives:
                 writer.policy_version = life
                 for _ in range(self.rng.randrange(60)):
                     ticket = len(truth[lane])
+                    if self.kind is TrajectoryQueue and self.rng.random() < 0.2:
+                        self.consume(replay, machine)
+                    if self.kind is TrajectoryQueue and self.room(replay, lane) < 2:
+                        break
                     ends = last_of(spec, ticket * lanes + lane) if self.rng.random() < 0.1 else {}
                     assert writer.add(**rows(spec, ticket * lanes + lane, lanes, life), **ends) == ticket
                     truth[lane] += [row_bytes(mapped, lane, ticket + i) for i in range(1 + bool(ends))]
@@ -208,6 +223,27 @@ class Lives:
                         machine.flush()
             if self.rng.random() < 0.3:  # when no writer lives
                 machine.flush()
+
+    def consume(self, queue: Any, machine: Machine) -> None:
+        """Reads what there is of some lanes, and perhaps commits it behind a state on disk."""
+        with queue.reader(1) as reader:
+            with suppress(NotEnoughData):
+                for _ in range(self.rng.randrange(40)):
+                    reader.read()
+            if self.rng.random() < 0.7:
+                machine.state = reader.state_dict()
+                machine.point()
+                reader.commit()
+
+    def room(self, queue: Any, lane: int) -> int:
+        return queue._lines.room(lane) - Mapped(queue).committed(lane)
+
+    def withheld(self, queue: Any, cut: Cut) -> int:
+        """Counts the lanes that lack rows below the watermark which the state on disk does not know."""
+        position = np.zeros(queue.lanes, np.int64) if cut.state is None else cut.state["cursor"][0]
+        counters = np.array([Mapped(queue).counters(lane) for lane in range(queue.lanes)])
+        lowest = counters[:, 1] - queue.capacity // queue.lanes
+        return int((lowest > np.minimum(position, counters[:, 0])).sum())
 
     def check(self, path: Path, cut: Cut, truth: list[list[bytes]]) -> list[int]:
         """Attaches to what a cut left; returns each lane's watermark. Counts rows that are not as they were written."""
@@ -218,7 +254,9 @@ class Lives:
         self.counts["cuts"] += 1
         whole = [0] * len(truth)
         try:
-            with ReplayBuffer.attach(left) as replay:
+            with self.kind.attach(left) as replay:
+                if self.kind is TrajectoryQueue:
+                    self.counts["withheld"] += self.withheld(replay, cut)
                 mapped, capacity = Mapped(replay), replay.capacity // replay.lanes
                 for lane, written in enumerate(truth):
                     whole[lane], reserved = mapped.counters(lane).tolist()
@@ -269,7 +307,7 @@ def one_place() -> None:
 
     def next_mark(self: Any, before: Any) -> Any:
         mark = following(self, before)
-        return mark if mark is before else watermark.Mark(before.number + 2, mark.boot, mark.lanes, mark.counts)
+        return mark if mark is before else watermark.Mark(before.number + 2, mark.boot, mark.lanes, mark.slots)
 
     flusher.Flushing._next = next_mark
 
@@ -300,11 +338,20 @@ def lowers_beside_writers() -> None:
     flusher.is_locked = lambda fd, offset: False
 
 
+def pledges_beyond_room() -> None:
+    CursorLines.room = lambda lines, lane: lines.released(lane) + lines._lane_rows
+
+
+def promises_beyond_room() -> None:
+    kept = CursorLines.kept
+    CursorLines.kept = lambda lines: (kept(lines)[0], kept(lines)[1] + lines._lane_rows)
+
+
 RULES = (
     marks_before_rows, promises_before_the_disk, one_place, no_checksum, no_boot, no_promise, pledges_forgotten,
-    pledges_in_memory_alone, lowers_beside_writers,
+    pledges_in_memory_alone, lowers_beside_writers, pledges_beyond_room, promises_beyond_room,
 )  # fmt: skip
-FAULTS = ("torn", "lost", "corrupt", "failed")
+FAULTS = ("torn", "lost", "corrupt", "failed", "withheld")
 
 
 def main() -> int:

@@ -56,6 +56,23 @@ def kill(pid: int) -> None:
     assert reap(pid) == -signal.SIGKILL
 
 
+def die(work: Callable[[], object]) -> None:
+    """A child does this work, which returns what it keeps open, and is killed."""
+    ready, done = os.pipe()
+
+    def victim() -> None:
+        kept = work()
+        os.write(done, b"x")
+        assert kept is not None  # an empty replay is false
+        signal.pause()
+
+    pid = fork(victim)
+    os.close(done)
+    assert os.read(ready, 1) == b"x"
+    os.close(ready)
+    kill(pid)
+
+
 def shared_numbers(rows: int, columns: int) -> np.ndarray:
     """int64 [rows, columns], zero, shared with children that are forked later."""
     size = -(-8 * rows * columns // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -46,7 +46,7 @@ def numbers_in(plain: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ..
 
 @pytest.fixture(autouse=True)
 def any_file_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    patch(monkeypatch, "replay", check_keeps=lambda target: None)
+    patch(monkeypatch, "transitions", check_keeps=lambda target: None)
 
 
 @pytest.mark.parametrize("kind", ["replay", "durable", "queue", "store", "control", "leases"])

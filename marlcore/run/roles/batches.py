@@ -13,7 +13,7 @@ from ...interfaces import QueueSource, ReplaySource
 from ...loops import Batches, run_seed, with_functions_of
 from ...queue import TrajectoryQueue, TrajectoryReader
 from ...replay import Mixture, Prefetch, ReplayBuffer, Sampler
-from ..memory import OwnerOf
+from ..memory import OwnerOf, reader_of
 from .role import Role
 
 
@@ -21,7 +21,7 @@ def batches_of(
     policy: AssignedPolicy, role: Role, updates: int, device: torch.device, state: Mapping[str, Any]
 ) -> QueueBatches | ReplayBatches:
     if isinstance(policy.source, QueueSource):
-        return QueueBatches(policy, policy.source, role)
+        return QueueBatches(policy, policy.source, role, state)
     return ReplayBatches(policy, policy.source, role, updates, device, state)
 
 
@@ -33,6 +33,7 @@ class ReplayBatches:
     """
 
     on_policy = False
+    save_due = False
 
     def __init__(
         self, policy: AssignedPolicy, source: ReplaySource, role: Role, updates: int, device: torch.device,
@@ -57,9 +58,10 @@ class ReplayBatches:
         if config.replay.mixture:
             self._sampler = _mixture_of(replay, len(policy.agents) * config.lanes, config, options)
         else:
-            options["name"] = "learner" if replay.durable else None  # to continue where the last learner was
+            if replay.durable:
+                options["name"] = "learner"  # to continue where the last learner was
             self._sampler = replay.sampler(learner.batch_size, min_size=learner.warmup, **options)
-        if "sampler" in state and not replay.durable:  # else the state is empty, or another run's (init_from)
+        if "sampler" in state and "name" not in options:  # else the state is empty, or another run's (init_from)
             self._restore(state, updates != state.get("updates"))  # before a thread draws ahead
         ahead = learner.prefetch if config.mode == "async" else 0
         self._limited_ahead = bool(ahead) and config.updates_per_step is not None and not config.offline
@@ -91,6 +93,9 @@ class ReplayBatches:
             self._replay.save(saved, OwnerOf(self._name, version))
         state = {name: torch.from_numpy(array) for name, array in self._source.state_dict().items()}
         return {"sampler": state, "replay": self._handle.nonce}
+
+    def commit(self) -> None:
+        """Does nothing: a replay's rows may be drawn again."""
 
     def _restore(self, state: Mapping[str, Any], again: bool) -> None:
         """Restores the sampler from a checkpoint, with its priorities if the replay still holds their rows.
@@ -125,16 +130,16 @@ def _entries(state: dict[str, Any], *names: str) -> dict[str, Any]:
 class QueueBatches(Batches):
     """Reads a learner's batches from a queue: each transition once, almost all from the newest weights.
 
-    A checkpoint saves nothing of the queue, and a resumed run begins with an empty queue.
+    A checkpoint has the cursor of a durable queue, whose rows stay until the checkpoint is saved: a later learner reads
+    on from there. Of other queues it saves nothing, and a resumed run begins with an empty queue.
     """
 
     on_policy = True
 
-    def __init__(self, policy: AssignedPolicy, source: QueueSource, role: Role) -> None:
-        replay, gamma = role.config.replay, role.config.learner_of(policy.name).gamma
-        options: dict[str, Any] = {"stack": replay.frames, "gamma": gamma, "pad": replay.pad}
+    def __init__(self, policy: AssignedPolicy, source: QueueSource, role: Role, state: Mapping[str, Any]) -> None:
         self._queue = queue = role.hold(TrajectoryQueue.attach(role.memory.transitions[policy.name]))
-        self._reader: TrajectoryReader = role.hold(queue.reader(source.batch_size, length=source.length, **options))
+        self._reader: TrajectoryReader = role.hold(reader_of(queue, source, role.config.of(policy.name), state))
+        self._saved: dict[str, Any] | None = None  # the reader's state in the checkpoint
         self.sample = self._reader.read
 
     @property
@@ -146,5 +151,18 @@ class QueueBatches(Batches):
         counters = {"lapped": stats.lapped, "skipped": stats.skipped, "waited_s": stats.waited}
         return {"rows": len(self._queue), **counters}
 
+    @property
+    def save_due(self) -> bool:
+        return self._queue.durable is not None and self._reader.commit_due
+
     def save(self, version: int) -> dict[str, Any]:
-        return {}
+        if self._queue.durable is None:
+            return {}
+        self._saved = self._reader.state_dict()
+        state = {name: torch.from_numpy(array) for name, array in self._saved.items()}
+        return {"reader": state, "replay": self._queue.handle.nonce}
+
+    def commit(self) -> None:
+        """Lets actors overwrite the rows that a checkpoint on disk knows."""
+        if self._saved is not None:
+            self._reader.commit(self._saved)

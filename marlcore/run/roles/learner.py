@@ -15,7 +15,7 @@ from ...algos.compiled import with_engine
 from ...checks import brief
 from ...config import MAIN, AssignedPolicy, Constant, LearnerConfig, schedules_of
 from ...errors import TimedOut, pass_on_from_handler
-from ...interfaces import Trainer
+from ...interfaces import QueueSource, Trainer
 from ...loops import (
     FiniteCheck,
     Learner,
@@ -62,7 +62,9 @@ class LearnerRole(Role):
         if (hold := self.memory.holds.get(policy.name)) is not None:
             hold.begin()
         state = load_checkpoint(checkpoint)
-        updates = _restore(model, store, state)
+        # Weights published since would know rows of a durable queue that are read again.
+        again = config.replay.durable and isinstance(policy.source, QueueSource)
+        updates = _restore(model, None if again else store, state)
         batches = batches_of(policy, self, updates, device, state)
         league = self._league(policy, model, state)
         publisher = self.hold(store.publisher(model.acting))
@@ -126,6 +128,7 @@ class LearnerRole(Role):
             further |= {"self_play": league.state_dict()}
         whole = {**state, **model.saved(), **further, "torch": torch.get_rng_state()}
         save_checkpoint(self.memory.checkpoint(policy), whole, hold)
+        batches.commit()
         if league is not None:
             league.write()
         self.report(policy, CHECKPOINT_S, time.monotonic() - began, state["step"])
@@ -220,12 +223,15 @@ def _restore_trainer(
         raise ValueError(f"{expected}, got {str(checkpoint)!r} ({brief(error)})") from None
 
 
-def _restore(model: PolicyModel, store: ParameterStore, state: Mapping[str, Any]) -> int:
-    """Loads the newer of checkpoint and published weights into a model; returns how many updates made them."""
+def _restore(model: PolicyModel, store: ParameterStore | None, state: Mapping[str, Any]) -> int:
+    """Loads the newer of checkpoint and published weights into a model; returns how many updates made them.
+
+    Without a store the checkpoint counts alone.
+    """
     updates = int(state.get("updates", 0))
     if state:
         model.restore(state)
-    if store.version:
+    if store is not None and store.version:
         newest = copy.deepcopy(model.acting)  # since the store may hold older weights than the checkpoint
         subscriber = store.subscriber(newest)
         try:

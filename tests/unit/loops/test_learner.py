@@ -64,6 +64,7 @@ class Scene:
                 update_priorities=self.refuse,
                 prioritized=prioritized,
                 on_policy=False,
+                save_due=False,
                 stats=dict,
             ),
             SimpleNamespace(update=self.update, state_dict=lambda: self.state),
@@ -350,7 +351,7 @@ def learnt_from(batches: list[Any], spaces: mc.Spaces, mode: str, updates: int =
     """The normalizer of a learner that makes so many updates on each of these batches."""
     sampled, norm = iter(batches), Normalizer(spaces)
     learner = learner_of(
-        SimpleNamespace(sample=lambda **_: next(sampled), prioritized=False, on_policy=False),
+        SimpleNamespace(sample=lambda **_: next(sampled), prioritized=False, on_policy=False, save_due=False),
         SimpleNamespace(update=lambda _: mc.Update({"loss": torch.zeros(())}, updates=updates)),
         SimpleNamespace(check_published=lambda _: None, check_loss=lambda *_: None),
         norm,

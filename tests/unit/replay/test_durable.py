@@ -5,7 +5,6 @@ Another boot id stands for a power cut after which the disk had every page; powe
 
 import errno
 import os
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -17,7 +16,7 @@ import pytest
 from mapped import Mapped
 from refused import check_refused, refusals
 from seams import patch
-from victims import fork, kill, reap
+from victims import die, fork, reap
 
 import marlcore as mc
 from marlcore.errors import SegmentCorrupt
@@ -34,7 +33,7 @@ LANE = 40
 def any_file_system(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """The tests' folder may be on one that keeps nothing: no machine stops here."""
     if "file_system" not in request.node.name:
-        patch(monkeypatch, "replay", check_keeps=lambda directory: None)
+        patch(monkeypatch, "transitions", check_keeps=lambda directory: None)
 
 
 @pytest.fixture
@@ -81,23 +80,6 @@ def actions(replay: mc.ReplayBuffer, lane: int = 0) -> list[int]:
 
 def flush(replay: mc.ReplayBuffer) -> None:
     replay._durability._flushing.flush()
-
-
-def die(work: Callable[[], mc.ReplayBuffer]) -> None:
-    """A process does this work, which returns what it keeps open, and is killed."""
-    ready, done = os.pipe()
-
-    def victim() -> None:
-        kept = work()
-        os.write(done, b"x")
-        assert kept
-        signal.pause()
-
-    pid = fork(victim)
-    os.close(done)
-    assert os.read(ready, 1) == b"x"
-    os.close(ready)
-    kill(pid)
 
 
 def test_every_row_is_there_after_the_only_process_was_killed(path: Path) -> None:
@@ -357,7 +339,7 @@ def damage(path: Path, places: int) -> None:
 def test_who_only_watches_does_not_recover(path: Path, reboot: Callable[[], None]) -> None:
     create(path).close()
     reboot()
-    check_refused(lambda: mc.ReplayBuffer.watch(path), SegmentCorrupt, "expected a replay recovered by `attach`")
+    check_refused(lambda: mc.ReplayBuffer.watch(path), SegmentCorrupt, "expected one recovered by `attach`")
     mc.ReplayBuffer.attach(path).close()
     mc.ReplayBuffer.watch(path).close()
 
