@@ -37,7 +37,7 @@ def _filled(rows: int, path: Path | None) -> Iterator[mc.ReplayBuffer]:
                 t = np.arange(first, min(first + CHUNK, rows))
                 obs = np.broadcast_to(t[:, None], (len(t), len(VECTOR))).astype(np.float32)
                 writer.add_batch(obs=obs, action=t, reward=t % 7)
-        os.sync()  # with it, and after a pass over all rows, draws from a file are several times faster; why is not known
+        os.sync()  # after this and a pass over all rows, draws from a file are several times faster; why is not known
         yield replay
 
 
