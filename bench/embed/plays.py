@@ -17,15 +17,15 @@ from .edits import embed
 from .patches import Patch
 
 ATARI = "--env-id BreakoutNoFrameskip-v4 --total-timesteps 50000 --learning-starts 10000 --buffer-size 50000"
-PENDULUM = "--env-id Pendulum-v1 --total-timesteps 6000 --learning-starts 1000 --batch-size 64"
+PENDULUM = "--env-id Pendulum-v1 --total-timesteps 5000 --learning-starts 1000 --batch-size 64"
 FORAGING = "--config=vdn --env-config=gymma with env_args.time_limit=25 env_args.key=lbforaging:Foraging-5x5-2p-1f-v3"
-FORAGING += " t_max=5000 test_interval=5000 log_interval=500 runner_log_interval=500 test_nepisode=10"
+FORAGING += " t_max=2000 test_interval=2000 log_interval=500 runner_log_interval=500 test_nepisode=10"
 SCRIPTS = {  # with their arguments; the seed is added
     "CleanRL, Rainbow": f"{ATARI} --target-network-frequency 1000 --learning-rate 2.5e-4 --seed",
     "CleanRL, SAC": f"{PENDULUM} --seed",
     "CleanRL, SAC with two actors": f"{PENDULUM} --seed",
-    "JAX loop": "--total-timesteps 15000 --learning-starts 1000 --seed",
-    "EPyMARL": f"{FORAGING} epsilon_anneal_time=2000 use_cuda=False common_reward=True seed=",
+    "JAX loop": "--total-timesteps 10000 --learning-starts 1000 --seed",
+    "EPyMARL": f"{FORAGING} epsilon_anneal_time=1000 use_cuda=False common_reward=True seed=",
 }
 
 
@@ -72,7 +72,7 @@ def play_tianshou(module: Any, edited: bool, seed: int) -> None:
     env = EnvFactoryRegistered(task="CartPole-v1", venv_type=VectorEnvType.DUMMY)
     config = ExperimentConfig(seed=seed, persistence_enabled=False, watch=False)
     training = OffPolicyTrainingConfig(
-        max_epochs=4, epoch_num_steps=4_000, num_training_envs=8, num_test_envs=8, buffer_size=20_000,
+        max_epochs=2, epoch_num_steps=4_000, num_training_envs=8, num_test_envs=8, buffer_size=20_000,
         collection_step_num_env_steps=8, update_step_num_gradient_steps_per_sample=0.25, start_timesteps=1_000,
     )  # fmt: skip
     params = DQNParams(lr=1e-3, eps_training=0.1, n_step_return_horizon=3, target_update_freq=320)
@@ -94,11 +94,11 @@ def play_pfrl(module: Any, edited: bool, seed: int) -> None:
         buffer = module.Lanes(mc.ReplayBuffer.create(spec, 20_000), n_step=3, gamma=0.99)
     layers = nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)
     network = nn.Sequential(*layers, pfrl.q_functions.DiscreteActionValueHead())
-    pick = pfrl.explorers.LinearDecayEpsilonGreedy(1.0, 0.05, 3_000, env.action_space.sample)
+    pick = pfrl.explorers.LinearDecayEpsilonGreedy(1.0, 0.05, 2_000, env.action_space.sample)
     usual = {"replay_start_size": 1_000, "update_interval": 2, "target_update_interval": 500}
     agent = pfrl.agents.DoubleDQN(network, torch.optim.Adam(network.parameters(), 1e-3), buffer, 0.99, pick, **usual)
     (obs, _), total = env.reset(seed=seed), 0.0
-    for _ in range(10_000):
+    for _ in range(6_000):
         obs, reward, terminated, truncated, _ = env.step(agent.act(obs))
         total += float(reward)
         agent.observe(obs, reward, terminated, terminated or truncated)
@@ -133,7 +133,7 @@ def play_lerobot(module: Any, edited: bool, seed: int) -> None:
     env = gymnasium.make("Pendulum-v1")
     scale = torch.tensor([1.0, 1.0, 8.0])
     (obs, _), total = env.reset(seed=seed), 0.0
-    for step in range(2_500):
+    for step in range(1_000):
         given = {"observation.state": torch.from_numpy(obs)[None] / scale}
         chosen = torch.rand(1, 1) * 2 - 1 if step < 500 else policy.select_action(given).reshape(1, 1)
         obs, reward, terminated, truncated, _ = env.step(chosen[0].numpy() * 2)
