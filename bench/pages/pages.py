@@ -229,7 +229,9 @@ def _runs(records: Mapping[str, Any]) -> str:
     for name, record in records.items():
         runs = record["runs"].values()
         last = ([rounded(float(np.mean(run[side]["returns"][-5:]))) for run in runs] for side in ("theirs", "ours"))
-        spent = (rounded(median(run[side]["cpu_s"] for run in runs)) for side in ("theirs", "ours"))
+        spent = (
+            rounded(median(run[side]["cpu_s"] for run in runs if run[side]["cpu_s"])) for side in ("theirs", "ours")
+        )
         rows.append([name, *last, *spent])
     columns = "", "its own buffer", "with marlcore", "CPU seconds: its own", "with marlcore"
     return markdown(columns, rows)
