@@ -24,6 +24,13 @@ STORED = FOLDER / "embed.json"
 RETURN = re.compile(r"(?:episodic_return=\[?|\breturn_mean: +)(-?[\d.]+(?:e[-+]\d+)?)")
 
 
+VERSIONS = """
+import json, platform, numpy, torch
+software = f"Python {platform.python_version()}, NumPy {numpy.__version__}, torch {torch.__version__}"
+print(json.dumps({"software": software}))
+"""
+
+
 def environment(name: str) -> Environment:
     return LEROBOT if name == "LeRobot" else EMBED
 
@@ -70,7 +77,9 @@ def main(options: argparse.Namespace) -> None:
             if name in HOSTS:
                 command = "-m", "bench.embed.hosts", name, options.sources, "compare"
                 found |= environment(name).run(*command, env=WITH_MARLCORE)
-        found["runs_made" if options.runs else "made"] = made(options.load_before)
+        found["runs_made" if options.runs else "made"] = made(options.load_before) | environment(name).run(
+            "-c", VERSIONS
+        )
         say(f"{name}: {found}")
         if options.store:
             write(STORED, stored)
