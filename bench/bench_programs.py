@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from marlcore.testing import check_env
@@ -16,10 +17,12 @@ from . import machine, processes
 from .__main__ import main
 from .cluster import cluster_peers, cluster_weights
 from .costs import planning
+from .embed import hosts
+from .embed.edits import Edit, changed, embed
 from .runs import results, tasks, throughput
 
 BENCH = Path(__file__).parent
-ROOMS = ["pages", "peers", "core", "runs", "costs", "zoo", "cluster"]  # from the lowest on
+ROOMS = ["pages", "peers", "core", "runs", "costs", "zoo", "cluster", "embed"]  # from the lowest on
 
 
 def test_a_room_is_small_and_imports_only_lower_ones() -> None:
@@ -120,3 +123,37 @@ def test_our_side_trains_what_it_samples() -> None:
     work = cluster_peers.Work(512, 512, hidden=16, copies=4)
     figures = cluster_peers.measure(partial(cluster_peers.train_ours, work), 0.0, 3.0)
     assert min(figures.values()) > 0
+
+
+def test_an_edit_replaces_its_place_and_takes_its_indentation() -> None:
+    theirs = "import a\n\nclass A:\n    def f(self):\n        b = a.B(\n            1,\n        )\n        return b\n"
+    edits = [Edit("import a", "import c\n", until="import a"), Edit(r"b = a.B", "\n    b = c.D()\n", until="return")]
+    ours = embed(theirs, edits)
+    assert ours == "import c\nimport a\n\nclass A:\n    def f(self):\n        b = c.D()\n        return b\n"
+    assert changed(theirs, ours) == (2, 3) and changed(theirs, theirs) == (0, 0)
+    for place, found in (("import x", 0), (r"(import|class) ", 2)):
+        with pytest.raises(ValueError, match=f"expected one place in the source, got {found}"):
+            embed(theirs, [Edit(place, "")])
+
+
+@pytest.mark.parametrize("broken", ["", "reward", "next_obs", "discount"])
+def test_a_wrong_value_of_a_buffer_is_counted(broken: str) -> None:
+    """A buffer that computes by the definition has none; one that sees no truncation, or misses a reward, has some."""
+    rows, kept = hosts.stream(200), []
+    right = hosts.expected(rows, 3)
+
+    def columns(drawn: list[int]) -> tuple[Any, ...]:
+        found = []
+        for t in drawn:
+            action, reward, next_obs, discount = right[kept[t].obs.tobytes()]
+            cut = any(row.truncated for row in kept[t : t + 3])
+            next_obs = next_obs + (broken == "next_obs" and cut)
+            discount = discount * (2 if broken == "discount" and cut else 1)
+            found.append((kept[t].obs, action, reward + (broken == "reward" and cut), next_obs, discount))
+        return tuple(map(np.array, zip(*found, strict=True)))
+
+    side = hosts.Side(kept.append, lambda: list(range(len(right))), columns)
+    for row in rows:
+        side.add(row)
+    judged = hosts.judge(side, right)
+    assert judged["of"] == judged["drawn"] == len(right) and (judged["wrong"] > 5) == bool(broken)

@@ -20,7 +20,7 @@ from ..figures import FOLDER, four_digits, load, markdown, origin, origins, pict
 from ..machine import say
 
 DOCS = FOLDER.parent
-NAMES = "cluster", "drop-ins", "gallery", "performance", "planning", "reliability", "results", "guides/gpus"
+NAMES = "cluster", "drop-ins", "gallery", "performance", "planning", "reliability", "results", "guides/gpus", "embed"
 PAGES = [*(DOCS / f"{name}.md" for name in NAMES), *sorted((DOCS / "algorithms").glob("*.md"))]
 SIDES = {  # of `python -m bench gpu`
     "marlcore": "marlcore, us",
@@ -199,7 +199,45 @@ def creep_table(figures: Mapping[str, Any]) -> str:
     return markdown(["process", "resident MB", "anonymous MB", "descriptors"], rows)
 
 
-BY_NAME = table, results, gallery, long, long_origins, ratios, growth, gpu, instructions
+def embed(part: str) -> str:
+    """Of the codebases: "buffers", edits and buffers side by side; or "runs", whole runs by seed."""
+    stored = load("embed")
+    tables = {"buffers": _buffers, "runs": _runs}
+    shown = {name: record for name, record in stored.items() if ("runs" in record) >= (part == "runs")}
+    made = {name: record["runs_made" if part == "runs" else "made"] for name, record in shown.items()}
+    loads = dict.fromkeys(record["load"] for record in made.values())
+    return "\n".join(
+        [tables[part](shown), *origins(made, "date", "machine", "software"), f"Load {', '.join(loads)}.\n"]
+    )
+
+
+def _buffers(records: Mapping[str, Any]) -> str:
+    rows = []
+    for name, record in records.items():
+        cells = []
+        if values := record.get("values"):
+            cells = [values["ours"]["of"]]
+            cells += [[values[side]["drawn"], values[side]["wrong"]] for side in ("theirs", "ours")]
+            cells += [rounded(record[work]["theirs"] / record[work]["ours"]) for work in ("add", "sample")]
+        rows.append([name, "+{}, -{}".format(*record["lines"]), *(cells or [None] * 5)])
+    columns = "", "lines", "rows given", "drawn, wrong: its own", "with marlcore", "`add`: times as fast", "`sample`"
+    return markdown(columns, rows)
+
+
+def _runs(records: Mapping[str, Any]) -> str:
+    rows = []
+    for name, record in records.items():
+        runs = record["runs"].values()
+        last = ([rounded(float(np.mean(run[side]["returns"][-5:]))) for run in runs] for side in ("theirs", "ours"))
+        spent = (
+            rounded(median(run[side]["cpu_s"] for run in runs if run[side]["cpu_s"])) for side in ("theirs", "ours")
+        )
+        rows.append([name, *last, *spent])
+    columns = "", "its own buffer", "with marlcore", "CPU seconds: its own", "with marlcore"
+    return markdown(columns, rows)
+
+
+BY_NAME = embed, table, results, gallery, long, long_origins, ratios, growth, gpu, instructions
 SOAKS = {"soak_rates": partial(soak, rates_table), "soak_growth": partial(soak, creep_table)}
 RENDERERS: dict[str, Callable[[str], str]] = {each.__name__: each for each in BY_NAME} | SOAKS
 

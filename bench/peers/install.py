@@ -1,7 +1,8 @@
 """Peers in environments of their own: `python -m bench install NAME`, of which `--help` lists the names.
 
 BenchMARL and Sample Factory need older packages. sorrel 1.6.0 (6 GB) and LeRobot need Python 3.12, Tianshou 3.11, and
-these three the packages of marlcore[train]; they find this checkout's marlcore by PYTHONPATH.
+these three the packages of marlcore[train]; they find this checkout's marlcore by PYTHONPATH. `embed` has the codebases
+of `python -m bench embed` but LeRobot, with CleanRL's Gymnasium.
 """
 
 import argparse
@@ -71,6 +72,11 @@ SAMPLE_FACTORY = Environment("sample-factory", "sample-factory==2.1.1 gymnasium=
 TESTED = "hypothesis pytest-benchmark pytest-xdist"
 SORREL = Environment("sorrel", f"sorrel==1.6.0 {TESTED}", (3, 12), OF_MARLCORE)
 TIANSHOU = Environment("tianshou", f"tianshou==2.0.1 pfrl==0.4.0 {TESTED}", (3, 11), OF_MARLCORE)
+OF_HOSTS = (
+    "tianshou[eval]==2.0.1 pfrl==0.4.0 gymnasium==0.29.1 ale-py==0.10.1 opencv-python-headless<4.12 tyro flax optax"
+)
+OF_HOSTS += " sacred==0.8.7 setuptools<81 lbforaging tensorboard torch==2.13.0 numpy>=2 numba cffi cloudpickle psutil"
+EMBED = Environment("embed", OF_HOSTS, (3, 11))
 LEROBOT = Environment("lerobot", f"lerobot[dataset]==0.6.1 {TESTED}", (3, 12), OF_MARLCORE)
 
 TESTS = {
@@ -78,7 +84,7 @@ TESTS = {
     TIANSHOU.name: "tests/unit/compat/test_compat_tianshou.py tests/unit/compat/test_recipes.py",
     LEROBOT.name: "--long tests/unit/compat/test_compat_lerobot.py",
 }
-ENVIRONMENTS = {each.name: each for each in (BENCHMARL, SAMPLE_FACTORY, SORREL, TIANSHOU, LEROBOT)}
+ENVIRONMENTS = {each.name: each for each in (BENCHMARL, SAMPLE_FACTORY, SORREL, TIANSHOU, EMBED, LEROBOT)}
 
 
 def appo_rate() -> float:

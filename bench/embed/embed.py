@@ -1,0 +1,85 @@
+"""marlcore's parts in six codebases: lines of the edits, values and costs beside their own buffers, and whole runs.
+
+DIR holds a folder for each codebase: checkouts of `cleanrl`, `epymarl` and `lerobot`, and in `tianshou` and `pfrl` what
+`pip install --target` writes. Those that are missing are left out. `python -m bench install` makes the environments
+`embed` and `lerobot`.
+"""
+
+import argparse
+import re
+import resource
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from ..figures import FOLDER, load, write
+from ..machine import made, say
+from ..peers.install import EMBED, LEROBOT, WITH_MARLCORE, Environment
+from .edits import changed, embed
+from .hosts import HOSTS
+from .patches import PATCHES
+
+STORED = FOLDER / "embed.json"
+RETURN = re.compile(r"(?:episodic_return=\[?|\breturn_mean: +)(-?[\d.]+(?:e[-+]\d+)?)")
+
+
+VERSIONS = """
+import json, platform, numpy, torch
+software = f"Python {platform.python_version()}, NumPy {numpy.__version__}, torch {torch.__version__}"
+print(json.dumps({"software": software}))
+"""
+
+
+def environment(name: str) -> Environment:
+    return LEROBOT if name == "LeRobot" else EMBED
+
+
+def run(name: str, sources: Path, side: str, seed: str) -> dict[str, Any]:
+    """A whole run: its returns in order, and what it took."""
+    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    command = [environment(name).python, "-m", "bench.embed.hosts", name, sources, side, seed]
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "check": True}
+    printed = subprocess.run([*map(str, command)], env=WITH_MARLCORE, **options).stdout
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"returns": returns_of(printed), "cpu_s": spent, "seconds": time.perf_counter() - begin}
+
+
+def returns_of(printed: str) -> list[float]:
+    return [float(value) for value in RETURN.findall(printed)]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--sources", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--only", choices=list(PATCHES), help="one codebase")
+    parser.add_argument("--runs", metavar="SEEDS", default="", help="whole runs by both sides instead, such as 1,2")
+    parser.add_argument("--store", action="store_true", help="keep the figures in docs/figures/embed.json")
+
+
+def main(options: argparse.Namespace) -> None:
+    stored = load(STORED.stem) if STORED.exists() else {}
+    for name, patch in PATCHES.items():
+        path = options.sources / patch.file
+        if options.only not in (None, name):
+            continue
+        if not path.exists() or environment(name).missing:
+            say(f"{name}: left out, {environment(name).missing or f'no {path}'}")
+            continue
+        found = stored.setdefault(name, {})
+        if options.runs:
+            for seed in options.runs.split(","):
+                sides = {side: run(name, options.sources, side, seed) for side in ("theirs", "ours")}
+                found.setdefault("runs", {})[seed] = sides
+        else:
+            source = path.read_text()
+            found["lines"] = [*changed(source, embed(source, patch.edits))]
+            if name in HOSTS:
+                command = "-m", "bench.embed.hosts", name, options.sources, "compare"
+                found |= environment(name).run(*command, env=WITH_MARLCORE)
+        found["runs_made" if options.runs else "made"] = made(options.load_before) | environment(name).run(
+            "-c", VERSIONS
+        )
+        say(f"{name}: {found}")
+        if options.store:
+            write(STORED, stored)
