@@ -89,7 +89,7 @@ class Machine:
         if not self.syncs:
             return
         self.write_back(self.rng.randrange(2 * self.pages))
-        self.point()
+        self.point(chance=0.1)  # what the order of rows and marks is for
         self.disk[:] = self.memory
 
     def told(self, address: int | None, nbytes: int) -> None:
