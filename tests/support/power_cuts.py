@@ -157,8 +157,12 @@ class Lives:
                 self.machine.point(chance=0.1)
         place[:] = whole
 
-    def run(self, cuts: int) -> None:
-        while self.counts["cuts"] < cuts:
+    @property
+    def faults(self) -> bool:
+        return any(self.counts[name] for name in FAULTS)
+
+    def run(self, cuts: int, until_fault: bool) -> None:
+        while self.counts["cuts"] < cuts and not (until_fault and self.faults):
             self.kind = self.rng.choice([ReplayBuffer, TrajectoryQueue])
             self.lineage(*self.rng.choice(SPECS))
 
@@ -362,13 +366,13 @@ def main() -> int:
         if rule.__name__ in sabotage:
             rule()
     try:
-        lives.run(int(cuts))
+        lives.run(int(cuts), until_fault=bool(sabotage))
     except (AssertionError, MarlcoreError):
         if not sabotage:
             raise
         lives.counts["failed"] += 1
     report({**{name: lives.counts[name] for name in FAULTS}, **lives.counts})
-    return int(any(lives.counts[name] for name in FAULTS))
+    return int(lives.faults)
 
 
 if __name__ == "__main__":
