@@ -211,9 +211,9 @@ class CommittedCursor(ReadCursor):
         self._words.add(TURN, 1)
         super().release(tickets)
 
-    def uncommitted(self) -> Ints:
-        """Returns the rows of each lane that were read, and await a commit, int64 [lanes]."""
-        rows: Ints = self.now[inorder.POSITION] - self._released
+    def uncommitted(self, cursor: Ints | None = None) -> Ints:
+        """Returns the rows of each lane, up to a cursor or all that were read, that await a commit, int64 [lanes]."""
+        rows: Ints = (self.now if cursor is None else cursor)[inorder.POSITION] - self._released
         return rows
 
 

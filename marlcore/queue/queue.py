@@ -97,7 +97,9 @@ class TrajectoryQueue(TransitionLanes):
                 above the number of unread transitions. An add that begins below the limit is completed.
             name, path: as for `ReplayBuffer.create`.
             durable: keeps the file's rows until `reader.commit`, also through SIGKILL of every process, and through
-                power cuts up to a watermark; see docs/reliability.md. Only with "wait".
+                power cuts up to a watermark; see docs/reliability.md. Only with "wait". A lane of less than some
+                thousand rows then waits for the disk once a commit, since its writer may not promise more than it has
+                room for; one add may have a quarter of a lane's rows.
 
         Raises:
             ValueError, TypeError: an argument is out of range. SharedMemoryFull: no room for the queue.
@@ -176,7 +178,7 @@ class TrajectoryQueue(TransitionLanes):
     def rows_reader(self) -> RowsReader:
         """Returns a reader of raw rows, which takes the place of the queue's reader; rows that it releases make room.
 
-        Raises LaneBusy if the queue has a living reader, ValueError if the queue's writers do not wait.
+        Raises LaneBusy if the queue has a living reader, ValueError if its writers do not wait or it is durable.
         """
         self._segment.check_open()
         if self.when_full != "wait":

@@ -85,10 +85,12 @@ def checked_window(
 def _longest_add(lanes: LaneView, window: Window) -> int:
     """Returns the size of the largest add that fits when the reader has taken all whole transitions or unrolls.
 
-    The lane then holds an unfinished transition or unroll, and the rows that a stack or a stored state still needs.
+    The lane then holds an unfinished transition or unroll, and the rows that a stack or a stored state still needs; a
+    durable one, up to half a lane of rows that await a commit, see `commit_due`, and a quarter that began a batch.
     """
     still_needed = max(window.stack, window.period) - 1
-    return lanes.geometry.capacity + 1 - still_needed - (window.length or 1) - window.n_step
+    longest = lanes.geometry.capacity + 1 - still_needed - (window.length or 1) - window.n_step
+    return min(longest, max(2, lanes.geometry.capacity // 4)) if DURABLE in lanes.segment.description else longest
 
 
 @fixed()
@@ -138,7 +140,8 @@ class TrajectoryReader(Closing):
             longest = _longest_add(view, self._window)
             kind = CommittedCursor if DURABLE in view.segment.description else ReadCursor
             self._cursor = kind(view.segment, view.native, view.geometry, longest)
-            self._release()
+            # Also the rows of a commit that was killed before their release
+            ReadCursor.release(self._cursor, self._needed_from(self._cursor.now[inorder.POSITION]))
 
     @one_thread
     def read(self, n: int | None = None, *, timeout: float | None = None) -> Batch:
@@ -192,7 +195,8 @@ class TrajectoryReader(Closing):
     def state_dict(self) -> dict[str, NDArray[np.int64]]:
         """Returns where the reader is, behind the last batch that it returned: `cursor`, int64 [4, lanes].
 
-        Save it with what was learned from the batches, and give it to `commit` once that is on disk.
+        Save it with what was learned from the batches, and give it to `commit` once that is on disk. After a signal
+        that interrupted `read`, it may be behind a batch that the call took and did not return.
         """
         return self._state()
 
@@ -205,8 +209,9 @@ class TrajectoryReader(Closing):
         """Consumes a durable queue's rows up to a state: no later reader gets them, and writers have their room.
 
         A later reader begins behind the last commit. If it was to begin behind a checkpoint whose commit did not come,
-        give it the checkpoint's state before it reads. After a power cut, do so before writers add rows: they take the
-        tickets of rows that the cut took from the queue, and that the checkpoint knows.
+        give it the checkpoint's state before it reads. After a power cut, do so before writers add rows, and save
+        `state_dict` anew in place of the checkpoint's: writers take the tickets of rows that the cut took from the
+        queue, and that the checkpoint knows.
 
         Args:
             state: a `state_dict` of a reader of this queue; None: everything that was read.
@@ -220,9 +225,11 @@ class TrajectoryReader(Closing):
 
     @property
     def commit_due(self) -> bool:
-        """Whether rows that await a `commit` take half of a durable queue's lane: the next batch needs their room."""
-        rows = self._durable_cursor().uncommitted()
-        return bool((2 * rows > self._view.geometry.capacity).any())
+        """Whether rows that await a `commit` take half of a durable queue's lane, or room for which a writer waits."""
+        cursor, native = self._durable_cursor(), self._view.native
+        rows = cursor.uncommitted()
+        crowded = cursor.crowded(np.array([native.committed(lane) for lane in range(native.count)]))
+        return bool(((2 * rows > self._view.geometry.capacity) | (crowded & (rows > 0))).any())
 
     def _durable_cursor(self) -> CommittedCursor:
         self.check_open()
@@ -303,11 +310,12 @@ class TrajectoryReader(Closing):
         self._enough = committed + max(1, self._size - ready - pending)
         still = self._cursor.crowded(self._read_plan.windows[rows.HI])
         self._stuck = bool(self._rows.crowded[still].any())
-        self._cursor.count_look()
-        if self._stuck and isinstance(self._cursor, CommittedCursor) and self._cursor.uncommitted()[still].any():
-            lane = int(np.flatnonzero(still)[0])
-            waits = f"the writer of lane {lane} waits for room"
-            raise Deadlocked(f"{self._view.segment.path}: {waits}: `commit` each batch, or use a larger capacity")
+        if not (self._stuck and isinstance(self._cursor, CommittedCursor)):
+            self._cursor.count_look()
+        elif (kept := self._cursor.uncommitted(self._state()["cursor"])[still] > 0).any():
+            lane = int(np.flatnonzero(still)[kept.argmax()])
+            waits = f"the writer of lane {lane} waits for room, which a `commit` makes"
+            raise Deadlocked(f"{self._view.segment.path}: {waits}: commit whenever `commit_due` says so")
         if deadline is None:
             raise NotEnoughData(self._shortage(ready))
         try:
@@ -334,6 +342,8 @@ class QueueRowsReader(RowsReader):
     once = True
 
     def __init__(self, view: LaneView) -> None:
+        if DURABLE in view.segment.description:
+            raise ValueError("rows_reader: expected a queue that is not durable, since no commit follows its release")
         super().__init__(view)
         self._claim = claim_reader(view.segment, view.geometry)
         self._record = np.zeros((1, view.layout.record_bytes), np.uint8)

@@ -177,7 +177,9 @@ def fixed_settings(replays: bool, prioritized: bool) -> dict[str, str]:
     """Returns the settings that a resumed run must keep, each with the reason; `replays`: whether replays are saved."""
     fixed = dict(FIXED)
     if replays:
-        fixed |= dict.fromkeys(OF_ROWS, "its saved replays have such rows; it can change without checkpoints/*.replay")
+        fixed |= dict.fromkeys(
+            OF_ROWS, "its saved replays have such rows; it can change without checkpoints/*.replay and *.durable"
+        )
         if prioritized:
             fixed |= dict.fromkeys(OF_PRIORITIES, "the priorities of its saved replays depend on it")
     return fixed

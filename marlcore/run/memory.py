@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,10 +19,10 @@ from ..checks import printable
 from ..closing import ClosedAfterError
 from ..config import AssignedPolicy, Config, Crew, actor_names, node_names, numbers_at, schedules_of
 from ..interfaces import RETURN, QueueSource
-from ..memory import PREFIX, Segment, SegmentHandle, survey_segments
+from ..memory import PREFIX, Segment, SegmentHandle, survey_segments, sync_directory
 from ..processes import SHARE, STEPS, Control
 from ..queue import TrajectoryQueue, TrajectoryReader, lane_rows_for
-from ..record import Hold, checkpoint_path, durable_note, load_checkpoint, read_json, write_json
+from ..record import Hold, checkpoint_path, durable_note, load_checkpoint, read_json, save_checkpoint, write_json
 from ..replay import ReplayBuffer
 from ..self_play import SelfPlay, odds_fields, published_numbers
 from ..spec import Field, TransitionSpec
@@ -129,10 +129,38 @@ def _create_queue(
         return stack.enter_context(create(name=f"queue.{policy.index}"))
     queue = _durable_lanes(stack, policy, config, saved, TrajectoryQueue, create)
     if queue.lanes != lanes or queue.capacity < rows * lanes:
-        expected = f"resume: expected a configuration that fits {policy.name}'s queue of {queue.lanes} lanes and"
-        raise ValueError(f"{expected} {queue.capacity} rows, got one of {lanes} and {rows * lanes}")
-    reader_of(queue, source, config, load_checkpoint(saved.with_suffix(".pt"))).close()
+        fits = (
+            f"expected a configuration that fits {policy.name}'s queue of {queue.lanes} lanes and {queue.capacity} rows"
+        )
+        got = f"got one of {lanes} and {rows * lanes}"
+        raise ValueError(f"resume: {fits}, {got}; {_begin_empty(saved)}")
+    _agree(queue, source, config, saved)
     return queue
+
+
+def _agree(queue: TrajectoryQueue, source: QueueSource, config: Config, saved: Path) -> None:
+    """Consumes the rows that a policy's checkpoint knows, and takes those that a power cut took out of its state."""
+    checkpoint = saved.with_suffix(".pt")
+    state = load_checkpoint(checkpoint)
+    try:
+        with closing(reader_of(queue, source, config, state)) as reader:
+            there = reader.state_dict()["cursor"]
+    except ValueError as error:
+        knows = f"expected {checkpoint} to know what was consumed of {printable(queue.handle.path)}"
+        raise ValueError(f"resume: {knows}, got another one ({error}); {_begin_empty(saved)}") from None
+    if _knows(state, queue) and (state["reader"]["cursor"].numpy() != there).any():
+        state["reader"]["cursor"].numpy()[:] = there
+        save_checkpoint(checkpoint, state)
+        sync_directory(checkpoint.parent)  # before actors take the tickets of rows that the older one knows
+
+
+def _begin_empty(saved: Path) -> str:
+    return f"to begin with an empty queue, remove {str(durable_note(saved))!r}"
+
+
+def _knows(state: Mapping[str, Any], queue: TrajectoryQueue) -> bool:
+    """Whether a checkpoint's state has this queue's reader, and not that of another run (init_from)."""
+    return "reader" in state and state.get("replay") == queue.handle.nonce
 
 
 def reader_of(
@@ -141,7 +169,7 @@ def reader_of(
     """Returns a queue's reader, which reads on from a checkpoint's state if that knows this queue."""
     options: dict[str, Any] = {"stack": config.replay.frames, "gamma": config.learner.gamma, "pad": config.replay.pad}
     reader = queue.reader(source.batch_size, length=source.length, **options)
-    if "reader" in state and state.get("replay") == queue.handle.nonce:
+    if _knows(state, queue):
         with ClosedAfterError(reader):
             reader.commit({name: tensor.numpy() for name, tensor in state["reader"].items()})
     return reader

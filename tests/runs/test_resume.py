@@ -316,7 +316,8 @@ RESUMED: dict[str, tuple[dict[str, Any], str]] = {
     "stacks": ({"replay": replace(SAVED, stack=2)}, f"expected replay.stack 1{HAD}2: its networks take so many"),
     "rows for a saved replay": (
         {"replay": replace(SAVED, capacity=4000)},
-        f"replay.capacity 2000{HAD}4000: its saved replays have such rows; it can change without checkpoints/*.replay",
+        f"replay.capacity 2000{HAD}4000: its saved replays have such rows; it can change without checkpoints/*.replay "
+        "and *.durable",
     ),
     "a hyperparameter of the network": (
         {"algorithm": mc.DQN(hidden=(16, 8), tau=0.5)},  # tau may change

@@ -27,6 +27,7 @@ from ...loops import (
     learn_while,
     run_seed,
 )
+from ...memory import sync_directory
 from ...processes import DONE, READY, STEPS, UPDATES, Telemetry
 from ...record import CHECKPOINT_S, checkpoint_path, load_checkpoint, save_checkpoint
 from ...self_play import League, Pool, Snapshot, own_first
@@ -128,6 +129,8 @@ class LearnerRole(Role):
             further |= {"self_play": league.state_dict()}
         whole = {**state, **model.saved(), **further, "torch": torch.get_rng_state()}
         save_checkpoint(self.memory.checkpoint(policy), whole, hold)
+        if self.config.replay.durable:
+            sync_directory(self.memory.checkpoint(policy).parent)  # or the disk may consume rows first
         batches.commit()
         if league is not None:
             league.write()

@@ -4,6 +4,7 @@ Another boot id stands for a power cut after which the disk had every page; powe
 """
 
 import os
+import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,14 +12,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from mapped import Mapped
 from refused import Refused, refusals
 from seams import patch
-from victims import die
+from victims import die, fork
 
 import marlcore as mc
+from marlcore.interfaces import QueueSource
 from marlcore.memory import Recovered
 from marlcore.queue import TrajectoryReader
+from marlcore.queue.cursor import ReadCursor
+from marlcore.record import load_checkpoint, save_checkpoint
+from marlcore.run.memory import _agree, reader_of
 
 SPEC = mc.TransitionSpec(mc.Field((), "int64"), mc.Field((), "int64"))
 RARELY = mc.Durable(every_s=3600.0)  # but at the beginning and the end
@@ -108,7 +114,7 @@ def test_a_commit_makes_room_and_reading_does_not(path: Path) -> None:
         with queue.writer(timeout=0.0) as writer:
             with pytest.raises(TimeoutError, match="no room"):
                 writer.add(0, 0, 0.0)
-            with pytest.raises(mc.Deadlocked, match="the writer of lane 0 waits for room: `commit`"):
+            with pytest.raises(mc.Deadlocked, match="the writer of lane 0 waits for room, which a `commit` makes"):
                 reader.read()
         reader.commit()
         assert not reader.commit_due
@@ -133,12 +139,70 @@ def test_the_state_knows_no_row_of_a_batch_that_has_only_begun(path: Path) -> No
         add(queue, LANE)
         with queue.writer(timeout=0.0) as writer, pytest.raises(TimeoutError):
             writer.add(0, 0, 0.0)
-        with pytest.raises(mc.Deadlocked):
-            reader.read(50)
+        for _ in range(3):  # no commit would help, and lane 1 may have rows later
+            with pytest.raises(mc.NotEnoughData):
+                reader.read(50)
         np.testing.assert_array_equal(reader.state_dict()["cursor"], state["cursor"])
         reader.commit()
         add(queue, 10, lane=1)
         assert sorted(take(reader, 50)) == sorted([*range(10, 50), *range(10)])
+
+
+def test_a_reader_that_is_killed_inside_a_commit_keeps_no_room(path: Path) -> None:
+    def work() -> None:
+        queue = create(path)
+        add(queue, LANE)
+        reader = queue.reader(LANE)
+        reader.read()
+        ReadCursor.release = lambda cursor, tickets: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+        reader.commit()
+
+    assert os.waitstatus_to_exitcode(os.waitpid(fork(work), 0)[1]) == -signal.SIGKILL
+    with mc.TrajectoryQueue.attach(path) as queue, queue.reader(LANE) as reader:
+        assert len(queue) == 0
+        add(queue, LANE)
+        assert take(reader, LANE) == [*range(LANE, 2 * LANE)]
+
+
+def test_a_writer_that_waits_makes_a_commit_due(path: Path) -> None:
+    with create(path) as queue, queue.reader(5) as reader, queue.writer(timeout=0.0) as writer:
+        with pytest.raises(ValueError, match=f"expected at most {LANE // 4} rows in one add"):
+            writer.add_batch(*np.zeros((3, LANE // 4 + 1), np.int64))
+        writer.close()
+        add(queue, LANE)
+        take(reader, 5)
+        assert not reader.commit_due
+        with queue.writer(timeout=0.0) as another, pytest.raises(TimeoutError, match="no room"):
+            another.add(0, 0, 0.0)
+        assert reader.commit_due
+        reader.commit()
+        assert not reader.commit_due
+
+
+def test_a_checkpoint_forgets_the_rows_that_a_power_cut_took(
+    path: Path, tmp_path: Path, reboot: Callable[[], None]
+) -> None:
+    """A learner that is killed before its next checkpoint is followed by one that has the same checkpoint."""
+    source, config, saved = QueueSource(4), mc.Config(total_steps=1), tmp_path / "agent_0.replay"
+    checkpoint = saved.with_suffix(".pt")
+    with create(path) as queue:
+        add(queue, 8)
+        flush(queue)
+        add(queue, 8)
+        with reader_of(queue, source, config, {}) as reader:
+            assert take(reader, 16) == [*range(16)]
+            state = {name: torch.from_numpy(array) for name, array in reader.state_dict().items()}
+            save_checkpoint(checkpoint, {"reader": state, "replay": queue.handle.nonce})
+        disk = path.read_bytes()
+    path.write_bytes(disk)
+    reboot()
+    with mc.TrajectoryQueue.attach(path) as queue:
+        assert queue.recovered == Recovered(8, 8, 0)
+        _agree(queue, source, config, saved)
+        for _ in range(2):
+            with reader_of(queue, source, config, load_checkpoint(checkpoint)) as reader:
+                add(queue, 8, base=100)
+                assert take(reader, 4) == [*range(108, 112)]
 
 
 def test_rows_that_a_stack_still_needs_stay(path: Path) -> None:
