@@ -112,7 +112,7 @@ def _resumed(line: CommandLine) -> tuple[str, str, Any, Config]:
     of_algorithm = {name: tuple[str, ...] for name in line.words if name.startswith("algorithm.")}
     values = line.read(hints | of_algorithm, refuse="--resume takes no {}".format)
     options = ResumeOptions(**_popped(values, hints_of(ResumeOptions)))
-    env, algorithm, config = described_run(options.resume, trust=options.trust)
+    env, algorithm, config = described_run(options.resume, trust=options.trust, replay_path=values.get("replay.path"))
     if of_algorithm:
         if not is_dataclass(algorithm):
             raise ValueError(f"algorithm: expected a dataclass, whose fields are options, got {brief(algorithm)}")

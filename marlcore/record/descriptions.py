@@ -97,8 +97,12 @@ def _plain(value: Any) -> Any:
     return value if simple else {"repr": re.sub(" at 0x[0-9a-f]+", "", repr(value))}  # addresses differ in each process
 
 
-def described_run(run_dir: str | Path, *, trust: bool = False) -> tuple[Any, Algorithm | dict[str, Algorithm], Config]:
+def described_run(
+    run_dir: str | Path, *, trust: bool = False, replay_path: str | None = None
+) -> tuple[Any, Algorithm | dict[str, Algorithm], Config]:
     """Imports the objects that config.json names; returns the described environment, algorithms and settings.
+
+    `replay_path` takes the place of the described directory, which may not be there any more.
 
     Raises ValueError if the file names something that cannot or may not be imported.
     """
@@ -107,9 +111,12 @@ def described_run(run_dir: str | Path, *, trust: bool = False) -> tuple[Any, Alg
             expected = "trust: expected trust=True or --trust for a run elsewhere, since loading it executes code"
             raise ValueError(f"{expected}, got {run_dir!r} without it")
         with TemporaryDirectory() as folder:
-            return described_run(fetch_run(run_dir, Path(folder), "config.json"), trust=True)
+            fetched = fetch_run(run_dir, Path(folder), "config.json")
+            return described_run(fetched, trust=True, replay_path=replay_path)
     described = read_config(open_run(run_dir, IMPORTED, trust))
     try:
+        if replay_path is not None:
+            described = {**described, "replay": {**described["replay"], "path": replay_path}}
         config, env, name = Config.from_dict(described), described["env"], described["algorithm"]
         chosen = described["hyperparameters"]
         _check_named("environment", env)

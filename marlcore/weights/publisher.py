@@ -83,7 +83,8 @@ class Publisher(Closing):
                 `weights` hold a part that is no array, or are given to the publisher of a module.
             ClosedError, StaleHandle: the publisher or its store was closed, or this is a forked child.
             UsedByTwoThreads: another thread is publishing.
-            After an error, nothing was published and the extras are unchanged.
+            After an error, nothing was published and the extras are unchanged. If it came while an accelerator copied
+            the weights, the store lacks its oldest version until the next publish: with one slot, its only one.
         """
         self._store.check_open()
         if self._closed:

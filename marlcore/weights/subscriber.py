@@ -128,6 +128,8 @@ class Subscriber:
 
     def _take(self, idle: int, version: int) -> None:
         self._local.load()
+        if self._local.device_row is not None:
+            self._local.device_row.settle()  # for users of other streams than the current one
         self.extras = _copied(self._row_extras[idle])
         self.version = version
 

@@ -247,6 +247,16 @@ def test_settings_without_use_are_told(tmp_path: Path, caplog: pytest.LogCapture
     assert "has no effect" not in caplog.text, "they are recorded with their defaults"
 
 
+def test_options_of_memory_without_memory_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    Launch.checked("gymnasium:Pendulum-v1", mc.TD3(burn_in=5, length=7), mc.Config(total_steps=10))
+    told = [message for message in caplog.messages if "has no effect without cell" in message]
+    assert [message.partition(":")[0] for message in told] == ["algorithm.length", "algorithm.burn_in"]
+    caplog.clear()
+    Launch.checked("gymnasium:Pendulum-v1", mc.TD3(cell="gru", burn_in=5, length=7), mc.Config(total_steps=10))
+    assert "without cell" not in caplog.text
+
+
 def test_a_run_shorter_than_a_batch_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     train(tmp_path, CARTPOLE, mc.PPO(), mode="serial", total_steps=50)
     assert "the algorithm's batch_size: agent_0 takes 50 of the 50 steps, and learns only with 2048" in caplog.text

@@ -16,7 +16,7 @@ from whole_runs import LONG, MODES, ON_POLICY, Runs, checkpoint, kill, past, upd
 
 import marlcore as mc
 from marlcore.memory import Segment
-from marlcore.record import steps_taken
+from marlcore.record import described_run, steps_taken
 from marlcore.replay.saving import arrays_in
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
@@ -133,6 +133,14 @@ def test_a_durable_replay_outlives_its_run(tmp_path: Path, large: Path, durable:
         assert replay.newest_version() >= versions
     assert min(values_of(more.run_dir, "rows")[-3:]) > 600
     assert max(values_of(more.run_dir, "policy_lag")) < checkpoint(more.run_dir)["version"]
+
+
+def test_a_run_whose_files_were_moved_is_described_with_their_new_place(tmp_path: Path, large: Path) -> None:
+    replay = {"path": str(large), "durable": True}
+    result = runs.train(tmp_path, "gymnasium:CartPole-v1", mode="serial", total_steps=300, replay=replay)
+    moved = large.rename(large.with_name("moved"))
+    check_refused(partial(described_run, result.run_dir), ValueError, "replay.path: expected an existing directory")
+    assert described_run(result.run_dir, replay_path=str(moved))[2].replay.path == str(moved)
 
 
 def test_a_run_keeps_to_its_kind_of_replay(tmp_path: Path, durable: dict[str, Any]) -> None:

@@ -57,6 +57,9 @@ class NoisyPolicy(Windowed, ActorCriticHyperparameters):
     policy and critics have a recurrent layer each, and updates are those of rows that also see what came before them.
     """
 
+    n_step: AtLeast1 = 1
+    """Rewards in each return with memory, at least 1, in place of `learner.n_step`; returns end with their window."""
+
     def transition(self, spaces: Spaces) -> TransitionSpec:
         """Returns a row's fields; see `Windowed.transition`. Raises ValueError as BoxActions does."""
         BoxActions(self.owner, spaces.action)

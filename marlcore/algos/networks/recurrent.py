@@ -15,6 +15,7 @@ from ...interfaces import PREVIOUS_REWARD
 from ...observations import each
 from ...spaces import Spaces
 from ...spec import Field
+from .actions import BoxActions
 from .custom import TRIED, check_form, custom_function, made_module, torso_of, tried
 from .torso import Flat, OneHot, rows_in
 
@@ -262,11 +263,21 @@ def first_layers(hyper: Any, spaces: Spaces, hidden: tuple[int, ...], kind: type
     return torso_of(hyper, spaces, hidden, **whole)
 
 
-def _encoder(space: gymnasium.Space) -> Flat | OneHot:
+class _BoundedActions(BoxActions):
+    """Encodes the actions of a bounded Box on the scale [-1, 1]: wide ones would saturate a recurrent layer."""
+
+    forward = BoxActions.encode
+
+
+def _encoder(space: gymnasium.Space) -> Flat | OneHot | _BoundedActions:
     """Returns the encoder of stored actions; rows store Discrete and MultiDiscrete actions as numbers from 0."""
     if isinstance(space, gym.Discrete):
         return OneHot(gym.Discrete(space.n), 1)
-    return OneHot(gym.MultiDiscrete(space.nvec), 1) if isinstance(space, gym.MultiDiscrete) else Flat(space, 1)
+    if isinstance(space, gym.MultiDiscrete):
+        return OneHot(gym.MultiDiscrete(space.nvec), 1)
+    if isinstance(space, gym.Box) and space.dtype.kind == "f" and space.is_bounded():
+        return _BoundedActions("previous action", space)
+    return Flat(space, 1)
 
 
 def rescaled(value: torch.Tensor) -> torch.Tensor:

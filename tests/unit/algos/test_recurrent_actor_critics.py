@@ -36,6 +36,11 @@ def tensors(module, trained=False):
     return {name: one.requires_grad_(trained) for name, one in state.items()}
 
 
+def scaled(action):
+    """Actions of the Box from -2 to 3 on the scale [-1, 1]."""
+    return 2 * (action.double() + 2) / 5 - 1
+
+
 def linear(weights, name, x):
     return functional.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
 
@@ -56,7 +61,7 @@ def windows_in(batch, hyper):
             each(joined, batch.obs, batch.next_obs),
             {name: x[row].double() for name, x in batch.extras.items()},
         )
-        last = torch.cat([state["previous_action"][None], batch.action[row, :held].double()])
+        last = torch.cat([state["previous_action"][None], scaled(batch.action[row, :held])])  # rows store it scaled
         parts = [state[name] for name in ("hidden", "cell")[: 1 + (hyper.cell == "lstm")]]
         if isinstance(obs, dict):
             code, alive = torch.eye(3).double().expand(held + 1, 3, 3), obs[ALIVE]
@@ -83,8 +88,7 @@ class Plain:
         self.windows = list(windows_in(batch, self.hyper))
         self.rows = [(window, step) for window in self.windows for step in window.steps]
         self.ends = [(window, min(step + self.hyper.n_step, window.held)) for window, step in self.rows]
-        taken = torch.stack([batch.action[window.row, step].double().flatten() for window, step in self.rows])
-        self.taken = 2 * (taken + 2) / 5 - 1
+        self.taken = scaled(torch.stack([batch.action[window.row, step].flatten() for window, step in self.rows]))
         self.weight = torch.stack([batch.weight[window.row].double() for window, _ in self.rows])
         generator = torch.Generator()
         generator.set_state(trainer.generator.get_state())
@@ -234,3 +238,14 @@ BROKEN = {
 def test_the_plain_program_finds_a_broken_rule(rule, monkeypatch):
     with pytest.raises(AssertionError):
         check_update(TD3, lambda trainer: monkeypatch.setattr(*BROKEN[rule](trainer)))
+
+
+@pytest.mark.parametrize("reach", [1.0, 100.0])
+def test_the_last_action_is_seen_on_the_scale_of_its_bounds(reach):
+    """A wide Box in its own units would saturate the layer; one without bounds stays as it is."""
+    torso = RecurrentTorso(TD3, continuous_spaces(gym.Box(-3 * reach, reach, (2,), np.float32)), (4,))
+    _, state = torso(torch.zeros(1, 3), None)
+    seen = torso.acted(state, np.array([[-3 * reach, 0.0]], np.float32))["previous_action"]
+    assert seen.tolist() == [[-1.0, 0.5]]
+    free = RecurrentTorso(mc.RecurrentPPO(), continuous_spaces(gym.Box(-np.inf, np.inf, (2,), np.float32)), (4,))
+    assert free.acted(state, np.array([[-300.0, 0.5]], np.float32))["previous_action"].tolist() == [[-300.0, 0.5]]
