@@ -33,7 +33,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 MOST_WORKERS = 4  # each imports everything, and has a fork server and kernels of its own
 # What takes longest begins first, lest one process work alone at the end; the rest goes by its number of tests.
-LONGEST = "cluster", "learners and leagues", "tests/models/test_models.py", "tests/runs/test_gallery.py"
+OF_NETWORKS = "tests/cluster/test_networks.py"  # which starts Ray on hosts of its own
+LONGEST = "cluster", "learners and leagues", "tests/models/test_models.py", OF_NETWORKS, "tests/runs/test_gallery.py"
 CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000  # linux/sched.h, linux/mount.h
 
 settings.register_profile("marlcore", deadline=None)  # no test fails by the clock
@@ -92,7 +93,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByFile(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            if "/cluster/" not in file:
+            if "/cluster/" not in file or file == OF_NETWORKS:
                 return file
             return "learners and leagues" if "/test_lea" in file else "cluster"  # which take as long
 
