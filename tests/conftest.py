@@ -34,7 +34,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 MOST_WORKERS = 4  # each imports everything, and has a fork server and kernels of its own
 # What takes longest begins first, lest one process work alone at the end; the rest goes by its number of tests.
 OF_NETWORKS = "tests/cluster/test_networks.py"  # which starts Ray on hosts of its own
-LONGEST = "cluster", "learners and leagues", "tests/models/test_models.py", OF_NETWORKS, "tests/runs/test_gallery.py"
+COUNTED = "bench/costs/bench_instructions.py"  # which takes as long under load
+LONGEST = "cluster", "learners and leagues", "tests/models/test_models.py", OF_NETWORKS, COUNTED
 CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000  # linux/sched.h, linux/mount.h
 
 settings.register_profile("marlcore", deadline=None)  # no test fails by the clock

@@ -12,7 +12,7 @@ from ...spaces import Spaces
 from .actions import BoxActions
 from .custom import TRIED, CustomTorso, head_on, whole_network
 from .initialization import initialize
-from .recurrent import CriticTorso, RecurrentTorso, State, Windows, first_layers, seen_by
+from .recurrent import CriticTorso, RecurrentTorso, State, Windows, first_layers, seen_by, stepped
 from .torso import ACTIVATIONS, StackedLinear, StackedNorm
 
 
@@ -83,7 +83,7 @@ class ContinuousPolicy(nn.Module):
 
     def stepped(self, obs: Any, state: State | None, windows: Windows | None = None, mask: None = None) -> Any:
         """Returns, with memory, the distribution for observations and a state, and the next state."""
-        features, after = self.torso.stepped(obs, state, windows)
+        features, after = stepped(self.torso, obs, state, windows)
         return self.distribution(self.output(features)), after
 
     def acted(self, state: State, action: Any) -> State:

@@ -9,7 +9,7 @@ from ...spaces import Spaces
 from .custom import CustomTorso, check_form, head_on, torso_of, tried, whole_network, zeros_of
 from .distributions import distribution_of
 from .initialization import initialize
-from .recurrent import RecurrentTorso, State, Stepped, Windows
+from .recurrent import RecurrentTorso, State, Stepped, Windows, stepped
 from .torso import Torso
 
 
@@ -47,8 +47,8 @@ class OutputNetwork(nn.Module):
         return self.head(self.torso(obs))
 
     def stepped(self, obs: Any, state: State | None, windows: Windows | None = None) -> Stepped:
-        """Returns the numbers, and the next state, by a torso with memory; see `RecurrentTorso.stepped`."""
-        features, after = self.torso.stepped(obs, state, windows)
+        """Returns the numbers, and the next state, by a torso with memory; see `stepped` in recurrent.py."""
+        features, after = stepped(self.torso, obs, state, windows)
         return self.head(features), after
 
 

@@ -11,7 +11,7 @@ from ...spaces import Spaces
 from .actions import JointActions
 from .custom import head_on, torso_of, whole_network
 from .initialization import initialize
-from .recurrent import RecurrentTorso, State, Stepped, Windows
+from .recurrent import RecurrentTorso, State, Stepped, Windows, stepped
 from .torso import ACTIVATIONS, dense_layer
 
 FEW = 64  # actions; for more, the product with a square matrix takes longer than a slice and a sum
@@ -63,7 +63,7 @@ class RecurrentQNetwork(QNetwork):
 
         With `windows`, values are [B, N, actions], for observations [B, N, ...] and the state [B, ...] before them.
         """
-        features, after = self.torso.stepped(obs, state, windows)
+        features, after = stepped(self.torso, obs, state, windows)
         return self.head(features), after
 
     def stepped(self, obs: Any, state: State | None, windows: Windows | None = None) -> Stepped:

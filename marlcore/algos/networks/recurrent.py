@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import gymnasium
@@ -167,10 +168,14 @@ class Histories:
 
 
 def seen_by(network: Any, obs: Any) -> torch.Tensor:
-    """Returns a network's outputs [B, ...] for observations or, from a method `stepped`, [M, ...] for Histories."""
+    """Returns a network's outputs [B, ...] for observations or, for Histories, [M, ...].
+
+    Histories pass through a network's method `stepped` or, of a RecurrentTorso or a part in its place, that function.
+    """
     if not isinstance(obs, Histories):
         return network(obs)  # type: ignore[no-any-return]
-    outputs, _ = network.stepped(obs.obs, obs.state, obs.windows)
+    step = network.stepped if hasattr(network, "stepped") else partial(stepped, network)
+    outputs, _ = step(obs.obs, obs.state, obs.windows)
     return outputs[obs.at]  # type: ignore[no-any-return]
 
 
@@ -224,13 +229,9 @@ class RecurrentTorso(nn.Module):
         stepped: Stepped = self.core(inputs, state) if unroll is None else unroll(self.core, inputs, state)
         return stepped
 
-    def stepped(self, obs: Any, state: State | None, windows: Windows | None = None) -> Stepped:
-        """Returns what `forward` does or, for `windows` of observations [B, N, ...], features [B, N, size]."""
-        if windows is None:
-            return self(obs, state)  # type: ignore[no-any-return]
-        assert state is not None
-        flat = each(lambda part: part.flatten(0, 1), obs)
-        return self(flat, self.before_each(windows.action, windows.reward, state), windows.unroll)  # type: ignore[no-any-return]
+    def beginning(self, state: State) -> State:
+        """Returns the state with which this network begins windows that have this one before them."""
+        return state
 
     def acted(self, state: State, action: torch.Tensor | NDArray[Any]) -> dict[str, torch.Tensor]:
         """Adds the chosen actions [k, ...] to the state that `forward` returned, and returns the result."""
@@ -248,12 +249,23 @@ class RecurrentTorso(nn.Module):
 class CriticTorso(RecurrentTorso):
     """The first layers of critics with memory; they begin each window with zeros, since actors run no critics."""
 
-    def stepped(self, obs: Any, state: State | None, windows: Windows | None = None) -> Stepped:
-        """See `RecurrentTorso.stepped`; the state of a team holds each member's last action."""
-        assert state is not None
+    def beginning(self, state: State) -> State:
+        """See `RecurrentTorso.beginning`; the state of a team holds each member's last action."""
         rows = state[PREVIOUS_REWARD].shape[0]
         zeros = {name: state[PREVIOUS_REWARD].new_zeros(rows, size) for name, size in self._sizes.items()}
-        return super().stepped(obs, {**state, **zeros, PREVIOUS_ACTION: state[PREVIOUS_ACTION].flatten(1)}, windows)
+        return {**state, **zeros, PREVIOUS_ACTION: state[PREVIOUS_ACTION].flatten(1)}
+
+
+def stepped(torso: Any, obs: Any, state: State | None, windows: Windows | None = None) -> Stepped:
+    """Returns what a RecurrentTorso, or a part in its place, does for observations [k, ...] and a state.
+
+    For `windows` of observations [B, N, ...] with this state before them, it returns features [B, N, size].
+    """
+    if windows is None:
+        return torso(obs, state)  # type: ignore[no-any-return]
+    assert state is not None
+    flat, begins = each(lambda part: part.flatten(0, 1), obs), torso.beginning(state)
+    return torso(flat, torso.before_each(windows.action, windows.reward, begins), windows.unroll)  # type: ignore[no-any-return]
 
 
 def first_layers(hyper: Any, spaces: Spaces, hidden: tuple[int, ...], kind: type[RecurrentTorso], **whole: Any) -> Any:

@@ -224,12 +224,12 @@ def in_one(self, core, inputs, state):
 BROKEN = {
     "gradients reach into the burn-in": lambda trainer: (Windows, "unroll", in_one),
     "the burn-in counts": lambda trainer: (windows, "shortened", burn_in_counted),
-    "critics begin with the policy's state": lambda trainer: (CriticTorso, "stepped", RecurrentTorso.stepped),
+    "critics begin with the policy's state": lambda trainer: (CriticTorso, "beginning", RecurrentTorso.beginning),
     "target critics have online histories": lambda trainer: (
-        trainer.target.critics.encoder, "stepped", trainer.critics.encoder.stepped
+        trainer.target.critics.encoder, "forward", trainer.critics.encoder.forward
     ),
     "the target policy has online histories": lambda trainer: (
-        trainer.target.acting.torso, "stepped", trainer.policy.torso.stepped
+        trainer.target.acting.torso, "forward", trainer.policy.torso.forward
     ),
 }  # fmt: skip
 
