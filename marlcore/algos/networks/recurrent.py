@@ -176,7 +176,7 @@ def seen_by(network: Any, obs: Any) -> torch.Tensor:
         return network(obs)  # type: ignore[no-any-return]
     step = network.stepped if hasattr(network, "stepped") else partial(stepped, network)
     outputs, _ = step(obs.obs, obs.state, obs.windows)
-    return outputs[obs.at]  # type: ignore[no-any-return]
+    return outputs[obs.at]
 
 
 def state_fields(hyper: Any, spaces: Spaces, every: int) -> dict[str, Field]:
