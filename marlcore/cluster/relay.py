@@ -25,6 +25,7 @@ INLINE_BYTES = 90_000  # the largest message that a transport carries with the c
 LEAST_BYTES, MOST_BYTES = 16 << 20, 32 << 20  # bytes of rows that are sent at once; the most in one message
 IN_FLIGHT = 2  # messages; while one is written, the next is on its way
 DELAYS = 1000
+ANSWER_S = 120.0  # for which a message may be on its way: at 10 Mbit/s, two of the largest take less than half of it
 LOOK_S = 0.002  # between two looks of `drain`
 LONGEST_FLUSH_S = 60.0
 MOST_ROOM = 1 << 40  # bytes
@@ -145,6 +146,7 @@ class Relay(Closing):
         self._acked = np.full(source.lanes, -1)  # by lane, the ticket below which the ingest has every row; -1: unknown
         # The messages in flight: spans, the time at which the oldest row was seen, and the ingest's answer
         self._flight: deque[tuple[Ints, float, Future[bool]]] = deque()
+        self._heard = 0.0  # when the last answer came, or the first message in flight was sent
         self._seen: float | None = None  # when the oldest row that waits was seen
         self._turn = 0  # the lane from which the next message begins
         self._memory = np.empty(0, np.uint8)
@@ -250,10 +252,13 @@ class Relay(Closing):
         self._is_open = False
 
     def _hear(self) -> None:
-        """Takes the answers that have come, in the order of the messages."""
+        """Takes the answers that have come, in the order of the messages.
+
+        Raises LinkLost if none comes for too long: a transport may lose an answer as its network is cut.
+        """
         while self._flight and self._flight[0][-1].done():
             spans, seen, taken = self._flight.popleft()
-            self.stats.in_flight = len(self._flight)
+            self.stats.in_flight, self._heard = len(self._flight), self._clock()
             if not taken.result():
                 self._rewind()
                 return
@@ -263,6 +268,8 @@ class Relay(Closing):
             self.stats.gaps += gaps
             self.stats.rows -= gaps
             self._acknowledge(spans[:, LANE], spans[:, FIRST] + spans[:, ROWS])
+        if self._flight and self._clock() - self._heard > ANSWER_S:
+            raise LinkLost(f"the ingest cannot be reached: it answered nothing for {ANSWER_S:g} s")
 
     def _acknowledge(self, lanes: Ints, tickets: Ints) -> None:
         tickets = np.maximum(self._acked[lanes], tickets)
@@ -292,6 +299,8 @@ class Relay(Closing):
             return False
         message = seal(self._memory, self._seat, self._epoch, spans, nbytes, self._compress)
         taken = self._link.send(message)
+        if not self._flight:
+            self._heard = self._clock()
         self._flight.append((spans[read], self._seen, taken))
         taken.add_done_callback(lambda _: self._wake.set())
         self._next[spans[read, LANE]] = (spans[:, FIRST] + spans[:, ROWS])[read]

@@ -14,6 +14,7 @@ from tiers import long_but
 from marlcore import Field, RateLimiter, ReplayBuffer, TrajectoryQueue, TransitionSpec
 from marlcore.cluster import Bookings, DirectLink, Ingest, Relay
 from marlcore.cluster.message import seal
+from marlcore.cluster.relay import ANSWER_S
 from marlcore.errors import ClosedError, Fenced, LaneBusy, LayoutMismatch, LinkLost, NotEnoughData
 
 NEXT_OBS = TransitionSpec(Field((3,), "int64"), Field((), "int64"), next_obs=True)
@@ -304,6 +305,38 @@ def test_few_bytes_wait_a_tenth_of_the_flush_and_many_not_at_all(home, source) -
         write(78_000)  # 34.7 MB: one message takes 32 MiB of it
         assert [sent_after(0.0), sent_after(0.0), sent_after(0.3)] == [True, False, True]
     assert relay.stats.messages == 5
+
+
+@pytest.mark.parametrize("arrives", [False, True], ids=["message lost", "answer lost"])
+def test_a_message_without_an_answer_is_sent_again(home, source, arrives) -> None:
+    """A transport may lose a message or an answer, and say nothing of it."""
+    now, here, there = [0.0], home(), source()
+    direct = DirectLink(here.ingest)
+
+    class Silent(DirectLink):
+        def send(self, message: np.ndarray) -> Future[bool]:
+            if arrives:
+                direct.send(message)
+            return Future()
+
+    with here.relay(there, clock=lambda: now[0]) as relay, there.writer() as writer:
+        relay._link = Silent(here.ingest)
+        writer.add(**row(SMALL, 0))
+        relay.poll()
+        now[0] += 1.0
+        assert relay.poll() and relay.stats.in_flight == 1
+        relay._link = direct
+        now[0] += ANSWER_S
+        assert not relay.poll()
+        now[0] += 1.0
+        with pytest.raises(LinkLost, match="the ingest cannot be reached: it answered nothing for 120 s"):
+            relay.poll()
+        relay._rewind()  # as the thread does
+        writer.add(**row(SMALL, 1))
+        relay.poll()
+        now[0] += 1.0
+        relay.poll()
+        assert here.ingest.stats.rows == 2
 
 
 def test_rows_that_fill_half_of_a_lane_do_not_wait(home, source) -> None:
