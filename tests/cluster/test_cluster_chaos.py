@@ -86,6 +86,8 @@ until(lambda: all(words(run, name)[0] > 20 for name in ("node-0", "node-1")), la
 for line in sys.stdin:  # each asks for the state
     if not line.strip():
         break
+    if not run.status().running:
+        run.wait()  # raises what ended it
     state = {name: words(run, name) for name in ("node-0", "node-1")}
     agents = [agent.found["pid"] for agent in run._session._machines._cluster.agents if agent.has_begun]
     print(json.dumps([state, run.status().updates["agent_0"], agents]), file=answers, flush=True)

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from textwrap import shorten
@@ -76,7 +77,8 @@ class AgentHandle:
 
     def call(self, method: str, *args: Any) -> None:
         self.has_begun |= method == "begin"
-        self._awaited = getattr(self._actor, method).remote(*args)
+        with self._losing():
+            self._awaited = getattr(self._actor, method).remote(*args)
 
     @property
     def is_awaited(self) -> bool:
@@ -85,7 +87,8 @@ class AgentHandle:
 
     def has_answered(self, seconds: float = 0.0) -> bool:
         """Waits at most `seconds` for an answer; returns whether there is one to take."""
-        return self.is_awaited and bool(self._ray.wait([self._awaited], timeout=seconds)[0])
+        with self._losing():
+            return self.is_awaited and bool(self._ray.wait([self._awaited], timeout=seconds)[0])
 
     def answer(self) -> Any:
         """Waits for the answer and returns it. Raises AgentLost, or any exception of the call."""
@@ -94,6 +97,14 @@ class AgentHandle:
             return self._ray.get(awaited)
         except self._ray.exceptions.RayTaskError as error:
             raise error.as_instanceof_cause() from None
+        except self._ray.exceptions.RayError as error:
+            raise AgentLost(_one_line(error)) from None
+
+    @contextmanager
+    def _losing(self) -> Iterator[None]:
+        """Raises AgentLost for Ray's errors, which a call to a dead actor or a wait may raise too."""
+        try:
+            yield
         except self._ray.exceptions.RayError as error:
             raise AgentLost(_one_line(error)) from None
 
