@@ -101,7 +101,7 @@ class RayLink:
         try:
             reference = self._found().open.remote(self._name, seat, epoch, lanes, spec)
             cursor: Ints = self._ray.get(reference, timeout=self._timeout)
-        except self._ray.exceptions.RayError as error:
+        except (self._ray.exceptions.RayError, OSError) as error:  # OSError: this node's raylet is dead
             raise _plain(error, "the ingest") from None
         return cursor
 
@@ -110,7 +110,7 @@ class RayLink:
         try:
             carried = message if len(message) <= INLINE_BYTES else self._ray.put(message)
             arrived = self._found().put.remote(self._name, carried).future()
-        except self._ray.exceptions.RayError as error:
+        except (self._ray.exceptions.RayError, OSError) as error:  # OSError: this node's raylet is dead
             raise _plain(error, "the ingest") from None
         answer: Future[bool] = Future()
 
@@ -216,7 +216,7 @@ class WeightsLink:
         try:
             self._actor = self._actor or ray.get_actor(self._name, self._namespace)
             yield ray, self._actor
-        except (ray.exceptions.RayError, ValueError) as error:  # ValueError: no actor has the name
+        except (ray.exceptions.RayError, ValueError, OSError) as error:  # no actor has the name; the raylet is dead
             self._actor = self._coming = None
             raise _plain(error, f"the porter {self._name}") from None
 

@@ -105,7 +105,7 @@ class AgentHandle:
         """Raises AgentLost for Ray's errors, which a call to a dead actor or a wait may raise too."""
         try:
             yield
-        except self._ray.exceptions.RayError as error:
+        except (self._ray.exceptions.RayError, OSError) as error:
             raise AgentLost(_one_line(error)) from None
 
     def take_check(self) -> None:

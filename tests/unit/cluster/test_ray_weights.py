@@ -171,7 +171,7 @@ def test_a_lost_connection_is_named_at_a_wait_too(monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as patch:
 
         def lost(*_: Any, **__: Any) -> None:
-            raise ray.exceptions.RayError("the raylet\nis gone")
+            raise OSError("the raylet\nis gone")  # as Ray's own connection does
 
         patch.setattr(SlowRay, "wait", lost)
         with pytest.raises(LinkLost, match=r"^the porter porter cannot be reached: the raylet is gone$"):
