@@ -98,20 +98,16 @@ class RayLink:
 
     def open(self, seat: int, epoch: int, lanes: int, spec: dict[str, Any]) -> Ints:
         """See Link."""
-        try:
+        with _reaching(self._ray, "the ingest"):
             reference = self._found().open.remote(self._name, seat, epoch, lanes, spec)
             cursor: Ints = self._ray.get(reference, timeout=self._timeout)
-        except (self._ray.exceptions.RayError, OSError) as error:  # OSError: this node's raylet is dead
-            raise _plain(error, "the ingest") from None
         return cursor
 
     def send(self, message: NDArray[np.uint8]) -> "Future[bool]":
         """See Link."""
-        try:
+        with _reaching(self._ray, "the ingest"):
             carried = message if len(message) <= INLINE_BYTES else self._ray.put(message)
             arrived = self._found().put.remote(self._name, carried).future()
-        except (self._ray.exceptions.RayError, OSError) as error:  # OSError: this node's raylet is dead
-            raise _plain(error, "the ingest") from None
         answer: Future[bool] = Future()
 
         def pass_on(done: "Future[bool]") -> None:
@@ -126,10 +122,7 @@ class RayLink:
     def _found(self) -> Any:
         """Returns the actor's handle. Raises LinkLost if no actor has the name now."""
         if isinstance(self._actor, str):
-            try:
-                self._actor = self._ray.get_actor(self._actor, self._namespace)
-            except ValueError as error:
-                raise _plain(error, "the ingest") from None
+            self._actor = _named(self._ray, self._actor, self._namespace, "the ingest")
         return self._actor
 
 
@@ -212,13 +205,14 @@ class WeightsLink:
     @contextmanager
     def _reached(self) -> Iterator[tuple[Any, Any]]:
         """Lends the module ray and the porter's actor; translates Ray's errors, after which the actor is found anew."""
-        ray = _ray("WeightsLink")
+        ray, host = _ray("WeightsLink"), f"the porter {self._name}"
         try:
-            self._actor = self._actor or ray.get_actor(self._name, self._namespace)
-            yield ray, self._actor
-        except (ray.exceptions.RayError, ValueError, OSError) as error:  # no actor has the name; the raylet is dead
+            with _reaching(ray, host):
+                self._actor = self._actor or _named(ray, self._name, self._namespace, host)
+                yield ray, self._actor
+        except Exception:
             self._actor = self._coming = None
-            raise _plain(error, f"the porter {self._name}") from None
+            raise
 
 
 def _started(ray: Any, kind: type, *args: Any, **options: Any) -> Any:
@@ -228,6 +222,23 @@ def _started(ray: Any, kind: type, *args: Any, **options: Any) -> Any:
     here = OnNode(ray.get_runtime_context().get_node_id(), soft=False)
     options = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": here, **options}
     return ray.remote(kind).options(**options).remote(*args)
+
+
+def _named(ray: Any, name: str, namespace: str | None, host: str) -> Any:
+    """Returns the handle of the actor of this name. Raises LinkLost if no actor has it now."""
+    try:
+        return ray.get_actor(name, namespace)
+    except ValueError as error:
+        raise _plain(error, host) from None
+
+
+@contextmanager
+def _reaching(ray: Any, host: str) -> Iterator[None]:
+    """Raises an exception of the actor's own call as it is, and LinkLost for Ray's errors."""
+    try:
+        yield
+    except (ray.exceptions.RayError, OSError) as error:  # OSError: this node's raylet is dead
+        raise _plain(error, host) from None
 
 
 def _plain(error: BaseException, host: str) -> BaseException:

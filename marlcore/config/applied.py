@@ -24,7 +24,6 @@ OF_ACTING = (
     *(f"actor.{name}" for name in ActorConfig.__dataclass_fields__ if name != "device"),  # an evaluator acts on it
     *(f"replay.{name}" for name in ("capacity", "save", "clear_at_stage", "mixture", "path", "durable", "hindsight")),
 )
-OF_MEMORY = ("units", "length", "burn_in", "period", "n_step", "eta")
 READS_ONCE = "reads each transition once"
 RECORDED = "a run on recorded data has no use for it"
 
@@ -32,7 +31,8 @@ RECORDED = "a run on recorded data has no use for it"
 def applied(policies: tuple[AssignedPolicy, ...], config: Config) -> Config:
     """Resets the settings that no policy uses. Raises ValueError if a replay is too small, or if settings conflict."""
     for algorithm in {id(policy.algorithm): policy.algorithm for policy in policies}.values():
-        _say_unused_memory(algorithm)
+        for name, why in getattr(algorithm, "unused", {}).items():
+            say(f"algorithm.{name}: {brief(getattr(algorithm, name))} has no effect without {why}")
     for policy in policies:
         if isinstance(policy.source, QueueSource):
             if policy.name in config.ratios:
@@ -124,17 +124,6 @@ def _unused(policy: AssignedPolicy, config: Config) -> dict[str, str]:
     if own_rewards:
         unused["learner.reward_norm"] = _of(policy, returns)
     return unused
-
-
-def _say_unused_memory(algorithm: Any) -> None:
-    """Says which hyperparameters of memory were changed although the algorithm has none."""
-    if getattr(algorithm, "cell", "") is None:
-        fields = {
-            name: known for name, known in getattr(algorithm, "__dataclass_fields__", {}).items() if name in OF_MEMORY
-        }
-        for name, known in fields.items():
-            if (value := getattr(algorithm, name)) != known.default:
-                say(f"algorithm.{name}: {brief(value)} has no effect without cell, such as algorithm.cell gru")
 
 
 def _of(policy: AssignedPolicy, why: str) -> str:

@@ -226,9 +226,8 @@ class TrajectoryReader(Closing):
     @property
     def commit_due(self) -> bool:
         """Whether rows that await a `commit` take half of a durable queue's lane, or room for which a writer waits."""
-        cursor, native = self._durable_cursor(), self._view.native
-        rows = cursor.uncommitted()
-        crowded = cursor.crowded(np.array([native.committed(lane) for lane in range(native.count)]))
+        cursor = self._durable_cursor()
+        rows, crowded = cursor.uncommitted(), cursor.crowded(self._written())
         return bool(((2 * rows > self._view.geometry.capacity) | (crowded & (rows > 0))).any())
 
     def _durable_cursor(self) -> CommittedCursor:
@@ -326,10 +325,15 @@ class TrajectoryReader(Closing):
             self.stats.waited += time.monotonic() - began
 
     def _missing(self, committed: int) -> int:
-        self._read_plan.read_windows()
-        written = self._read_plan.windows[rows.HI]
+        written = self._written()
         missing = max(0, committed - int(written.sum()))
         return 0 if missing and not self._stuck and self._cursor.crowded(written).any() else missing
+
+    def _written(self) -> Ints:
+        """Returns the rows that are committed to each lane now, int64 [lanes]."""
+        self._read_plan.read_windows()
+        written: Ints = self._read_plan.windows[rows.HI]
+        return written
 
     def _shortage(self, ready: int) -> str:
         of = "transitions" if self._window.length is None else f"unrolls of {self._window.length}"

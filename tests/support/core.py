@@ -9,7 +9,7 @@ import sys
 import sysconfig
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -61,6 +61,12 @@ def python(program: str | Path, *arguments: object, timeout: float = 900) -> sub
 def report(counts: Mapping[str, float]) -> None:
     """Prints what a program counted, as `counted` reads it."""
     print(*(f"{name} {value}" for name, value in counts.items()), flush=True)
+
+
+def report_cycles(counts: Mapping[str, int], faults: Iterable[str], cycles: str) -> int:
+    """Reports what so many cycles counted; returns the program's status, which is 1 if they counted a fault."""
+    report({**dict.fromkeys(faults, 0), **counts, "cycles": int(cycles)})
+    return int(any(counts[fault] for fault in faults))
 
 
 def counted(done: subprocess.CompletedProcess[str], fault: str = "") -> Counter[str]:

@@ -19,15 +19,14 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import numpy as np
-from core import report
+from core import report_cycles
 from filled import rows
 from mapped import Mapped
 from processes import until
-from seams import replace
+from seams import another_boot, replace
 from victims import fork, kill, shared_numbers
 
 from marlcore import Durable, Field, Prioritized, RateLimiter, ReplayBuffer, TransitionSpec
@@ -75,10 +74,6 @@ def come_and_go(path: Path, told: np.ndarray) -> None:
             assert len(replay) <= LANES * ROWS
 
 
-def reboot() -> None:
-    replace("memory", boot_id=partial(bytes, os.urandom(16)))
-
-
 def priority_of(index: np.ndarray) -> np.ndarray:
     return 2.0 + index % 1000
 
@@ -95,7 +90,7 @@ class Kills:
         rebooted = number % 10 == 9
         self.counts["reboots"] += rebooted
         if rebooted:
-            reboot()
+            replace("memory", **another_boot())
         roles: list[Callable[[Path, np.ndarray], None]] = [add, add_vector, sample, come_and_go]
         random.shuffle(roles)
         victims = [fork(role, self.path, self.told) for role in roles]
@@ -107,7 +102,7 @@ class Kills:
             kill(pid)
         self.counts["kills"] += len(victims)
         if self.cuts:
-            reboot()
+            replace("memory", **another_boot())
         with ReplayBuffer.attach(self.path) as replay:
             self.look(replay, rebooted)
 
@@ -150,9 +145,7 @@ def main() -> int:
     kills = Kills(Path(folder) / "replay", bool(cut))
     for number in range(int(cycles)):
         kills.cycle(number)
-    counts = kills.counts
-    report({**dict.fromkeys(FAULTS, 0), **counts, "cycles": int(cycles)})
-    return int(any(counts[fault] for fault in FAULTS))
+    return report_cycles(kills.counts, FAULTS, cycles)
 
 
 if __name__ == "__main__":

@@ -22,9 +22,9 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from core import report
+from core import report_cycles
 from mapped import Mapped
-from seams import replace
+from seams import another_boot, replace
 from victims import fork, reap, shared_numbers
 
 from marlcore import Durable, Field, TrajectoryQueue, TransitionSpec
@@ -121,7 +121,7 @@ class Kills:
 
     def cut(self) -> None:
         """The machine stops: newer rows than the watermark are gone, and the checkpoint may have learned from them."""
-        replace("memory", boot_id=partial(bytes, os.urandom(16)))
+        replace("memory", **another_boot())
         with TrajectoryQueue.attach(self.path) as queue, queue.reader(BATCH) as reader:
             self.told[:] = [Mapped(queue).committed(lane) for lane in range(LANES)]
             self.lives = np.concatenate([np.minimum(self.lives, self.told), self.told[None]])
@@ -140,8 +140,7 @@ def main() -> int:
         kills.cycle(number)
     counts = kills.counts
     counts["learned"], counts["twice"], counts["missed"] = kills.found.tolist()
-    report({**dict.fromkeys(FAULTS, 0), **counts, "cycles": int(cycles)})
-    return int(any(counts[fault] for fault in FAULTS))
+    return report_cycles(counts, FAULTS, cycles)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """The seams: a function or constant of a room replaced wherever that room's files use it, and rules left out."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -31,6 +33,11 @@ def patch(monkeypatch: Any, room: str, **replacements: Any) -> None:
     for name, value in replacements.items():
         for module in holders(room, name):
             monkeypatch.setattr(module, name, value)
+
+
+def another_boot() -> dict[str, Any]:
+    """What to replace in the room `memory` so that the machine has stopped, with every page on its disk."""
+    return {"boot_id": partial(bytes, os.urandom(16))}
 
 
 @contextmanager

@@ -54,6 +54,13 @@ class Windowed(Hyperparameters):
         if self.burn_in >= self.length:
             raise ValueError(f"{self.owner} burn_in: expected less than the length {self.length}, got {self.burn_in}")
 
+    @property
+    def unused(self) -> dict[str, str]:
+        """Returns the fields that were changed without effect, each with what it lacks; see `config.applied`."""
+        of_memory = [name for name in Windowed.__annotations__ if name != "cell" and self.cell is None]
+        changed = (name for name in of_memory if getattr(self, name) != self.__dataclass_fields__[name].default)
+        return dict.fromkeys(changed, "cell, such as algorithm.cell gru")
+
     def transition(self, spaces: Spaces) -> TransitionSpec:
         """Returns a row's fields; with memory, each `period`-th row stores the recurrent state."""
         spec = super().transition(spaces)

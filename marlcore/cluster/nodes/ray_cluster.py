@@ -93,19 +93,17 @@ class AgentHandle:
     def answer(self) -> Any:
         """Waits for the answer and returns it. Raises AgentLost, or any exception of the call."""
         awaited, self._awaited = self._awaited, None
-        try:
+        with self._losing():
             return self._ray.get(awaited)
-        except self._ray.exceptions.RayTaskError as error:
-            raise error.as_instanceof_cause() from None
-        except self._ray.exceptions.RayError as error:
-            raise AgentLost(_one_line(error)) from None
 
     @contextmanager
     def _losing(self) -> Iterator[None]:
-        """Raises AgentLost for Ray's errors, which a call to a dead actor or a wait may raise too."""
+        """Raises an exception of the agent's own call as it is, and AgentLost for Ray's errors."""
         try:
             yield
-        except (self._ray.exceptions.RayError, OSError) as error:
+        except self._ray.exceptions.RayTaskError as error:
+            raise error.as_instanceof_cause() from None
+        except (self._ray.exceptions.RayError, OSError) as error:  # OSError: this node's raylet is dead
             raise AgentLost(_one_line(error)) from None
 
     def take_check(self) -> None:

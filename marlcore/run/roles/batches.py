@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from ...config import AssignedPolicy, Config
 from ...interfaces import QueueSource, ReplaySource
 from ...loops import Batches, run_seed, with_functions_of
+from ...memory import sync_directory
 from ...queue import TrajectoryQueue, TrajectoryReader
 from ...replay import Mixture, Prefetch, ReplayBuffer, Sampler
 from ..memory import OwnerOf, reader_of
@@ -94,7 +96,7 @@ class ReplayBatches:
         state = {name: torch.from_numpy(array) for name, array in self._source.state_dict().items()}
         return {"sampler": state, "replay": self._handle.nonce}
 
-    def commit(self) -> None:
+    def commit(self, checkpoint: Path) -> None:
         """Does nothing: a replay's rows may be drawn again."""
 
     def _restore(self, state: Mapping[str, Any], again: bool) -> None:
@@ -162,7 +164,8 @@ class QueueBatches(Batches):
         state = {name: torch.from_numpy(array) for name, array in self._saved.items()}
         return {"reader": state, "replay": self._queue.handle.nonce}
 
-    def commit(self) -> None:
-        """Lets actors overwrite the rows that a checkpoint on disk knows."""
+    def commit(self, checkpoint: Path) -> None:
+        """Lets actors overwrite the rows that the saved checkpoint knows, once the disk has its name too."""
         if self._saved is not None:
+            sync_directory(checkpoint.parent)
             self._reader.commit(self._saved)

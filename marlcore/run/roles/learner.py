@@ -27,7 +27,6 @@ from ...loops import (
     learn_while,
     run_seed,
 )
-from ...memory import sync_directory
 from ...processes import DONE, READY, STEPS, UPDATES, Telemetry
 from ...record import CHECKPOINT_S, checkpoint_path, load_checkpoint, save_checkpoint
 from ...self_play import League, Pool, Snapshot, own_first
@@ -129,9 +128,7 @@ class LearnerRole(Role):
             further |= {"self_play": league.state_dict()}
         whole = {**state, **model.saved(), **further, "torch": torch.get_rng_state()}
         save_checkpoint(self.memory.checkpoint(policy), whole, hold)
-        if self.config.replay.durable:
-            sync_directory(self.memory.checkpoint(policy).parent)  # or the disk may consume rows first
-        batches.commit()
+        batches.commit(self.memory.checkpoint(policy))
         if league is not None:
             league.write()
         self.report(policy, CHECKPOINT_S, time.monotonic() - began, state["step"])

@@ -6,7 +6,6 @@ Another boot id stands for a power cut after which the disk had every page; powe
 import os
 import signal
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 import torch
 from mapped import Mapped
 from refused import Refused, refusals
-from seams import patch
+from seams import another_boot, patch
 from victims import die, fork
 
 import marlcore as mc
@@ -43,7 +42,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def reboot(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    return lambda: patch(monkeypatch, "memory", boot_id=partial(bytes, os.urandom(16)))
+    return lambda: patch(monkeypatch, "memory", **another_boot())
 
 
 def create(path: Path, lanes: int = 1, **options: Any) -> mc.TrajectoryQueue:

@@ -7,7 +7,6 @@ import errno
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 from mapped import Mapped
 from refused import check_refused, refusals
-from seams import patch
+from seams import another_boot, patch
 from victims import die, fork, reap
 
 import marlcore as mc
@@ -44,7 +43,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def reboot(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """The machine stopped, and its disk has every page."""
-    return lambda: patch(monkeypatch, "memory", boot_id=partial(bytes, os.urandom(16)))
+    return lambda: patch(monkeypatch, "memory", **another_boot())
 
 
 @pytest.fixture
