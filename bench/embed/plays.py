@@ -17,7 +17,7 @@ from .edits import embed
 from .patches import Patch
 
 ATARI = "--env-id BreakoutNoFrameskip-v4 --total-timesteps 50000 --learning-starts 10000 --buffer-size 50000"
-PENDULUM = "--env-id Pendulum-v1 --total-timesteps 5000 --learning-starts 1000 --batch-size 64"
+PENDULUM = "--env-id Pendulum-v1 --total-timesteps 11000 --learning-starts 1000 --batch-size 64"
 FORAGING = "--config=vdn --env-config=gymma with env_args.time_limit=25 env_args.key=lbforaging:Foraging-5x5-2p-1f-v3"
 FORAGING += " t_max=2000 test_interval=2000 log_interval=500 runner_log_interval=500 test_nepisode=10"
 SCRIPTS = {  # with their arguments; the seed is added
@@ -44,8 +44,9 @@ class Edited(SourceFileLoader):
 
 
 def play(name: str, patch: Patch, sources: Path, edited: bool, seed: int, folder: Path) -> None:
-    """A run of a script as `__main__`, or of a package; scripts lie in `folder`."""
+    """A run of a script as `__main__`, or of a package, by one thread; scripts lie in `folder`."""
     torch.manual_seed(seed)
+    torch.set_num_threads(1)
     path = sources / patch.file
     if edited:
         sys.meta_path.insert(0, Edited(patch, path))

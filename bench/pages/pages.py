@@ -228,7 +228,8 @@ def _runs(records: Mapping[str, Any]) -> str:
     rows = []
     for name, record in records.items():
         runs = record["runs"].values()
-        last = ([rounded(float(np.mean(run[side]["returns"][-5:]))) for run in runs] for side in ("theirs", "ours"))
+        sides = ([run[side]["returns"] for run in runs] for side in ("theirs", "ours"))
+        last = ([rounded(float(np.mean(of_run[-max(5, len(of_run) // 4) :]))) for of_run in side] for side in sides)
         spent = (
             rounded(median(run[side]["cpu_s"] for run in runs if run[side]["cpu_s"])) for side in ("theirs", "ours")
         )

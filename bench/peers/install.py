@@ -72,10 +72,9 @@ SAMPLE_FACTORY = Environment("sample-factory", "sample-factory==2.1.1 gymnasium=
 TESTED = "hypothesis pytest-benchmark pytest-xdist"
 SORREL = Environment("sorrel", f"sorrel==1.6.0 {TESTED}", (3, 12), OF_MARLCORE)
 TIANSHOU = Environment("tianshou", f"tianshou==2.0.1 pfrl==0.4.0 {TESTED}", (3, 11), OF_MARLCORE)
-OF_HOSTS = (
-    "tianshou[eval]==2.0.1 pfrl==0.4.0 gymnasium==0.29.1 ale-py==0.10.1 opencv-python-headless<4.12 tyro flax optax"
-)
-OF_HOSTS += " sacred==0.8.7 setuptools<81 lbforaging tensorboard torch==2.13.0 numpy>=2 numba cffi cloudpickle psutil"
+OF_HOSTS = "tianshou[eval]==2.0.1 pfrl==0.4.0 gymnasium==0.29.1 ale-py==0.10.1 opencv-python-headless<4.12 tyro flax"
+OF_HOSTS += " optax sacred==0.8.7 setuptools<81 lbforaging tensorboard torch==2.13.0 numba cffi cloudpickle psutil"
+OF_HOSTS += " numpy>=2,<2.4"  # NumPy 2.4 takes no array of one element as a number, as CleanRL's Rainbow hands it over
 EMBED = Environment("embed", OF_HOSTS, (3, 11))
 LEROBOT = Environment("lerobot", f"lerobot[dataset]==0.6.1 {TESTED}", (3, 12), OF_MARLCORE)
 

@@ -4,7 +4,16 @@
 
 #include "check.h"
 
-enum { RECORD = 40, FRAME = 84 * 84, ROWS = 64, DRAWN = 256, READ = 128, WEIGHTS = 65536, CAPACITY = 1024 };
+enum {
+    RECORD = 40,
+    FRAME = 84 * 84,
+    ROWS = 64,
+    DRAWN = 256,
+    READ = 128,
+    BATCH = 16,
+    WEIGHTS = 65536,
+    CAPACITY = 1024
+};
 
 #define COUNT(name, call)                                                                                    \
     do {                                                                                                     \
@@ -72,7 +81,7 @@ static void count_weights(void) {
 }
 
 static void count_networks(void) {
-    static float numbers[10][64 * ROWS], x[ROWS * MC_PAD];
+    static float numbers[10][64 * ROWS], x[BATCH * MC_PAD];
     struct mc_layer layer = {.inputs = 64, .outputs = 64, .activation = MC_TANH, .weight = numbers[0]};
     layer.bias = layer.row = numbers[1];
     layer.forward = numbers[2];
@@ -88,8 +97,8 @@ static void count_networks(void) {
     chain[0].inputs = 4;
     mc_dense_use(MC_BASELINE); /* which any processor has */
     COUNT("pack 4-64-64", (mc_layers_pack(chain, 2), 0));
-    COUNT("forward, 64 rows by 4-64-64", (mc_layers_forward(chain, 2, ROWS, x, MC_PAD), 0));
-    COUNT("backward, 64 rows by 4-64-64", (mc_layers_backward(chain, 2, ROWS, x, MC_PAD, NULL, 1), 0));
+    COUNT("forward, 16 rows by 4-64-64", (mc_layers_forward(chain, 2, BATCH, x, MC_PAD), 0));
+    COUNT("backward, 16 rows by 4-64-64", (mc_layers_backward(chain, 2, BATCH, x, MC_PAD, NULL, 1), 0));
     COUNT("Adam, 4,096 weights with targets", mc_descend(&descent));
 }
 
