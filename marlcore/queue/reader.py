@@ -209,7 +209,9 @@ class TrajectoryReader(Closing):
 
     @one_thread
     def state_dict(self) -> dict[str, NDArray[np.int64]]:
-        """Returns where the reader is, behind the last batch that it returned: `cursor`, int64 [4, lanes].
+        """Returns where the reader is, behind the last batch that it returned.
+
+        `cursor`, int64 [4, lanes], is the place in each lane; `queue`, int64 [1], tells queues apart.
 
         Save it with what was learned from the batches, and give it to `commit` once that is on disk.
         """
@@ -218,7 +220,7 @@ class TrajectoryReader(Closing):
     def _state(self) -> dict[str, NDArray[np.int64]]:
         self.check_open()
         behind = self._cursor.now if self._begun.before is None else self._begun.before
-        return {"cursor": behind.copy()}
+        return {"cursor": behind.copy(), "queue": np.array([self._view.segment.nonce], np.uint64).view(np.int64)}
 
     @one_thread
     def commit(self, state: Mapping[str, NDArray[Any]] | None = None) -> None:
@@ -232,10 +234,13 @@ class TrajectoryReader(Closing):
         Args:
             state: a `state_dict` of a reader of this queue; None: everything that was read.
 
-        Raises: ValueError: the queue is not durable, the state is none of its lanes, or is older than the last commit.
+        Raises: ValueError: the queue is not durable, or the state is of another one, or older than the last commit.
         """
-        cursor = self._durable_cursor()
-        behind = state_array(self._state() if state is None else state, "cursor", self._next.shape, np.int64)
+        cursor, ours = self._durable_cursor(), self._state()
+        state = ours if state is None else state
+        behind = state_array(state, "cursor", self._next.shape, np.int64)
+        if state_array(state, "queue", (1,), np.int64) != ours["queue"]:
+            raise ValueError(f"state: expected one of this queue, {self._view.segment.path}, got another queue's")
         behind = cursor.checked(behind, self._view.native)
         cursor.commit(behind, self._needed_from(behind[inorder.POSITION]))
 
