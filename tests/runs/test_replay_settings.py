@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -133,6 +134,38 @@ def test_a_durable_replay_outlives_its_run(tmp_path: Path, large: Path, durable:
         assert replay.newest_version() >= versions
     assert min(values_of(more.run_dir, "rows")[-3:]) > 600
     assert max(values_of(more.run_dir, "policy_lag")) < checkpoint(more.run_dir)["version"]
+
+
+class Tagged(gymnasium.Wrapper):
+    """Tags episodes for the parts of a mixture in turn."""
+
+    episodes = 0
+
+    def reset(self, **options: Any) -> Any:
+        self.episodes += 1
+        obs, info = super().reset(**options)
+        return obs, info | {"tag": ("main", "other")[self.episodes % 2]}
+
+
+@MODES
+def test_a_durable_mixture_draws_on_in_a_resumed_run(
+    tmp_path: Path, large: Path, durable: dict[str, Any], mode: str
+) -> None:
+    """From both parts, with their rows and priorities; its state is in the checkpoint alone."""
+    replay = durable | {"mixture": {"main": 0.7, "other": 0.3}}
+    train = partial(runs.train, tmp_path, lambda: Tagged(gymnasium.make("CartPole-v1")), FAVOURING, mode=mode)
+    first = checkpoint(train(total_steps=600, replay=replay).run_dir)
+    (file,) = files(large)
+    more = checkpoint(train(total_steps=900, replay=replay, resume=True).run_dir)
+    assert files(large) == [file]
+    with mc.ReplayBuffer.attach(large / file) as rows:
+        assert len(rows) >= 900
+    for part in "01":
+        before, after = (np.asarray(state["sampler"][f"{part}.masses"]) for state in (first, more))
+        given = (0.19 < before) & (before < 0.21)  # new rows have 1.0
+        assert given.sum() > 20 and (after[given] == before[given]).mean() > 0.9
+        assert (after > 0).sum() > (before > 0).sum()
+        assert more["sampler"][f"{part}.batches"] == more["updates"] > first["updates"] > 0
 
 
 def test_a_run_whose_files_were_moved_is_described_with_their_new_place(tmp_path: Path, large: Path) -> None:
