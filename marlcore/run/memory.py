@@ -253,6 +253,11 @@ def attach_transitions(handle: SegmentHandle) -> ReplayBuffer | TrajectoryQueue:
     return kind(segment)
 
 
+def rows_in(handle: SegmentHandle) -> int:
+    with attach_transitions(handle) as lanes:
+        return len(lanes)
+
+
 def create_weights(policy: AssignedPolicy, config: Config, model: PolicyModel, begins_after: int) -> ParameterStore:
     """Makes a store for a policy's weights; its versions follow `begins_after`. Raises SharedMemoryFull."""
     extras = published_numbers(policy.algorithm, config.of(policy.name)) | odds_fields(config.self_play)

@@ -1,5 +1,6 @@
 """Settings of the replay in whole runs: priorities, files instead of memory, batches drawn ahead."""
 
+import logging
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -118,20 +119,24 @@ def durable(large: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 @MODES
-def test_a_durable_replay_outlives_its_run(tmp_path: Path, large: Path, durable: dict[str, Any], mode: str) -> None:
-    """With its rows and priorities; a resumed run adds to them at once."""
+def test_a_durable_replay_outlives_its_run(
+    tmp_path: Path, large: Path, durable: dict[str, Any], mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With its rows and priorities; a resumed run says how many there are, and adds to them at once."""
     runs.train(tmp_path, ALONE, FAVOURING, mode=mode, total_steps=600, replay=durable)
     file, state = files(large)
     assert file.startswith("agent_0-")
     assert state == f"{file}@learner.sampler"
     with mc.ReplayBuffer.attach(large / file) as replay:
-        assert len(replay) >= 600
+        assert (rows := len(replay)) >= 600
         versions = replay.newest_version()
+    caplog.set_level(logging.INFO)
     more = runs.train(tmp_path, ALONE, FAVOURING, mode=mode, total_steps=900, replay=durable, resume=True)
     assert files(large) == [file, state]
     with mc.ReplayBuffer.attach(large / file) as replay:
         assert len(replay) >= 900
         assert replay.newest_version() >= versions
+    assert f"resume: continues at step 600 of 900 with {rows} rows" in caplog.text
     assert min(values_of(more.run_dir, "rows")[-3:]) > 600
     assert max(values_of(more.run_dir, "policy_lag")) < checkpoint(more.run_dir)["version"]
 
