@@ -47,8 +47,8 @@ class RateLimiter:
     Each side reads the counters and then acts, without a lock: with W writers and S samplers active at once, W - 1
     adds and S - 1 batches may exceed the tolerance. Without a sampler, writers wait for ever or until their timeout,
     and log a warning after some seconds: a thread that both adds and samples gives its writer a timeout of 0, and
-    samples when an add is refused. This is Reverb's SampleToInsertRatio (Cassirer et al., 2021, arXiv:2102.04736, section 3.2)
-    without a server.
+    samples when an add is refused. This is Reverb's SampleToInsertRatio (Cassirer et al., 2021, arXiv:2102.04736,
+    section 3.2) without a server.
 
     Attributes:
         samples_per_insert: average number of samples of each row, above 0.
