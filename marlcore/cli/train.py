@@ -152,7 +152,12 @@ def _read(line: CommandLine) -> tuple[TrainOptions, str, Any, Config]:
             _show_topic(line, str(topic), kind(**chosen), settings.config)
 
     def refuse(option: str) -> str:
-        return f"{option} is no option of {name}" if option.startswith("--algorithm.") else f"unknown option {option}"
+        if not option.startswith("--algorithm."):
+            return f"unknown option {option}"
+        owners = [
+            other for other, one in algos.ALGORITHMS.items() if option in map(option_of, hints_of(one, "algorithm."))
+        ]
+        return f"{option} is no option of {name}{f', but of {listed(owners)}' if owners else ''}"
 
     values = line.read(hints, refuse=refuse)
     options = TrainOptions(**_popped(values, hints_of(TrainOptions)))

@@ -11,6 +11,8 @@ import ast
 from bisect import bisect_right
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
+from functools import partial
+from inspect import BoundArguments, signature
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -193,27 +195,36 @@ def is_custom(value: Any) -> bool:
 
 
 def _parsed(label: str, text: str) -> Schedule:
-    expected = "a number or one of " + ", ".join(f"{name}(...)" for name in Schedule.kinds)
     try:
         return Constant(float(text))
     except ValueError:
         pass
-    name, bracket, inside = text.strip().partition("(")
+    name, _, inside = text.strip().partition("(")
     kind = Schedule.kinds.get(name.strip().lower())
-    if kind is None or not bracket or not inside.endswith(")"):
-        raise ValueError(f"{label}: expected {expected}, got {brief(text)}")
-    function = resolve(label, inside[:-1].strip()) if kind is Custom else None
+    if kind is None or (kind is Custom and not inside.endswith(")")):
+        kinds = ", ".join(f"{name}(...)" for name in Schedule.kinds)
+        raise ValueError(f"{label}: expected a number or one of {kinds}, got {brief(text)}")
+    make: Callable[[], Schedule]
+    if kind is Custom:
+        make = partial(Custom, resolve(label, inside[:-1].strip()))
+    else:
+        make = partial(kind, *(bound := _arguments(label, kind, text, inside)).args, **bound.kwargs)
     try:
-        if function:
-            return Custom(function)
+        return make()
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{label}: {error}") from None
+
+
+def _arguments(label: str, kind: type[Schedule], text: str, inside: str) -> BoundArguments:
+    form = signature(kind)
+    try:
         call = ast.parse(f"f({inside}", mode="eval").body
         assert isinstance(call, ast.Call)
         named = {keyword.arg: _word(keyword.value) for keyword in call.keywords if keyword.arg}
-        return kind(*map(ast.literal_eval, call.args), **named)
-    except (SyntaxError, TypeError, AssertionError, RecursionError, MemoryError) as error:
-        raise ValueError(f"{label}: expected {expected}, got {brief(text)} ({error})") from None
-    except ValueError as error:
-        raise ValueError(f"{label}: {error}") from None
+        return form.bind(*map(ast.literal_eval, call.args), **named)
+    except (SyntaxError, ValueError, TypeError, AssertionError, RecursionError, MemoryError):
+        shown = ", ".join(str(one.replace(annotation=one.empty)) for one in form.parameters.values())
+        raise ValueError(f"{label}: expected {kind.kind}({shown}), got {brief(text)}") from None
 
 
 def _word(node: ast.expr) -> Any:

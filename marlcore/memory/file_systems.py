@@ -29,4 +29,5 @@ def check_keeps(target: Path) -> None:
         magic = checked(lib.mc_file_system(file.fd))
     if magic not in _KEEPING:
         known, got = ", ".join(sorted(_KEEPING.values())), _OTHERS.get(magic, f"one of type {magic:#x}")
-        raise ValueError(f"durable: expected a path on {known}, which keep what they synced, got {got} at {directory}")
+        keeping = f"{known}, which keep what they synced"
+        raise ValueError(f"path: expected a durable file on {keeping}, got {got} at {directory}")

@@ -1,5 +1,6 @@
 """Sleeps until another process makes a condition true, in slices, so that the sleeper notices signals and deaths."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -7,7 +8,10 @@ from contextlib import contextmanager
 
 from .native import Event
 
+log = logging.getLogger(__name__)
+
 WAIT_SLICE_S = 0.1
+ALONE_S = 10.0  # between the looks of a long wait for the other side
 
 Check = Callable[[], None]
 
@@ -54,12 +58,17 @@ def check_interruption() -> None:
         own()
 
 
-def sleep_until(missing: Callable[[], int], event: Event, deadline: float | None, check_open: Check) -> bool:
+def sleep_until(
+    missing: Callable[[], int], event: Event, deadline: float | None, check_open: Check,
+    alone: Callable[[], str] | None = None,
+) -> bool:  # fmt: skip
     """Waits until nothing is missing; returns False at `deadline`, a time of time.monotonic() (None: no deadline).
 
     `missing` returns the amount still to come, in the units of the event's notifiers, or 1 if the amount is unknown.
-    Notifiers wake this process once, when all has come. Raises what `check_open` and `check_interruption` raise.
+    Notifiers wake this process once, when all has come. A long wait logs one warning, with the text that `alone`
+    returns if no living process can end the wait. Raises what `check_open` and `check_interruption` raise.
     """
+    look = time.monotonic() + ALONE_S
     while True:
         check_open()
         wanted = missing()
@@ -77,3 +86,8 @@ def sleep_until(missing: Callable[[], int], event: Event, deadline: float | None
         if not seconds > 0:
             return False
         event.wait(seen, seconds)
+        if alone is not None and time.monotonic() >= look:
+            look += ALONE_S
+            if text := alone():
+                log.warning("%s", text)
+                alone = None

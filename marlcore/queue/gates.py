@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ..checks import deadline_of
 from ..errors import Deadlocked, SegmentCorrupt, TimedOut
-from ..memory import ROOM_OFFSET, Check, Event, sleep_until
+from ..memory import ROOM_OFFSET, Check, Event, sleep_until, slot_lock
 from ..transitions import Gate, LaneView, share_of
 from .cursor import LONGEST, LOOKS, PASSED, WANTED, CursorLines
 
@@ -16,6 +16,12 @@ _UNLIMITED = 1 << 62  # rows
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+
+
+def _alone(view: LaneView) -> str:
+    if view.segment.is_locked(slot_lock(view.geometry.lanes, 0)):
+        return ""
+    return f"{view.segment.path}: a writer waits for the queue's reader, and no process has it"
 
 
 class UnreadLimit:
@@ -33,7 +39,7 @@ class UnreadLimit:
         if self.left() > 0:
             return None
         deadline = deadline_of(timeout)
-        if not sleep_until(self._missing, self._room, deadline, check_open):
+        if not sleep_until(self._missing, self._room, deadline, check_open, partial(_alone, self._view)):
             path = self._view.segment.path
             raise TimedOut(f"{path}: {self._most} transitions are still unread after {timeout} seconds")
         return deadline
@@ -83,7 +89,7 @@ class LaneGate:
             self._lines.refuse(self._lane, transitions)
             return False
         deadline = deadline_of(timeout) if deadline is None else deadline
-        if not sleep_until(missing, self._room, deadline, check_open):
+        if not sleep_until(missing, self._room, deadline, check_open, partial(_alone, self._view)):
             late = f"the reader made no room for {rows} more rows in lane {self._lane} in {timeout} seconds"
             raise TimedOut(f"{self._view.segment.path}: {late}")
         return True

@@ -127,7 +127,7 @@ class TrajectoryQueue(TransitionLanes):
         Args:
             lane: the lane's index.
             timeout: with "wait", how many seconds an add waits for room before it raises TimeoutError and writes
-                nothing. None: an add waits for ever, even without a reader, since a reader may come.
+                nothing. None: an add waits for ever, even without a reader, since a reader may come; a warning says so.
 
         Raises:
             LaneBusy: the lane has a living writer. ValueError: the lane does not exist, or the timeout is negative.

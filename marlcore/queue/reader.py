@@ -48,6 +48,22 @@ class ReaderStats:
     waited: float = 0.0
 
 
+@dataclass(slots=True)
+class _Begun:
+    """The next batch: `filled` slots of its memory, and the cursor before it, once the reader took rows for it.
+
+    Attributes:
+        first: the lane that gets a row more than others if the shares cannot be equal, modulo the number of lanes.
+        told: whether other processes know of the reader's last move.
+    """
+
+    memory: BatchMemory | None = None
+    filled: int = 0
+    before: Ints | None = None
+    first: int = 0
+    told: bool = True
+
+
 def lane_rows_for(
     batch_size: int, lanes: int, together: int = 1, length: int | None = None, stack: int = 1, state_every: int = 1
 ) -> int:
@@ -116,7 +132,6 @@ class TrajectoryReader(Closing):
         self.batch_size = self._size = int(batch_size)  # the latter: of the next batch
         self._rows = InOrder(lanes, window, self.batch_size)
         self._read_plan, self._next, self._settled = self._rows.plan, self._rows.next, self._rows.settled
-        self._first = 0
         self._take_end()
         with ClosedAfterError(self._claim):
             # Compiles or loads the kernel now instead of in the first read; consumes nothing.
@@ -131,8 +146,7 @@ class TrajectoryReader(Closing):
         """Takes the queue's reading end, and continues at its cursor. Raises LaneBusy if the queue has a reader."""
         self.check_open()
         view = self._view
-        self._memory: BatchMemory | None = None  # the memory of a batch that crowded lanes began
-        self._filled = 0  # the number of its transitions or unrolls so far
+        self._begun = _Begun()
         self._enough = 0  # the number of rows, committed to all lanes, that the next batch needs at least
         self._stuck = False  # whether a lane stayed crowded after a look, which only damaged counters cause
         self._claim = claim_reader(view.segment, view.geometry)
@@ -143,14 +157,13 @@ class TrajectoryReader(Closing):
             # Also the rows of a commit that was killed before their release
             ReadCursor.release(self._cursor, self._needed_from(self._cursor.now[inorder.POSITION]))
 
-    @one_thread
     def read(self, n: int | None = None, *, timeout: float | None = None) -> Batch:
         """Consumes the next batch and returns it.
 
-        One store, after everything else, consumes the batch: the next reader gets the batch of a reader that dies
-        before the store. A batch is lost if its reader dies, or a signal interrupts it, just after the store. Rows
-        taken early, from a full lane whose writer waits, are consumed at once. A durable queue keeps all rows until
-        `commit`.
+        One store consumes the batch: the next reader gets the batch of a reader that dies before the store, and a
+        batch is lost if its reader dies just after it. If a signal's exception ends the call, the next call returns
+        the batch. Rows taken early, from a full lane whose writer waits, are consumed at once. A durable queue keeps
+        all rows until `commit`.
 
         Args:
             n: transitions or unrolls of this batch; None: batch_size.
@@ -163,46 +176,51 @@ class TrajectoryReader(Closing):
             MarlcoreError: writers overwrote every copied batch for 10 seconds.
             UsedByTwoThreads: another thread is reading. LaneBusy: this is a forked child whose parent still reads.
             ClosedError: the reader or its queue was closed. ValueError: n or the timeout is out of range; or rows that
-                were taken early, for a batch of another size, await the next batch.
+                were taken early or by an interrupted call, for a batch of another size, await the next batch.
         """
-        deadline, size = deadline_of(timeout), self._resize(n)
-        memory = self._memory or self._read_plan.memory()
+        batch, begun = self._fill(n, timeout)
+        # CPython handles no signal between the last call and the return.
+        begun.memory, begun.filled, begun.before, begun.first = None, 0, None, begun.first + 1
+        return batch
+
+    @one_thread
+    def _fill(self, n: int | None, timeout: float | None) -> tuple[Batch, _Begun]:
+        """Takes what the next batch lacks, and keeps the batch until `read` returns it."""
+        deadline, size, begun = deadline_of(timeout), self._resize(n), self._begun
+        memory = begun.memory or self._read_plan.memory()
         while True:
             self.check_open()
-            filled, ready, pending = self._rows.copy_whole(memory, self._prepare, self._first, self._filled)
-            self.stats.lapped = self._rows.lapped
-            if filled == size:
+            if not begun.told:
+                self._tell()  # a signal interrupted the last call
+            if begun.filled == size:
                 self._cursor.want(0)
                 self._enough = 0
                 batch = memory.batch()
                 batch.continues = self._continues(batch)
-                self._consume(self._next)
-                self._memory, self._filled = None, 0
-                self._release()
-                self._first = (self._first + 1) % self._view.geometry.lanes
-                return batch
-            if filled > self._filled:
-                if self._memory is None:
-                    self._returned = self._cursor.now.copy()
-                self._consume(self._next)
-                self._memory, self._filled = memory, filled
-            elif (self._settled != self._cursor.now).any():
-                self._consume(self._settled)  # rows never to be delivered would keep writers waiting
-            self._release()  # again, in case a signal interrupted the last read before its release
-            self._wait(ready, pending, deadline)
+                return batch, begun
+            filled, ready, pending = self._rows.copy_whole(memory, self._prepare, begun.first, begun.filled)
+            self.stats.lapped = self._rows.lapped
+            if filled > begun.filled:
+                self._consume(self._next, memory, filled)
+            elif (self._settled != self._cursor.now).any():  # rows never to be delivered would keep writers waiting
+                self._consume(self._settled, begun.memory, begun.filled)
+            if filled < size:
+                self._wait(ready, pending, deadline)
 
     @one_thread
     def state_dict(self) -> dict[str, NDArray[np.int64]]:
-        """Returns where the reader is, behind the last batch that it returned: `cursor`, int64 [4, lanes].
+        """Returns where the reader is, behind the last batch that it returned.
 
-        Save it with what was learned from the batches, and give it to `commit` once that is on disk. After a signal
-        that interrupted `read`, it may be behind a batch that the call took and did not return.
+        `cursor`, int64 [4, lanes], is the place in each lane; `queue`, int64 [1], tells queues apart.
+
+        Save it with what was learned from the batches, and give it to `commit` once that is on disk.
         """
         return self._state()
 
     def _state(self) -> dict[str, NDArray[np.int64]]:
         self.check_open()
-        return {"cursor": (self._cursor.now if self._memory is None else self._returned).copy()}
+        behind = self._cursor.now if self._begun.before is None else self._begun.before
+        return {"cursor": behind.copy(), "queue": np.array([self._view.segment.nonce], np.uint64).view(np.int64)}
 
     @one_thread
     def commit(self, state: Mapping[str, NDArray[Any]] | None = None) -> None:
@@ -216,10 +234,13 @@ class TrajectoryReader(Closing):
         Args:
             state: a `state_dict` of a reader of this queue; None: everything that was read.
 
-        Raises: ValueError: the queue is not durable, the state is none of its lanes, or is older than the last commit.
+        Raises: ValueError: the queue is not durable, or the state is of another one, or older than the last commit.
         """
-        cursor = self._durable_cursor()
-        behind = state_array(self._state() if state is None else state, "cursor", self._next.shape, np.int64)
+        cursor, ours = self._durable_cursor(), self._state()
+        state = ours if state is None else state
+        behind = state_array(state, "cursor", self._next.shape, np.int64)
+        if state_array(state, "queue", (1,), np.int64) != ours["queue"]:
+            raise ValueError(f"state: expected one of this queue, {self._view.segment.path}, got another queue's")
         behind = cursor.checked(behind, self._view.native)
         cursor.commit(behind, self._needed_from(behind[inorder.POSITION]))
 
@@ -265,8 +286,8 @@ class TrajectoryReader(Closing):
         if n is not None:
             check_whole("n", n)
         if (size := self.batch_size if n is None else int(n)) != self._size:
-            if self._memory is not None:
-                raise ValueError(f"n: expected {self._size}, for which {self._filled} were taken already, got {size}")
+            if begun := self._begun.filled:
+                raise ValueError(f"n: expected {self._size}, for which {begun} were taken already, got {size}")
             self._size = 0  # if an interrupt or an error comes now, the next call does this anew
             self._read_plan.resize(size)
             self._size = size
@@ -286,15 +307,23 @@ class TrajectoryReader(Closing):
         continues &= ~(batch.terminated | batch.truncated)
         return continues
 
-    def _consume(self, cursor: NDArray[np.int64]) -> None:
-        passed, dropped, skipped = (cursor - self._cursor.now)[inorder.PASSED :].sum(axis=1).tolist()
-        self._cursor.move(cursor)
-        self.stats.read += passed - dropped - skipped
-        self.stats.dropped += dropped
-        self.stats.skipped += skipped
+    def _consume(self, cursor: Ints, memory: BatchMemory | None, filled: int) -> None:
+        now, begun, stats = self._cursor.now, self._begun, self.stats
+        passed, dropped, skipped = (cursor - now)[inorder.PASSED :].sum(axis=1).tolist()
+        before = now.copy() if begun.memory is None and filled else begun.before
+        # All of this or nothing: CPython handles no signal between two calls.
+        now[:] = cursor
+        begun.memory, begun.filled, begun.before, begun.told = memory, filled, before, False
+        stats.read += passed - dropped - skipped
+        stats.dropped += dropped
+        stats.skipped += skipped
+        self._tell()
 
-    def _release(self) -> None:
+    def _tell(self) -> None:
+        """Stores the cursor for other processes, and lets writers overwrite what is behind it."""
+        self._cursor.move(self._cursor.now)
         self._cursor.release(self._needed_from(self._cursor.now[inorder.POSITION]))
+        self._begun.told = True
 
     def _needed_from(self, position: Ints) -> Ints:
         """Returns the oldest rows that a stack of frames or a stored state may still need, int64 [lanes]."""

@@ -45,9 +45,10 @@ class RateLimiter:
       sampler has found too few rows to draw (given its min_size, stack and n_step) since its last batch.
 
     Each side reads the counters and then acts, without a lock: with W writers and S samplers active at once, W - 1
-    adds and S - 1 batches may exceed the tolerance. Without a sampler, writers wait for ever or until their timeout: a
-    thread that both adds and samples gives its writer a timeout of 0, and samples when an add is refused. This is
-    Reverb's SampleToInsertRatio (Cassirer et al., 2021, arXiv:2102.04736, section 3.2) without a server.
+    adds and S - 1 batches may exceed the tolerance. Without a sampler, writers wait for ever or until their timeout,
+    and log a warning after some seconds: a thread that both adds and samples gives its writer a timeout of 0, and
+    samples when an add is refused. This is Reverb's SampleToInsertRatio (Cassirer et al., 2021, arXiv:2102.04736,
+    section 3.2) without a server.
 
     Attributes:
         samples_per_insert: average number of samples of each row, above 0.
@@ -116,7 +117,10 @@ class _Side:
         """Returns how many rows the other side must insert or draw before `rows` rows may pass this gate."""
         raise NotImplementedError
 
-    def _sleep(self, rows: float, bulk: float, event: Event, deadline: float | None, check: Check) -> bool:
+    def _sleep(
+        self, rows: float, bulk: float, event: Event, deadline: float | None, check: Check,
+        alone: Callable[[], str] | None = None,
+    ) -> bool:  # fmt: skip
         """Waits until `rows` rows may pass the gate; returns False if the deadline comes before that.
 
         At first, for at most BULK_S, waits until `bulk` more rows may pass, too. So the other side wakes this process
@@ -125,7 +129,7 @@ class _Side:
         soon = time.monotonic() + BULK_S
         first = soon if deadline is None else min(soon, deadline)
         more, enough = partial(self._missing, rows + int(bulk)), partial(self._missing, rows)
-        return sleep_until(more, event, first, check) or sleep_until(enough, event, deadline, check)
+        return sleep_until(more, event, first, check) or sleep_until(enough, event, deadline, check, alone)
 
 
 class WriteGate(_Side):
@@ -143,7 +147,7 @@ class WriteGate(_Side):
         if not self._missing(transitions):
             return True
         bulk = limiter.tolerance / limiter.samples_per_insert / 2
-        if not self._sleep(transitions, bulk, self._room, deadline_of(timeout), check_open):
+        if not self._sleep(transitions, bulk, self._room, deadline_of(timeout), check_open, self._alone):
             path = self._segment.path
             raise TimedOut(f"{path}: no sampler made room for {transitions} more rows in {timeout} seconds")
         return True
@@ -164,6 +168,11 @@ class WriteGate(_Side):
         sampled = self._sampled()  # read first: changes between the two loads can only delay this writer
         missing = self._limiter.samples_missing(self._lanes.inserted(), sampled, rows)
         return 0 if missing and self._any_starves() else missing
+
+    def _alone(self) -> str:
+        if any(self._segment.is_locked(slot_lock(self._lanes.count, slot)) for slot in range(SLOTS)):
+            return ""
+        return f"{self._segment.path}: a writer waits for a sampler by its limiter, and no process has a sampler"
 
     def _any_starves(self) -> bool:
         """Whether a living sampler has too few rows to draw; the flag of a dead sampler does not count."""

@@ -232,7 +232,10 @@ def _durable_lanes(
         return attached
     if known is not None:
         log.warning("resume: the %s of %s is not there, and begins empty: %s", kind.kind, printable(policy.name), file)
-    lanes = create(path=file, durable=Durable())
+    try:
+        lanes = create(path=file, durable=Durable())
+    except ValueError as error:  # of the path or the capacity
+        raise ValueError(f"replay.{error}") from None
     stack.enter_context(lanes)
     stack.callback(_remove_unused, lanes)
     return lanes
@@ -248,6 +251,11 @@ def attach_transitions(handle: SegmentHandle) -> ReplayBuffer | TrajectoryQueue:
     segment = Segment.attach(handle)
     kind = TrajectoryQueue if segment.description.get("kind") == TrajectoryQueue.kind else ReplayBuffer
     return kind(segment)
+
+
+def rows_in(handle: SegmentHandle) -> int:
+    with attach_transitions(handle) as lanes:
+        return len(lanes)
 
 
 def create_weights(policy: AssignedPolicy, config: Config, model: PolicyModel, begins_after: int) -> ParameterStore:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..config import EVALUATOR, AssignedPolicy, actor_names, crews, node_names
 from ..evaluation import save_policies
 from ..interfaces import ReplaySource
+from ..notices import say
 from ..processes import PID, START_S, Children, Control, Supervisor, Telemetry
 from ..record import CallbackSink, Monitor, Progress, StopConditions, Table, open_sinks
 from ..self_play import create_self_play
@@ -19,7 +20,7 @@ from ..weights import ParameterStore
 from .async_run import run_async, start_all, supervisor_of
 from .launch import Launch
 from .machines import Cluster, OneMachine
-from .memory import Memory, create_weights, deal_steps, publish_untrained
+from .memory import Memory, create_weights, deal_steps, publish_untrained, rows_in
 from .resumption import NewRun, ResumedRun
 from .serial import run_serial
 from .spec import share_of
@@ -54,6 +55,9 @@ class Session:
         self.control = stack.enter_context(closing(Control.create(workers, self.spec.names, **self._about())))
         self.memory = self._memory(stack, beginning)
         deal_steps(self.control, config, node_names(config))
+        if launch.resume is not None:
+            rows = sum(map(rows_in, self.memory.transitions.values()))
+            say(f"resume: continues at step {self.control.steps:,} of {config.total_steps:,} with {rows:,} rows")
         if table is None and launch.progress:
             table = stack.enter_context(Progress())
         self.monitor = Monitor(

@@ -23,7 +23,10 @@ from ..observations import by_name
 from ..spaces import MASK, Spaces
 
 Event = tuple[Any, ...]  # where something happened, and the values that two plays with one seed have in common
+PATIENCE = 10  # times as many turns as are compared, in which an episode should end
 COSTS = "training works, but a seed does not repeat a run, also in serial mode, nor the episodes of an evaluation"
+
+ENDLESS = "without one, no return is known and no evaluation ends: truncate episodes, as gymnasium's TimeLimit does"
 
 
 def check_env(env_or_fn: Any, steps: int = 1000, seed: int = 0) -> None:
@@ -36,7 +39,8 @@ def check_env(env_or_fn: Any, steps: int = 1000, seed: int = 0) -> None:
         seed: seeds the environment and the actions.
 
     Warns:
-        UserWarning: two plays with the same seed differ, in one environment or between the two.
+        UserWarning: two plays with the same seed differ, in one environment or between the two; or no episode ended
+            in ten times as many turns.
 
     Raises:
         EnvironmentFailed: a violation; one line names the agent, the part, the expected value and the actual one.
@@ -49,7 +53,9 @@ def check_env(env_or_fn: Any, steps: int = 1000, seed: int = 0) -> None:
         if not hasattr(env_or_fn, "reset") or isinstance(env_or_fn, type):
             env = _make(env_or_fn, made)
         player = _player(env)
-        first = player.play(steps, seed)
+        first = player.play(steps, seed, most=PATIENCE * steps)
+        if not player.ended:
+            warnings.warn(f"episodes: expected ends, got none in {PATIENCE * steps} turns; {ENDLESS}", stacklevel=2)
         _check_state(env, seed)
         again, what = player.play(steps, seed), "the same environment, reset with the same seed"
         differs = _difference(first, again)
@@ -116,14 +122,16 @@ class _Single:
             for agent, masked in masked_agents(env).items()
         }
         self._refused: set[str] = set()  # misuses that the environment was seen to refuse
+        self.ended = False  # whether an agent's episode has ended
 
-    def play(self, steps: int, seed: int) -> list[Event]:
+    def play(self, steps: int, seed: int, most: int = 0) -> list[Event]:
+        """Plays that many turns, or up to `most` until an episode ends; returns the first `steps`."""
         choosers = {agent: _Chooser(view.spaces, seed) for agent, view in self._views.items()}
         self._masked: dict[str, bool] = {}  # by agent: whether its infos hold masks where it acts
         events: list[Event] = []
-        empty = 0
+        empty = turns = 0
         self._reset(seed)
-        while len(events) < steps:
+        while turns < steps or (turns < most and not self.ended):
             agent = self._env.agent
             if agent is None:
                 empty += 1
@@ -134,8 +142,10 @@ class _Single:
                 continue
             _require(agent in self._views, "agent", f"one of {tuple(self._views)}", agent)
             event, ended, mask = self._turn(agent)
-            events.append(event)
+            turns += 1
+            events += [event][: turns <= steps]
             if ended:
+                self.ended = True
                 if agent in self._over:  # some may be out before anyone acts, but not for a second time
                     raise EnvironmentFailed(f"reset: expected an episode that begins, got the end of {agent}'s twice")
                 self._over.add(agent)
@@ -242,8 +252,9 @@ class _Chooser:
 @dataclass
 class _Several:
     _env: VectorEnvironment
+    ended: bool = False
 
-    def play(self, steps: int, seed: int) -> list[Event]:
+    def play(self, steps: int, seed: int, most: int = 0) -> list[Event]:
         env = self._env
         choosers = {agent: _Chooser(spaces, seed) for agent, spaces in env.spaces.items()}
         env.reset(seed)
@@ -252,19 +263,22 @@ class _Several:
         if np.any(env.ended):
             raise EnvironmentFailed(f"ended: expected no episodes after a reset, got {env.ended}")
         events: list[Event] = []
-        while len(events) < steps:
+        played = 0
+        while len(events) < steps or (played < most and not self.ended):
             episodes = env.episodes
             outcomes, turns = env.observe()
+            self.ended |= env.episodes > 0
+            played += len(turns)
             _check_array("ended", env.ended, (env.copies,), "i")
             if int(env.ended.sum()) != env.episodes:
                 raise EnvironmentFailed(f"ended: expected {env.episodes} episodes in all copies, got {env.ended}")
             if not turns and env.episodes == episodes:
                 raise EnvironmentFailed("observe: expected at least one turn, got none")
-            events += [self._outcome(outcome) for outcome in outcomes]
-            events += [self._turn(turn) for turn in turns]
+            happened = [*map(self._outcome, outcomes), *map(self._turn, turns)]
+            events += happened[: max(0, steps - len(events))]
             for turn in turns:
                 env.act(turn, self._actions(turn, choosers[turn.agent]))
-        return events[:steps]
+        return events
 
     def _outcome(self, outcome: Outcome) -> Event:
         agent, copies, reward, terminated, truncated, final_obs, *_ = outcome

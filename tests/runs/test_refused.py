@@ -105,6 +105,7 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
         "env_fn": CARTPOLE, "algorithm": mc.PPO(learning_rate="slowly"), "learner": mc.LearnerConfig()
     },
     "path: expected an existing directory, got '/nowhere'": lambda: {"replay": {"path": "/nowhere"}},
+    "replay.path: expected a durable file on bcachefs": lambda: {"replay": {"path": "/dev/shm", "durable": True}},
     "bytes asked for": lambda: {"replay": {"capacity": 2**32 - 1}},
     "replay.capacity: expected at least 320, so that a lane holds a whole window's rows": lambda: {
         "env_fn": "recall", "algorithm": mc.R2D2(length=63, burn_in=9, period=40), "replay": {"capacity": 300}

@@ -1,10 +1,12 @@
 """Settings of the replay in whole runs: priorities, files instead of memory, batches drawn ahead."""
 
+import logging
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -117,22 +119,58 @@ def durable(large: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 @MODES
-def test_a_durable_replay_outlives_its_run(tmp_path: Path, large: Path, durable: dict[str, Any], mode: str) -> None:
-    """With its rows and priorities; a resumed run adds to them at once."""
+def test_a_durable_replay_outlives_its_run(
+    tmp_path: Path, large: Path, durable: dict[str, Any], mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With its rows and priorities; a resumed run says how many there are, and adds to them at once."""
     runs.train(tmp_path, ALONE, FAVOURING, mode=mode, total_steps=600, replay=durable)
     file, state = files(large)
     assert file.startswith("agent_0-")
     assert state == f"{file}@learner.sampler"
     with mc.ReplayBuffer.attach(large / file) as replay:
-        assert len(replay) >= 600
+        assert (rows := len(replay)) >= 600
         versions = replay.newest_version()
+    caplog.set_level(logging.INFO)
     more = runs.train(tmp_path, ALONE, FAVOURING, mode=mode, total_steps=900, replay=durable, resume=True)
     assert files(large) == [file, state]
     with mc.ReplayBuffer.attach(large / file) as replay:
         assert len(replay) >= 900
         assert replay.newest_version() >= versions
+    assert f"resume: continues at step 600 of 900 with {rows} rows" in caplog.text
     assert min(values_of(more.run_dir, "rows")[-3:]) > 600
     assert max(values_of(more.run_dir, "policy_lag")) < checkpoint(more.run_dir)["version"]
+
+
+class Tagged(gymnasium.Wrapper):
+    """Tags episodes for the parts of a mixture in turn."""
+
+    episodes = 0
+
+    def reset(self, **options: Any) -> Any:
+        self.episodes += 1
+        obs, info = super().reset(**options)
+        return obs, info | {"tag": ("main", "other")[self.episodes % 2]}
+
+
+@MODES
+def test_a_durable_mixture_draws_on_in_a_resumed_run(
+    tmp_path: Path, large: Path, durable: dict[str, Any], mode: str
+) -> None:
+    """From both parts, with their rows and priorities; its state is in the checkpoint alone."""
+    replay = durable | {"mixture": {"main": 0.7, "other": 0.3}}
+    train = partial(runs.train, tmp_path, lambda: Tagged(gymnasium.make("CartPole-v1")), FAVOURING, mode=mode)
+    first = checkpoint(train(total_steps=600, replay=replay).run_dir)
+    (file,) = files(large)
+    more = checkpoint(train(total_steps=900, replay=replay, resume=True).run_dir)
+    assert files(large) == [file]
+    with mc.ReplayBuffer.attach(large / file) as rows:
+        assert len(rows) >= 900
+    for part in "01":
+        before, after = (np.asarray(state["sampler"][f"{part}.masses"]) for state in (first, more))
+        given = abs(before - 0.2) < 0.01  # new rows have 1.0
+        assert given.sum() > 20 and (after[given] == before[given]).mean() > 0.9
+        assert (after > 0).sum() > (before > 0).sum()
+        assert more["sampler"][f"{part}.batches"] == more["updates"] > first["updates"] > 0
 
 
 def test_a_run_whose_files_were_moved_is_described_with_their_new_place(tmp_path: Path, large: Path) -> None:

@@ -98,7 +98,7 @@ class Kills:
         reader = next(iter(queue._ends))
         assert isinstance(reader, TrajectoryReader)
         try:
-            reader.commit({"cursor": saved["cursor"]})
+            reader.commit({name: saved[name] for name in reader.state_dict()})
         except ValueError:  # the queue knows a later one
             self.found[MISSED] += 1
         return saved["following"].copy()

@@ -6,12 +6,14 @@ real processes (kills.py). Scenarios are in replay_scenarios.py, crash_points.py
 """
 
 import ctypes
+import dis
 import errno
 import gc
 import importlib.util
 import itertools
 import mmap
 import os
+import re
 import signal
 import socket
 import sys
@@ -189,21 +191,29 @@ class Points:
 
 # ---- instructions and moments of this process ----
 
+HANDLES = ".*CALL|RESUME|JUMP_(BACKWARD|ABSOLUTE)|RETURN|RERAISE|RAISE"  # the last three end a function's earlier call
+
 
 class Interrupt(BaseException):
     """What the handler raises."""
 
 
-def at_instruction(act: Act, number: int, inside: Callable[[str], bool], meanwhile: Act = int) -> tuple[bool, int]:
+def at_instruction(
+    act: Act, number: int, inside: Callable[[str], bool], meanwhile: Act = int, *, signals: bool = False
+) -> tuple[bool, int]:
     """Interrupts it before one bytecode instruction of the files that `inside` accepts.
 
     Returns whether it came so far, and how many instructions it came. `meanwhile` is what a program does in its
-    handler, and again where it catches the exception, while the frames of what was interrupted live.
+    handler, and again where it catches the exception, while the frames of what was interrupted live. `signals`: only
+    before instructions where CPython may handle a signal: a function's first ones, and behind calls and jumps back.
     """
-    seen = 0
+    seen, last = 0, dict[CodeType, int]()
 
-    def meet(stop: Act) -> None:
+    def meet(stop: Act, code: CodeType, offset: int) -> None:
         nonlocal seen
+        before, last[code] = last.get(code), offset
+        if signals and before is not None and not re.match(HANDLES, dis.opname[code.co_code[before]]):
+            return
         seen += 1
         if seen == number:
             stop()
@@ -221,7 +231,7 @@ def at_instruction(act: Act, number: int, inside: Callable[[str], bool], meanwhi
 
 
 @contextmanager
-def _traced(inside: Callable[[str], bool], meet: Callable[[Act], None]) -> Iterator[None]:
+def _traced(inside: Callable[[str], bool], meet: Callable[[Act, CodeType, int], None]) -> Iterator[None]:
     """Calls `meet` before each instruction of these files, with the call that ends this."""
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
@@ -229,7 +239,7 @@ def _traced(inside: Callable[[str], bool], meet: Callable[[Act], None]) -> Itera
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         if event == "opcode":
-            meet(stop)
+            meet(stop, frame.f_code, frame.f_lasti)
         return trace
 
     def stop() -> None:
@@ -244,7 +254,7 @@ def _traced(inside: Callable[[str], bool], meet: Callable[[Act], None]) -> Itera
 
 
 @contextmanager
-def _monitored(inside: Callable[[str], bool], meet: Callable[[Act], None]) -> Iterator[None]:
+def _monitored(inside: Callable[[str], bool], meet: Callable[[Act, CodeType, int], None]) -> Iterator[None]:
     """Does the same where a function's first call is not traced by instruction, as on Python 3.14."""
     monitoring, thread = sys.monitoring, get_ident()
     tool, instruction = monitoring.DEBUGGER_ID, monitoring.events.INSTRUCTION
@@ -252,7 +262,7 @@ def _monitored(inside: Callable[[str], bool], meet: Callable[[Act], None]) -> It
     def before(code: CodeType, offset: int) -> Any:
         if not inside(code.co_filename):
             return monitoring.DISABLE
-        return meet(stop) if get_ident() == thread else None
+        return meet(stop, code, offset) if get_ident() == thread else None
 
     def stop() -> None:
         monitoring.set_events(tool, 0)

@@ -21,7 +21,10 @@ from marlcore.record import RunDirectory, describe
 
 REFUSED = {
     "train --learner.gamma 2": "learner.gamma: expected a number from 0 to 1, got 2.0",
-    "train --exploration.epsilon linear(1": "exploration.epsilon: expected a number or one of constant(...), linear",
+    "train --exploration.epsilon linear(1": "exploration.epsilon: expected linear(start, end, over, of=",
+    "train --updates-per-step linear(0.1,1)": "updates_per_step: expected linear(start, end, over, of='steps')",
+    "train --algo ppo --algorithm.cell gru": "--algorithm.cell is no option of ppo, but of maddpg, matd3, qmix, r2d2, "
+    "recurrentppo, sac,",
     "train --algo td3 --algorithm.tau 0": "TD3 tau: expected a number in (0, 1], got 0.0",
     "train --algo ppo --algorithm.hiden 4": "--algorithm.hiden is no option of ppo; did you mean --algorithm.hidden?",
     "train --algo nothing": "algorithm: expected one of bc, coma, cql, dqn, happo, iqn, maddpg, mappo, matd3, ppo, ",

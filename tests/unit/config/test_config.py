@@ -163,10 +163,12 @@ REFUSED: dict[str, Refused] = {
         for name, value in {"begin_win_rate": 0.5, "begin_step": 10, "rollback": 0.2}.items()
     },
     "power": self_play("power: expected a finite number of at least 0, got -1.0", power=-1.0),
-    "few arguments": schedule("linear(1)", "missing 2 required positional arguments: 'end' and 'over'"),
+    "few arguments": schedule(
+        "exponential(1)", "expected exponential(start, end, rate, every=1, of='steps'), got 'exp"
+    ),
     "unknown schedule": schedule("line(1, 2)", "epsilon: expected a number or one of constant(...)"),
     "range": schedule("linear(1, 2, 0)", "epsilon: linear over: expected a finite number of at least 1, got 0"),
-    "a call": schedule("linear(1, inf(), 3)", "epsilon: malformed"),
+    "a call": schedule("linear(1, inf(), 3)", "epsilon: expected linear(start, end, over, of='steps'), got"),
     "rate": schedule("exponential(1, 0.1, -0.5)", "exponential rate: expected a finite number above 0, got -0.5"),
     "points": schedule("piecewise([(5, 1), (5, 2)])", "ascending counts"),
     "points between counts": schedule("piecewise([(1.5, 1)])", "expected pairs of a count and a value, got [(1.5, 1)]"),

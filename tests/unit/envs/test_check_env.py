@@ -141,6 +141,17 @@ def test_a_reset_that_does_not_repeat_is_a_warning_with_its_cost():
     assert len(warned) == 1 and "\n" not in str(warned[0].message)
 
 
+def test_episodes_that_never_end_are_a_warning():
+    """An end that comes only after the turns that are compared is one."""
+    pendulum = "Pendulum-v1"  # a wrapper alone ends its episodes
+    for steps, limit in ((20, 20 * 10 - 1), (20, 19)):
+        check_env(lambda limit=limit: gymnasium.make(pendulum, max_episode_steps=limit), steps)
+    endless = partial(gymnasium.make, pendulum, max_episode_steps=-1)
+    for env_fn in (endless, lambda: SyncVectorEnv([endless] * 2), lambda: vectorize(endless, 2)):
+        with pytest.warns(UserWarning, match=r"^episodes: expected ends, got none in 200 turns; without one, no"):
+            check_env(env_fn, 20)
+
+
 def test_what_a_check_made_is_closed_whatever_it_finds():
     closed = []
 

@@ -235,12 +235,12 @@ def test_a_power_cut_leaves_rows_up_to_the_watermark_and_the_commit_of_then(
         add(queue, 10)
         take(reader, 15)
         reader.commit()
-        np.save(path.with_name("state.npy"), reader.state_dict()["cursor"])
+        np.savez(path.with_name("state.npz"), **reader.state_dict())
         return queue, reader
 
     die(work)
     reboot()
-    state = {"cursor": np.load(path.with_name("state.npy"))}
+    state = dict(np.load(path.with_name("state.npz")))
     with mc.TrajectoryQueue.attach(path) as queue:
         assert queue.recovered == Recovered(rows=15, cut=10, overwritten=0)
         assert len(queue) == 10
@@ -292,7 +292,8 @@ def test_misuse_is_refused(path: Path, subtests: pytest.Subtests) -> None:
             "older": (lambda: reader.commit(old), "state: expected one of the last commit or later, got an older one"),
             "none": (lambda: reader.commit({}), "state: expected cursor as int64 (4, 1), got nothing"),
             "shape": (lambda: reader.commit({"cursor": np.zeros((4, 2), np.int64)}), "got ndarray of int64 (4, 2)"),
-            "sane": (lambda: reader.commit({"cursor": np.full((4, 1), 9)}), "contradict one another"),
+            "sane": (lambda: reader.commit({**old, "cursor": np.full((4, 1), 9)}), "contradict one another"),
+            "another": (lambda: reader.commit(other.state_dict()), "state: expected one of this queue,"),
             "list": (lambda: reader.commit([1]), TypeError, "state: expected a dict of arrays"),
         }  # fmt: skip
         refusals(table)(subtests)

@@ -451,7 +451,7 @@ def test_a_forked_child_leaves_the_flusher_to_its_parent(path: Path) -> None:
 
 def test_a_file_system_that_keeps_nothing_is_refused() -> None:
     refused = (
-        "durable: expected a path on bcachefs, btrfs, ext4, f2fs, xfs, zfs, which keep what they synced, got tmpfs"
+        "path: expected a durable file on bcachefs, btrfs, ext4, f2fs, xfs, zfs, which keep what they synced, got tmpfs"
     )
     check_refused(lambda: create(Path("/dev/shm/never-made")), ValueError, refused)
 

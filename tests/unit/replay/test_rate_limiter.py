@@ -1,7 +1,10 @@
 """The limiter keeps a sampler and writers in step, whichever of them starts late, stops, fails or is killed."""
 
+import re
 import time
+from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 
 import pytest
 from mapped import Mapped
@@ -15,8 +18,10 @@ from marlcore import (
     RateLimiter,
     ReplayBuffer,
     SegmentCorrupt,
+    TrajectoryQueue,
     TransitionSpec,
 )
+from marlcore.memory import interrupting_own_waits
 from marlcore.replay.rate_limiter import SLOTS
 
 SPEC = TransitionSpec(Field(), Field())
@@ -211,6 +216,35 @@ def test_damaged_counters_stop_a_writer_and_do_not_make_it_wait():
             writer.add(0.0, 0.0, 0.0)
         with pytest.raises(SegmentCorrupt):
             replay.sampler(1).sample(timeout=600)
+
+
+def after(looks: int) -> Callable[[], None]:
+    """A check of waits that ends one after so many looks."""
+
+    def check() -> None:
+        nonlocal looks
+        looks -= 1
+        if not looks:
+            raise InterruptedError
+
+    return check
+
+
+@pytest.mark.parametrize("limit", ["limiter", "lane", "max_unread"])
+def test_a_writer_that_waits_for_nobody_says_so_once(limit, monkeypatch, caplog):
+    monkeypatch.setattr("marlcore.memory.waiting.ALONE_S", 0.0)
+    monkeypatch.setattr("marlcore.memory.waiting.WAIT_SLICE_S", 0.001)
+    queue = partial(TrajectoryQueue.create, SPEC, 8, max_unread=3 if limit == "max_unread" else None)
+    rows = {"limiter": 8, "lane": 8, "max_unread": 3}[limit]
+    with make() if limit == "limiter" else queue() as shared, shared.writer() as writer:
+        fill(writer, rows)
+        for other in (None, shared.sampler if limit == "limiter" else shared.reader):
+            caplog.clear()
+            end = other and other(4)  # held until the writer has waited
+            with interrupting_own_waits(after(5)), pytest.raises(InterruptedError):
+                fill(writer, 1)
+            assert len(caplog.messages) == (end is None)
+            assert end or re.search("a writer waits for .*, and no process has", caplog.text)
 
 
 @pytest.mark.parametrize("min_size", [4, 20], ids=["draws", "lacks rows"])
