@@ -9,11 +9,15 @@ if TYPE_CHECKING:
 
 
 def choose_device(name: str, index: int = 0, spread: bool = False) -> torch.device:
-    """Returns the named device; "auto" means CUDA (with `spread`, GPU `index` modulo their number), else MPS, else CPU.
+    """Returns the named device. "auto" is CUDA if there is a GPU, else MPS, else the CPU.
 
-    Raises: ValueError: torch does not know the device, or this machine does not have it.
+    Args:
+        name: a torch device, such as "cuda:1", or "auto".
+        index, spread: with `spread`, "auto" chooses GPU `index` modulo the number of GPUs, otherwise GPU 0.
+
+    Raises ValueError if torch does not know the device or this machine does not have it.
     """
-    import torch  # here, so that processes without it import this file
+    import torch  # here, so that processes that need no torch can import this file
 
     if name == "auto":
         if torch.cuda.is_available():

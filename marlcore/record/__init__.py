@@ -1,6 +1,6 @@
 """Records a run: its directory, checkpoints, metrics and their sinks, progress on the screen, curves.
 
-This room verifies each file that it reads back. It never touches rows or lanes, and does not interpret models.
+Each file is verified when it is read back.
 """
 
 from .best_run import best_run

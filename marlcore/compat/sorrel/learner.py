@@ -1,9 +1,9 @@
-"""A learner: it calls one model's `train_step` as often as ended epochs require, and publishes the weights."""
+"""A learner: calls one model's `train_step` as often as the ended epochs require, and publishes the weights."""
 
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Learner(Role):
-    """One model's learner. A successor continues from the last published weights and the last saved model."""
+    """One model's learner. After a restart, it continues from the last published weights and the last saved model."""
 
     def __init__(self, name: str, env: bytes, spec: ExperimentSpec, attempt: int) -> None:
         super().__init__(name, spec, attempt)
@@ -46,11 +46,11 @@ class Learner(Role):
         self._save_at = time.monotonic() + spec.options.save_seconds
 
     def _take_over(self, name: str) -> None:
-        """Takes over the state that its killed predecessor last published."""
+        """Restores the state that this learner published last before it was killed."""
         try:
             extras = restore(self._model, self._memory, self._model_spec.weights, self._model_spec.saves)
         except TimedOut:
-            log.warning("%s: the published weights are torn, and it learns from those of the beginning", name)
+            log.warning("%s: the published weights are torn, so it starts again from the initial weights", name)
         else:
             self._updates, self._epoch, self._saves = (int(extras[key]) for key in ("updates", "epochs", "saves"))
 
@@ -82,7 +82,11 @@ class Learner(Role):
     def _await_end(self, epoch: int) -> None:
         """Waits until the epoch has ended; while it waits, a learner without `updates_per_epoch` keeps learning."""
         options, needed = self.spec.options, self.spec.must_have_ended(epoch)
-        while options.updates_per_epoch is None and epoch and not self._have_ended(needed):
+
+        def have_ended() -> bool:
+            return all(self._ended[actor].newest >= count for actor, count in needed.items())
+
+        while options.updates_per_epoch is None and epoch and not have_ended():
             for agent in self._agents:
                 self._update(agent)
             if self._updates - self._published >= options.publish_interval:
@@ -90,11 +94,8 @@ class Learner(Role):
         for actor, count in needed.items():
             self._ended[actor].wait(newer_than=count - 1, timeout=math.inf)
 
-    def _have_ended(self, epochs: Mapping[int, int]) -> bool:
-        return all(self._ended[actor].newest >= count for actor, count in epochs.items())
-
     def _due(self, epoch: int) -> int:
-        """Returns how many updates are due for each agent at the end of this epoch."""
+        """Returns the number of updates for each agent at the end of this epoch."""
         rate = self.spec.options.updates_per_epoch
         return 1 if rate is None else math.floor(rate * (epoch + 1)) - math.floor(rate * epoch)
 
@@ -115,7 +116,7 @@ class Learner(Role):
                 agent.model.epsilon_decay(decay)
             if saves_models(self._env) and epoch % config.experiment.record_period == 0:
                 folder.mkdir(parents=True, exist_ok=True)
-                # The model's tensors are parts of one row; a copy has tensors of its own.
+                # A copy, since the model's own tensors are parts of one row
                 copied = unpack(self._packed(), {"memory": self._memory})
                 copied.save(folder / f"{datetime.now().strftime('%Y-%m-%d_%H-%M-%S')}-agent-{i}.pkl")
 
@@ -128,7 +129,7 @@ class Learner(Role):
         self._publish()
 
     def _save(self) -> None:
-        """Writes the whole model to the older of two save files; the next publication makes this file the valid one."""
+        """Writes the whole model to the older of two files, which the next publication makes the valid one."""
         self._saves += 1
         Path(self._model_spec.saves[self._saves % 2]).write_bytes(self._packed())
         self._save_at = time.monotonic() + self.spec.options.save_seconds

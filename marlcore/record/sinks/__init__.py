@@ -1,7 +1,7 @@
-"""The sinks of a run's metrics: one stream goes to several sinks; each sink has its own file.
+"""The sinks that take a run's metrics.
 
-The parent writes metrics.csv itself, since that file is the run's own record. Every other sink works behind a queue, in
-its own thread: it slows no other part, and metrics that it loses are counted. Sinks never read shared memory.
+The parent writes metrics.csv itself, since that file is the run's own record. Every other sink has a queue and a thread
+of its own, so that it delays nothing else; metrics that it loses are counted.
 """
 
 from .background import Background, Sink, Sinks, open_sinks

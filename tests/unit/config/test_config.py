@@ -220,13 +220,13 @@ def test_a_checked_run_is_pickled_as_it_is() -> None:
 
 def test_a_run_of_one_step_is_too_short_to_learn(caplog: pytest.LogCaptureFixture) -> None:
     Launch.checked(CARTPOLE_ALONE, "dqn", mc.Config(total_steps=1))
-    assert "takes 1 of the 1 steps, and learns only with" in caplog.text
+    assert "takes 1 of the 1 steps, fewer than the" in caplog.text
 
 
 def test_texts_that_are_left_out_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     space = Dict({"place": Corridor.observation_space, "note": Text(3)})
     Launch.checked(type("Noting", (Corridor,), {"observation_space": space}), "dqn", progress=True)
-    assert "observations: left out note, since no network takes a text," in capsys.readouterr().err
+    assert "observations: left out note, since networks take no texts" in capsys.readouterr().err
 
 
 def test_settings_come_back_from_json() -> None:
