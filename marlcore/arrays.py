@@ -48,10 +48,7 @@ def array_of(tensor: Any) -> NDArray[Any]:
 
 
 def as_array(value: Any) -> NDArray[Any]:
-    """Does `numpy.asarray`, also for torch tensors; detaches a tensor that requires grad, converts bfloat16 to float32.
-
-    The first tensor that requires grad causes a warning.
-    """
+    """Does `numpy.asarray`, also for torch tensors: detached (with one warning), and float32 instead of bfloat16."""
     if is_tensor(value):
         array: NDArray[Any] = without_grad(value, notice=True).numpy()  # takes half as long as np.asarray
         return array
@@ -59,10 +56,7 @@ def as_array(value: Any) -> NDArray[Any]:
 
 
 def without_grad(tensor: Any, notice: bool = False) -> Any:
-    """Returns a tensor that NumPy can read: detached, and float32 instead of bfloat16.
-
-    With `notice`, warns once per process if the tensor required grad.
-    """
+    """Returns a tensor that NumPy can read: detached, and not bfloat16. `notice`: warn once if it required grad."""
     global _noticed
     if tensor.requires_grad:
         if notice and not _noticed:

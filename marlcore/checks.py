@@ -81,10 +81,7 @@ def deadline_of(timeout: float | None) -> float | None:
 
 
 def state_array(state: Any, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """Returns a state's array `name`, of this shape and dtype.
-
-    Raises TypeError if the state is not a dict, ValueError if the array is missing or has another shape or dtype.
-    """
+    """Returns a state's array `name`. Raises TypeError unless the state is a dict, ValueError if the array is wrong."""
     check_type("state", state, Mapping, expected="a dict of arrays")
     part = state.get(name)
     if not isinstance(part, np.ndarray) or part.shape != shape or part.dtype != dtype:
@@ -109,10 +106,7 @@ def check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
 
 
 def as_path(label: str, path: Any) -> Path:
-    """Returns the path as a Path.
-
-    Raises ValueError if it is not a path, contains a null character, or is too long for the kernel.
-    """
+    """Returns a Path. Raises ValueError for other types, for null characters, and if it is too long for the kernel."""
     if not isinstance(path, (str, os.PathLike)) or "\0" in str(path) or len(str(path)) > 4096:
         raise ValueError(f"{label}: expected a path, got {brief(path)}")
     return Path(path)

@@ -41,10 +41,7 @@ def leaves(tree: Any, path: str = "") -> dict[str, Any]:
 
 
 def nested(parts: Mapping[str, Any], form: Any, path: str = "") -> Any:
-    """Inverts `leaves`: returns nested dicts like the tree `form`, with the `parts` as leaves.
-
-    Leaves of `form` that `parts` lacks are left out.
-    """
+    """Inverts `leaves`: returns nested dicts like `form`, with `parts` as leaves, and without leaves not in `parts`."""
     if not isinstance(form, Mapping):
         return parts[path or ALONE]
     paths = {name: path_to(path, name) for name in form}

@@ -92,7 +92,6 @@ def _measured(name: str, call: Call, bound: str, bound_call: Call) -> Row:
 
 
 def _of_vectors() -> Iterator[Row]:
-    """Measures calls with transitions of four floats."""
     obs, many, nothing = np.ones(4, np.float32), np.ones((BATCH, 4), np.float32), np.zeros(BATCH, np.float32)
     actions = np.zeros(BATCH, np.int64)
     with ReplayBuffer.create(TransitionSpec(VECTOR, Field((), "int64")), VECTORS) as replay:
@@ -113,7 +112,6 @@ def _of_vectors() -> Iterator[Row]:
 
 
 def _of_frames() -> Iterator[Row]:
-    """Measures calls with stacks of four frames; a replay stores each frame once."""
     frame = np.ones(FRAME.shape, np.uint8)
     with ReplayBuffer.create(TransitionSpec(FRAME, Field((), "int64")), FRAMES) as replay:
         with replay.writer() as writer:
@@ -126,7 +124,6 @@ def _of_frames() -> Iterator[Row]:
 
 
 def _of_weights() -> Iterator[Row]:
-    """Measures calls with a network of 69,124 floats in 6 tensors."""
     import torch
     from torch import nn
 

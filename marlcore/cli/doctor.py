@@ -82,9 +82,6 @@ def _one_line(error: object) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-# ---- software ----
-
-
 def check_python(system: str = sys.platform, machine: str = platform.machine()) -> Finding:
     found = f"Python {platform.python_version()} on {system}, {machine}"
     if system != "linux" or machine not in MACHINES:
@@ -114,9 +111,6 @@ def check_packages(names: Sequence[str] = ("numpy", "numba", "torch", "cffi")) -
                 failed.append(f"{name}: {_one_line(error)}")
     advice = "python -m pip install --upgrade marlcore, which brings them"
     return Finding("problem", "; ".join(failed), advice) if failed else Finding("ok", ", ".join(versions))
-
-
-# ---- memory ----
 
 
 def check_shared_memory(directory: Path = SHM_DIR, mounts: Path = MOUNTS, statvfs: Any = os.statvfs) -> Finding:
@@ -180,9 +174,6 @@ def _size(nbytes: float) -> str:
             return f"{nbytes:.4g} {unit}"
         nbytes /= 1024
     return f"{nbytes:,.1f} GiB"
-
-
-# ---- kernel, processors and accelerators ----
 
 
 def check_feature(name: str, directory: Path = SHM_DIR) -> Finding:

@@ -16,8 +16,6 @@ def first_page(usage: str, about: str, options: Mapping[str, Any], more: str) ->
     """Returns the page.
 
     Args:
-        usage: the command's form.
-        about: one sentence on the command.
         options: by dotted name, the dataclass object that has the option as a field, whose value is the default.
         more: how to see all options.
     """

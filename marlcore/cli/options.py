@@ -124,7 +124,6 @@ class CommandLine:
 
 
 def _members(hint: Any) -> tuple[Any, ...]:
-    """Returns the types that an annotation allows."""
     kind, inside = get_origin(hint), get_args(hint)
     if kind is Annotated:
         return _members(inside[0])

@@ -187,10 +187,7 @@ class WatchedRun:
 
 
 def _find(run_dir: str, once: bool) -> WatchedRun:
-    """Returns the live run of `run_dir`, or the only live one; waits for it unless `once`.
-
-    Raises ValueError if the run has ended, if there are several live runs or, with `once`, if there is none.
-    """
+    """Returns the live run of `run_dir`, or else the only one; waits for it unless `once`. Raises ValueError."""
     if is_address(run_dir):
         raise ValueError(f"run_dir: expected the run's directory on this machine, got {run_dir!r}")
     notified = False
@@ -213,7 +210,6 @@ def _find(run_dir: str, once: bool) -> WatchedRun:
 
 
 def _live(run_dir: str) -> list[WatchedRun]:
-    """Returns the live runs, or only those of `run_dir` if given."""
     wanted = str(Path(run_dir).resolve()) if run_dir else ""
     runs: list[WatchedRun] = []
     for path in sorted(SHM_DIR.glob(Control.files)):

@@ -130,7 +130,6 @@ def _popped(values: dict[str, Any], names: Iterable[str], prefix: str = "") -> d
 
 
 def _read(line: CommandLine) -> tuple[TrainOptions, str, Any, Config]:
-    """Returns the command's own options, the environment, the algorithm and the settings."""
     settings = _chosen_settings(line)
     if line.asks_for_help and line.word("help") is None:
         sys.stdout.write(_first_page(settings))
@@ -190,7 +189,6 @@ def _topics() -> list[str]:
 
 
 def _show_topic(line: CommandLine, topic: str, algorithm: Any, config: Config) -> None:
-    """Shows the options of a section, or of the algorithm. Raises ValueError if there is no such section."""
     if topic not in _topics():
         raise ValueError(f"help: expected {listed(('all', *_topics()))}, got {brief(topic)}")
     section = algorithm if topic == "algorithm" else getattr(config, topic)

@@ -118,8 +118,7 @@ class Ingest(Closing):
 
         Args:
             seat: the seat's number, from 0.
-            epoch: the number of the sender among the seat's senders, from 1; a higher epoch replaces lower ones for
-                good.
+            epoch: the sender's number among those of its seat, at least 1; a higher one replaces lower ones for good.
             lanes: the number of lanes of the sender's replay or queue.
             spec: the `to_dict()` of the TransitionSpec of the sender's replay or queue.
 

@@ -4,8 +4,7 @@
     spans, int64 [n, 4]: lane of the sender, after, first ticket, number of rows; see mc_span in csrc/api.h
     rows: the spans' rows, one span after another; see csrc/rows.c
 
-The sender has sent or lost every row before the ticket `after`. So the ingest can distinguish a gap from a missing
-message.
+The sender has sent or lost every row before the ticket `after`. So the ingest can tell gaps from missing messages.
 """
 
 from dataclasses import dataclass

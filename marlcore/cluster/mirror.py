@@ -175,7 +175,6 @@ class Mirror(Closing):
                 self._failure = error
 
     def _fetch(self, link: WeightsSource) -> bool:
-        """Asks the porter for a newer row and publishes that row; returns whether a row was published."""
         try:
             row = link.fetch(self.store.version, _ASK_S)
         except ConnectionError:

@@ -120,7 +120,6 @@ class RayLink:
         return answer
 
     def _found(self) -> Any:
-        """Returns the actor's handle. Raises LinkLost if no actor has the name now."""
         if isinstance(self._actor, str):
             self._actor = _named(self._ray, self._actor, self._namespace, "the ingest")
         return self._actor
@@ -215,7 +214,6 @@ class WeightsLink:
 
 
 def _started(ray: Any, kind: type, *args: Any, **options: Any) -> Any:
-    """Starts a Ray actor, by default on this node; if it dies, Ray restarts it."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as OnNode
 
     here = OnNode(ray.get_runtime_context().get_node_id(), soft=False)

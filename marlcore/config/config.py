@@ -264,10 +264,7 @@ def by_dotted_name(plain: Any) -> dict[str, Any]:
 
 
 def hints_by_policy(names: Iterable[str]) -> dict[str, Any]:
-    """Returns, by dotted name, the types of all settings in the policies' sections among `names`.
-
-    For the name learners.guard.n_step, these are all settings learners.guard.*.
-    """
+    """Returns, by dotted name, the types of all settings in the policies' sections that `names` belong to."""
     prefixes = {(name.partition(".")[0], name.rpartition(".")[0]) for name in names if name.count(".") > 1}
     each = (hints_of(BY_POLICY[by], f"{prefix}.") for by, prefix in prefixes if by in BY_POLICY)
     return {name: hint for hints in each for name, hint in hints.items()}

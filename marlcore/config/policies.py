@@ -90,10 +90,8 @@ def assign(
 ) -> tuple[AssignedPolicy, ...]:
     """Makes the policies of agents with these spaces, in the order of their first agents.
 
-    In a league (`self_play.roles`), each policy acts for all agents.
-
-    Raises ValueError or TypeError if an agent has no policy, if a policy has no algorithm or one that cannot handle its
-    spaces, or if a policy's agents have different spaces.
+    In a league (`self_play.roles`), each policy acts for all agents. Raises ValueError or TypeError if the agents,
+    policies, algorithms and spaces do not fit together.
     """
     roles, setting = self_play.roles, "self_play" if self_play.pool else "policies"
     agents_of = dict.fromkeys(roles, tuple(spaces))
@@ -142,10 +140,7 @@ def wants_teams(algorithm: Any) -> bool:
 def teams_of(
     agents: Sequence[str], teams: Mapping[str, str] | Callable[[str], str] | None
 ) -> dict[str, tuple[str, ...]]:
-    """Returns each team's members; by default all agents form one team.
-
-    Raises ValueError or TypeError if `teams` has an unknown agent or an invalid team.
-    """
+    """Returns each team's members; by default all agents form one team. Raises ValueError or TypeError."""
     if teams is None:
         return {TEAM: tuple(agents)}
     if callable(teams):
@@ -195,10 +190,7 @@ def _chosen(algorithm: Any) -> Algorithm:
 
 
 def source_of(policy: AssignedPolicy, config: Config) -> ReplaySource | QueueSource:
-    """Returns the source of a policy's batches, without hindsight for sequences.
-
-    Raises TypeError if the algorithm returns something else than a source.
-    """
+    """Returns the source of a policy's batches, without hindsight for sequences. Raises TypeError for other values."""
     from ..replay import Hindsight, Prioritized  # here, so that settings load without Numba
 
     config = replace(config, ratios={}).of(policy.name)  # `applied` refuses a ratio of None in serial mode

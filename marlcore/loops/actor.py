@@ -37,10 +37,7 @@ class ActorHost(Protocol):
 
 
 def act_until_done(env: VectorEnvironment, collectors: Collectors, host: ActorHost) -> None:
-    """Steps the copies and writes transitions while `host.acting()`.
-
-    Raises EnvironmentFailed if a copy raises or returns a value outside its space.
-    """
+    """Steps the copies and writes transitions. Raises EnvironmentFailed if a copy raises or returns a bad value."""
     while host.acting():
         turns = observe(env, collectors, host)
         act(env, collectors, turns, host)

@@ -9,11 +9,7 @@ if TYPE_CHECKING:
 
 
 def choose_device(name: str, index: int = 0, spread: bool = False) -> torch.device:
-    """Returns the named device. "auto" is CUDA if there is a GPU, else MPS, else the CPU.
-
-    Args:
-        name: a torch device, such as "cuda:1", or "auto".
-        index, spread: with `spread`, "auto" chooses GPU `index` modulo the number of GPUs, otherwise GPU 0.
+    """Returns the named device. "auto" is CUDA (GPU 0; with `spread`, `index` modulo their number), else MPS, else CPU.
 
     Raises ValueError if torch does not know the device or this machine does not have it.
     """

@@ -49,9 +49,9 @@ def play_in_common(
     env: VectorEnvironment, candidates: Sequence[Candidate], episodes: int, seed: Callable[[int], int],
     report: Callable[[str, str, float, int], None], now: int, goes_on: GoesOn,
 ) -> bool:  # fmt: skip
-    """Plays games of all policies, seeded by seed(now), reports their results, and saves the weights.
+    """Plays games of all policies, seeded by seed(now); then reports their results and saves the weights.
 
-    Returns False, without results, if `goes_on` returns False.
+    Returns False, without results, if `goes_on` ends the games.
     """
     seed_now = seed(now)
     players = {

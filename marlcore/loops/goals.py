@@ -37,7 +37,6 @@ def with_functions_of(env: Any, hindsight: Hindsight, spec: TransitionSpec) -> H
 
 
 def _method(env: Any, name: str) -> Any:
-    """Returns a method of an environment or of its wrappers, or None."""
     try:
         return env.get_wrapper_attr(name) if hasattr(env, "get_wrapper_attr") else getattr(env, name, None)
     except AttributeError:

@@ -132,7 +132,6 @@ class Learner:
         self.publish()
 
     def _pace_at(self, ahead: float) -> float:
-        """Returns the pace `ahead` steps from now, in updates per step."""
         assert self.pace is not None
         return self.pace.at(self.updates if self.pace.of == "updates" else max(0, int(self.steps() + ahead)))
 
@@ -154,10 +153,7 @@ class Learner:
         return mode == "running" or bool(moments.batches < FROZEN_AFTER if most is None else moments.count < most)
 
     def count(self, update: Update) -> None:
-        """Adds an update's metrics to the averages.
-
-        Raises TypeError if it is not an Update, ValueError if it has no metric "loss".
-        """
+        """Adds an update's metrics to the averages. Raises TypeError if it is no Update, ValueError without a loss."""
         if not isinstance(update, Update):
             raise TypeError(f"update of the trainer: expected an mc.Update, got {brief(update)}")
         if "loss" not in update.metrics:

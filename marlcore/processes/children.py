@@ -195,7 +195,6 @@ class Child:
 
 
 def _surroundings(name: str) -> dict[str, Any]:
-    """Returns multiprocessing's preparation data for spawned processes (arguments, path), without `__main__`."""
     data = {key: value for key, value in spawn.get_preparation_data(name).items() if not key.startswith("init_main")}
     return data | {"authkey": bytes(data["authkey"])}  # only multiprocessing can pickle its class
 
@@ -259,9 +258,6 @@ def check_picklable(**things: Any) -> None:
             pass_on_from_handler(error)
             reason = str(error).partition("\n")[0]
             raise TypeError(f"{name}: expected something that can be pickled, got {brief(thing)} ({reason})") from None
-
-
-# In the child
 
 
 def enter(surroundings: dict[str, Any]) -> None:

@@ -19,9 +19,7 @@ from ..memory import LINE, PREFIX, Segment, Shared, Words, described_workers, in
 STEPS, UPDATES, READY, BEATS, EPISODES, DONE, BEGUN, SKIPS = range(8)
 # Words of the parent's line for a worker. SHARE: the number of steps after which an actor is done
 PID, RESTARTS, SHARE = range(3)
-
-# The parent's word for all workers
-_STOP, _FINISH = 1, 2
+_STOP, _FINISH = 1, 2  # values of the parent's word for all workers
 
 
 class Control(Shared):

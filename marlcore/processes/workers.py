@@ -130,7 +130,6 @@ class Workers:
         self._held = ExitStack()
 
     def __enter__(self) -> "Workers":
-        """Raises ClosedError if the group was entered or started before."""
         if self._entered:
             raise ClosedError("a group of workers can be entered only once: make another Workers() for another block")
         self._begin()

@@ -48,10 +48,7 @@ class KeptCheckpoints:
         return load_checkpoint(self._path("best"), arrays=self._arrays)
 
     def best_weights(self) -> dict[str, Any] | None:
-        """Returns the best checkpoint's acting weights, or None if there is no such checkpoint.
-
-        Raises ValueError if it is damaged.
-        """
+        """Returns the acting weights of the best checkpoint, if there is one. Raises ValueError if it is damaged."""
         return self._load_best().get("acting")
 
     def add(self, state: dict[str, Any], mean: float, best: float | None = None) -> None:
@@ -98,9 +95,9 @@ def save_checkpoint(path: Path, state: Mapping[str, Any], hold: Hold | None = No
 def load_checkpoint(
     path: Path, *, own_name: bool = True, label: str = "resume", arrays: bool = False
 ) -> dict[str, Any]:
-    """Reads a checkpoint without executing code in it; returns {} if the file does not exist.
+    """Reads a checkpoint, without executing code in it. Returns {} if the file does not exist.
 
-    Raises ValueError if it is damaged or, with `own_name`, a copy of another policy's.
+    Raises ValueError if it is damaged or, with `own_name`, a copy of another file.
     """
     if not os.path.lexists(path):  # a dangling link is an error: the checkpoint was lost
         return {}

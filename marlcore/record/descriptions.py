@@ -181,10 +181,7 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any], policies: tupl
 
 
 def fixed_settings(replays: bool, prioritized: bool) -> dict[str, str]:
-    """Returns the settings that a resumed run must keep, each with the reason.
-
-    `replays`: whether replays were saved; `prioritized`: whether some policy's replay is prioritized.
-    """
+    """Returns the settings that a resumed run must keep, with reasons; more if it saved replays, or with priorities."""
     fixed = dict(FIXED)
     if replays:
         fixed |= dict.fromkeys(
@@ -340,7 +337,6 @@ def _numbers_in(plain: Mapping[str, Any]) -> float:
 
 
 def _space(plain: Mapping[str, Any]) -> gym.Space:
-    """Makes a space from its description. Raises KeyError, TypeError or ValueError if that is damaged."""
     kind = plain["kind"]
     if kind == "Dict":
         return gym.Dict([(key, _space(part)) for key, part in plain["spaces"]])  # from a dict, keys would be sorted

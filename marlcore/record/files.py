@@ -87,11 +87,7 @@ def _write_sealed(path: Path, data: bytes | memoryview, start: bytes, end: bytes
 
 
 def read_sealed(path: Path, *, own_name: bool = True, most: int | None = None) -> bytes:
-    """Reads a sealed file, seal included.
-
-    Raises OSError, or ValueError if the file is damaged, longer than `most` bytes or, with `own_name`, a copy of
-    a file with another name.
-    """
+    """Reads a sealed file and its seal. Raises OSError, or ValueError if it is damaged or, with `own_name`, a copy."""
     with open_regular(path) as file:
         file.seek(max(os.fstat(file.fileno()).st_size - _LONGEST, 0))
         sealed = _SEAL.search(file.read(_LONGEST))

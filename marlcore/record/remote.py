@@ -29,10 +29,7 @@ def is_address(run_dir: Any) -> TypeGuard[str]:
 
 
 def fetch_run(address: str, runs: Path, only: str = "") -> Path:
-    """Copies a run, or `only` one of its files, to a new directory in `runs`, and returns the directory.
-
-    Raises ValueError if there is no run at the address.
-    """
+    """Copies a run, or `only` one of its files, to a new directory in `runs`. Raises ValueError if there is no run."""
     files, root = _opened("resume", address)
     with ExitStack() as undo:
         try:
@@ -159,10 +156,7 @@ def _refers(name: str, names: Container[str]) -> bool:
 
 
 def _opened(label: str, address: str) -> tuple[Any, str]:
-    """Returns an address's file system, and the path in it.
-
-    Raises ValueError if fsspec does not know the address, ModuleNotFoundError without fsspec.
-    """
+    """Returns an address's file system and path. Raises ValueError, or ModuleNotFoundError without fsspec."""
     try:
         import fsspec
     except ModuleNotFoundError as error:

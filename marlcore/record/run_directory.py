@@ -103,10 +103,7 @@ class RunDirectory:
         write_json(self.path / PROGRESS, {**progress, "metrics": self.csv.sync()})
 
     def close(self) -> None:
-        """Flushes and closes metrics.csv, and releases the lock; closing twice is fine.
-
-        Raises OSError, after closing, if a write failed.
-        """
+        """Flushes and closes metrics.csv; closing twice is fine. After closing, raises OSError if a write failed."""
         with self._lock:
             self.csv.close()
 

@@ -69,10 +69,7 @@ def _global(module: str, name: str) -> bytes:
 
 
 def loaded(archive: ZipFile) -> Any:
-    """Returns the state in an archive, with arrays for tensors.
-
-    Raises UnpicklingError, KeyError or ValueError if the archive holds anything else.
-    """
+    """Returns the state in an archive, with arrays for tensors. Raises UnpicklingError, KeyError, ValueError."""
     folder = archive.namelist()[0].partition("/")[0]
     return _Unpickler(archive, folder).load()
 

@@ -65,8 +65,7 @@ def train(
             changed files back. The run continues with the settings of `config`, which may differ from its earlier ones;
             only settings and hyperparameters on which its checkpoints and saved replays depend must be the same.
             `total_steps` counts from the run's beginning, and must exceed the steps that the run has taken. No code of
-            the directory is executed (unlike `marlcore train --resume`, which imports the classes that config.json
-            names).
+            the directory is executed (unlike `marlcore train --resume`, which imports classes named in config.json).
         callback: a function that is called with each `Metric` (time_s, step, agent, name, value), or an object with any
             of the methods `on_metric(metric)`, `on_evaluation(evaluation)` and `on_checkpoint(checkpoint)`, which take
             a `Metric`, an `EvaluationEvent` and a `CheckpointEvent`. A thread of this process calls it. If it returns

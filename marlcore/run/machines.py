@@ -52,10 +52,7 @@ class OneMachine:
 
 
 class Cluster(OneMachine):
-    """Places a run on this machine and on a cluster.
-
-    Raises ValueError if no cluster answers, or if one of its machines lacks something that the run needs.
-    """
+    """Places a run on this machine and on a cluster. Raises ValueError if no cluster answers or a machine is unfit."""
 
     def __init__(
         self, stack: ExitStack, spec: RunSpec, directory: RunDirectory, environment: str, interrupts: Interrupts

@@ -167,8 +167,7 @@ def _restore(
 ) -> None:
     """Loads a checkpoint into a model. Raises ValueError if it does not fit.
 
-    The error names the changed hyperparameters each of which alone makes the checkpoint unfit or, failing that, all
-    changed ones.
+    The error names each changed hyperparameter that alone makes the checkpoint unfit, or else all changed ones.
     """
     policy_name, algorithm = printable(policy.name), type(policy.algorithm).__name__
     try:

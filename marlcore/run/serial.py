@@ -42,8 +42,6 @@ def run_serial(spec: RunSpec, memory: Memory, monitor: Monitor, interrupts: Inte
 
 
 class _InTurn:
-    """Lets the roles of a run take turns, until the stack closes them."""
-
     def __init__(
         self, stack: ExitStack, spec: RunSpec, memory: Memory, monitor: Monitor, interrupts: Interrupts
     ) -> None:

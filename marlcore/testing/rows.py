@@ -26,10 +26,7 @@ def filled(words: int, *name: Any) -> NDArray[np.uint64]:
 
 
 def torn(rows: NDArray[Any], name: int) -> NDArray[np.bool_]:
-    """Returns a mask, bool [...], of the rows (64-bit integers [..., words]) that contradict their names.
-
-    `name` is the number of words in a name.
-    """
+    """Returns which rows, 64-bit integers [..., words], contradict their names of `name` words each: bool [...]."""
     rows = rows.view(np.uint64)
     expected = filled(rows.shape[-1], *np.moveaxis(rows[..., :name], -1, 0))
     wrong: NDArray[np.bool_] = (rows != expected).any(-1)

@@ -105,8 +105,7 @@ class ModuleWeights:
     def moved(self) -> bool:
         """Returns whether a tensor of the model is no longer a view of its row; takes about 1 us per tensor.
 
-        Causes are Module.to, load_state_dict(assign=True), share_memory, and assignments of parameters, buffers or
-        modules.
+        Causes are Module.to, load_state_dict(assign=True), share_memory, and assigned parameters, buffers or modules.
         """
         return (
             not self._has_members()

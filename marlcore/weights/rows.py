@@ -120,7 +120,6 @@ class VersionedRows(Shared):
         return None
 
     def _copy_of(self, ticket: int, copy: Callable[[NDArray[np.uint8]], T]) -> T | None:
-        """Returns the result of `copy` for a ticket's row, or None if the row was overwritten during the call."""
         is_whole, row = self._whole(ticket), self.slot_array(ticket % self.slots)
         row.flags.writeable = False
         copied = copy(row)
@@ -161,10 +160,7 @@ class VersionedRows(Shared):
         return torch.from_numpy(self.slot_array(slot))
 
     def slot_array(self, slot: int) -> NDArray[np.uint8]:
-        """Returns a slot's row in shared memory, uint8 [layout.nbytes], without a check that it stays whole.
-
-        Only the publisher may write to it.
-        """
+        """Returns a slot's row in shared memory, uint8 [layout.nbytes], perhaps torn; only the publisher may write."""
         self.check_open()
         if not 0 <= slot < self.slots:
             raise ValueError(f"slot: expected 0 to {self.slots - 1}, got {slot!r}")

@@ -85,7 +85,6 @@ class Agent:
                 os._exit(1)  # the controller has given up this agent
 
     def _made(self, make: Callable[[ExitStack, Any], Any], orders: Any) -> Any:
-        """Makes and returns the run's part; returns None after a failure, which `beat` reports."""
         try:
             with ExitStack() as stack:
                 node = make(stack, orders)

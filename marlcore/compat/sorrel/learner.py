@@ -12,7 +12,7 @@ from ...errors import TimedOut
 from ...processes import READY, UPDATES
 from .memory import learners_memory, take_rollout, writes_ignored
 from .messages import as_number
-from .options import of_model, saves_models
+from .options import saves_models, setting_of
 from .packing import move, networks, pack, restore, unpack
 from .role import LEARNER, MEMORY, MODEL, ExperimentSpec, Role, ended_epochs
 
@@ -82,11 +82,8 @@ class Learner(Role):
     def _await_end(self, epoch: int) -> None:
         """Waits until the epoch has ended; while it waits, a learner without `updates_per_epoch` keeps learning."""
         options, needed = self.spec.options, self.spec.must_have_ended(epoch)
-
-        def have_ended() -> bool:
-            return all(self._ended[actor].newest >= count for actor, count in needed.items())
-
-        while options.updates_per_epoch is None and epoch and not have_ended():
+        runs_free = options.updates_per_epoch is None and epoch > 0
+        while runs_free and any(self._ended[actor].newest < count for actor, count in needed.items()):
             for agent in self._agents:
                 self._update(agent)
             if self._updates - self._published >= options.publish_interval:
@@ -95,7 +92,6 @@ class Learner(Role):
             self._ended[actor].wait(newer_than=count - 1, timeout=math.inf)
 
     def _due(self, epoch: int) -> int:
-        """Returns the number of updates for each agent at the end of this epoch."""
         rate = self.spec.options.updates_per_epoch
         return 1 if rate is None else math.floor(rate * (epoch + 1)) - math.floor(rate * epoch)
 
@@ -110,7 +106,7 @@ class Learner(Role):
     def _decay_and_save_weights(self, epoch: int) -> None:
         """Decays epsilon and saves the weights, as sorrel's loop does at the end of an epoch."""
         config, folder = self._env.config, self.spec.options.output_dir / "checkpoints"
-        decay = of_model(config, "epsilon_decay")
+        decay = setting_of(config, "model", "epsilon_decay")
         for i, agent in zip(self._model_spec.agents, self._agents, strict=True):
             if decay is not None:
                 agent.model.epsilon_decay(decay)

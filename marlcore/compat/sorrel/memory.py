@@ -41,10 +41,7 @@ def take_rollout(store: ParameterStore, memory: Any) -> None:
 
 
 def rings_for(memory: Any, copies: int) -> list[Buffer]:
-    """Makes a ring for each copy of the world, of which the first gets the memory's rows.
-
-    With a single copy, a marlcore Buffer is itself the ring. A rollout memory has no rings.
-    """
+    """Makes a ring for each copy of the world; the first gets the memory's rows. A single copy's Buffer is the ring."""
     if is_rollout(memory):
         return []
     if isinstance(memory, Buffer) and copies == 1:

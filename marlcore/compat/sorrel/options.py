@@ -92,23 +92,18 @@ class Options:
                 raise names_error(option, {"actor", "learner", *names}, value)
 
 
-def of_model(config: Any, name: str) -> Any:
-    """Returns a setting of the configuration's section `model`, or None."""
-    return getattr(getattr(config, "model", None), name, None)
-
-
-def of_loop(config: Any, name: str) -> Any:
-    """Returns a setting of the configuration's section `experiment`, or None."""
-    return getattr(getattr(config, "experiment", None), name, None)
+def setting_of(config: Any, section: str, name: str) -> Any:
+    """Returns a setting in a section of a configuration, or None."""
+    return getattr(getattr(config, section, None), name, None)
 
 
 def check_config(config: Any, animate: bool) -> None:
     """Raises ValueError if a setting of sorrel's loop is missing or out of range."""
     least = {"epochs": 0, "max_turns": 1}
-    if animate or of_model(config, "save_weights"):
+    if animate or setting_of(config, "model", "save_weights"):
         least["record_period"] = 1
     for name, low in least.items():
-        value = of_loop(config, name)
+        value = setting_of(config, "experiment", name)
         if value is None:
             raise ValueError(f"config: expected experiment.{name}, got a configuration without it")
         check_whole(f"experiment.{name}", value, low)
@@ -154,8 +149,9 @@ def has_own_loop(env: Any) -> bool:
 
 def saves_models(env: Any) -> bool:
     """Returns whether models are saved each record_period, by `save_weights` or, without it, as iowa's loop does."""
-    chosen = of_model(env.config, "save_weights")
-    return bool(has_own_loop(env) and of_loop(env.config, "record_period") if chosen is None else chosen)
+    chosen = setting_of(env.config, "model", "save_weights")
+    by_period = has_own_loop(env) and setting_of(env.config, "experiment", "record_period")
+    return bool(by_period if chosen is None else chosen)
 
 
 def base_of(thing: Any, name: str) -> Any:

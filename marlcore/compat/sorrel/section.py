@@ -8,7 +8,7 @@ import torch
 
 from ...checks import brief, check_type, names_error
 from ...declared import listed
-from .options import Options, of_model
+from .options import Options, setting_of
 from .role import LEARNER
 
 _LABEL = "config: multiprocessing"
@@ -49,7 +49,7 @@ def _set_elsewhere(agents: Sequence[Any], models: Sequence[Any], config: Any) ->
         return [getattr(owner, name) for owner in owners if hasattr(owner, name)]
 
     rates = [group["lr"] for groups in of_each("param_groups", "optimizer") for group in groups]
-    decay = of_model(config, "epsilon_decay")
+    decay = setting_of(config, "model", "epsilon_decay")
     return {
         "num_agents": ("the number of agents", [len(agents)]),
         "num_learner_processes": ("one for each model", [len(models)]),

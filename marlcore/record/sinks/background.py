@@ -150,7 +150,6 @@ class Background:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """Gives up the sink, and logs the reason once, in one line."""
         if self._given_up:
             return
         self._given_up = True

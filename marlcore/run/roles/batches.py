@@ -19,14 +19,6 @@ from ..memory import OwnerOf, reader_of
 from .role import Role
 
 
-def batches_of(
-    policy: AssignedPolicy, role: Role, updates: int, device: torch.device, state: Mapping[str, Any]
-) -> QueueBatches | ReplayBatches:
-    if isinstance(policy.source, QueueSource):
-        return QueueBatches(policy, policy.source, role, state)
-    return ReplayBatches(policy, policy.source, role, updates, device, state)
-
-
 class ReplayBatches:
     """Draws a learner's batches from a replay or a mixture of its parts; with `learner.prefetch`, a thread draws ahead.
 

@@ -31,7 +31,7 @@ from ...processes import DONE, READY, STEPS, UPDATES, Telemetry
 from ...record import CHECKPOINT_S, checkpoint_path, load_checkpoint, save_checkpoint
 from ...self_play import League, Pool, Snapshot, own_first
 from ...weights import ParameterStore
-from .batches import QueueBatches, ReplayBatches, batches_of
+from .batches import QueueBatches, ReplayBatches
 from .role import Role
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,11 @@ class LearnerRole(Role):
         # A durable queue's rows since the checkpoint are read again: newer weights have already learnt from them.
         reads_again = config.replay.durable and isinstance(policy.source, QueueSource)
         updates = _restore(model, None if reads_again else store, state)
-        batches = batches_of(policy, self, updates, device, state)
+        batches: QueueBatches | ReplayBatches
+        if isinstance(policy.source, QueueSource):
+            batches = QueueBatches(policy, policy.source, self, state)
+        else:
+            batches = ReplayBatches(policy, policy.source, self, updates, device, state)
         league = self._league(policy, model, state)
         publisher = self.hold(store.publisher(model.acting))
         trainer = _trainer_of(policy, model, settings)  # after the publisher moved the weights into its row
@@ -212,10 +216,7 @@ def compile_model(module: torch.nn.Module, mode: str) -> None:
 def _restore_trainer(
     trainer: Trainer, policy: AssignedPolicy, checkpoint: Path, state: dict[str, Any], updates: int
 ) -> None:
-    """Restores a trainer and, if no update was made after the checkpoint, torch's random state.
-
-    Raises ValueError if the state does not fit the trainer.
-    """
+    """Restores a trainer and, if no update was made after the checkpoint, torch's random state. Raises ValueError."""
     try:
         trainer.load_state_dict(state["trainer"])
         if updates == state["updates"]:
