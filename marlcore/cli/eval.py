@@ -96,7 +96,7 @@ def episodes_shown(episodes: int) -> Iterator[Callable[[int], object]]:
 
 
 def check_format(path: str) -> None:
-    """Raises ValueError unless the path ends in .gif or .mp4 and its directory exists; ImportError if MP4 cannot work."""
+    """Raises ValueError unless the path is .gif or .mp4 in an existing directory; ImportError if MP4 cannot work."""
     kind = Path(path).suffix.lower()
     if not Path(path).absolute().parent.is_dir():
         raise ValueError(f"video: expected a file in a directory that exists, got {path!r}")

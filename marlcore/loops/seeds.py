@@ -10,7 +10,7 @@ from ..config import Config
 
 
 def run_seed(config: Config, what: str, index: int, begin: int = 0) -> int:
-    """Returns a seed; each use of randomness (`what`, `index`) and each restart (`begin`) has an independent one."""
+    """Returns a seed that is independent for each use of randomness (`what`, `index`) and each restart (`begin`)."""
     key = [config.seed, index, *what.encode(), *([begin] if begin else [])]
     return int(np.random.SeedSequence(key).generate_state(1)[0])
 

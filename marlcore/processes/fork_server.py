@@ -55,8 +55,8 @@ class ForkServer:
     """Starts a server that imports `preload`: on first use, and again if the server has died.
 
     The server first imports the modules `early`, and then forks a second server, which has only these modules and so is
-    ready sooner. If `hurry` returns True, waits for a starting server end. With `fork`, the server is a fork of this
-    process; if `fork` is None, it is one if `is_safe_to_fork`.
+    ready sooner. Once `hurry` returns True, no call waits for a starting server. With `fork`, the server is a fork of
+    this process; if `fork` is None, it is one if `is_safe_to_fork`.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class ForkServer:
         self._lock = threading.Lock()  # several runs may share the server
 
     def begin(self) -> None:
-        """Starts the server unless it was started before, without waiting until it is ready, as `fork` does."""
+        """Starts the server if it was not started yet. Does not wait until it is ready; `fork` does."""
         if self._channels:
             return
         with ExitStack() as stack:

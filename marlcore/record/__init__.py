@@ -1,7 +1,4 @@
-"""Records a run: its directory, checkpoints, metrics and their sinks, progress on the screen, curves.
-
-Each file is verified when it is read back.
-"""
+"""Records a run: its directory, checkpoints, metrics and their sinks, progress on the screen, curves."""
 
 from .best_run import best_run
 from .callback import Callback, CallbackSink, Stop, check_callback

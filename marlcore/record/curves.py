@@ -118,7 +118,6 @@ def _plot_band(axes: Axes, agent: str, runs: list[Points], color: Any) -> None:
     for steps, returns in (points.T for points in runs):
         window = _window(len(returns))
         means.append((steps[window - 1 :], running_mean(returns, window)))
-    # The steps at which every run has a mean
     grid = np.linspace(max(steps[0] for steps, _ in means), min(steps[-1] for steps, _ in means), GRID)
     rows = np.stack([np.interp(grid, *mean) for mean in means])
     axes.fill_between(grid, rows.min(0), rows.max(0), color=color, alpha=0.2, linewidth=0)

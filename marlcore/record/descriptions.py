@@ -329,7 +329,7 @@ def _described(space: gym.Space) -> dict[str, Any]:
 
 
 def _numbers_in(plain: Mapping[str, Any]) -> float:
-    """Returns the number of inputs or outputs that a network needs for a described space. Raises as `_space` does."""
+    """Returns the number of inputs or outputs that a network needs for a described space."""
     if plain["kind"] in ("Dict", "Tuple"):
         return sum(_numbers_in(part[1] if plain["kind"] == "Dict" else part) for part in plain["spaces"])
     n, nvec, shape = (np.array(plain.get(name, 1), np.float64) for name in ("n", "nvec", "shape"))

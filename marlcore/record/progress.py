@@ -125,7 +125,6 @@ class Progress:
             self._print(self._line())
 
     def _print(self, line: str) -> None:
-        # Text only: no markup, no colours, no wrapping at 80 columns.
         self._console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
     def _header(self) -> list[str]:

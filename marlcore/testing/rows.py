@@ -26,7 +26,7 @@ def filled(words: int, *name: Any) -> NDArray[np.uint64]:
 
 
 def torn(rows: NDArray[Any], name: int) -> NDArray[np.bool_]:
-    """Returns which rows, 64-bit integers [..., words], contradict their names of `name` words each: bool [...]."""
+    """Returns which rows, 64-bit integers [..., words], do not match their first `name` words: bool [...]."""
     rows = rows.view(np.uint64)
     expected = filled(rows.shape[-1], *np.moveaxis(rows[..., :name], -1, 0))
     wrong: NDArray[np.bool_] = (rows != expected).any(-1)

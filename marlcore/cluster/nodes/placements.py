@@ -136,7 +136,7 @@ class Placement(ABC):
         self.context.cluster.discard(agent)
 
     def count_restarts(self, here: int) -> None:
-        """Sets the place's number of restarts: its lost agents, plus `here`, the restarts by the present agent."""
+        """Sets the place's restarts: its lost agents, plus `here`, the workers that the present agent has restarted."""
         self.control.notes[self.name].store(RESTARTS, self._lost + here)
 
     def may_begin(self) -> bool:
