@@ -39,7 +39,7 @@ def check_members(archive: ZipFile) -> None:
         raise ValueError("expected each name once, got two arrays of one name")
     stored, claimed = archive.start_dir, sum(info.file_size for info in members)
     if claimed > max(_ALWAYS, _INFLATED * stored):
-        raise ValueError(f"expected {stored:,} bytes to hold at most {_INFLATED} times as many, got {claimed:,}")
+        raise ValueError(f"expected at most {_INFLATED} times the file's {stored:,} bytes, got {claimed:,}")
 
 
 def read_array(archive: ZipFile, name: str, kinds: str = "biufc") -> NDArray[Any]:

@@ -250,7 +250,7 @@ class Ragged:
     def __post_init__(self) -> None:
         check_whole(f"Ragged {self.name} most", self.most)
         if not isinstance(self.parts, Mapping) or not self.parts or self.name in self.parts:
-            raise ValueError(f"Ragged {self.name}: expected Fields by other names, got {self.parts!r}")
+            raise ValueError(f"Ragged {self.name}: expected Fields by names other than this, got {self.parts!r}")
         for name, part in self.parts.items():
             check_type(f"Ragged {self.name}[{name!r}]", part, Field)
         object.__setattr__(self, "parts", dict(self.parts))

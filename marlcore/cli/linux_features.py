@@ -93,7 +93,7 @@ def try_pidfd(directory: Path) -> None:
         raise OSError("this Python was built without os.pidfd_open")
     with os.fdopen(os.pidfd_open(os.getpid())) as pidfd:
         if select.select([pidfd], [], [], 0)[0]:
-            raise OSError("a living process is reported as ended")
+            raise OSError("a live process is reported as ended")
 
 
 _TMPFS = "mount a tmpfs at /dev/shm"

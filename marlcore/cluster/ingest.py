@@ -92,7 +92,7 @@ class Ingest(Closing):
             wait_seconds: seconds that a `put` may wait for room in a queue, or for a limiter.
 
         Raises:
-            LaneBusy: a lane has a live writer, such as another ingest.
+            LaneBusy: a lane has a living writer, such as another ingest.
             ValueError: the target lacks a lane, two seats share a lane, or the bookings have another number of lanes.
         """
         lanes = _lanes_of(seats, target.lanes)

@@ -125,7 +125,7 @@ class Relay(Closing):
             clock: a monotonic clock in seconds.
 
         Raises: ValueError: an option is out of range, or the source is a queue that does not wait.
-            LaneBusy: the queue has a live reader.
+            LaneBusy: the queue has a living reader.
         """
         check_whole("seat", seat, low=0)
         check_whole("epoch", epoch)

@@ -263,7 +263,7 @@ class ExplorationConfig(Declared):
     ladder: Annotated[float, Number(0)] = 0.0
     """Ape-X's ladder, its alpha: of N copies, over all actors, copy i explores with epsilon^(1 + ladder * i / (N - 1));
     0 makes all explore alike, 7 is the paper's (Horgan et al. 2018, arXiv:1803.00933, section 4.1)."""
-    script: Annotated[str | None, Reference("module:name of what can be imported")] = None
+    script: Annotated[str | None, Reference("module:name of an importable object")] = None
     """module:name of a script that acts for each learning policy until the policy's first update, so that the warm-up
     stores the script's actions: a function that returns an action for an observation, or a class whose objects, one for
     each environment copy, have a method act(obs)."""

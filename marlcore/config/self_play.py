@@ -36,7 +36,7 @@ def _anchors(label: str, anchors: Any) -> dict[str, Schedule]:
         name = anchor if isinstance(anchor, str) else reference_to(anchor) or ""
         if not name.endswith(".pt") and not is_importable(name):
             got = brief(anchor)
-            raise ValueError(f"{label}: expected module:name of what can be imported, or a checkpoint, got {got}")
+            raise ValueError(f"{label}: expected module:name of an importable object, or a checkpoint, got {got}")
         shares[name] = probability(f"{label} {short(name)}", share)
     if len({_last_part(name) for name in shares}) < len(shares):
         raise ValueError(f"{label}: expected names that differ in their last parts, got {brief(list(shares))}")

@@ -137,7 +137,7 @@ class Pool(Closing):
         self._deaths[key] += 1
         if self._deaths[key] > RETRIES:
             del self._requests[key]
-            text = f"{ending.traceback}; so ended each of the {RETRIES + 1} processes that got this request"
+            text = f"{ending.traceback}; each of the {RETRIES + 1} processes that got this request ended so"
             raise WorkerFailed(child.name, "death", text)
 
     def _end(self, child: Child) -> None:

@@ -47,7 +47,7 @@ class Telemetry(Shared):
         return cls(Segment.create("telemetry", description, _geometry(workers).nbytes))
 
     def reporter(self, worker: str) -> "Reporter":
-        """Returns the writing end of a worker's lane. Raises LaneBusy if the lane has a live writer."""
+        """Returns the writing end of a worker's lane. Raises LaneBusy if the lane has a living writer."""
         return Reporter(self, self._workers.index(worker))
 
     @property

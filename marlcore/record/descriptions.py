@@ -148,7 +148,7 @@ def _check_named(what: str, name: str) -> None:
 
 def _value(label: str, value: Any, kind: str = "hyperparameter") -> Any:
     if isinstance(value, Mapping):
-        raise ValueError(f"{kind} {label}: {printable(str(value.get('repr')))} cannot be made again")
+        raise ValueError(f"{kind} {label}: {printable(str(value.get('repr')))} cannot be recreated")
     return tuple(_value(label, member, kind) for member in value) if isinstance(value, list) else value
 
 

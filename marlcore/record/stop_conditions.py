@@ -59,7 +59,8 @@ class StopConditions:
         if self._rows == ROWS:
             names = [*self._known, *(f"{agent}/{name}" for name, agent in self._known.items())]
             hint = did_you_mean(self.config.metric, names)
-            log.warning("stop.metric: no %r yet%s; these came: %s", self.config.metric, hint, ", ".join(self._known))
+            known = ", ".join(self._known)
+            log.warning("stop.metric: no %r yet%s; these metrics came: %s", self.config.metric, hint, known)
 
     def _judged(self, step: int) -> Stop | None:
         config, sign = self.config, -1.0 if self.config.minimize else 1.0

@@ -185,7 +185,7 @@ def run_async(
             if waiting[0] != EVALUATOR:  # the evaluator is the last worker
                 failed = failed or WorkerFailed(waiting[0], "hang", f"it did not end within {end.grace_s:g} s")
             else:
-                log.warning("evaluation: the last one was cut off, since it took more than %g s", end.grace_s)
+                log.warning("evaluation: the last evaluation was ended, since it took more than %g s", end.grace_s)
             break
         try:
             supervisor.watch(POLL_S)

@@ -131,11 +131,9 @@ def _create_queue(
         return stack.enter_context(create(name=f"queue.{policy.index}"))
     queue = _durable_lanes(stack, policy, config, saved, TrajectoryQueue, create)
     if queue.lanes != lanes or queue.capacity < rows * lanes:
-        fits = (
-            f"expected a configuration that fits {policy.name}'s queue of {queue.lanes} lanes and {queue.capacity} rows"
-        )
+        expected = f"resume: expected a configuration that fits {policy.name}'s queue of {queue.lanes} lanes and"
         got = f"got one of {lanes} and {rows * lanes}"
-        raise ValueError(f"resume: {fits}, {got}; {_begin_empty(saved)}")
+        raise ValueError(f"{expected} {queue.capacity} rows, {got}; {_begin_empty(saved)}")
     _agree(queue, source, config, saved)
     return queue
 
@@ -152,8 +150,8 @@ def _agree(queue: TrajectoryQueue, source: QueueSource, config: Config, saved: P
         with closing(reader_of(queue, source, config, state)) as reader:
             cursor = reader.state_dict()["cursor"]
     except ValueError as error:
-        knows = f"expected {checkpoint} to know what was consumed of {printable(queue.handle.path)}"
-        raise ValueError(f"resume: {knows}, got another one ({error}); {_begin_empty(saved)}") from None
+        expected = f"resume: expected {checkpoint} to be a checkpoint for {printable(queue.handle.path)}"
+        raise ValueError(f"{expected}, got another one ({error}); {_begin_empty(saved)}") from None
     if _knows(state, queue) and (state["reader"]["cursor"].numpy() != cursor).any():
         state["reader"]["cursor"].numpy()[:] = cursor
         save_checkpoint(checkpoint, state)

@@ -119,7 +119,7 @@ class Run:
         check_timeout(timeout)
         self._thread.join(timeout)
         if self._thread.is_alive():
-            raise TimedOut(f"{self.run_dir}: the run goes on after {timeout} seconds")
+            raise TimedOut(f"{self.run_dir}: the run has not ended after {timeout} seconds")
         atexit.unregister(self.close)
         return self._result.result()
 
@@ -191,7 +191,7 @@ def _result(session: Session) -> Result:
     warn_of_few_samples(session.spec, status.steps, status.updates)
     if skipped := int(status.metrics.get(("", SKIPPED), 0)):
         log.warning(
-            "evaluation: %d that fell due every %d steps were skipped, since training did not wait for them; "
+            "evaluation: %d evaluations, due every %d steps, were skipped, since training did not wait for them; "
             "evaluation.wait makes it wait", skipped, config.evaluation.interval,
         )  # fmt: skip
     metrics = run_dir / "metrics.csv"

@@ -137,7 +137,7 @@ class _Single:
             events.append(event)
             if ended:
                 if agent in self._over:  # an agent may end before it acts, but not twice
-                    raise EnvironmentFailed(f"reset: expected an episode that begins, got the end of {agent}'s twice")
+                    raise EnvironmentFailed(f"reset: expected an episode that begins, got a second end for {agent}")
                 self._over.add(agent)
                 self._must_refuse(agent)
                 self._env.step(None)

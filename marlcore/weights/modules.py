@@ -206,7 +206,7 @@ def _check_apart(groups: list[TensorGroup]) -> None:
             spans.append((str(tensor.device), begin, begin + (reach + 1) * tensor.itemsize, group.spec.name))
     for (device, _, end, name), (next_device, begin, _, next_name) in pairwise(sorted(spans)):
         if device == next_device and begin < end:
-            raise ValueError(f"model {name}, {next_name}: expected memory shared whole or not at all")
+            raise ValueError(f"model {name}, {next_name}: expected tensors that share all of their memory, or none")
 
 
 def _dtype(spec: TensorSpec) -> torch.dtype:

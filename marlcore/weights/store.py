@@ -140,7 +140,7 @@ class ParameterStore(VersionedRows):
         mapping stays as it is. Later publishers continue the version numbers.
 
         Raises:
-            LaneBusy: the store has a live publisher. LayoutMismatch: the model has other tensors than the store.
+            LaneBusy: the store has a living publisher. LayoutMismatch: the model has other tensors than the store.
             MarlcoreError: the store is a mirror.
         """
         with ClosedAfterError(claimed := self._claimed(mirror=False)):
@@ -149,7 +149,7 @@ class ParameterStore(VersionedRows):
     def mirror_writer(self) -> MirrorWriter:
         """Returns a mirror's writer, which this process holds exclusively until it closes the writer or dies.
 
-        Raises LaneBusy if the store has a live writer, MarlcoreError if the store is not a mirror.
+        Raises LaneBusy if the store has a living writer, MarlcoreError if the store is not a mirror.
         """
         return MirrorWriter(self, self._lanes, self._claimed(mirror=True))
 

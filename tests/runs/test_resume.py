@@ -376,7 +376,7 @@ DESCRIBED = {
     "environment: expected one that can be imported": {"env": "mine:ways.<locals>.<lambda>"},
     "hyperparameter tau: <function decay> cannot be": {"hyperparameters": {"tau": {"repr": "<function decay>"}}},
     "colour": {"hyperparameters": {"colour": 1}},
-    "option cells: {1, 2} cannot be made again": describe(
+    "option cells: {1, 2} cannot be recreated": describe(
         mc.NamedEnvironment("treasure_hunt", {"cells": {1, 2}}), POLICIES, mc.Config()
     ),
 }
