@@ -115,7 +115,7 @@ class ClosedError(MarlcoreError):
 
 
 class Fenced(MarlcoreError):
-    """A successor has taken a sender's place: the sender's messages are refused for ever.
+    """A successor has taken a sender's place: the sender's messages are refused from now on.
 
     The sender's machine was silent for longer than `cluster.lease_seconds`, and another process took over. Let the
     sender end; with slow networks or busy machines raise `cluster.lease_seconds`.
@@ -123,7 +123,7 @@ class Fenced(MarlcoreError):
 
 
 class LinkLost(MarlcoreError, ConnectionError):
-    """The process at the other end of a link cannot be reached, for now or for ever.
+    """The process at the other end of a link cannot be reached, temporarily or for good.
 
     Relays and mirrors then try again. Raise this error in your own link classes, too, so that their calls are repeated.
     """

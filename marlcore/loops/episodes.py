@@ -229,5 +229,5 @@ def compared(returns: Any, others: Any) -> Any:
 
 
 def counted(episodes: int, copies: int) -> NDArray[np.int64]:
-    """Divides episodes among copies; returns int64 [copies]."""
+    """Returns the number of episodes that count in each copy, int64 [copies]."""
     return np.bincount(np.arange(episodes) % copies, minlength=copies)

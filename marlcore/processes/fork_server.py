@@ -153,7 +153,7 @@ class ForkServer:
 
     def _answer(self, channel: socket.socket, seconds: float) -> tuple[int, list[int]]:
         """Reads the server's answer. Raises _Gone; InterruptedError if `hurry` returns True."""
-        for _ in range(round(seconds / LOOK_S)):  # not by the clock, which goes on while this process is stopped
+        for _ in range(round(seconds / LOOK_S)):  # not by the clock, which runs while this process is stopped
             if readable(LOOK_S, channel.fileno()):
                 answer, fds = receive(channel, NUMBER.size, 1)
                 if not answer:

@@ -82,7 +82,7 @@ class OwnerOf:
 
 
 def transition_spec(policy: AssignedPolicy, config: Config) -> TransitionSpec:
-    """Returns the spec of a policy's transitions. Raises ValueError if an extra has the name RETURN, which is used."""
+    """Returns the spec of a policy's transitions. Raises ValueError if learner.reward_norm needs an extra's name."""
     spec = policy.algorithm.transition(policy.spaces)
     if config.learner_of(policy.name).reward_norm == "off":
         return spec
