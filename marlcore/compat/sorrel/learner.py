@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -82,14 +82,16 @@ class Learner(Role):
     def _await_end(self, epoch: int) -> None:
         """Waits until the epoch has ended; while it waits, a learner without `updates_per_epoch` keeps learning."""
         options, needed = self.spec.options, self.spec.must_have_ended(epoch)
-        runs_free = options.updates_per_epoch is None and epoch > 0
-        while runs_free and any(self._ended[actor].newest < count for actor, count in needed.items()):
+        while options.updates_per_epoch is None and epoch and not self._have_ended(needed):
             for agent in self._agents:
                 self._update(agent)
             if self._updates - self._published >= options.publish_interval:
                 self._publish()
         for actor, count in needed.items():
             self._ended[actor].wait(newer_than=count - 1, timeout=math.inf)
+
+    def _have_ended(self, epochs: Mapping[int, int]) -> bool:
+        return all(self._ended[actor].newest >= count for actor, count in epochs.items())
 
     def _due(self, epoch: int) -> int:
         rate = self.spec.options.updates_per_epoch
