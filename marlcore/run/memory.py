@@ -235,7 +235,7 @@ def _durable_lanes(
         stack.enter_context(attached)
         return attached
     if known is not None:
-        log.warning("resume: the %s of %s is missing, and begins empty: %s", kind.kind, printable(policy.name), file)
+        log.warning("resume: the %s of %s is not there, and begins empty: %s", kind.kind, printable(policy.name), file)
     lanes = create(path=file, durable=Durable())
     stack.enter_context(lanes)
     stack.callback(_remove_unused, lanes)

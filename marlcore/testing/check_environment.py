@@ -22,7 +22,7 @@ from ..interfaces import Environment, Outcome, Turn, VectorEnvironment
 from ..observations import by_name
 from ..spaces import MASK, Spaces
 
-Event = tuple[Any, ...]  # a place, and values that must be equal in two plays with one seed
+Event = tuple[Any, ...]  # where something happened, and the values that two plays with one seed have in common
 COSTS = "training works, but a seed does not repeat a run, also in serial mode, nor the episodes of an evaluation"
 
 
@@ -115,7 +115,7 @@ class _Single:
             agent: AgentView.of(agent, env.observation_spaces[agent], env.action_spaces[agent], masked)
             for agent, masked in masked_agents(env).items()
         }
-        self._refused: set[str] = set()  # the kinds of misuse that were tried
+        self._refused: set[str] = set()  # misuses that the environment was seen to refuse
 
     def play(self, steps: int, seed: int) -> list[Event]:
         choosers = {agent: _Chooser(view.spaces, seed) for agent, view in self._views.items()}
@@ -136,8 +136,8 @@ class _Single:
             event, ended, mask = self._turn(agent)
             events.append(event)
             if ended:
-                if agent in self._over:  # an agent may end before it acts, but not twice
-                    raise EnvironmentFailed(f"reset: expected an episode that begins, got a second end for {agent}")
+                if agent in self._over:  # some may be out before anyone acts, but not for a second time
+                    raise EnvironmentFailed(f"reset: expected an episode that begins, got the end of {agent}'s twice")
                 self._over.add(agent)
                 self._must_refuse(agent)
                 self._env.step(None)
